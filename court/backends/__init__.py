@@ -1,0 +1,1 @@
+"""Adapters of the ports: whatever needs arrays, processes, OCR or a network."""

@@ -1,0 +1,122 @@
+"""Everything that can keep a trial from its verdict.
+
+::
+
+    CourtError
+    ├── BadInput               what was handed in can't be tried; the same again will fail again
+    │   ├── BadPicture         the picture
+    │   ├── BadText            the text
+    │   └── BadRequest         anything else that was asked for
+    ├── NotLoaded              what was asked for exists, but this court was not set up with it
+    ├── BadLibrary             a precedent library is damaged, foreign or missing
+    ├── Unavailable            something the court leans on is not there now; later may do
+    │   └── Overrun            it did not answer in the time it was given
+    └── TrialAborted           a trial began and ended without a verdict; carries its record
+
+No error is ever an answer: none of them means "not harmful".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from court.record import TrialRecord
+
+
+class CourtError(Exception):
+    """Base of all errors that the court raises on purpose.
+
+    Attributes:
+        message: What is wrong and what to do, fit to be shown to whoever asked: no path, address or traceback.
+        reason: The same for machines, in UPPER_SNAKE_CASE; stable over versions.
+        field: The part of the request it is about, as a path (``image``, ``text``), or ``None``.
+    """
+
+    default_reason = "COURT_ERROR"
+
+    def __init__(self, message: str, *, reason: str | None = None, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason or self.default_reason
+        self.field = field
+
+
+class BadInput(CourtError):
+    """What was handed in can't be tried, and the same again will fail again."""
+
+    default_reason = "BAD_INPUT"
+
+
+class BadPicture(BadInput):
+    """The picture can't be read, or is beyond the limits."""
+
+    default_reason = "BAD_PICTURE"
+
+    def __init__(self, message: str, *, reason: str | None = None, field: str | None = "image") -> None:
+        super().__init__(message, reason=reason, field=field)
+
+
+class BadText(BadInput):
+    """The text is beyond the limits."""
+
+    default_reason = "BAD_TEXT"
+
+    def __init__(self, message: str, *, reason: str | None = None, field: str | None = "text") -> None:
+        super().__init__(message, reason=reason, field=field)
+
+
+class BadRequest(BadInput):
+    """Some other part of what was asked for is missing or malformed."""
+
+    default_reason = "BAD_REQUEST"
+
+
+class NotLoaded(CourtError):
+    """What was asked for (a procedure, a policy) is known but this court was not set up with it."""
+
+    default_reason = "NOT_LOADED"
+
+
+class BadLibrary(CourtError):
+    """A precedent library is damaged, was made by another encoder, or is not there."""
+
+    default_reason = "BAD_LIBRARY"
+
+
+class Unavailable(CourtError):
+    """Something the court leans on is not there now; asking again later may help.
+
+    Attributes:
+        retry_after: Seconds to wait before asking again.
+    """
+
+    default_reason = "UNAVAILABLE"
+
+    def __init__(
+        self, message: str, *, reason: str | None = None, field: str | None = None, retry_after: float = 1.0
+    ) -> None:
+        super().__init__(message, reason=reason, field=field)
+        self.retry_after = retry_after
+
+
+class Overrun(Unavailable):
+    """Something did not answer in the time it was given."""
+
+    default_reason = "OVERRUN"
+
+
+class TrialAborted(CourtError):
+    """A trial began and ended without a verdict.
+
+    Attributes:
+        record: What had been said until then; its last event is the ``TrialFailed``.
+        cause: The error that ended it.
+    """
+
+    default_reason = "TRIAL_ABORTED"
+
+    def __init__(self, cause: CourtError, record: TrialRecord) -> None:
+        super().__init__(cause.message, reason=cause.reason, field=cause.field)
+        self.cause = cause
+        self.record = record

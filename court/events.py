@@ -1,0 +1,295 @@
+"""What happens in a trial, as a closed union of plain values. The record is their ordered list.
+
+All three procedures tell the same events; which one ran stands in :class:`TrialOpened`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal, TypeAlias, get_args
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
+
+from court.precedents import Findings, Vote
+from court.verdict import Label, Verdict
+
+
+class Procedure(StrEnum):
+    """How a meme is tried."""
+
+    SUMMARY = "SUMMARY"
+    """No model is asked: precedents alone."""
+    FULL = "FULL"
+    """Description, examination by both sides, precedents, judgment."""
+    CASCADE = "CASCADE"
+    """Summary first; the full trial only where the precedents do not settle it."""
+
+
+class Side(StrEnum):
+    """The two sides of a trial."""
+
+    ACCUSER = "ACCUSER"
+    DEFENDER = "DEFENDER"
+
+
+class Role(StrEnum):
+    """Who spoke, where a model spoke."""
+
+    PROPOSER = "PROPOSER"
+    ACCUSER = "ACCUSER"
+    DEFENDER = "DEFENDER"
+    JUDGE = "JUDGE"
+
+
+class TextSource(StrEnum):
+    """Where the text of a meme came from."""
+
+    CALLER = "CALLER"
+    OCR = "OCR"
+    NONE = "NONE"
+    """There is none: the caller said so, or none was found on the picture."""
+
+
+class RestReason(StrEnum):
+    """Why a side asked no more."""
+
+    CONVERGED = "CONVERGED"
+    """Its summaries stopped gaining information."""
+    ROUND_LIMIT = "ROUND_LIMIT"
+    TIME = "TIME"
+    """The caller's deadline left no room."""
+    NO_EXAMINATION = "NO_EXAMINATION"
+    """The procedure has none: the side argued from precedents or from the description alone."""
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelCall(_Value):
+    """One call of a model."""
+
+    role: Role
+    model: str
+    prompt_id: str
+    prompt_digest: str
+    tokens_in: int = Field(ge=0)
+    tokens_out: int = Field(ge=0)
+    tokens_cached: int = Field(default=0, ge=0)
+    """Of ``tokens_in``, those that the server had in its prefix cache."""
+    latency_s: float = Field(ge=0, allow_inf_nan=False)
+
+
+class MemeIdentity(_Value):
+    """Which meme is on trial; the picture itself is kept beside the record."""
+
+    bytes_sha256: str
+    pixels_sha256: str
+    format: str
+    width: int
+    height: int
+    frame_count: int
+    frames_used: tuple[int, ...]
+    """Indices of the representative frames in the file."""
+    namespace: str = ""
+    content_id: str = ""
+
+
+class PolicyReference(_Value):
+    """Which policy was applied."""
+
+    id: str
+    version: str
+    digest: str
+
+
+class Versions(_Value):
+    """Everything that has to be the same for a trial to be repeated."""
+
+    software: str
+    settings: str
+    """Digest of the settings."""
+    prompts: str = ""
+    """Digest of the prompt set; empty where no model is asked."""
+    models: dict[str, str] = Field(default_factory=dict)
+    """Model per role; empty where no model is asked."""
+    encoder: str = ""
+    library: str = ""
+    text_reader: str = ""
+
+
+class TextLine(_Value):
+    """One line of text read off a picture."""
+
+    text: str
+    confidence: float = Field(ge=0, le=1)
+    box: tuple[tuple[float, float], tuple[float, float], tuple[float, float], tuple[float, float]]
+    """Corners (x, y) in pixels of the frame as it went on, clockwise from the line's upper left."""
+    frame: int = Field(ge=0)
+    """Index of the frame in the file."""
+
+
+class Event(_Value):
+    """What all events have.
+
+    Attributes:
+        trial_id: The trial it belongs to.
+        seq: Its place in the record, counted from 0 without gaps.
+        at: When, UTC.
+    """
+
+    trial_id: str = Field(min_length=1)
+    seq: int = Field(ge=0)
+    at: AwareDatetime
+
+
+class TrialOpened(Event):
+    """A meme was accepted for trial."""
+
+    kind: Literal["TrialOpened"] = "TrialOpened"
+    procedure: Procedure
+    meme: MemeIdentity
+    request_id: str = ""
+    trace_id: str = ""
+    policy: PolicyReference
+    settings: dict[str, JsonValue]
+    versions: Versions
+
+
+class TextRead(Event):
+    """The text of the meme is known."""
+
+    kind: Literal["TextRead"] = "TextRead"
+    text: str
+    source: TextSource
+    language: str = ""
+    lines: tuple[TextLine, ...] = ()
+    reader: str = ""
+    latency_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+
+class Described(Event):
+    """The Proposer described the picture."""
+
+    kind: Literal["Described"] = "Described"
+    description: str
+    call: ModelCall
+
+
+class QuestionAsked(Event):
+    """A side asked the Proposer."""
+
+    kind: Literal["QuestionAsked"] = "QuestionAsked"
+    side: Side
+    round: int = Field(ge=1)
+    question: str
+    call: ModelCall
+
+
+class AnswerGiven(Event):
+    """The Proposer answered."""
+
+    kind: Literal["AnswerGiven"] = "AnswerGiven"
+    side: Side
+    round: int = Field(ge=1)
+    answer: str
+    call: ModelCall
+
+
+class Summarised(Event):
+    """A side said what it has so far."""
+
+    kind: Literal["Summarised"] = "Summarised"
+    side: Side
+    round: int = Field(ge=0)
+    """0 where there was no examination."""
+    summary: str
+    justification: str
+    entropy: float = Field(ge=0, allow_inf_nan=False)
+    """Of the characters of the summary, in bits."""
+    entropy_change: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Absolute difference to the previous summary's, in bits."""
+    cites: tuple[str, ...] = ()
+    """Precedents that the side rests on."""
+    call: ModelCall | None = None
+
+
+class SideRested(Event):
+    """A side is done."""
+
+    kind: Literal["SideRested"] = "SideRested"
+    side: Side
+    rounds: int = Field(ge=0)
+    reason: RestReason
+
+
+class PrecedentsCited(Event):
+    """The library was searched."""
+
+    kind: Literal["PrecedentsCited"] = "PrecedentsCited"
+    findings: Findings
+    vote: Vote | None
+    """``None`` where no precedent is near enough to have one."""
+    latency_s: float = Field(ge=0, allow_inf_nan=False)
+
+
+class VerdictGiven(Event):
+    """The Judge ruled. The last event of a trial, reviews aside."""
+
+    kind: Literal["VerdictGiven"] = "VerdictGiven"
+    verdict: Verdict
+    call: ModelCall | None = None
+
+
+class TrialFailed(Event):
+    """The trial ended without a verdict."""
+
+    kind: Literal["TrialFailed"] = "TrialFailed"
+    step: str
+    reason: str
+    message: str
+    retryable: bool
+
+
+class ReviewOutcome(StrEnum):
+    """What a reviewer did with a verdict."""
+
+    UPHELD = "UPHELD"
+    OVERRULED = "OVERRULED"
+
+
+class VerdictReviewed(Event):
+    """A person upheld or overruled the verdict."""
+
+    kind: Literal["VerdictReviewed"] = "VerdictReviewed"
+    outcome: ReviewOutcome
+    label: Label
+    reason: str = Field(min_length=1)
+    clause: str = ""
+    reviewer: str = Field(min_length=1)
+
+
+AnyEvent: TypeAlias = Annotated[
+    TrialOpened
+    | TextRead
+    | Described
+    | QuestionAsked
+    | AnswerGiven
+    | Summarised
+    | SideRested
+    | PrecedentsCited
+    | VerdictGiven
+    | TrialFailed
+    | VerdictReviewed,
+    Field(discriminator="kind"),
+]
+
+EVENT_KINDS: tuple[type[Event], ...] = get_args(get_args(AnyEvent)[0])
+"""Every kind there is."""
+
+_ADAPTER: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
+
+
+def parse_event(stored: str | bytes) -> AnyEvent:
+    """The event in its stored form (JSON). Raises pydantic.ValidationError if it is none."""
+    return _ADAPTER.validate_json(stored)

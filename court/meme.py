@@ -1,0 +1,135 @@
+"""A meme ``M = {T, G}``: its text and its picture, bounded, upright and digested.
+
+Nothing here decodes: turning bytes into a :class:`Picture` is the work of :mod:`court.backends.picture_reader`,
+which does it in a process that may be killed.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from enum import StrEnum
+
+from court.errors import BadText
+
+
+class PictureFormat(StrEnum):
+    """The file formats that are read; every other one is refused."""
+
+    JPEG = "JPEG"
+    PNG = "PNG"
+    WEBP = "WEBP"
+    GIF = "GIF"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a meme may be at most. The guard of a decoder is its pixel cap: bytes say little about the work.
+
+    Attributes:
+        max_bytes: Size of the uploaded file, in bytes.
+        max_pixels: Width x height of one frame, in pixels.
+        max_side: Width or height, in pixels.
+        max_frames: Frames of an animated file.
+        max_total_pixels: Frames x width x height, in pixels.
+        max_png_chunks: Chunks of a PNG file, counted before a decoder runs.
+        max_jpeg_scans: Scans of a JPEG file, counted before a decoder runs.
+        outgoing_side: Longest side of the pictures that go on to encoders and models, in pixels.
+        representative_frames: How many frames of an animated file go on at most.
+        max_text: Length of the text, in characters.
+    """
+
+    max_bytes: int = 16 * 1024 * 1024
+    max_pixels: int = 16_777_216
+    max_side: int = 8192
+    max_frames: int = 64
+    max_total_pixels: int = 48_000_000
+    max_png_chunks: int = 4096
+    max_jpeg_scans: int = 64
+    outgoing_side: int = 1280
+    representative_frames: int = 4
+    max_text: int = 10_000
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One still of a picture as it goes on: upright RGB on white, no metadata, at most ``outgoing_side`` pixels long.
+
+    Attributes:
+        png: The pixels, losslessly re-encoded by us; the same bytes for the same upload, every time.
+        width: In pixels.
+        height: In pixels.
+        index: Which frame of the file this is, counted from 0.
+    """
+
+    png: bytes
+    width: int
+    height: int
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A decoded picture.
+
+    Attributes:
+        format: The file format it came in.
+        bytes_sha256: SHA-256 of the uploaded bytes, in hex.
+        pixels_sha256: SHA-256 of the normalised pixels of all representative frames, in hex: equal for a picture and
+            its re-encoded, re-tagged or otherwise losslessly changed copy.
+        width: Of the upright upload, in pixels, before any scaling down.
+        height: Of the upright upload, in pixels, before any scaling down.
+        frame_count: Frames in the file.
+        frames: The representative frames, at least one, in file order; of an animated file the first, the last and
+            evenly spaced ones between, repeated pixels left out.
+    """
+
+    format: PictureFormat
+    bytes_sha256: str
+    pixels_sha256: str
+    width: int
+    height: int
+    frame_count: int
+    frames: tuple[Frame, ...]
+
+    def __post_init__(self) -> None:
+        if not self.frames:
+            raise ValueError("a picture has at least one frame")
+
+
+@dataclass(frozen=True, slots=True)
+class Meme:
+    """What is tried.
+
+    Attributes:
+        picture: ``G``.
+        text: ``T`` as the caller gives it; ``None`` when it is to be read off the picture; ``""`` when the caller says
+            that there is none.
+        language: BCP 47 tag of the text where the caller knows it.
+    """
+
+    picture: Picture
+    text: str | None = None
+    language: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.text is not None:
+            check_text(self.text)
+
+
+def check_text(text: str, limits: Limits = LIMITS) -> None:
+    """Raises BadText if the text of a meme is beyond the limits or can't be written down as UTF-8."""
+    if len(text) > limits.max_text:
+        raise BadText(
+            f"The text has {len(text):,} characters; at most {limits.max_text:,} are tried. "
+            "Send the words that stand on the meme, not the discussion around it.",
+            reason="TEXT_TOO_LONG",
+        )
+    if any(unicodedata.category(character) == "Cs" for character in text):
+        raise BadText(
+            "The text holds a lone surrogate, which is no character. Send well-formed Unicode.",
+            reason="TEXT_NOT_UNICODE",
+        )

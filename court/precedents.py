@@ -1,0 +1,136 @@
+"""Precedents: labelled memes like the one on trial, and what was looked for to find them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from court.verdict import Label
+
+PrecedentLabel = Literal[Label.HARMFUL, Label.NOT_HARMFUL]
+"""A precedent has been decided."""
+
+
+class Relation(StrEnum):
+    """What a precedent is to the meme on trial."""
+
+    SAME_MEME = "SAME_MEME"
+    """The same pixels and the same text."""
+    SAME_PICTURE = "SAME_PICTURE"
+    """The same pixels, other text."""
+    SAME_TEXT = "SAME_TEXT"
+    """The same text (case and spacing aside), another picture or none."""
+    SIMILAR = "SIMILAR"
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Precedent(_Stored):
+    """A labelled meme that is shown as an exhibit.
+
+    Similarities are cosines in [-1, 1]; ``None`` where either meme lacks that half.
+    """
+
+    id: str
+    label: PrecedentLabel
+    text: str
+    similarity: float = Field(allow_inf_nan=False)
+    """``alpha * text_similarity + (1 - alpha) * picture_similarity``, a missing half counting 0."""
+    text_similarity: float | None = Field(default=None, allow_inf_nan=False)
+    picture_similarity: float | None = Field(default=None, allow_inf_nan=False)
+    relation: Relation = Relation.SIMILAR
+    categories: tuple[str, ...] = ()
+    source: str = ""
+    """The data set and split, or the person, that it came from."""
+
+
+class TallyEntry(_Stored):
+    """One of the many precedents that are counted but not shown."""
+
+    id: str
+    label: PrecedentLabel
+    similarity: float = Field(allow_inf_nan=False)
+
+
+class VoteSettings(_Stored):
+    """How neighbours become a probability; chosen by leave-one-out on the library itself when it is built.
+
+    The share of harm among the ``k`` nearest is ``(sum w_i y_i + m * prior) / (sum w_i + m)`` with
+    ``w_i = exp((s_i - s_1) / tau)``; the probability is ``sigmoid(intercept + slope * logit(share))``.
+    """
+
+    k: int = Field(ge=1, le=100)
+    tau: float = Field(gt=0, allow_inf_nan=False)
+    prior: float = Field(gt=0, lt=1)
+    """Share of harmful memes in the library."""
+    prior_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """``m``: how many nearest neighbours the prior weighs."""
+    intercept: float = Field(default=0.0, allow_inf_nan=False)
+    slope: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    threshold: float = Field(default=0.5, gt=0, lt=1)
+    """Probability from which on the vote is for harmful."""
+
+
+class Vote(_Stored):
+    """The precedents' vote."""
+
+    voters: int
+    harmful: int
+    share: float = Field(ge=0, le=1)
+    """Weighted share of harm, before calibration."""
+    probability: float = Field(ge=0, le=1)
+    """Calibrated estimate of P(harmful)."""
+    settings: VoteSettings
+
+
+class Search(_Stored):
+    """What was looked for."""
+
+    alpha_asked: float = Field(ge=0, le=1)
+    alpha: float = Field(ge=0, le=1)
+    """Weight of the text that was used: all of it where a half is missing, see ``notes``."""
+    has_text: bool
+    has_picture: bool
+    exhibits: int
+    tally: int
+    excluded: int = 0
+    """Precedents that were left out on purpose."""
+
+
+class LibraryIdentity(_Stored):
+    """Which library was searched."""
+
+    name: str
+    digest: str
+    size: int
+    encoder: str
+    with_picture: int
+    """How many of its memes have a picture."""
+
+
+class Floors(_Stored):
+    """Similarities below which a precedent says nothing about a meme, for each half."""
+
+    text: float
+    picture: float
+
+
+class Findings(_Stored):
+    """What a search brought back, nearest first, ties by place in the library."""
+
+    library: LibraryIdentity
+    search: Search
+    floors: Floors
+    exhibits: tuple[Precedent, ...]
+    nearest_harmful: Precedent | None
+    nearest_benign: Precedent | None
+    tally: tuple[TallyEntry, ...]
+    vote_settings: VoteSettings
+    text_cut: bool = False
+    """Whether the text was longer than the encoder reads."""
+    notes: tuple[str, ...] = ()
+    """What was handled in a way that the caller should know: a missing half, an exclusion."""

@@ -1,0 +1,108 @@
+"""The record of a trial: its events in order, and what can be read off them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from court.events import (
+    AnyEvent,
+    Event,
+    PrecedentsCited,
+    TextRead,
+    TrialFailed,
+    TrialOpened,
+    VerdictGiven,
+    VerdictReviewed,
+)
+from court.verdict import Verdict
+
+
+class TrialState(StrEnum):
+    """Where a trial stands."""
+
+    OPEN = "OPEN"
+    """It is running, or was cut off: neither a verdict nor a failure has been recorded."""
+    DECIDED = "DECIDED"
+    FAILED = "FAILED"
+
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """The events of one trial, from the first on without gaps."""
+
+    events: tuple[AnyEvent, ...]
+
+    def __post_init__(self) -> None:
+        if not self.events or not isinstance(self.events[0], TrialOpened):
+            raise ValueError("a record begins with TrialOpened")
+        ended = False
+        for place, event in enumerate(self.events):
+            if event.trial_id != self.events[0].trial_id:
+                raise ValueError(f"event {place} belongs to trial {event.trial_id}, not {self.events[0].trial_id}")
+            if event.seq != place:
+                raise ValueError(f"event {event.seq} stands at place {place}: an event is missing or doubled")
+            if place and isinstance(event, TrialOpened):
+                raise ValueError(f"event {place} opens the trial again")
+            if ended and not isinstance(event, VerdictReviewed):
+                raise ValueError(f"event {place} ({event.kind}) stands after the end of the trial")
+            ended = ended or isinstance(event, VerdictGiven | TrialFailed)
+
+    @classmethod
+    def of(cls, events: Iterable[AnyEvent]) -> TrialRecord:
+        """A record of these events. Raises ValueError if they are not the beginning of one trial."""
+        return cls(tuple(events))
+
+    @property
+    def opened(self) -> TrialOpened:
+        """The first event."""
+        first = self.events[0]
+        assert isinstance(first, TrialOpened)
+        return first
+
+    @property
+    def trial_id(self) -> str:
+        """The trial's id."""
+        return self.opened.trial_id
+
+    @property
+    def state(self) -> TrialState:
+        """Where the trial stands."""
+        if self.last(TrialFailed):
+            return TrialState.FAILED
+        return TrialState.DECIDED if self.last(VerdictGiven) else TrialState.OPEN
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The Judge's verdict, or None if there is none (yet)."""
+        given = self.last(VerdictGiven)
+        return given.verdict if given else None
+
+    @property
+    def text(self) -> TextRead | None:
+        """The text of the meme, once read."""
+        return self.last(TextRead)
+
+    @property
+    def precedents(self) -> PrecedentsCited | None:
+        """The precedents, once found."""
+        return self.last(PrecedentsCited)
+
+    @property
+    def seconds(self) -> float:
+        """From the first event to the last of the trial itself (reviews come later), in seconds."""
+        end = next(e for e in reversed(self.events) if not isinstance(e, VerdictReviewed))
+        return (end.at - self.opened.at).total_seconds()
+
+    def all(self, kind: type[E]) -> tuple[E, ...]:
+        """All events of a kind, in order."""
+        return tuple(event for event in self.events if isinstance(event, kind))
+
+    def last(self, kind: type[E]) -> E | None:
+        """The last event of a kind, or None."""
+        return next((event for event in reversed(self.events) if isinstance(event, kind)), None)

@@ -1,0 +1,125 @@
+"""The verdict and the rule that gives it. The rule is code: no model and no vote can write a label past it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Label(StrEnum):
+    """What the court says of a meme. ``UNDECIDED`` is no verdict: a person must look."""
+
+    HARMFUL = "HARMFUL"
+    NOT_HARMFUL = "NOT_HARMFUL"
+    UNDECIDED = "UNDECIDED"
+
+
+class Strength(StrEnum):
+    """How strong the evidence for one side is."""
+
+    WEAK = "WEAK"
+    MODERATE = "MODERATE"
+    STRONG = "STRONG"
+
+    @property
+    def level(self) -> int:
+        """1 for weak, 2 for moderate, 3 for strong."""
+        return _LEVELS[self]
+
+
+_LEVELS = {Strength.WEAK: 1, Strength.MODERATE: 2, Strength.STRONG: 3}
+
+RULE = "strengths/1"
+"""Name and version of the rule below, kept with every verdict."""
+
+
+def rule(harmful: Strength, benign: Strength) -> Label:
+    """The label that two strengths give.
+
+    Not harmful only where the benign evidence is strong and at least one level above the harmful; ties and doubt are
+    harmful.
+    """
+    if benign is Strength.STRONG and benign.level > harmful.level:
+        return Label.NOT_HARMFUL
+    return Label.HARMFUL
+
+
+class Strengths(BaseModel):
+    """The strength of the evidence on either side."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    harmful: Strength
+    benign: Strength
+
+
+class ScoreMeaning(StrEnum):
+    """What a harm score is."""
+
+    PRECEDENT_VOTE = "PRECEDENT_VOTE"
+    """Calibrated share of harmful precedents near the meme: an estimate of P(harmful) among memes like the library's."""
+    LABEL_PROBABILITY = "LABEL_PROBABILITY"
+    """Probability that the Judge's model gives the harmful label."""
+
+
+class ReviewReason(StrEnum):
+    """Why a person should look at a verdict."""
+
+    NO_SIMILAR_PRECEDENT = "NO_SIMILAR_PRECEDENT"
+    """Nothing in the library is near enough to speak about this meme."""
+    PRECEDENTS_DISAGREE = "PRECEDENTS_DISAGREE"
+    """The precedents' vote is close to even."""
+    PICTURE_NOT_WEIGHED = "PICTURE_NOT_WEIGHED"
+    """The verdict rests on the text alone."""
+    TEXT_NOT_WEIGHED = "TEXT_NOT_WEIGHED"
+    """The verdict rests on the picture alone."""
+    TEXT_CUT = "TEXT_CUT"
+    """The text is longer than the encoder reads; its end was not compared."""
+    TEXT_UNSURE = "TEXT_UNSURE"
+    """The text was read off the picture with little confidence."""
+
+
+class Review(BaseModel):
+    """One reason to have a person look, in a word for machines and a sentence for people."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reason: ReviewReason
+    detail: str
+
+
+class Verdict(BaseModel):
+    """What a trial ends in. It can't be built in contradiction to the rule."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    label: Label
+    strengths: Strengths | None = None
+    """What the label follows from; absent exactly when the label is UNDECIDED."""
+    harm_score: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    harm_score_meaning: ScoreMeaning | None = None
+    rationale: str = Field(min_length=1)
+    review: tuple[Review, ...] = ()
+    rule: str = RULE
+
+    @property
+    def needs_human_review(self) -> bool:
+        """Whether there is any reason for a person to look."""
+        return bool(self.review)
+
+    @model_validator(mode="after")
+    def _follows_the_rule(self) -> Self:
+        if (self.harm_score is None) != (self.harm_score_meaning is None):
+            raise ValueError("a harm score and its meaning come together")
+        if self.label is Label.UNDECIDED:
+            if self.strengths is not None:
+                raise ValueError("an undecided verdict has no strengths")
+            if not self.review:
+                raise ValueError("an undecided verdict says why a person must look")
+        elif self.strengths is None:
+            raise ValueError(f"{self.label} needs the strengths that it follows from")
+        elif rule(self.strengths.harmful, self.strengths.benign) is not self.label:
+            raise ValueError(f"{self.label} does not follow from {self.strengths} by rule {RULE}")
+        return self

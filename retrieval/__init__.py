@@ -1,0 +1,1 @@
+"""Finding precedents: encoders, the library on disk, exact fused search."""
