@@ -59,7 +59,7 @@ class ScoreMeaning(StrEnum):
     """What a harm score is."""
 
     PRECEDENT_VOTE = "PRECEDENT_VOTE"
-    """Calibrated share of harmful precedents near the meme: an estimate of P(harmful) among memes like the library's."""
+    """Calibrated share of harmful precedents near the meme: an estimate of P(harmful)."""
     LABEL_PROBABILITY = "LABEL_PROBABILITY"
     """Probability that the Judge's model gives the harmful label."""
 

@@ -1,0 +1,273 @@
+"""The trial: a meme goes in, a record comes out, and a watcher is told of every event as it happens.
+
+A trial is a function with a watcher, not a generator: a generator that is closed early may not yield, so that an
+abandoned trial could not record its own end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from court import summary
+from court.entropy import entropy
+from court.errors import CourtError, NotLoaded, TrialAborted, Unavailable
+from court.events import (
+    AnyEvent,
+    Event,
+    MemeIdentity,
+    PolicyReference,
+    PrecedentsCited,
+    Procedure,
+    RestReason,
+    Side,
+    SideRested,
+    Summarised,
+    TextRead,
+    TextSource,
+    TrialFailed,
+    TrialOpened,
+    VerdictGiven,
+    Versions,
+)
+from court.meme import Meme
+from court.policy import DEFAULT_POLICY, Policy
+from court.ports import PrecedentFinder, TextReader, Watcher
+from court.precedents import Findings, Vote
+from court.record import TrialRecord
+from court.settings import TrialSettings
+
+E = TypeVar("E", bound=Event)
+
+_log = logging.getLogger("memecourt.trial")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One meme to be tried.
+
+    Attributes:
+        trial_id: Unique; names the record.
+        meme: What is tried.
+        procedure: How.
+        request_id: The caller's own name for the request.
+        namespace: Whose content it is.
+        content_id: What the caller calls it.
+        trace_id: W3C trace id, 32 hex digits, or empty.
+    """
+
+    trial_id: str
+    meme: Meme
+    procedure: Procedure = Procedure.SUMMARY
+    request_id: str = ""
+    namespace: str = ""
+    content_id: str = ""
+    trace_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Court:
+    """What trials are held with.
+
+    Attributes:
+        finder: Finds precedents.
+        text_reader: Reads the text where the caller gives none.
+        software: Version of MemeCourt.
+        settings: Of every trial.
+        policy: What counts as harm.
+        now: The time, UTC.
+    """
+
+    finder: PrecedentFinder
+    text_reader: TextReader
+    software: str
+    settings: TrialSettings = field(default_factory=TrialSettings)
+    policy: Policy = DEFAULT_POLICY
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    @property
+    def procedures(self) -> frozenset[Procedure]:
+        """What this court can hold. The others need chat models, which it was not set up with."""
+        return frozenset({Procedure.SUMMARY})
+
+    async def hear(self, case: Case, watch: Watcher) -> TrialRecord:
+        """Tries a meme.
+
+        Args:
+            case: What is tried, and how.
+            watch: Is told of every event; the trial goes on only once it has returned.
+
+        Returns:
+            The record; it ends in a verdict.
+
+        Raises:
+            NotLoaded: This court can't hold that procedure; nothing was recorded.
+            TrialAborted: The trial began and failed; its record says at which step and why.
+            asyncio.CancelledError: The caller gave up; recorded, and raised again.
+        """
+        if case.procedure not in self.procedures:
+            raise NotLoaded(
+                f"The procedure {case.procedure} needs chat models, and this court has none. "
+                f"Ask for {', '.join(sorted(self.procedures))}.",
+                reason="PROCEDURE_NOT_LOADED",
+                field="procedure",
+            )
+        clerk = _Clerk(case.trial_id, watch, self.now)
+        try:
+            await self._summary(case, clerk)
+        except asyncio.CancelledError:
+            await clerk.fail(CourtError("The caller gave up before there was a verdict.", reason="CANCELLED"))
+            raise
+        except CourtError as cause:
+            await clerk.fail(cause)
+            if not clerk.opened:
+                raise
+            raise TrialAborted(cause, clerk.record) from cause
+        except Exception as error:
+            # A fault of ours. Its message may hold the meme's text or a path: only its kind and place are logged.
+            where = "".join(traceback.format_tb(error.__traceback__))
+            _log.error("trial %s: %s at step %s\n%s", case.trial_id, type(error).__qualname__, clerk.step, where)
+            fault = CourtError("The court made a mistake and could not finish the trial.", reason="INTERNAL")
+            await clerk.fail(fault)
+            if not clerk.opened:
+                raise fault from error
+            raise TrialAborted(fault, clerk.record) from error
+        return clerk.record
+
+    async def _summary(self, case: Case, clerk: _Clerk) -> None:
+        await clerk.note(TrialOpened, **self._opening(case))
+        clerk.step = "text"
+        text = await self._read_text(case.meme, clerk)
+        clerk.step = "precedents"
+        findings, held = await self._find_precedents(case.meme, text, clerk)
+        clerk.step = "sides"
+        for side in Side:
+            statement = summary.argue(side, findings, held)
+            await clerk.note(
+                Summarised,
+                side=side,
+                round=0,
+                summary=statement.summary,
+                justification=statement.justification,
+                entropy=entropy(statement.summary),
+                cites=statement.cites,
+            )
+            await clerk.note(SideRested, side=side, rounds=0, reason=RestReason.NO_EXAMINATION)
+        clerk.step = "verdict"
+        await clerk.note(VerdictGiven, verdict=summary.weigh(findings, held, text, self.settings))
+
+    def _opening(self, case: Case) -> dict[str, Any]:
+        picture = case.meme.picture
+        return {
+            "procedure": case.procedure,
+            "meme": MemeIdentity(
+                bytes_sha256=picture.bytes_sha256,
+                pixels_sha256=picture.pixels_sha256,
+                format=picture.format,
+                width=picture.width,
+                height=picture.height,
+                frame_count=picture.frame_count,
+                frames_used=tuple(frame.index for frame in picture.frames),
+                namespace=case.namespace,
+                content_id=case.content_id,
+            ),
+            "request_id": case.request_id,
+            "trace_id": case.trace_id,
+            "policy": PolicyReference(id=self.policy.id, version=self.policy.version, digest=self.policy.digest),
+            "settings": self.settings.model_dump(mode="json"),
+            "versions": Versions(
+                software=self.software,
+                settings=self.settings.digest,
+                encoder=self.finder.library.encoder,
+                library=self.finder.library.digest,
+                text_reader=self.text_reader.identity,
+            ),
+        }
+
+    async def _read_text(self, meme: Meme, clerk: _Clerk) -> TextRead:
+        language = meme.language or ""
+        if meme.text is not None:
+            source = TextSource.CALLER if meme.text.strip() else TextSource.NONE
+            return await clerk.note(TextRead, text=meme.text, source=source, language=language)
+        began = time.perf_counter()
+        reading = await self.text_reader.read(meme.picture)
+        return await clerk.note(
+            TextRead,
+            text=reading.text,
+            source=TextSource.OCR if reading.lines else TextSource.NONE,
+            language=language,
+            lines=reading.lines,
+            reader=self.text_reader.identity,
+            latency_s=time.perf_counter() - began,
+        )
+
+    async def _find_precedents(self, meme: Meme, text: TextRead, clerk: _Clerk) -> tuple[Findings, Vote | None]:
+        began = time.perf_counter()
+        findings = await self.finder.find(
+            text=text.text,
+            frames=meme.picture.frames,
+            pixels_sha256=meme.picture.pixels_sha256,
+            exhibits=self.settings.exhibits,
+            tally=self.settings.tally,
+            alpha=self.settings.alpha,
+        )
+        held = summary.hold_vote(findings)
+        await clerk.note(PrecedentsCited, findings=findings, vote=held, latency_s=time.perf_counter() - began)
+        return findings, held
+
+
+class _Clerk:
+    """Numbers the events of one trial and has each taken note of before anything is done about it."""
+
+    def __init__(self, trial_id: str, watch: Watcher, now: Callable[[], datetime]) -> None:
+        self._trial_id = trial_id
+        self._watch = watch
+        self._now = now
+        self._events: list[AnyEvent] = []
+        self.step = "opening"
+
+    @property
+    def record(self) -> TrialRecord:
+        return TrialRecord.of(self._events)
+
+    @property
+    def opened(self) -> bool:
+        return bool(self._events)
+
+    async def note(self, kind: type[E], **values: Any) -> E:
+        event = kind(trial_id=self._trial_id, seq=len(self._events), at=self._now(), **values)
+        # A trial may be cancelled at any moment, but not between an event's being kept and its being counted: the next
+        # one would take its number.
+        telling = asyncio.ensure_future(self._watch(event))  # type: ignore[arg-type]  # each Event is in the union
+        try:
+            await asyncio.shield(telling)
+        except asyncio.CancelledError:
+            await asyncio.wait([telling])
+            if telling.cancelled() or telling.exception() is not None:
+                raise
+            self._events.append(event)  # type: ignore[arg-type]
+            raise
+        self._events.append(event)  # type: ignore[arg-type]
+        return event
+
+    async def fail(self, cause: CourtError) -> None:
+        """Records that the trial ended without a verdict, if it had begun and if that can still be recorded."""
+        if not self.opened:
+            return
+        try:
+            await self.note(
+                TrialFailed,
+                step=self.step,
+                reason=cause.reason,
+                message=cause.message,
+                retryable=isinstance(cause, Unavailable),
+            )
+        except Exception as error:
+            # The error that ended the trial is the one to be reported; the record stays open and shows that.
+            _log.error("trial %s: its failure could not be recorded: %s", self._trial_id, type(error).__qualname__)
