@@ -40,7 +40,7 @@ from court.meme import Meme
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import PrecedentFinder, TextReader, Watcher
 from court.precedents import Findings, Vote
-from court.record import TrialRecord
+from court.record import TrialRecord, TrialState
 from court.settings import TrialSettings
 
 E = TypeVar("E", bound=Event)
@@ -96,6 +96,16 @@ class Court:
         """What this court can hold. The others need chat models, which it was not set up with."""
         return frozenset({Procedure.SUMMARY})
 
+    def require(self, procedure: Procedure) -> None:
+        """Raises NotLoaded if this court can't hold that procedure."""
+        if procedure not in self.procedures:
+            raise NotLoaded(
+                f"The procedure {procedure} needs chat models, and this court has none. "
+                f"Ask for {', '.join(sorted(self.procedures))}.",
+                reason="PROCEDURE_NOT_LOADED",
+                field="procedure",
+            )
+
     async def hear(self, case: Case, watch: Watcher) -> TrialRecord:
         """Tries a meme.
 
@@ -111,13 +121,7 @@ class Court:
             TrialAborted: The trial began and failed; its record says at which step and why.
             asyncio.CancelledError: The caller gave up; recorded, and raised again.
         """
-        if case.procedure not in self.procedures:
-            raise NotLoaded(
-                f"The procedure {case.procedure} needs chat models, and this court has none. "
-                f"Ask for {', '.join(sorted(self.procedures))}.",
-                reason="PROCEDURE_NOT_LOADED",
-                field="procedure",
-            )
+        self.require(case.procedure)
         clerk = _Clerk(case.trial_id, watch, self.now)
         try:
             await self._summary(case, clerk)
@@ -257,8 +261,8 @@ class _Clerk:
         return event
 
     async def fail(self, cause: CourtError) -> None:
-        """Records that the trial ended without a verdict, if it had begun and if that can still be recorded."""
-        if not self.opened:
+        """Records that the trial ended without a verdict: if it had begun, had none, and that can still be recorded."""
+        if not self.opened or self.record.state is not TrialState.OPEN:
             return
         try:
             await self.note(

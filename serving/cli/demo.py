@@ -1,0 +1,69 @@
+"""``memecourt demo``: the main job from end to end, with the real server and the real client."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from memecourt.client import Client
+
+from serving.cli.common import docket_option, settings_of
+from serving.cli.show import show_verdict
+
+# Drawn when it runs; none of them stands in the starter library.
+_MEMES = (
+    ("crowd", "People from Blueland are filth.\nKick every one of them out of our town!"),
+    ("cat", "When the alarm rings on Monday\nand you are already late for coffee"),
+    ("landscape", "Section 14b: depreciation of leased\nturbine blades over nine fiscal years"),
+)
+
+
+@click.command()
+@docket_option
+def demo(docket: Path | None) -> None:
+    """Starts a server, draws three memes, asks it for a verdict on each, and says how to open the records.
+
+    One meme is harmful, one is harmless, and one is like nothing in the library of precedents.
+    """
+    kept = settings_of(docket=docket).docket_path
+    with _server(kept) as address, Client(address) as court:
+        for scene, caption in _MEMES:
+            response = court.judge(_draw(scene, caption), timeout=120)
+            show_verdict(f"a drawn {scene}, sent to {address}", response)
+    click.echo(f"The records are kept in {kept}.")
+    click.echo(f"List them: memecourt records list --docket {kept}")
+
+
+def _draw(scene: str, caption: str) -> bytes:
+    from retrieval.starter.draw import draw_meme
+
+    file = io.BytesIO()
+    draw_meme(scene, caption).save(file, "PNG")
+    return file.getvalue()
+
+
+@contextmanager
+def _server(docket: Path) -> Iterator[str]:
+    """A real server in a process of its own, on a free port, ready; its address."""
+    command = [sys.executable, "-m", "serving.cli", "serve", "--address", "127.0.0.1:0", "--docket", str(docket)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            said = ""
+            address = ""
+            while said != "ready":
+                line = process.stdout.readline()
+                if not line:
+                    raise click.ClickException("The server did not start; what it said stands above.")
+                said = line.strip()
+                if said.startswith("listening on "):
+                    address = said.removeprefix("listening on ")
+            yield address
+        finally:
+            process.terminate()
+            process.wait(timeout=60)

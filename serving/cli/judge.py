@@ -1,0 +1,190 @@
+"""``memecourt judge``: pictures in, verdicts out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from google.protobuf.json_format import MessageToDict
+from memecourt.client import MESSAGE_BYTES, AsyncClient, JudgeError, judge_request
+from memecourt.v1 import court_pb2 as wire
+
+from serving.cli.common import (
+    EXIT_ERROR,
+    EXIT_HARMFUL,
+    EXIT_NOT_HARMFUL,
+    EXIT_UNDECIDED,
+    docket_option,
+    library_option,
+    run,
+    settings_of,
+    tell,
+)
+from serving.cli.show import show_verdict
+
+_AT_ONCE = 8  # pictures on their way at once: enough to keep every worker busy, few enough to hold in memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why there is no verdict on a picture."""
+
+    message: str
+    reason: str
+
+    def as_json(self) -> dict[str, str]:
+        return {"message": self.message, "reason": self.reason}
+
+
+_Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _Failure]]
+
+
+@click.command()
+@click.argument(
+    "pictures", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True), metavar="PICTURE…"
+)
+@click.option("--text", help='The text of the meme ("" if it has none). Without it, the text is read off the picture.')
+@click.option("--language", default="", help='BCP 47 tag of the text, such as "en".')
+@click.option(
+    "--procedure",
+    type=click.Choice(["summary", "full", "cascade"]),
+    help="How to try it. [default: summary; with --server, the server's own]",
+)
+@click.option("--namespace", default="", help="Whose content it is; kept in the record.")
+@click.option("--server", metavar="ADDRESS", help="Ask the server at host:port instead of judging here.")
+@click.option("--timeout", default=120.0, show_default=True, help="Seconds that one meme may take.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a picture and line: file, and verdict or error.")
+@library_option
+@docket_option
+def judge(
+    pictures: tuple[Path, ...],
+    text: str | None,
+    language: str,
+    procedure: str | None,
+    namespace: str,
+    server: str | None,
+    timeout: float,
+    as_json: bool,
+    library: Path | None,
+    docket: Path | None,
+) -> None:
+    """Tries memes and says what each is: JPEG, PNG, WebP or GIF files, "-" for standard input.
+
+    Exit code: 0 not harmful, 10 harmful, 11 undecided (a person must look), 1 error, 2 wrong usage. Of several pictures
+    the gravest counts: an error before harmful, harmful before undecided, undecided before not harmful.
+    """
+    if text is not None and len(pictures) > 1:
+        raise click.UsageError("--text is the text of one meme; give one picture with it.")
+    if server and (library or docket):
+        raise click.UsageError("--library and --docket are the server's to choose; leave them out with --server.")
+    if as_json and not sys.stdout.isatty():
+        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+
+    def request_of(image: bytes) -> wire.JudgeRequest:
+        return judge_request(
+            image,
+            text=text,
+            language=language,
+            procedure=wire.Procedure.Value(f"PROCEDURE_{(procedure or 'unspecified').upper()}"),
+            namespace=namespace,
+        )
+
+    judges = _there(server, timeout) if server else _here(settings_of(library=library, docket=docket), text, timeout)
+    sys.exit(run(_judge_all(pictures, request_of, judges, as_json, server)))
+
+
+async def _judge_all(
+    pictures: tuple[Path, ...],
+    request_of: Callable[[bytes], wire.JudgeRequest],
+    judges: Any,
+    as_json: bool,
+    server: str | None,
+) -> int:
+    """Judges several at a time, prints in the order given, each as soon as its turn has come."""
+    gate = asyncio.Semaphore(_AT_ONCE)
+    exits = [EXIT_NOT_HARMFUL]
+
+    async with judges as ask:
+
+        async def one(path: Path) -> wire.JudgeResponse | _Failure:
+            async with gate:
+                image = await asyncio.to_thread(_read, path)
+                return image if isinstance(image, _Failure) else await ask(request_of(image))
+
+        running = [asyncio.ensure_future(one(path)) for path in pictures]
+        for path, outcome in zip(pictures, running, strict=True):
+            answer = await outcome
+            exits.append(_exit_of(answer))
+            if as_json:
+                part = (
+                    {"error": answer.as_json()}
+                    if isinstance(answer, _Failure)
+                    else {"verdict": MessageToDict(answer, preserving_proto_field_name=True)}
+                )
+                click.echo(json.dumps({"file": str(path), **part}, ensure_ascii=False))
+            elif isinstance(answer, _Failure):
+                click.echo(f"{path}: {click.style('error', fg='red', bold=True)}: {answer.message}", err=True)
+            else:
+                show_verdict(str(path), answer, server=server)
+    return next(code for code in (EXIT_ERROR, EXIT_HARMFUL, EXIT_UNDECIDED, EXIT_NOT_HARMFUL) if code in exits)
+
+
+@asynccontextmanager
+async def _there(address: str, timeout: float) -> AsyncIterator[_Judge]:  # noqa: ASYNC109
+    async with AsyncClient(address) as client:
+
+        async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _Failure:
+            try:
+                return await client.ask(request, timeout=timeout)
+            except JudgeError as error:
+                return _Failure(str(error), error.reason or error.code.name)
+
+        yield ask
+
+
+@asynccontextmanager
+async def _here(settings: Any, text: str | None, timeout: float) -> AsyncIterator[_Judge]:  # noqa: ASYNC109
+    from court.errors import CourtError
+    from court.events import Procedure
+    from serving.assembly import open_courthouse
+    from serving.convert import ask_of, response_of
+
+    async with open_courthouse(settings, read_text=text is None, tell=tell) as courthouse:
+
+        async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _Failure:
+            try:
+                asked = ask_of(request, policy=courthouse.court.policy, default=Procedure.SUMMARY)
+                return response_of(await asyncio.wait_for(courthouse.hear(asked), timeout))
+            except TimeoutError:
+                return _Failure(f"There was no verdict within {timeout:g} s; --timeout allows more.", "TIMEOUT")
+            except CourtError as error:
+                return _Failure(error.message, error.reason)
+
+        yield ask
+
+
+def _read(path: Path) -> bytes | _Failure:
+    """The file, but no more of it than is needed to see that it is too large."""
+    try:
+        if str(path) == "-":
+            return sys.stdin.buffer.read(MESSAGE_BYTES)
+        with path.open("rb") as file:
+            return file.read(MESSAGE_BYTES)
+    except OSError as error:
+        return _Failure(f"The file can't be read: {error.strerror}.", "FILE_UNREADABLE")
+
+
+def _exit_of(answer: wire.JudgeResponse | _Failure) -> int:
+    if isinstance(answer, _Failure):
+        return EXIT_ERROR
+    if answer.label == wire.LABEL_NOT_HARMFUL:
+        return EXIT_NOT_HARMFUL
+    # A label that this client does not know is no acquittal.
+    return EXIT_HARMFUL if answer.label == wire.LABEL_HARMFUL else EXIT_UNDECIDED

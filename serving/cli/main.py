@@ -1,0 +1,61 @@
+"""The command ``memecourt``.
+
+Commands are imported when they are called: asking for help must not load an encoder.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.metadata import version
+
+import click
+
+_COMMANDS = {
+    "judge": ("serving.cli.judge", "Try memes and say what each is."),
+    "serve": ("serving.cli.serve", "Serve verdicts over gRPC."),
+    "precedents": ("serving.cli.precedents", "Make, extend, search and describe libraries of precedents."),
+    "records": ("serving.cli.records", "List trials and show them step by step."),
+    "demo": ("serving.cli.demo", "See it work: a server, three memes drawn for it, three verdicts."),
+}
+
+_CLIENT_ONLY = (
+    "This command needs the court itself, and only the client is installed ({missing} is missing). "
+    "Install it with: pip install 'memecourt[server]'"
+)
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command = getattr(import_module(_COMMANDS[name][0]), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("memecourt"), "--version", prog_name="memecourt")
+def cli() -> None:
+    """MemeCourt puts memes on trial: two sides argue, precedents are cited, a judge rules, every step is kept.
+
+    Settings come from options or from the environment (MEMECOURT_HOME, MEMECOURT_LIBRARY, MEMECOURT_DOCKET …).
+    """
+
+
+def main() -> None:
+    """Entry point."""
+    try:
+        cli(standalone_mode=True)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("court", "retrieval", "serving", "memecourt"):
+            raise
+        click.echo(_CLIENT_ONLY.format(missing=error.name), err=True)
+        sys.exit(1)

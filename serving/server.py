@@ -1,0 +1,113 @@
+"""The gRPC server: listens, says whether it is well, and goes down without dropping what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from court.errors import BadRequest
+from court.meme import LIMITS
+from serving.assembly import open_courthouse
+from serving.service import SERVICE, CourtService
+from serving.settings import Settings
+
+MESSAGE_BYTES = LIMITS.max_bytes + 64 * 1024
+"""Largest message: a picture at its limit, and room for everything else. gRPC's default of 4 MiB is too small."""
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+_log = logging.getLogger("memecourt.server")
+
+
+async def serve(
+    settings: Settings,
+    address: str,
+    *,
+    bound: Callable[[str], None] = lambda _: None,
+    ready: Callable[[], None] = lambda: None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serves until SIGTERM or SIGINT, then lets running trials finish within the grace.
+
+    Args:
+        settings: What to serve.
+        address: ``host:port``; port 0 for a free one.
+        bound: Is told the address with its port as soon as the server listens.
+        ready: Is called when asks are heard.
+        tell: Is told what takes long, in a sentence.
+
+    Raises:
+        BadRequest: The address can't be listened on.
+        CourtError: The courthouse can't be opened.
+    """
+    service = CourtService(settings.concurrent_trials)
+    # A server says SERVING from birth unless told otherwise.
+    healthy = health.aio.HealthServicer()
+    for name in ("", SERVICE):
+        await healthy.set(name, _NOT_SERVING)
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MESSAGE_BYTES),
+            ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a share of its requests
+            ("grpc.max_concurrent_streams", 128),  # bounds what a rapid-reset attack can cost per connection
+            ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing is closed
+        ]
+    )
+    server.add_generic_rpc_handlers((service.handler(),))
+    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    port = _listen(server, address)
+    stopping = _stop_signals()
+    async with AsyncExitStack() as stack:
+        await server.start()
+        stack.push_async_callback(server.stop, 0)
+        bound(f"{address.rpartition(':')[0]}:{port}")
+        opening = asyncio.ensure_future(stack.enter_async_context(open_courthouse(settings, tell=tell)))
+        waiting = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait((opening, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            opening.cancel()
+            await asyncio.wait((opening,))
+            return
+        service.open(opening.result())
+        for name in ("", SERVICE):
+            await healthy.set(name, _SERVING)
+        ready()
+        await waiting
+        _log.info("stopping: running trials have %.0f s to finish", settings.grace)
+        await healthy.enter_graceful_shutdown()
+        service.close()
+        await server.stop(settings.grace)
+        await service.empty(seconds=5)
+
+
+def _listen(server: grpc.aio.Server, address: str) -> int:
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise BadRequest(
+            f"Can't listen on {address}: it is taken, or no address of this machine. Give host:port, port 0 for a "
+            "free one.",
+            reason="ADDRESS_UNUSABLE",
+            field="address",
+        )
+    return port
+
+
+def _stop_signals() -> asyncio.Event:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    return stopping

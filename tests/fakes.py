@@ -1,0 +1,149 @@
+"""Stand-ins for a trial's ports, for tests that are about the trial and not about OCR or search."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+from court.events import AnyEvent, TextLine
+from court.meme import Frame, Meme, Picture, PictureFormat
+from court.ports import Reading
+from court.precedents import (
+    Findings,
+    Floors,
+    LibraryIdentity,
+    Precedent,
+    Relation,
+    Search,
+    TallyEntry,
+    VoteSettings,
+)
+from court.verdict import Label
+
+H, N = Label.HARMFUL, Label.NOT_HARMFUL
+
+LIBRARY = LibraryIdentity(name="test", digest="sha256:0", size=100, encoder="test encoder", with_picture=100)
+VOTE = VoteSettings(k=5, tau=0.1, prior=0.5, prior_weight=0.5)
+
+
+def precedent(
+    place: int, label: Label, text: float | None = 0.8, picture: float | None = 0.8, categories: tuple[str, ...] = ()
+) -> Precedent:
+    """An exhibit."""
+    halves = [s for s in (text, picture) if s is not None]
+    return Precedent(
+        id=f"p{place}",
+        label=label,
+        text=f"text of p{place}",
+        similarity=sum(halves) / 2,
+        text_similarity=text,
+        picture_similarity=picture,
+        relation=Relation.SIMILAR,
+        categories=categories,
+    )
+
+
+def findings(
+    labels: Sequence[Label], *, text: float | None = 0.8, picture: float | None = 0.8, **changes: object
+) -> Findings:
+    """What a search brings back: precedents of these labels, nearest first, each a little farther."""
+    found = [
+        precedent(i, label, None if text is None else text - i / 100, None if picture is None else picture - i / 100)
+        for i, label in enumerate(labels)
+    ]
+    values = {
+        "library": LIBRARY,
+        "search": Search(alpha_asked=0.5, alpha=0.5, has_text=True, has_picture=True, exhibits=3, tally=25),
+        "floors": Floors(text=0.3, picture=0.5),
+        "exhibits": tuple(found[:3]),
+        "nearest_harmful": next((p for p in found if p.label is H), None),
+        "nearest_benign": next((p for p in found if p.label is N), None),
+        "tally": tuple(TallyEntry(id=p.id, label=p.label, similarity=p.similarity) for p in found),
+        "vote_settings": VOTE,
+    }
+    return Findings(**{**values, **changes})
+
+
+class FakeFinder:
+    """Finds what it was told to, or raises it; remembers what it was asked."""
+
+    library = LIBRARY
+
+    def __init__(self, result: Findings | Exception) -> None:
+        self.result = result
+        self.asked: list[dict[str, object]] = []
+
+    async def find(self, **query: object) -> Findings:
+        self.asked.append(query)
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+class FakeReader:
+    """Reads what it was told to, or raises it, after a while if asked to."""
+
+    identity = "test reader"
+
+    def __init__(self, result: str | Exception = "", wait: asyncio.Event | None = None) -> None:
+        self.result = result
+        self.wait = wait
+        self.calls = 0
+        self.asked = asyncio.Event()
+
+    async def read(self, picture: Picture) -> Reading:
+        self.calls += 1
+        self.asked.set()
+        if self.wait is not None:
+            await self.wait.wait()
+        if isinstance(self.result, Exception):
+            raise self.result
+        box = ((0.0, 0.0), (9.0, 0.0), (9.0, 9.0), (0.0, 9.0))
+        return Reading(
+            tuple(TextLine(text=line, confidence=0.9, box=box, frame=0) for line in self.result.splitlines())
+        )
+
+
+class Notes:
+    """A watcher that takes note, and may be told to fail at an event."""
+
+    def __init__(self, fail_at: int | None = None, error: Exception | None = None) -> None:
+        self.events: list[AnyEvent] = []
+        self.fail_at = fail_at
+        self.error = error or OSError("no room")
+
+    async def __call__(self, event: AnyEvent) -> None:
+        if self.fail_at is not None and event.seq >= self.fail_at:
+            raise self.error
+        self.events.append(event)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+
+def a_picture(pixels: str = "f" * 64) -> Picture:
+    """A picture that nobody will look at."""
+    return Picture(
+        format=PictureFormat.PNG,
+        bytes_sha256="a" * 64,
+        pixels_sha256=pixels,
+        width=4,
+        height=3,
+        frame_count=1,
+        frames=(Frame(png=b"png", width=4, height=3),),
+    )
+
+
+def a_meme(text: str | None = "some text") -> Meme:
+    """A meme that nobody will look at."""
+    return Meme(picture=a_picture(), text=text)
+
+
+def ticking() -> Iterator[datetime]:
+    """A clock: one tenth of a second passes at each look."""
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    while True:
+        yield at
+        at += timedelta(milliseconds=100)

@@ -1,0 +1,51 @@
+import pytest
+from pydantic import ValidationError
+
+from court.events import EVENT_KINDS, parse_event
+
+KINDS = {
+    "TrialOpened",
+    "TextRead",
+    "Described",
+    "QuestionAsked",
+    "AnswerGiven",
+    "Summarised",
+    "SideRested",
+    "PrecedentsCited",
+    "VerdictGiven",
+    "TrialFailed",
+    "VerdictReviewed",
+}
+
+RESTED = (
+    '{"kind":"SideRested","trial_id":"t","seq":0,"at":"2026-01-01T00:00:00Z","side":"ACCUSER","rounds":2,'
+    '"reason":"CONVERGED"}'
+)
+
+
+def test_the_union_is_closed():
+    assert {kind.__name__ for kind in EVENT_KINDS} == KINDS
+    assert all(kind.model_fields["kind"].default == kind.__name__ for kind in EVENT_KINDS)
+
+
+def test_an_event_comes_back_from_its_stored_form():
+    event = parse_event(RESTED)
+    assert parse_event(event.model_dump_json()) == event
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        RESTED.replace("SideRested", "SideSlept"),
+        RESTED.replace('"rounds":2,', ""),
+        RESTED.replace('"rounds":2', '"rounds":-1'),
+        RESTED.replace('"rounds":2', '"rounds":2,"mood":"good"'),
+        RESTED.replace("00Z", "00"),  # a time without its zone
+        RESTED.replace("ACCUSER", "BAILIFF"),
+        "[]",
+        "",
+    ],
+)
+def test_what_is_no_event_is_refused(stored):
+    with pytest.raises(ValidationError):
+        parse_event(stored)

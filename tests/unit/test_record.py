@@ -1,0 +1,58 @@
+import asyncio
+
+import pytest
+
+from court.events import ReviewOutcome, TrialFailed, VerdictReviewed
+from court.record import TrialRecord, TrialState
+from court.trial import Case
+from court.verdict import Label
+from tests.fakes import Notes, a_meme
+from tests.unit.test_trial import a_court
+
+
+@pytest.fixture(scope="module")
+def events():
+    return asyncio.run(a_court().hear(Case("t", a_meme()), Notes())).events
+
+
+def changed(event, **values):
+    return event.model_copy(update=values)
+
+
+def test_a_part_of_a_record_is_open(events):
+    assert TrialRecord.of(events[:-1]).state is TrialState.OPEN
+    assert TrialRecord.of(events[:1]).verdict is None
+
+
+def test_gaps_strangers_and_disorder_are_refused(events):
+    wrong = [
+        (),
+        events[1:],
+        (*events[:2], *events[3:]),
+        (*events[:3], events[2], *events[3:]),
+        (events[0], events[2], events[1], *events[3:]),
+        (events[0], changed(events[1], trial_id="other"), *events[2:]),
+        (events[0], changed(events[0], seq=1)),
+    ]
+    for part in wrong:
+        with pytest.raises(ValueError):
+            TrialRecord.of(part)
+
+
+def test_after_the_end_only_people_speak(events):
+    last = events[-1]
+    failed = TrialFailed(trial_id="t", seq=len(events), at=last.at, step="x", reason="R", message="m", retryable=False)
+    with pytest.raises(ValueError, match="after the end"):
+        TrialRecord.of((*events, failed))
+    review = VerdictReviewed(
+        trial_id="t",
+        seq=len(events),
+        at=last.at,
+        outcome=ReviewOutcome.OVERRULED,
+        label=Label.NOT_HARMFUL,
+        reason="it is a joke about Mondays",
+        reviewer="r-1",
+    )
+    record = TrialRecord.of((*events, review))
+    assert record.state is TrialState.DECIDED
+    assert record.verdict.label is Label.HARMFUL  # what the Judge said stays what it said

@@ -1,0 +1,174 @@
+import asyncio
+
+import pytest
+
+from court.errors import BadLibrary, CourtError, NotLoaded, TrialAborted, Unavailable
+from court.events import Procedure, TextSource
+from court.record import TrialRecord, TrialState
+from court.trial import Case, Court
+from court.verdict import Label
+from tests.fakes import FakeFinder, FakeReader, H, N, Notes, a_meme, findings, ticking
+
+SUMMARY = [
+    "TrialOpened",
+    "TextRead",
+    "PrecedentsCited",
+    "Summarised",
+    "SideRested",
+    "Summarised",
+    "SideRested",
+    "VerdictGiven",
+]
+
+
+def a_court(found=None, reader=None):
+    clock = ticking()
+    result = findings([H] * 5) if found is None else found
+    return Court(
+        finder=FakeFinder(result),
+        text_reader=reader or FakeReader(),
+        software="test",
+        now=lambda: next(clock),
+    )
+
+
+def hear(court, meme=None, watch=None, procedure=Procedure.SUMMARY):
+    return asyncio.run(court.hear(Case("t", meme or a_meme(), procedure), watch or Notes()))
+
+
+def test_the_summary_procedure_tells_every_event_in_order():
+    notes = Notes()
+    record = hear(a_court(), watch=notes)
+    assert notes.kinds == SUMMARY
+    assert record.events == tuple(notes.events)
+    assert record.state is TrialState.DECIDED
+    assert record.verdict.label is Label.HARMFUL
+    assert record.seconds == pytest.approx(0.7)
+
+
+def test_text_that_is_given_is_not_read():
+    reader = FakeReader("other")
+    record = hear(a_court(reader=reader), a_meme("given"))
+    assert (record.text.text, record.text.source, reader.calls) == ("given", TextSource.CALLER, 0)
+
+
+def test_text_that_is_not_given_is_read():
+    court = a_court(reader=FakeReader("one\ntwo\none"))
+    record = hear(court, a_meme(None))
+    assert (record.text.text, record.text.source) == ("one\ntwo", TextSource.OCR)
+    assert [line.text for line in record.text.lines] == ["one", "two", "one"]
+    assert court.finder.asked[0]["text"] == "one\ntwo"
+
+
+def test_a_meme_without_text_says_so():
+    assert hear(a_court(), a_meme("  ")).text.source is TextSource.NONE
+    assert hear(a_court(reader=FakeReader("")), a_meme(None)).text.source is TextSource.NONE
+
+
+@pytest.mark.parametrize(
+    ("court", "step"),
+    [
+        (a_court(reader=FakeReader(Unavailable("gone"))), "text"),
+        (a_court(found=Unavailable("gone")), "precedents"),
+        (a_court(found=BadLibrary("broken")), "precedents"),
+        (a_court(found=ZeroDivisionError("secret/path")), "precedents"),
+    ],
+)
+def test_a_failure_is_never_a_verdict(court, step):
+    notes = Notes()
+    with pytest.raises(TrialAborted) as caught:
+        hear(court, a_meme(None), notes)
+    record = caught.value.record
+    assert record.state is TrialState.FAILED
+    assert record.verdict is None
+    assert notes.events[-1].step == step
+    assert record.events == tuple(notes.events)
+    assert notes.events[-1].retryable == isinstance(caught.value.cause, Unavailable)
+    assert "secret" not in notes.events[-1].message
+
+
+@pytest.mark.parametrize("place", range(1, len(SUMMARY)))
+def test_nothing_goes_on_that_was_not_kept(place):
+    notes = Notes(fail_at=place)
+    with pytest.raises(TrialAborted) as caught:
+        hear(a_court(), watch=notes)
+    assert notes.kinds == SUMMARY[:place]
+    # The record ends where the docket's does: nobody is told of a verdict that was not kept.
+    assert caught.value.record.events == tuple(notes.events)
+    assert caught.value.record.verdict is None
+
+
+def test_a_trial_that_can_not_be_opened_leaves_nothing():
+    notes = Notes(fail_at=0, error=Unavailable("locked"))
+    with pytest.raises(Unavailable):
+        hear(a_court(), watch=notes)
+    assert notes.events == []
+    with pytest.raises(CourtError, match="mistake"):
+        hear(a_court(), watch=Notes(fail_at=0))
+
+
+@pytest.mark.parametrize("procedure", [Procedure.FULL, Procedure.CASCADE])
+def test_a_procedure_that_is_not_set_up_is_refused_before_anything_is_recorded(procedure):
+    notes = Notes()
+    with pytest.raises(NotLoaded) as caught:
+        hear(a_court(), watch=notes, procedure=procedure)
+    assert caught.value.field == "procedure"
+    assert notes.events == []
+
+
+def test_a_cancelled_trial_records_its_end():
+    async def scene():
+        reader = FakeReader("never", wait=asyncio.Event())
+        notes = Notes()
+        trial = asyncio.create_task(a_court(reader=reader).hear(Case("t", a_meme(None)), notes))
+        await reader.asked.wait()
+        trial.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await trial
+        return notes
+
+    notes = asyncio.run(scene())
+    assert notes.kinds == ["TrialOpened", "TrialFailed"]
+    assert notes.events[-1].reason == "CANCELLED"
+    assert TrialRecord.of(notes.events).state is TrialState.FAILED
+
+
+@pytest.mark.parametrize("place", range(len(SUMMARY)))
+def test_a_trial_cancelled_while_an_event_is_being_kept_neither_loses_nor_doubles_it(place):
+    async def scene():
+        kept = []
+        writing, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(event):
+            if event.seq == place:
+                writing.set()
+                await go_on.wait()
+            kept.append(event)
+
+        trial = asyncio.create_task(a_court().hear(Case("t", a_meme()), slow))
+        await writing.wait()
+        trial.cancel()
+        await asyncio.sleep(0.01)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await trial
+        return kept
+
+    kept = asyncio.run(scene())
+    assert [event.seq for event in kept] == list(range(len(kept)))
+    # Once the verdict was being written the trial is over, and stays decided.
+    assert kept[-1].kind == ("VerdictGiven" if place == len(SUMMARY) - 1 else "TrialFailed")
+
+
+def test_the_record_names_settings_policy_and_versions():
+    court = a_court()
+    opened = hear(court).opened
+    assert opened.settings == court.settings.model_dump(mode="json")
+    assert opened.versions.settings == court.settings.digest
+    assert opened.versions.library == "sha256:0"
+    assert opened.versions.text_reader == "test reader"
+    assert opened.policy.digest == court.policy.digest
+
+
+def test_acquittals_need_a_verdict():
+    assert hear(a_court(found=findings([N] * 5))).verdict.label is Label.NOT_HARMFUL
