@@ -10,16 +10,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from court.backends.text_reader import OcrTextReader
-from retrieval.finder import LibraryFinder
-
 from court.backends.picture_reader import GuardedPictureReader
+from court.backends.text_reader import OcrTextReader
 from court.events import AnyEvent, Procedure
 from court.meme import Meme, check_text
 from court.ports import PictureReader, Watcher
 from court.record import TrialRecord
 from court.trial import Case, Court
 from retrieval.builtin import BuiltinEncoder
+from retrieval.finder import LibraryFinder
 from serving.docket.sql import SqlDocket
 from serving.docket.store import Docket
 from serving.settings import Settings

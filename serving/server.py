@@ -21,8 +21,7 @@ from serving.settings import Settings
 MESSAGE_BYTES = LIMITS.max_bytes + 64 * 1024
 """Largest message: a picture at its limit, and room for everything else. gRPC's default of 4 MiB is too small."""
 
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_HEALTH_OF = ("", SERVICE)  # the server as a whole, and the one service
 
 _log = logging.getLogger("memecourt.server")
 
@@ -49,22 +48,7 @@ async def serve(
         CourtError: The courthouse can't be opened.
     """
     service = CourtService(settings.concurrent_trials)
-    # A server says SERVING from birth unless told otherwise.
-    healthy = health.aio.HealthServicer()
-    for name in ("", SERVICE):
-        await healthy.set(name, _NOT_SERVING)
-    server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MESSAGE_BYTES),
-            ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a share of its requests
-            ("grpc.max_concurrent_streams", 128),  # bounds what a rapid-reset attack can cost per connection
-            ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing is closed
-        ]
-    )
-    server.add_generic_rpc_handlers((service.handler(),))
-    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    server, healthy = await make_server(service)
     port = _listen(server, address)
     stopping = _stop_signals()
     async with AsyncExitStack() as stack:
@@ -79,8 +63,7 @@ async def serve(
             await asyncio.wait((opening,))
             return
         service.open(opening.result())
-        for name in ("", SERVICE):
-            await healthy.set(name, _SERVING)
+        await say_serving(healthy)
         ready()
         await waiting
         _log.info("stopping: running trials have %.0f s to finish", settings.grace)
@@ -88,6 +71,33 @@ async def serve(
         service.close()
         await server.stop(settings.grace)
         await service.empty(seconds=5)
+
+
+async def make_server(service: CourtService) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+    """A server with the court, health and reflection, not yet listening; its health says NOT_SERVING."""
+    # The library's health says SERVING from birth unless told otherwise.
+    healthy = health.aio.HealthServicer()
+    for name in _HEALTH_OF:
+        await healthy.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MESSAGE_BYTES),
+            ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a share of its requests
+            ("grpc.max_concurrent_streams", 128),  # bounds what a rapid-reset attack can cost per connection
+            ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing is closed
+        ]
+    )
+    server.add_generic_rpc_handlers((service.handler(),))
+    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return server, healthy
+
+
+async def say_serving(healthy: health.aio.HealthServicer) -> None:
+    """From now on, health checks are told that asks are heard."""
+    for name in _HEALTH_OF:
+        await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
 
 
 def _listen(server: grpc.aio.Server, address: str) -> int:

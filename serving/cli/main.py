@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.metadata import version
 
 import click
 
@@ -42,7 +41,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("memecourt"), "--version", prog_name="memecourt")
+@click.version_option(package_name="memecourt")
 def cli() -> None:
     """MemeCourt puts memes on trial: two sides argue, precedents are cited, a judge rules, every step is kept.
 

@@ -81,12 +81,13 @@ class SqlDocket:
         self._writer.start()
 
     @classmethod
-    def open(cls, path: Path, *, create: bool = True) -> Self:
+    def open(cls, path: Path, *, create: bool = True, patience: float = 10.0) -> Self:
         """Opens a docket.
 
         Args:
             path: The SQLite file.
             create: Whether to make it if it is not there.
+            patience: Seconds to wait for another process that is writing.
 
         Raises:
             DocketError: It is not there and not to be made, is no docket, is damaged, or of a later format.
@@ -98,7 +99,7 @@ class SqlDocket:
                     reason="DOCKET_MISSING",
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": 10})
+        engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": patience})
         event.listen(engine, "connect", _set_up)
         try:
             _check_or_create(engine, path)

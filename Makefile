@@ -1,0 +1,49 @@
+# Everything a newcomer needs. Bare `make` tells what there is.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo test lint corpus proto perf clean
+
+help: ## Tell what there is
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-8s %s\n' "$$name" "$$what"; done
+
+demo: .venv/server ## Install, start the real server, have three memes judged, print the verdicts
+	MEMECOURT_HOME=.demo $(BIN)/memecourt demo
+
+test: .venv/dev ## Install and run the tests (options: make test ARGS="-k library")
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/dev ## Style, types, import rules, the wire contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	cd proto && ../$(BIN)/buf lint
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_proto.py --check
+
+corpus: .venv/dev ## Download Pillow's own test pictures, for the tests that feed them to the picture reader
+	$(BIN)/python scripts/fetch_corpus.py
+
+proto: .venv/dev ## Regenerate the code for the wire contract
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_proto.py
+
+perf: .venv/dev ## Run a benchmark: make perf NAME=startup; without NAME, list them
+	$(BIN)/memecourt-eval perf $(NAME)
+
+clean: ## Remove the environment, caches and the demo's records
+	rm -rf .venv .demo .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+
+.venv/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "MemeCourt needs Python 3.11 or newer; name one with make PYTHON=…")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	touch $@
+
+.venv/server: .venv/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[server]'
+	touch $@
+
+.venv/dev: .venv/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@ .venv/server

@@ -1,0 +1,5 @@
+"""``python -m eval`` is the command ``memecourt-eval``."""
+
+from eval.cli import main
+
+main()

@@ -1,0 +1,55 @@
+"""What a benchmark is: figures, the bounds they are held against, and whether they hold."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+BENCHMARKS = {
+    "startup": ("eval.perf.startup", "CPU time of `memecourt --help` over that of an empty Python"),
+}
+"""Name of each benchmark, the module that holds its ``measure() -> Result``, and what it measures."""
+
+_COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a benchmark measured.
+
+    Attributes:
+        name: Of the benchmark.
+        figures: What was measured, by name.
+        goals: A bound per figure, such as ``<= 1.05``; figures without one are for information.
+    """
+
+    name: str
+    figures: dict[str, float]
+    goals: dict[str, str]
+
+    def held(self, figure: str) -> bool:
+        """Whether a figure is within its bound. Raises KeyError if it has none or was not measured."""
+        comparison, bound = self.goals[figure].split()
+        return _COMPARISONS[comparison](self.figures[figure], float(bound))
+
+    @property
+    def holds(self) -> bool:
+        """Whether all bounds hold."""
+        return all(self.held(figure) for figure in self.goals)
+
+    def as_json(self) -> dict[str, object]:
+        """The form that tools read."""
+        return {"name": self.name, "figures": self.figures, "goals": self.goals, "holds": self.holds}
+
+
+def measure(name: str) -> Result:
+    """Runs a benchmark. Raises KeyError if there is none of that name."""
+    result = import_module(BENCHMARKS[name][0]).measure()
+    assert isinstance(result, Result)
+    return result
