@@ -39,35 +39,31 @@ class Reach:
         picture: The same for pictures.
         text_weighed: Whether a text is near enough to count as evidence.
         picture_weighed: Whether a picture is.
+        enough: Whether what is near enough carries at least half of the weight. What is too far still takes part in
+            the ranking, as noise; where it outweighs the rest, the nearest precedents are near by chance.
     """
 
     text: float | None
     picture: float | None
     text_weighed: bool
     picture_weighed: bool
+    enough: bool
 
     @classmethod
     def of(cls, findings: Findings) -> Reach:
         """The reach of what was found."""
-        at_hand = _at_hand(findings)
+        at_hand, alpha = _at_hand(findings), findings.search.alpha
         text = max((p.text_similarity for p in at_hand if p.text_similarity is not None), default=None)
         picture = max((p.picture_similarity for p in at_hand if p.picture_similarity is not None), default=None)
-        return cls(
-            text=text,
-            picture=picture,
-            text_weighed=text is not None and findings.search.alpha > 0 and text >= findings.floors.text,
-            picture_weighed=picture is not None and findings.search.alpha < 1 and picture >= findings.floors.picture,
-        )
-
-    @property
-    def any(self) -> bool:
-        """Whether any precedent is near enough to speak about the meme."""
-        return self.text_weighed or self.picture_weighed
+        text_weighed = text is not None and alpha > 0 and text >= findings.floors.text
+        picture_weighed = picture is not None and alpha < 1 and picture >= findings.floors.picture
+        weight = alpha * text_weighed + (1 - alpha) * picture_weighed
+        return cls(text, picture, text_weighed, picture_weighed, enough=weight >= 0.5)
 
 
 def hold_vote(findings: Findings) -> Vote | None:
     """The vote of the precedents, or None where none is near enough to have one."""
-    return vote(findings.tally, findings.vote_settings) if findings.tally and Reach.of(findings).any else None
+    return vote(findings.tally, findings.vote_settings) if findings.tally and Reach.of(findings).enough else None
 
 
 def argue(side: Side, findings: Findings, held: Vote | None) -> Statement:
@@ -221,10 +217,10 @@ def _similarities(precedent: Precedent) -> str:
 
 def _distance(findings: Findings, reach: Reach) -> str:
     parts = [
-        f"{name} {value:.2f} (at least {floor:.2f} is needed)"
-        for name, value, floor in (
-            ("text", reach.text, findings.floors.text),
-            ("picture", reach.picture, findings.floors.picture),
+        f"{name} {value:.2f} (at least {floor:.2f} is needed, and it has {weight:.0%} of the weight)"
+        for name, value, floor, weight in (
+            ("text", reach.text, findings.floors.text, findings.search.alpha),
+            ("picture", reach.picture, findings.floors.picture, 1 - findings.search.alpha),
         )
         if value is not None
     ]

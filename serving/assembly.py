@@ -12,13 +12,19 @@ from importlib.metadata import version
 
 from court.backends.picture_reader import GuardedPictureReader
 from court.backends.text_reader import OcrTextReader
+from court.digests import digest
+from court.errors import BadRequest, Unavailable
 from court.events import AnyEvent, Procedure
 from court.meme import Meme, check_text
 from court.ports import PictureReader, Watcher
 from court.record import TrialRecord
 from court.trial import Case, Court
+from retrieval.build import STARTER_MEMES, build_starter
 from retrieval.builtin import BuiltinEncoder
+from retrieval.embedding import Encoder
 from retrieval.finder import LibraryFinder
+from retrieval.library import Library
+from retrieval.storage import CURRENT
 from serving.docket.sql import SqlDocket
 from serving.docket.store import Docket
 from serving.settings import Settings
@@ -138,11 +144,40 @@ async def open_courthouse(
         tell("Loading the sentence encoder and the text reader …" if read_text else "Loading the sentence encoder …")
         loading = asyncio.to_thread(BuiltinEncoder)
         encoder = (await asyncio.gather(loading, text_reader.warm()))[0] if read_text else await loading
-        library = await _open_library(settings, encoder, pictures, tell)
+        library = await open_library(settings, encoder, pictures, tell)
+        finder = LibraryFinder(library, encoder)
+        stack.callback(finder.close)
         court = Court(
-            finder=LibraryFinder(library, encoder),
+            finder=finder,
             text_reader=text_reader,
             software=SOFTWARE,
             settings=settings.trial,
         )
         yield Courthouse(court=court, pictures=pictures, docket=docket)
+
+
+async def open_library(
+    settings: Settings, encoder: Encoder, pictures: PictureReader, tell: Callable[[str], None] = lambda _: None
+) -> Library:
+    """The library that the settings name; without one, the starter library, which is made where it is not there yet.
+
+    Raises:
+        BadLibrary: It is missing, damaged or made with another encoder.
+        Unavailable: Another process has been making the starter library for a minute and is not done.
+    """
+    if settings.library is not None:
+        return await asyncio.to_thread(Library.open, settings.library, encoder.identity)
+    # Named by what it is made of: an upgrade of ours makes a new one beside the old.
+    made_of = digest({"memes": STARTER_MEMES.read_text("utf-8"), "encoder": encoder.identity.digest})
+    path = settings.home / "libraries" / f"starter-{made_of.removeprefix('sha256:')[:12]}"
+    for _ in range(120):
+        if (path / CURRENT).exists():
+            return await asyncio.to_thread(Library.open, path, encoder.identity)
+        tell("Making the starter library of precedents, once …")
+        try:
+            return (await build_starter(path, encoder, pictures))[0]
+        except (BadRequest, Unavailable) as error:
+            if error.reason not in ("LIBRARY_EXISTS", "LIBRARY_LOCKED"):
+                raise
+            await asyncio.sleep(0.5)
+    raise Unavailable("Another process is still making the starter library. Ask again in a minute.")

@@ -42,13 +42,3 @@ class Settings(BaseSettings):
     def docket_path(self) -> Path:
         """The file of the docket."""
         return self.docket or self.home / "docket.sqlite"
-
-    @property
-    def library_path(self) -> Path:
-        """The library of precedents."""
-        return self.library or self.starter_path
-
-    @property
-    def starter_path(self) -> Path:
-        """Where the starter library is made."""
-        return self.home / "libraries" / "starter"

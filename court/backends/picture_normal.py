@@ -1,4 +1,4 @@
-"""From a decoded picture to the one form that goes on: upright 8-bit RGB in sRGB on white, of bounded size, bare of metadata.
+"""From a decoded picture to the one form that goes on: upright RGB in sRGB on white, bounded, bare of metadata.
 
 Runs in a guarded worker only.
 """
@@ -80,9 +80,7 @@ def upright_size(opened: Image.Image, structure: Structure) -> tuple[int, int]:
     return structure.width, structure.height
 
 
-def _normal(
-    opened: Image.Image, structure: Structure, turn: Image.Transpose | None, side: int
-) -> Image.Image:
+def _normal(opened: Image.Image, structure: Structure, turn: Image.Transpose | None, side: int) -> Image.Image:
     profile = opened.info.get("icc_profile")
     still = _resizable(opened, structure)
     if turn is not None:

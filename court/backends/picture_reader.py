@@ -107,7 +107,9 @@ class GuardedPictureReader:
                 raise bad_picture("PICTURE_TOO_COSTLY", {}) from died
             raise bad_picture("PICTURE_KILLS_READER", {}) from died
         except JobFailed as failed:
-            raise bad_picture("PICTURE_TOO_COSTLY" if failed.kind == "MemoryError" else "PICTURE_DAMAGED", {}) from failed
+            logger.warning("the picture worker failed by %s", failed.kind)
+            reason = "PICTURE_TOO_COSTLY" if failed.kind == "MemoryError" else "PICTURE_KILLS_READER"
+            raise bad_picture(reason, {}) from failed
         return self._checked(reply, digest)
 
     async def aclose(self) -> None:
@@ -149,4 +151,3 @@ class GuardedPictureReader:
         if begins != expected or max(sent.width, sent.height) > self._limits.outgoing_side:
             raise ValueError("frame")
         return Frame(png=png, width=sent.width, height=sent.height, index=sent.index)
-

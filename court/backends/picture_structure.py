@@ -26,7 +26,7 @@ _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {0xDE}
 _GIF_BLOCK = re.compile(rb"[!,;]")
 
 _JUNK_MOST = 4096
-"""Bytes of junk between two parts that are skipped, as all decoders do; more is no accident, and costs Pillow dearly."""
+"""Bytes of junk between two parts that are skipped, as decoders do; more is no accident, and Pillow is slow at it."""
 _GIF_BLOCKS_MOST = 1 << 18
 """A file of 16 MiB has a quarter of that when its blocks are full."""
 
@@ -181,11 +181,9 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
 
 def _is_needed(marker: int, begins: bytes) -> bool:
     """Whether a segment is needed to decode the picture, turn it upright and see its colours; an MPO's index is not."""
-    if marker == 0xFE or 0xE3 <= marker <= 0xEF and marker != 0xEE:
+    if marker == 0xFE or (0xE3 <= marker <= 0xEF and marker != 0xEE):
         return False
-    return marker not in (0xE1, 0xE2) or any(
-        marker == kind and begins.startswith(name) for kind, name in _JPEG_KEPT
-    )
+    return marker not in (0xE1, 0xE2) or any(marker == kind and begins.startswith(name) for kind, name in _JPEG_KEPT)
 
 
 def _gif(data: bytes) -> Structure:
@@ -258,9 +256,8 @@ def _webp(data: bytes, limits: Limits) -> Structure:
         if kind == b"ANMF":
             frames += 1
         elif kind == b"VP8X" and size is None:
-            size = 1 + int.from_bytes(data[body + 4 : body + 7], "little"), 1 + int.from_bytes(
-                data[body + 7 : body + 10], "little"
-            )
+            wide, high = data[body + 4 : body + 7], data[body + 7 : body + 10]
+            size = 1 + int.from_bytes(wide, "little"), 1 + int.from_bytes(high, "little")
         elif kind == b"VP8 " and size is None:
             width, height = struct.unpack_from("<HH", data, body + 6)
             size = width & 0x3FFF, height & 0x3FFF

@@ -14,7 +14,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -38,7 +38,7 @@ class Guard:
         max_reply_bytes: Payloads of one reply together.
         start_s: Time on the clock until a new process is ready, in seconds.
         jobs_per_process: After so many jobs the process is replaced, so that nothing piles up in it.
-        environment: All environment variables that it gets.
+        settings: What else the module needs to know when it starts; no secret, for it stands on the command line.
     """
 
     cpu_s: float
@@ -48,7 +48,7 @@ class Guard:
     max_reply_bytes: int = 64 * 1024 * 1024
     start_s: float = 60.0
     jobs_per_process: int = 1000
-    environment: Mapping[str, str] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Death(StrEnum):
@@ -241,15 +241,16 @@ class _Process:
     async def start(cls, module: str, guard: Guard, name: str) -> _Process:
         """Raises OSError."""
         bounds = {"memory_bytes": guard.memory_bytes, "cpu_s": guard.cpu_s, "open_files": guard.open_files}
+        told = json.dumps({**bounds, **guard.settings})
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             # Isolated: neither the environment nor the working folder decides what is imported. Nothing is written.
-            *("-I", "-B", "-m", module, json.dumps(bounds)),
+            *("-I", "-B", "-m", module, told),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             # What decoders complain about holds content of memes, and an unread pipe would fill and stop them.
             stderr=asyncio.subprocess.DEVNULL,
-            env=dict(guard.environment or {}),
+            env={},
             cwd="/",
             # Ctrl-C in a terminal is for the parent, who ends its children in good order.
             start_new_session=True,

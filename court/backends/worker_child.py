@@ -39,7 +39,9 @@ def serve(handle: Handler) -> None:
         header, payloads = request
         started = _cpu_s()
         _allow_cpu(bounds["cpu_s"])
-        failed, body, answer = None, {}, []
+        failed: str | None = None
+        body: dict[str, Any] = {}
+        answer: list[bytes] = []
         try:
             body, answer = handle(header["body"], payloads)
         except Exception as error:  # its name only: messages of decoders carry addresses and content

@@ -29,7 +29,8 @@ def serve(address: str, concurrent_trials: int | None, library: Path | None, doc
     """
     from serving.server import serve as serve_until_stopped
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("memecourt").setLevel(logging.INFO)
     settings = settings_of(library=library, docket=docket, concurrent_trials=concurrent_trials)
     run(
         serve_until_stopped(

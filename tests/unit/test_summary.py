@@ -62,9 +62,22 @@ def test_no_precedent_at_all_is_undecided():
     assert judged(empty).label is Label.UNDECIDED
 
 
-def test_a_near_picture_that_has_no_weight_does_not_make_a_vote():
-    text_only = Search(alpha_asked=1, alpha=1, has_text=True, has_picture=True, exhibits=3, tally=25)
-    assert judged(findings([N] * 5, text=0.1, picture=0.9, search=text_only)).label is Label.UNDECIDED
+@pytest.mark.parametrize(
+    ("alpha", "text", "picture", "decided"),
+    [
+        (1.0, 0.1, 0.9, False),  # the near half has no weight
+        (0.9, 0.1, 0.9, False),  # the far half decides who is near
+        (0.9, 0.9, 0.1, True),
+        (0.5, 0.9, 0.1, True),
+        (0.5, 0.1, 0.9, True),
+        (0.1, 0.9, 0.1, False),
+        (0.0, 0.1, 0.9, True),
+    ],
+)
+def test_what_is_near_enough_must_carry_half_of_the_weight(alpha, text, picture, decided):
+    search = Search(alpha_asked=alpha, alpha=alpha, has_text=True, has_picture=True, exhibits=3, tally=25)
+    verdict = judged(findings([N] * 5, text=text, picture=picture, search=search))
+    assert (verdict.label is not Label.UNDECIDED) == decided
 
 
 def test_half_a_meme_can_not_acquit_in_silence():

@@ -1,0 +1,303 @@
+"""``memecourt precedents``: libraries of labelled memes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from serving.cli.common import excerpt, library_option, printable, run, settings_of, tell
+
+if TYPE_CHECKING:
+    from court.precedents import Findings
+    from retrieval.build import BuildReport
+    from retrieval.library import Library
+    from retrieval.readers import Source
+
+_SHOWN = 10  # rows with a fault that are listed one by one; --json lists all
+
+_sources = click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE…")
+_place = click.argument("place", type=click.Path(path_type=Path), metavar="LIBRARY")
+_pictures = click.option(
+    "--pictures",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="The folder that the files' picture names are relative to. Without it, texts alone are used.",
+)
+_format = click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["harmeme", "fhm", "csv", "memecourt"]),
+    help="How the files are laid out. [default: told from their content]",
+)
+_source = click.option(
+    "--source", default="", help="What to call where the memes come from. [default: the file's name]"
+)
+_json = click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
+
+
+@click.group()
+def precedents() -> None:
+    """Makes, extends, searches and describes libraries of precedents: labelled memes that verdicts rest on."""
+
+
+@precedents.command()
+@_place
+@_sources
+@click.option("--name", help="What to call the library. [default: its folder's name]")
+@click.option("--replace", is_flag=True, help="Put it in the place of a library that is there, in one step.")
+@_pictures
+@_format
+@_source
+@_json
+def build(
+    place: Path,
+    sources: tuple[Path, ...],
+    name: str | None,
+    replace: bool,
+    pictures: Path | None,
+    layout: str | None,
+    source: str,
+    as_json: bool,
+) -> None:
+    """Makes a LIBRARY (a folder) of the labelled memes in FILEs.
+
+    \b
+    harmeme    JSON a line: id, image, labels (the first is the label), text
+    fhm        JSON a line: id, img, label (1 hateful, 0 not), text
+    csv        a header with id, label and any of text, image, categories
+    memecourt  JSON a line: id, label, text, categories, image or scene
+
+    Rows that can't be used are counted and listed, and the others go in. How neighbours vote is then chosen by leaving
+    each meme out in turn; what that vote is worth stands in the library and is printed.
+    """  # noqa: D301 - click's mark for text that is not to be wrapped
+    library, report = run(
+        _build(place, _sources_of(sources, source, pictures, layout), name or place.resolve().name, replace)
+    )
+    _told(library, report, as_json)
+
+
+@precedents.command()
+@_place
+@_sources
+@_pictures
+@_format
+@_source
+@_json
+def add(
+    place: Path, sources: tuple[Path, ...], pictures: Path | None, layout: str | None, source: str, as_json: bool
+) -> None:
+    """Adds the labelled memes in FILEs to a LIBRARY, which is calibrated anew; ids that it has already are refused."""
+    library, report = run(_add(place, _sources_of(sources, source, pictures, layout)))
+    _told(library, report, as_json)
+
+
+@precedents.command()
+@click.option("--text", help="Text to look for.")
+@click.option("--picture", type=click.Path(path_type=Path), help="Picture to look for.")
+@click.option("-k", "most", default=5, show_default=True, type=click.IntRange(1, 100), help="How many to show.")
+@click.option(
+    "--alpha", type=click.FloatRange(0, 1), help="Weight of the text against the picture. [default: the library's own]"
+)
+@library_option
+@_json
+def search(
+    text: str | None, picture: Path | None, most: int, alpha: float | None, library: Path | None, as_json: bool
+) -> None:
+    """Finds the precedents most like a text, a picture, or both."""
+    if not text and picture is None:
+        raise click.UsageError("Give --text, --picture or both.")
+    found = run(_search(library, text or "", picture, most, alpha))
+    if as_json:
+        click.echo(found.model_dump_json())
+        return
+    for note in found.notes:
+        tell(f"{note[0].upper()}{note[1:]}.")
+    for place, exhibit in enumerate(found.exhibits, 1):
+        halves = "  ".join(
+            f"{name} {'    –' if value is None else format(value, '5.2f')}"
+            for name, value in (("text", exhibit.text_similarity), ("picture", exhibit.picture_similarity))
+        )
+        label = str(exhibit.label).replace("_", " ").lower()
+        click.echo(f"{place:>3}  {excerpt(exhibit.id, 30):<16} {label:<12} {halves}  {exhibit.source}")
+        click.echo(f"     “{excerpt(exhibit.text, 90)}”")
+
+
+@precedents.command()
+@library_option
+@_json
+def info(library: Path | None, as_json: bool) -> None:
+    """Describes a library after checking every byte of it: what is in it, how it votes, what that vote is worth."""
+    opened = run(_info(library))
+    if as_json:
+        click.echo(json.dumps({"digest": opened.digest, **opened.manifest.model_dump(mode="json")}))
+    else:
+        _describe(opened)
+
+
+def _sources_of(files: tuple[Path, ...], name: str, pictures: Path | None, layout: str | None) -> list[Source]:
+    from retrieval.readers import Source, SourceFormat
+
+    chosen = SourceFormat(layout) if layout else None
+    return [Source(path=path, name=name, pictures=pictures, format=chosen) for path in files]
+
+
+@asynccontextmanager
+async def _tools() -> AsyncIterator[tuple[Any, Any]]:
+    """The encoder and a picture reader."""
+    import asyncio
+
+    from court.backends.picture_reader import GuardedPictureReader
+    from retrieval.builtin import BuiltinEncoder
+
+    tell("Loading the sentence encoder …")
+    pictures = GuardedPictureReader(workers=settings_of().picture_workers)
+    try:
+        yield await asyncio.to_thread(BuiltinEncoder), pictures
+    finally:
+        await pictures.aclose()
+
+
+async def _build(place: Path, sources: list[Source], name: str, replace: bool) -> tuple[Library, BuildReport]:
+    from retrieval.build import build_library
+
+    async with _tools() as (encoder, pictures):
+        return await build_library(
+            place,
+            sources,
+            name=name,
+            encoder=encoder,
+            picture_reader=pictures,
+            progress=_progress(),
+            replace=replace,
+        )
+
+
+async def _add(place: Path, sources: list[Source]) -> tuple[Library, BuildReport]:
+    from retrieval.build import add_to_library
+    from retrieval.library import Library
+
+    async with _tools() as (encoder, pictures):
+        library = Library.open(place, encoder.identity)
+        return await add_to_library(library, sources, encoder=encoder, picture_reader=pictures, progress=_progress())
+
+
+async def _search(place: Path | None, text: str, picture: Path | None, most: int, alpha: float | None) -> Findings:
+    import asyncio
+
+    from court.errors import BadPicture
+    from court.meme import check_text
+    from retrieval.finder import LibraryFinder
+    from serving.assembly import open_library
+
+    check_text(text)
+    async with _tools() as (encoder, pictures):
+        library = await open_library(settings_of(library=place), encoder, pictures, tell)
+        shown = None
+        if picture is not None:
+            try:
+                shown = await pictures.read(await asyncio.to_thread(picture.read_bytes))
+            except OSError as error:
+                raise BadPicture(f"The picture {picture} can't be read: {error.strerror}.") from None
+        finder = LibraryFinder(library, encoder)
+        try:
+            return await finder.find(
+                text=text,
+                frames=shown.frames if shown else (),
+                pixels_sha256=shown.pixels_sha256 if shown else "",
+                exhibits=most,
+                tally=most,
+                alpha=alpha,
+            )
+        finally:
+            finder.close()
+
+
+async def _info(place: Path | None) -> Library:
+    from retrieval.library import Library
+    from serving.assembly import open_library
+
+    if place := settings_of(library=place).library:
+        return Library.open(place, None)
+    async with _tools() as (encoder, pictures):
+        opened: Library = await open_library(settings_of(), encoder, pictures, tell)
+        return opened
+
+
+def _progress() -> Callable[[str, int, int], None]:
+    """Says how far each step is; redraws one line where there is a terminal to redraw it on."""
+    import sys
+
+    drawn = sys.stderr.isatty()
+
+    def progress(step: str, done: int, total: int) -> None:
+        if drawn:
+            click.echo(f"\r{step}: {done:,} of {total:,}" + ("\n" if done == total else ""), err=True, nl=False)
+        elif done == total:
+            click.echo(f"{step}: {total:,}", err=True)
+
+    return progress
+
+
+def _told(library: Library, report: BuildReport, as_json: bool) -> None:
+    if as_json:
+        problems = [
+            {"source": p.source, "line": p.line, "id": p.id, "reason": p.reason, "kept": p.kept}
+            for p in report.problems
+        ]
+        click.echo(
+            json.dumps(
+                {
+                    "rows": report.rows,
+                    "added": report.added,
+                    "without_picture": report.without_picture,
+                    "text_cut": report.text_cut,
+                    "notes": report.notes,
+                    "problems": problems,
+                    "library": {"digest": library.digest, **library.manifest.model_dump(mode="json")},
+                }
+            )
+        )
+        return
+    for problem in report.problems[:_SHOWN]:
+        where = f"{excerpt(problem.source)} line {problem.line}, {excerpt(problem.id, 40) or 'no id'}"
+        tell(f"{where}: {problem.reason}, {'kept by its text alone' if problem.kept else 'left out'}")
+    if len(report.problems) > _SHOWN:
+        click.echo(f"… and {len(report.problems) - _SHOWN:,} more; --json lists all.", err=True)
+    for note in report.notes:
+        tell(note)
+    if report.text_cut:
+        tell(f"{len(report.text_cut):,} texts are longer than the encoder reads; their ends are not compared.")
+    click.echo(f"{report.added:,} of {report.rows:,} rows went in, {report.without_picture:,} by their text alone.")
+    _describe(library)
+
+
+def _describe(library: Library) -> None:
+    manifest = library.manifest
+    counts, tuning = manifest.counts, manifest.tuning
+    calibration, vote = tuning.calibration, tuning.vote
+    click.echo(f"library      {printable(manifest.name)}, written {manifest.created:%Y-%m-%d %H:%M} UTC")
+    click.echo(f"digest       {library.digest}")
+    click.echo(f"encoder      {manifest.encoder}")
+    click.echo(
+        f"memes        {counts.memes:,}: {counts.harmful:,} harmful, {counts.not_harmful:,} not; "
+        f"{counts.with_text:,} with text, {counts.with_picture:,} with picture"
+    )
+    for source, number in sorted(manifest.sources.items()):
+        click.echo(f"  {number:>8,}  {printable(source)}")
+    click.echo(
+        f"vote         k {vote.k}, tau {vote.tau:g}, prior {vote.prior:.3f}, intercept {vote.intercept:.3f}, "
+        f"slope {vote.slope:.3f}, threshold {vote.threshold:.3f}, weight of the text {tuning.alpha:.2f}"
+    )
+    click.echo(f"floors       text {tuning.floors.text:.2f}, picture {tuning.floors.picture:.2f}")
+    if calibration.accuracy is None or calibration.macro_f1 is None or calibration.brier is None:
+        click.echo(f"worth        not measured: {calibration.note}")
+    else:
+        click.echo(
+            f"worth        leaving each out: accuracy {calibration.accuracy:.3f}, macro-F1 {calibration.macro_f1:.3f}, "
+            f"Brier {calibration.brier:.3f} over {calibration.n:,} memes; "
+            f"always saying the more frequent label {calibration.majority:.3f}"
+        )

@@ -1,0 +1,427 @@
+"""The contract of memecourt.v1.Court, through a real channel to a real server; only what a trial leans on is a fake."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+from memecourt.client import AsyncClient, Client, JudgeError, judge_request
+from memecourt.v1 import court_pb2 as wire
+from memecourt.v1.court_pb2_grpc import CourtStub
+
+from court.errors import BadLibrary, BadPicture, Unavailable
+from court.record import TrialState
+from court.verdict import Label
+from serving.assembly import Courthouse
+from serving.docket.sql import SqlDocket
+from serving.server import MESSAGE_BYTES, make_server, say_serving
+from serving.service import SERVICE, CourtService
+from tests.fakes import FakeReader, H, N, a_picture, findings
+from tests.unit.test_trial import a_court
+
+IMAGE = b"any bytes: the picture reader is a fake"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+class FakePictures:
+    def __init__(self, result=None):
+        self.result = result or a_picture()
+
+    async def read(self, data):
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+class Scene:
+    def __init__(self, address, docket, service, channel):
+        self.address = address
+        self.docket = docket
+        self.service = service
+        self.channel = channel
+        self.stub = CourtStub(channel)
+
+    async def refusal(self, request, **options):
+        """The status that a request is refused with, with all its details."""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.stub.Judge(request, timeout=20, **options)
+        return told(caught.value)
+
+
+class Told:
+    def __init__(self, code, message, details):
+        self.code = code
+        self.message = message
+        self.details = details
+
+    def of(self, kind):
+        found = []
+        for packed in self.details:
+            message = kind()
+            if packed.Unpack(message):
+                found.append(message)
+        return found
+
+    @property
+    def info(self):
+        (info,) = self.of(error_details_pb2.ErrorInfo)  # exactly one
+        assert info.domain == "memecourt.v1"
+        return info
+
+
+def told(error):
+    status = rpc_status.from_call(error)
+    assert status is not None, f"no details: {error.code()} {error.details()}"
+    return Told(error.code(), error.details(), status.details)
+
+
+@asynccontextmanager
+async def a_scene(path, *, found=None, reader=None, pictures=None, trials=32, open_court=True):
+    docket = SqlDocket.open(path / "docket.sqlite")
+    service = CourtService(trials)
+    server, healthy = await make_server(service)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    if open_court:
+        service.open(Courthouse(a_court(found, reader), FakePictures(pictures), docket))
+        await say_serving(healthy)
+    address = f"127.0.0.1:{port}"
+    try:
+        async with grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
+            yield Scene(address, docket, service, channel)
+    finally:
+        await server.stop(0)
+        await service.empty(5)
+        await docket.close()
+
+
+def play(work, path, **options):
+    async def scene():
+        async with a_scene(path, **options) as it:
+            return await work(it)
+
+    return asyncio.run(scene())
+
+
+def test_a_verdict_carries_everything_that_it_rests_on(tmp_path):
+    request = wire.JudgeRequest(
+        request_id="r-1",
+        content=wire.Content(namespace="forum", id="post-7"),
+        image=IMAGE,
+        text="some text",
+        language="en",
+        procedure=wire.PROCEDURE_SUMMARY,
+        client_token=b"\x00mine",
+    )
+
+    async def work(it):
+        metadata = (("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01"),)
+        response = await it.stub.Judge(request, timeout=20, metadata=metadata)
+        return response, await it.docket.record(response.verdict_id)
+
+    response, record = play(work, tmp_path, found=findings([H, H, N, H, H]))
+    assert response.label == wire.LABEL_HARMFUL
+    assert response.request_id == "r-1"
+    assert (response.content.namespace, response.content.id) == ("forum", "post-7")
+    assert response.client_token == b"\x00mine"
+    assert response.trace_id == TRACE == record.opened.trace_id
+    assert response.harm_score == record.verdict.harm_score
+    assert response.harm_score_meaning == wire.SCORE_MEANING_PRECEDENT_VOTE
+    assert response.strengths.harmful == wire.STRENGTH_STRONG
+    assert response.rationale == record.verdict.rationale
+    assert [(p.id, p.label) for p in response.precedents] == [
+        ("p0", wire.LABEL_HARMFUL),
+        ("p1", wire.LABEL_HARMFUL),
+        ("p2", wire.LABEL_NOT_HARMFUL),
+    ]
+    assert response.precedents[1].text_similarity == pytest.approx(0.79)
+    assert response.precedents[0].relation == wire.RELATION_SIMILAR
+    assert (response.text.text, response.text.source) == ("some text", wire.TEXT_SOURCE_CALLER)
+    assert response.versions.library.digest == "sha256:0"
+    assert response.versions.settings == record.opened.versions.settings
+    assert response.policy.digest == record.opened.policy.digest
+    assert response.picture.pixels_sha256 == "f" * 64
+    assert list(response.picture.frames_judged) == [0]
+    assert response.decided_at.ToDatetime() == record.events[-1].at.replace(tzinfo=None)
+    assert response.timings.total.ToNanoseconds() > 0
+    assert not response.needs_human_review
+    assert record.state is TrialState.DECIDED
+
+
+def test_undecided_has_no_score_and_no_strengths_and_asks_for_a_person(tmp_path):
+    async def work(it):
+        return await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
+
+    response = play(work, tmp_path, found=findings([H] * 5, text=0.1, picture=0.1))
+    assert response.label == wire.LABEL_UNDECIDED
+    assert not response.HasField("harm_score")
+    assert not response.HasField("strengths")
+    assert response.needs_human_review
+    assert [r.reason for r in response.review_reasons] == [wire.REVIEW_REASON_NO_SIMILAR_PRECEDENT]
+
+
+def test_a_half_that_was_not_compared_has_no_similarity(tmp_path):
+    async def work(it):
+        return await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
+
+    response = play(work, tmp_path, found=findings([H] * 5, picture=None))
+    assert response.precedents[0].HasField("text_similarity")
+    assert not response.precedents[0].HasField("picture_similarity")
+
+
+def test_text_present_and_empty_is_not_text_absent(tmp_path):
+    async def work(it):
+        absent = await it.stub.Judge(judge_request(IMAGE), timeout=20)
+        empty = await it.stub.Judge(judge_request(IMAGE, text=""), timeout=20)
+        return absent, empty
+
+    absent, empty = play(work, tmp_path, reader=FakeReader("as read"))
+    assert (absent.text.text, absent.text.source) == ("as read", wire.TEXT_SOURCE_OCR)
+    assert (empty.text.text, empty.text.source) == ("", wire.TEXT_SOURCE_NONE)
+
+
+def test_ids_are_made_up_where_none_are_given(tmp_path):
+    async def work(it):
+        metadata = (("traceparent", "00-zz-not-a-trace"),)
+        return [await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20, metadata=metadata) for _ in range(2)]
+
+    one, two = play(work, tmp_path)
+    assert one.request_id and one.request_id != two.request_id
+    assert one.verdict_id != two.verdict_id
+    assert len(one.trace_id) == 32 and one.trace_id != two.trace_id
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "reason"),
+    [
+        ({"request_id": "x" * 129}, "request_id", "FIELD_TOO_LONG"),
+        ({"content": wire.Content(namespace="x" * 129)}, "content.namespace", "FIELD_TOO_LONG"),
+        ({"content": wire.Content(id="x" * 257)}, "content.id", "FIELD_TOO_LONG"),
+        ({"client_token": b"x" * 1025}, "client_token", "FIELD_TOO_LONG"),
+        ({"language": "english, please"}, "language", "BAD_LANGUAGE"),
+        ({"procedure": 99}, "procedure", "UNKNOWN_PROCEDURE"),
+        ({"text": "x" * 1_000_000}, "text", "TEXT_TOO_LONG"),
+    ],
+)
+def test_a_malformed_field_is_named(tmp_path, change, field, reason):
+    request = wire.JudgeRequest(**{"image": IMAGE, "text": "x", **change})
+
+    async def work(it):
+        refusal = await it.refusal(request)
+        still = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
+        return refusal, still, await it.docket.list(limit=9)
+
+    refusal, still, lines = play(work, tmp_path)
+    assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert refusal.info.reason == reason
+    (bad,) = refusal.of(error_details_pb2.BadRequest)
+    assert [violation.field for violation in bad.field_violations] == [field]
+    assert bad.field_violations[0].description == refusal.message
+    assert still.label == wire.LABEL_HARMFUL
+    assert len(lines) == 1  # only what was tried has a record
+
+
+def test_bytes_that_are_no_request_are_the_caller_s_fault(tmp_path):
+    async def work(it):
+        call = it.channel.unary_unary(f"/{SERVICE}/Judge")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"\xff\xff not a message", timeout=20)
+        return told(caught.value)
+
+    refusal = play(work, tmp_path)
+    assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert refusal.info.reason == "MALFORMED_REQUEST"
+
+
+@pytest.mark.parametrize("procedure", [wire.PROCEDURE_FULL, wire.PROCEDURE_CASCADE])
+def test_a_procedure_that_is_not_set_up(tmp_path, procedure):
+    refusal = play(lambda it: it.refusal(judge_request(IMAGE, text="x", procedure=procedure)), tmp_path)
+    assert refusal.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert refusal.info.reason == "PROCEDURE_NOT_LOADED"
+    assert "SUMMARY" in refusal.message
+
+
+def test_policies_can_be_demanded(tmp_path):
+    async def work(it):
+        policy = (await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)).policy
+        asked = [
+            wire.PolicyReference(id=policy.id),
+            policy,
+            wire.PolicyReference(id="another"),
+            wire.PolicyReference(id=policy.id, version="0"),
+            wire.PolicyReference(id=policy.id, digest="sha256:0"),
+        ]
+        requests = [wire.JudgeRequest(image=IMAGE, text="x", policy=reference) for reference in asked]
+        taken = [await it.stub.Judge(request, timeout=20) for request in requests[:2]]
+        return taken, [await it.refusal(request) for request in requests[2:]]
+
+    taken, refused = play(work, tmp_path)
+    assert len(taken) == 2
+    for refusal in refused:
+        assert refusal.code is grpc.StatusCode.FAILED_PRECONDITION
+        assert refusal.info.reason == "POLICY_NOT_LOADED"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "reason", "retry"),
+    [
+        (
+            {"pictures": BadPicture("It is cut.", reason="PICTURE_DAMAGED")},
+            "INVALID_ARGUMENT",
+            "PICTURE_DAMAGED",
+            False,
+        ),
+        ({"pictures": Unavailable("Later.", reason="X", retry_after=2.5)}, "UNAVAILABLE", "X", True),
+        ({"reader": FakeReader(Unavailable("Gone.", reason="Y"))}, "UNAVAILABLE", "Y", True),
+        ({"found": Unavailable("Gone.", reason="Z")}, "UNAVAILABLE", "Z", True),
+        ({"found": BadLibrary("Broken.")}, "FAILED_PRECONDITION", "BAD_LIBRARY", False),
+        ({"found": RuntimeError("/secret/path 0x7f00 <script>")}, "INTERNAL", "INTERNAL", False),
+        ({"pictures": RuntimeError("/secret/path 0x7f00 <script>")}, "INTERNAL", "INTERNAL", False),
+    ],
+)
+def test_what_goes_wrong_is_said_in_google_rpc_terms(tmp_path, options, code, reason, retry):
+    async def work(it):
+        return await it.refusal(judge_request(IMAGE)), await it.docket.list(limit=9)
+
+    refusal, lines = play(work, tmp_path, **options)
+    assert refusal.code.name == code
+    assert refusal.info.reason == reason
+    assert "secret" not in refusal.message and "0x7f" not in refusal.message
+    retries = refusal.of(error_details_pb2.RetryInfo)
+    assert len(retries) == retry
+    if reason == "X":
+        assert retries[0].retry_delay.ToMilliseconds() == 2500
+    # A trial that began is on record, and the error names it.
+    began = "pictures" not in options
+    assert [line.state for line in lines] == ([TrialState.FAILED] if began else [])
+    assert refusal.info.metadata.get("trial_id", None) == (lines[0].trial_id if began else None)
+
+
+def test_before_and_after_its_session_the_court_is_unavailable(tmp_path):
+    async def work(it):
+        refusal = await it.refusal(judge_request(IMAGE))
+        health = health_pb2_grpc.HealthStub(it.channel)
+        return refusal, [await health.Check(health_pb2.HealthCheckRequest(service=name)) for name in ("", SERVICE)]
+
+    refusal, health = play(work, tmp_path, open_court=False)
+    assert refusal.code is grpc.StatusCode.UNAVAILABLE
+    assert refusal.info.reason == "NOT_IN_SESSION"
+    assert refusal.of(error_details_pb2.RetryInfo)
+    assert all(answer.status == health_pb2.HealthCheckResponse.NOT_SERVING for answer in health)
+
+
+def test_a_full_court_asks_to_come_again_and_health_still_answers(tmp_path):
+    wait = FakeReader("x")
+
+    async def work(it):
+        wait.wait = asyncio.Event()
+        running = it.stub.Judge(judge_request(IMAGE), timeout=20)
+        await wait.asked.wait()
+        refusal = await it.refusal(judge_request(IMAGE))
+        health = await health_pb2_grpc.HealthStub(it.channel).Check(health_pb2.HealthCheckRequest(service=SERVICE))
+        wait.wait.set()
+        await running
+        again = await it.stub.Judge(judge_request(IMAGE), timeout=20)
+        return refusal, health, again
+
+    refusal, health, again = play(work, tmp_path, reader=wait, trials=1)
+    assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert refusal.info.reason == "BUSY"
+    assert refusal.of(error_details_pb2.RetryInfo)
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+    assert again.label == wire.LABEL_HARMFUL
+
+
+@pytest.mark.parametrize("how", ["deadline", "cancel"])
+def test_a_caller_that_leaves_ends_its_trial_and_the_record_says_so(tmp_path, how):
+    reader = FakeReader("never")
+
+    async def work(it):
+        reader.wait = asyncio.Event()
+        call = it.stub.Judge(judge_request(IMAGE), timeout=0.5 if how == "deadline" else 20)
+        await reader.asked.wait()
+        if how == "cancel":
+            call.cancel()
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)) as caught:
+            await call
+        await it.service.empty(5)
+        (line,) = await it.docket.list(limit=9)
+        return caught.value, await it.docket.record(line.trial_id)
+
+    error, record = play(work, tmp_path, reader=reader)
+    if how == "deadline":
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert record.state is TrialState.FAILED
+    assert record.events[-1].reason == "CANCELLED"
+    assert record.verdict is None
+
+
+def test_a_message_over_the_limit_gets_a_clear_error_and_the_server_goes_on(tmp_path):
+    async def work(it):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await it.stub.Judge(wire.JudgeRequest(image=bytes(MESSAGE_BYTES + 1)), timeout=20)
+        largest = wire.JudgeRequest(image=b"", text="x")
+        largest.image = bytes(MESSAGE_BYTES - largest.ByteSize() - 8)
+        assert largest.ByteSize() <= MESSAGE_BYTES
+        return caught.value, await it.stub.Judge(largest, timeout=20)
+
+    error, largest = play(work, tmp_path)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert str(MESSAGE_BYTES) in error.details()
+    assert largest.label == wire.LABEL_HARMFUL
+
+
+def test_reflection_describes_the_service(tmp_path):
+    async def work(it):
+        stub = reflection_pb2_grpc.ServerReflectionStub(it.channel)
+
+        async def requests():
+            yield reflection_pb2.ServerReflectionRequest(list_services="")
+            yield reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)
+
+        return [answer async for answer in stub.ServerReflectionInfo(requests())]
+
+    listed, described = play(work, tmp_path)
+    assert SERVICE in {service.name for service in listed.list_services_response.service}
+    files = [
+        descriptor_pb2.FileDescriptorProto.FromString(data)
+        for data in described.file_descriptor_response.file_descriptor_proto
+    ]
+    assert "memecourt/v1/court.proto" in {file.name for file in files}
+
+
+def test_the_shipped_clients_give_verdicts_and_typed_errors(tmp_path):
+    async def work(it):
+        async with AsyncClient(it.address) as client:
+            verdict = await client.judge(IMAGE, text="x")
+            with pytest.raises(JudgeError) as caught:
+                await client.judge(IMAGE, text="x" * 20_000)
+
+        def sync():
+            with Client(it.address) as client:
+                return client.judge(IMAGE, text="x")
+
+        return verdict, await asyncio.to_thread(sync), caught.value
+
+    verdict, again, error = play(work, tmp_path, found=findings([N] * 5))
+    assert verdict.label == again.label == wire.Label.Value(f"LABEL_{Label.NOT_HARMFUL}")
+    assert (error.code, error.field, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "text", "TEXT_TOO_LONG")
+    assert error.retry_after is None
+    assert "10,000" in str(error)
+
+
+def test_a_client_without_a_server_says_so():
+    async def work():
+        async with AsyncClient("127.0.0.1:1") as client:
+            with pytest.raises(JudgeError) as caught:
+                await client.judge(IMAGE, timeout=10)
+            return caught.value
+
+    error = asyncio.run(work())
+    assert error.code is grpc.StatusCode.UNAVAILABLE
+    assert error.reason == ""
