@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 from google.protobuf.duration_pb2 import Duration
-from memecourt.v1 import court_pb2 as wire
 
 from court.errors import BadRequest, NotLoaded
 from court.events import Procedure, VerdictGiven
 from court.policy import Policy
 from court.precedents import Precedent
+from memecourt.v1 import court_pb2 as wire
 from serving.assembly import Ask, Hearing
 
 _MOST = {"request_id": 128, "content.namespace": 128, "content.id": 256, "language": 35}

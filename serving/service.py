@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
-from memecourt.v1 import court_pb2 as wire
 
 from court.errors import BadRequest, CourtError, TrialAborted, Unavailable
 from court.events import AnyEvent, Procedure
+from memecourt.v1 import court_pb2 as wire
 from serving.assembly import Courthouse
 from serving.convert import ask_of, response_of
 from serving.status import Busy, status_of

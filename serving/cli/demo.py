@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from memecourt.client import Client
 
+from memecourt.client import Client
 from serving.cli.common import docket_option, settings_of
 from serving.cli.show import show_verdict
 

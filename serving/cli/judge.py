@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 from google.protobuf.json_format import MessageToDict
+
 from memecourt.client import MESSAGE_BYTES, AsyncClient, JudgeError, judge_request
 from memecourt.v1 import court_pb2 as wire
-
 from serving.cli.common import (
     EXIT_ERROR,
     EXIT_HARMFUL,

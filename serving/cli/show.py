@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import click
-from memecourt.v1 import court_pb2 as wire
 
+from memecourt.v1 import court_pb2 as wire
 from serving.cli.common import excerpt, paragraph
 
 _COLOURS = {wire.LABEL_HARMFUL: "red", wire.LABEL_NOT_HARMFUL: "green"}

@@ -10,13 +10,13 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
-from memecourt.client import AsyncClient, Client, JudgeError, judge_request
-from memecourt.v1 import court_pb2 as wire
-from memecourt.v1.court_pb2_grpc import CourtStub
 
 from court.errors import BadLibrary, BadPicture, Unavailable
 from court.record import TrialState
 from court.verdict import Label
+from memecourt.client import AsyncClient, Client, JudgeError, judge_request
+from memecourt.v1 import court_pb2 as wire
+from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.assembly import Courthouse
 from serving.docket.sql import SqlDocket
 from serving.server import MESSAGE_BYTES, make_server, say_serving

@@ -1,0 +1,241 @@
+"""The main job over a real socket: a meme goes in over gRPC, a verdict with its record comes out."""
+
+import asyncio
+import concurrent.futures
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from PIL import Image
+
+from court.record import TrialState
+from memecourt.client import Client, JudgeError, judge_request
+from memecourt.v1 import court_pb2 as wire
+from retrieval.starter.draw import draw_meme
+from serving.docket.sql import SqlDocket
+
+pytestmark = pytest.mark.integration
+
+# None of these stands in the starter library.
+HARMFUL = ("crowd", "People from Blueland are filth. Kick every one of them out of our town!")
+HARMLESS = ("cat", "When the alarm rings on Monday and you are already late for coffee")
+FAR = ("landscape", "Section 14b: depreciation of leased turbine blades over nine fiscal years")
+
+
+def drawn(scene, text, seed=0):
+    file = io.BytesIO()
+    draw_meme(scene, text, seed=seed).save(file, "PNG")
+    return file.getvalue()
+
+
+def memecourt(*arguments, home, stdin=None):
+    return subprocess.run(
+        [sys.executable, "-m", "serving.cli", *map(str, arguments)],
+        capture_output=True,
+        text=stdin is None,
+        input=stdin,
+        env={**os.environ, "MEMECOURT_HOME": str(home)},
+        timeout=300,
+    )
+
+
+def records(docket, *trial_ids):
+    async def read():
+        store = SqlDocket.open(docket, create=False)
+        try:
+            lines = await store.list(limit=10_000)
+            return {line.trial_id: await store.record(line.trial_id) for line in lines}
+        finally:
+            await store.close()
+
+    kept = asyncio.run(read())
+    return [kept[trial_id] for trial_id in trial_ids] if trial_ids else kept
+
+
+@pytest.mark.parametrize(
+    ("meme", "label"),
+    [(HARMFUL, wire.LABEL_HARMFUL), (HARMLESS, wire.LABEL_NOT_HARMFUL), (FAR, wire.LABEL_UNDECIDED)],
+)
+def test_a_meme_goes_in_and_a_verdict_with_its_record_comes_out(server, meme, label):
+    with Client(server.address) as court:
+        response = court.judge(drawn(*meme), timeout=120)
+    (record,) = records(server.docket, response.verdict_id)
+    assert response.label == label
+    # The text was really read off the picture: nearly every word of it is there.
+    words = set(meme[1].lower().split())
+    assert response.text.source == wire.TEXT_SOURCE_OCR
+    assert len(words & set(response.text.text.lower().split())) >= 0.7 * len(words)
+    assert record.state is TrialState.DECIDED
+    assert record.verdict.rationale == response.rationale
+    assert [p.id for p in response.precedents] == [p.id for p in record.precedents.findings.exhibits]
+    assert response.needs_human_review == bool(response.review_reasons)
+    assert response.needs_human_review or label != wire.LABEL_UNDECIDED
+    if label == wire.LABEL_HARMFUL:
+        assert "nationality" in response.precedents[0].categories
+    if label == wire.LABEL_UNDECIDED:
+        assert not response.HasField("harm_score")
+        assert "too far" in response.rationale
+
+
+def test_text_that_is_given_is_judged_instead_of_what_stands_on_the_picture(server):
+    with Client(server.address) as court:
+        response = court.judge(drawn(*HARMLESS), text=HARMFUL[1], timeout=120)
+    assert response.label == wire.LABEL_HARMFUL
+    assert response.text.source == wire.TEXT_SOURCE_CALLER
+
+
+def test_many_at_once_are_all_answered_and_not_mixed_up(server):
+    memes = [HARMFUL, HARMLESS] * 4
+    with Client(server.address) as court, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        requests = [judge_request(drawn(*m, seed=i), text=m[1], request_id=f"r{i}") for i, m in enumerate(memes)]
+        responses = list(pool.map(lambda request: court.ask(request, timeout=120), requests))
+    assert [r.request_id for r in responses] == [f"r{i}" for i in range(8)]
+    assert [r.label for r in responses] == [wire.LABEL_HARMFUL, wire.LABEL_NOT_HARMFUL] * 4
+
+
+def damaged():
+    return drawn(*HARMLESS)[:-2000]
+
+
+def bomb():
+    file = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("request_of", "field"),
+    [
+        (lambda: wire.JudgeRequest(), "image"),
+        (lambda: judge_request(b"GIF, honestly"), "image"),
+        (lambda: judge_request(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "image"),
+        (lambda: judge_request(damaged()), "image"),
+        (lambda: judge_request(bomb()), "image"),
+        (lambda: judge_request(bytes(16 * 1024 * 1024 + 1)), "image"),
+        (lambda: judge_request(drawn(*HARMLESS), text="x" * 1_000_000), "text"),
+        (lambda: judge_request(drawn(*HARMLESS), procedure=99), "procedure"),
+    ],
+    ids=["empty", "not a picture", "svg", "cut", "bomb", "too large", "1 MB of text", "unknown procedure"],
+)
+def test_bad_input_gets_a_clear_error_and_the_server_still_serves(server, request_of, field):
+    with Client(server.address) as court:
+        with pytest.raises(JudgeError) as caught:
+            court.ask(request_of(), timeout=60)
+        error = caught.value
+        assert (error.code, error.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+        assert error.retry_after is None
+        assert len(error.message) > 30 and "0x" not in error.message and "/" not in error.message.replace("and/or", "")
+        assert court.judge(drawn(*HARMLESS), text=HARMLESS[1], timeout=60).label == wire.LABEL_NOT_HARMFUL
+
+
+def test_the_command_line_asks_the_server(server, home, tmp_path):
+    for name, meme in (("harmful", HARMFUL), ("harmless", HARMLESS), ("far", FAR)):
+        (tmp_path / f"{name}.png").write_bytes(drawn(*meme))
+    (tmp_path / "broken.png").write_bytes(damaged())
+
+    def ask(*names, options=()):
+        paths = [tmp_path / f"{name}.png" for name in names]
+        return memecourt("judge", "--server", server.address, *options, *paths, home=home)
+
+    assert ask("harmless").returncode == 0
+    assert ask("far", "harmless").returncode == 11
+    several = ask("harmless", "harmful", "far", options=["--json"])
+    assert several.returncode == 10
+    answers = [json.loads(line) for line in several.stdout.splitlines()]
+    assert [a["verdict"]["label"] for a in answers] == ["LABEL_NOT_HARMFUL", "LABEL_HARMFUL", "LABEL_UNDECIDED"]
+    assert [a["file"].rpartition("/")[2] for a in answers] == ["harmless.png", "harmful.png", "far.png"]
+    faulty = ask("harmful", "broken", options=["--json"])
+    assert faulty.returncode == 1
+    assert json.loads(faulty.stdout.splitlines()[1])["error"]["reason"].startswith("PICTURE_")
+    nobody = memecourt("judge", "--server", "127.0.0.1:1", tmp_path / "harmful.png", home=home)
+    assert nobody.returncode == 1 and "UNAVAILABLE" in nobody.stderr
+
+
+def test_the_record_can_be_read_in_a_terminal(server, home):
+    with Client(server.address) as court:
+        response = court.judge(drawn(*HARMFUL), timeout=120)
+    shown = memecourt("records", "show", response.verdict_id, "--docket", server.docket, home=home)
+    assert shown.returncode == 0
+    for part in ("TrialOpened", "TextRead", "PrecedentsCited", "Summarised", "SideRested", "VerdictGiven", "HARMFUL"):
+        assert part in shown.stdout
+    whole = memecourt("records", "show", response.verdict_id, "--json", "--docket", server.docket, home=home)
+    assert [event["seq"] for event in json.loads(whole.stdout)["events"]] == list(range(8))
+    listed = memecourt("records", "list", "--json", "--docket", server.docket, home=home)
+    assert response.verdict_id in {json.loads(line)["trial_id"] for line in listed.stdout.splitlines()}
+    unknown = memecourt("records", "show", "nobody", "--docket", server.docket, home=home)
+    assert unknown.returncode == 1 and "no trial nobody" in unknown.stderr
+
+
+def test_sigkill_in_mid_trial_loses_nothing_that_was_announced(start):
+    server = start().ready()
+    opened = lambda line: "seq=0 event=TrialOpened" in line  # noqa: E731
+    with concurrent.futures.ThreadPoolExecutor(12) as pool, Client(server.address) as court:
+        asked = [pool.submit(court.judge, drawn(*HARMLESS, seed=i), timeout=120) for i in range(12)]
+        server.wait_for(opened)
+        # Some are past their first events, none of the rest can be: reading the text takes a while.
+        server.wait_for(lambda line: "event=VerdictGiven" in line)
+        assert server.end(kill=True) == -signal.SIGKILL
+        answered = [one.result() for one in asked if one.exception() is None]
+    announced = server.announced()
+    kept = records(server.docket)
+    on_record = {(trial_id, event.seq) for trial_id, record in kept.items() for event in record.events}
+    assert announced <= on_record
+    assert {response.verdict_id for response in answered} <= kept.keys()
+    states = [record.state for record in kept.values()]
+    assert TrialState.OPEN in states, "the server was killed after all its trials had ended"
+    assert TrialState.DECIDED in states
+    # The docket opens again, what was cut off is shown as that, and new trials are kept beside it.
+    again = start(server.docket).ready()
+    with Client(again.address) as court:
+        response = court.judge(drawn(*HARMLESS), text=HARMLESS[1], timeout=120)
+    assert records(server.docket, response.verdict_id)[0].state is TrialState.DECIDED
+
+
+def test_sigterm_lets_running_trials_finish_and_turns_new_ones_away(start):
+    server = start().ready()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool, Client(server.address) as court:
+        asked = [pool.submit(court.judge, drawn(*HARMLESS, seed=i), timeout=120) for i in range(3)]
+        server.wait_for(lambda line: sum("TrialOpened" in said for said in server.log) == 3 and "TrialOpened" in line)
+        assert server.end() == 0
+        assert [one.result().label for one in asked] == [wire.LABEL_NOT_HARMFUL] * 3
+        with pytest.raises(JudgeError):
+            court.judge(drawn(*HARMLESS), timeout=5)
+    assert [record.state for record in records(server.docket).values()] == [TrialState.DECIDED] * 3
+
+
+def test_health_says_serving_only_when_asks_are_heard(start):
+    server = start()
+    with grpc.insecure_channel(server.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        check = health_pb2.HealthCheckRequest(service="memecourt.v1.Court")
+        before = stub.Check(check, timeout=10).status
+        with Client(server.address) as court, pytest.raises(JudgeError) as caught:
+            court.judge(drawn(*HARMLESS), timeout=10)
+        server.ready()
+        after = stub.Check(check, timeout=10).status
+    assert (before, after) == (health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING)
+    assert caught.value.reason == "NOT_IN_SESSION" and caught.value.retry_after
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_so(server, home):
+    second = memecourt("serve", "--address", server.address, home=home)
+    assert second.returncode == 1
+    assert "Can't listen" in second.stderr
+
+
+def test_a_library_that_is_not_there_stops_the_server_with_a_message(home, tmp_path):
+    outcome = memecourt("serve", "--address", "127.0.0.1:0", "--library", tmp_path / "none", home=home)
+    assert outcome.returncode == 1
+    assert "no precedent library" in outcome.stderr and "precedents build" in outcome.stderr
+
+
+def test_nothing_of_a_meme_is_logged(server):
+    with Client(server.address) as court:
+        court.judge(drawn(*HARMLESS), text="a marker nobody else would write: zanzibarquux", timeout=60)
+    assert not any("zanzibarquux" in line for line in server.log)

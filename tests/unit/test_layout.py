@@ -1,0 +1,87 @@
+"""The lines of the design that hold the folders apart, and what is committed that was generated."""
+
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+
+
+def run(*command, cwd=ROOT):
+    return subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, env={"PATH": f"{BIN}:/usr/bin:/bin"}
+    )
+
+
+def test_who_may_import_whom():
+    checked = run(BIN / "lint-imports", "--no-cache")
+    assert checked.returncode == 0, checked.stdout
+    assert "3 kept, 0 broken" in checked.stdout
+
+
+def test_only_the_wire_s_neighbours_import_it():
+    allowed = {"convert.py", "status.py", "service.py", "server.py"}
+    importers = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("court", "retrieval", "serving", "eval")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"^\s*(from|import) memecourt\b", path.read_text(), re.MULTILINE)
+    }
+    # The command line is a client too: it asks a server as any other client does.
+    others = {path for path in importers if Path(path).name not in allowed and not path.startswith("serving/cli/")}
+    assert not others
+    assert "serving/service.py" in importers
+
+
+def test_arrays_and_processes_stay_in_the_backends():
+    heavy = re.compile(r"^\s*(from|import) (numpy|PIL|httpx|openai|onnxruntime|rapidocr|subprocess)\b", re.MULTILINE)
+    guilty = [path.name for path in (ROOT / "court").glob("*.py") if heavy.search(path.read_text())]
+    assert not guilty
+
+
+def test_the_folders_that_hide_other_names():
+    assert not (ROOT / "proto" / "__init__.py").exists()  # would hide proto-plus
+    sources = [path for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
+    assert sources
+    guilty = [path.name for path in sources if re.search(r"^\s*import eval\b(?!\.)", path.read_text(), re.MULTILINE)]
+    assert not guilty
+
+
+def test_generated_code_is_that_of_the_contract():
+    checked = run(sys.executable, "scripts/generate_proto.py", "--check")
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_the_contract_is_clean_to_buf():
+    checked = run(BIN / "buf", "lint", cwd=ROOT / "proto")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_every_part_of_the_contract_has_a_comment():
+    """Each message, enum, field and value says what it is, in the line above it."""
+    lines = (ROOT / "proto/memecourt/v1/court.proto").read_text().splitlines()
+    thing = re.compile(r"\s*(message|enum|service|rpc) \w+|\s+[\w.<>, ]+ \w+ = \d+;|\s+[A-Z_]+ = \d+;")
+    bare = [line for before, line in itertools.pairwise(lines) if thing.match(line) and "//" not in before]
+    assert not bare
+
+
+def test_no_unsafe_loading_anywhere():
+    """SC-1: no pickle, no unsafe YAML, no eval of strings, in what is shipped."""
+    unsafe = re.compile(r"\b(import pickle|pickle\.loads?|yaml\.load|torch\.load|allow_pickle=True)\b|[^.\w]eval\(")
+    guilty = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("court", "retrieval", "serving", "eval", "proto")
+        for path in (ROOT / folder).rglob("*.py")
+        if unsafe.search(path.read_text())
+    ]
+    assert not guilty
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"])
+def test_what_a_newcomer_looks_for_is_there(name):
+    assert len((ROOT / name).read_text()) > 500
