@@ -77,7 +77,7 @@ def _told(event: AnyEvent) -> list[str]:
     indent = " " * 5
 
     def fact(name: str, value: object) -> str:
-        return f"{indent}{name:<12}{excerpt(str(value), 160)}"
+        return f"{indent}{name:<12}{excerpt(str(value), 160) or '-'}"
 
     def speech(text: str) -> str:
         return paragraph(text, indent)
@@ -170,7 +170,9 @@ def _precedents(event: object, indent: str) -> list[str]:
             for name, value in (("text", exhibit.text_similarity), ("picture", exhibit.picture_similarity))
         )
         label = str(exhibit.label).replace("_", " ").lower()
-        lines.append(f"{indent}{excerpt(exhibit.id, 30):<16}{label:<13}{halves}  {', '.join(exhibit.categories)}")
+        lines.append(
+            f"{indent}{excerpt(exhibit.id, 30):<16}{label:<13}{halves}  {', '.join(exhibit.categories)}".rstrip()
+        )
         lines.append(f"{indent}    “{excerpt(exhibit.text, 90)}”")
     if held is None:
         lines.append(f"{indent}vote        none: no precedent is near enough")

@@ -1,0 +1,111 @@
+"""The command line without a server; what it prints for people is held by golden files."""
+
+import json
+import re
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from court.record import TrialRecord
+from serving.cli.common import excerpt, printable
+from serving.cli.main import cli
+from serving.cli.records import render
+from tests.fakes import FakeReader, H, N, Notes, a_meme, findings
+from tests.unit.test_docket import append_all, with_docket
+from tests.unit.test_trial import a_court, hear
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+HOSTILE = "\x1b[2Jcleared\u202egnp.exe\u200b\x07"
+
+
+def invoke(*arguments, **options):
+    return CliRunner().invoke(cli, [str(a) for a in arguments], **options)
+
+
+def held_against(name, text, request):
+    """Compares with a golden file; `pytest --write-golden` rewrites it, for review as a diff."""
+    path = GOLDEN / name
+    if request.config.getoption("--write-golden"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_help_names_every_command():
+    outcome = invoke("--help")
+    assert outcome.exit_code == 0
+    assert {"judge", "serve", "precedents", "records", "demo"} <= set(re.findall(r"^  (\w+) ", outcome.output, re.M))
+    assert invoke("nonsense").exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["judge", "serve", "precedents", "records", "demo"])
+def test_every_command_has_help(command):
+    outcome = invoke(command, "--help")
+    assert outcome.exit_code == 0 and len(outcome.output) > 150
+
+
+def test_the_exit_codes_are_in_the_help():
+    assert "0 not harmful, 10 harmful, 11 undecided" in " ".join(invoke("judge", "--help").output.split())
+
+
+def test_usage_errors_are_told_apart_from_verdicts(tmp_path):
+    assert invoke("judge").exit_code == 2
+    assert invoke("judge", "a.png", "b.png", "--text", "x").exit_code == 2
+    assert invoke("judge", "a.png", "--server", "x:1", "--library", tmp_path).exit_code == 2
+    assert invoke("judge", "a.png", "--procedure", "trial by combat").exit_code == 2
+    assert invoke("precedents", "search").exit_code == 2
+
+
+def test_text_of_strangers_can_not_drive_the_terminal():
+    shown = printable(HOSTILE)
+    assert shown == "<U+001B>[2Jcleared<U+202E>gnp.exe<U+200B><U+0007>"
+    assert "\x1b" not in excerpt(HOSTILE) and "\n" not in excerpt("two\nlines")
+    assert len(excerpt("x" * 500, 60)) == 60
+
+
+def test_a_record_is_readable_step_by_step(request, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    found = findings([H, N, H, H, N], notes=("two precedents have no picture",))
+    record = hear(a_court(found, FakeReader("one line\nanother")), a_meme(None))
+    shown = re.sub(r"in \d\.\d+ s", "in … s", click.unstyle(render(record)))  # how long it took is not the point
+    held_against("record.txt", shown + "\n", request)
+
+
+def test_a_record_that_was_cut_off_says_so():
+    record = hear(a_court())
+    assert "cut off" in render(TrialRecord.of(record.events[:3]))
+
+
+def test_hostile_text_in_a_record_is_made_visible():
+    record = hear(a_court(), a_meme(HOSTILE))
+    shown = click.unstyle(render(record))
+    assert "\x1b" not in shown and "<U+202E>" in shown
+
+
+def test_records_are_listed_and_shown(tmp_path):
+    notes = Notes()
+    hear(a_court(), watch=notes)
+    path = tmp_path / "docket.sqlite"
+    with_docket(path, lambda docket: append_all(docket, notes.events))
+    listed = invoke("records", "list", "--docket", path)
+    assert listed.exit_code == 0 and "HARMFUL" in listed.output
+    (line,) = invoke("records", "list", "--docket", path, "--json").output.splitlines()
+    assert json.loads(line)["label"] == "HARMFUL"
+    shown = invoke("records", "show", "t", "--docket", path, "--json")
+    assert len(json.loads(shown.output)["events"]) == len(notes.events)
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    for arguments in (("records", "list"), ("records", "show", "t")):
+        outcome = invoke(*arguments, "--docket", tmp_path / "none.sqlite")
+        assert outcome.exit_code == 1 and "There is no docket" in outcome.output
+    with_docket(tmp_path / "d.sqlite", lambda docket: docket.list(limit=1))
+    outcome = invoke("records", "show", "t", "--docket", tmp_path / "d.sqlite")
+    assert outcome.exit_code == 1 and "no trial t" in outcome.output
+
+
+def test_settings_that_can_not_be_used_are_named_without_their_values(tmp_path):
+    outcome = invoke("records", "list", env={"MEMECOURT_CONCURRENT_TRIALS": "hunter2"})
+    assert outcome.exit_code == 1
+    assert "concurrent_trials" in outcome.output and "hunter2" not in outcome.output
