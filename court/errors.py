@@ -11,6 +11,7 @@
     ├── BadLibrary             a precedent library is damaged, foreign or missing
     ├── Unavailable            something the court leans on is not there now; later may do
     │   └── Overrun            it did not answer in the time it was given
+    ├── ModelRefused           the model server can't take a request; the same again will fail again
     └── TrialAborted           a trial began and ended without a verdict; carries its record
 
 No error is ever an answer: none of them means "not harmful".
@@ -104,6 +105,20 @@ class Overrun(Unavailable):
     """Something did not answer in the time it was given."""
 
     default_reason = "OVERRUN"
+
+
+class ModelRefused(CourtError):
+    """The model server can't take a request: unknown model, too long a prompt, a feature that it lacks.
+
+    Attributes:
+        status: HTTP status that it answered with.
+    """
+
+    default_reason = "MODEL_REFUSED"
+
+    def __init__(self, message: str, *, reason: str | None = None, status: int = 400) -> None:
+        super().__init__(message, reason=reason)
+        self.status = status
 
 
 class TrialAborted(CourtError):

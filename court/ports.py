@@ -6,7 +6,7 @@ and chat models serve it; a watcher is told of every event.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -110,28 +110,29 @@ class FinishReason(StrEnum):
 
     STOP = "STOP"
     LENGTH = "LENGTH"
+    """It ran into ``max_tokens``: the reply is cut."""
     REFUSAL = "REFUSAL"
+    """The server says that the model declined, or that a filter did."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What a model is asked.
+    """What a model is asked: one system message and one user message.
 
     Attributes:
-        system: Constant for its role.
-        parts: Texts and pictures, in the order in which they are shown.
+        system: Constant for its role: nothing of a meme ever stands here.
+        parts: Texts and pictures of the user message, in the order in which they are shown. What stays the same from
+            call to call comes first, so that a server's prefix cache can serve it.
         reply_schema: JSON schema that the reply must obey, or None for free text.
-        max_tokens: Of the reply.
+        max_tokens: Of the reply, at most.
         temperature: 0 for the most likely reply.
-        deadline_s: Seconds that the call may take.
     """
 
     system: str
-    parts: Sequence[str | Frame]
-    reply_schema: dict[str, Any] | None
+    parts: tuple[str | Frame, ...]
+    reply_schema: Mapping[str, Any] | None
     max_tokens: int
-    temperature: float
-    deadline_s: float
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +140,13 @@ class ChatReply:
     """What a model said, in the server's own figures.
 
     Attributes:
-        text: The reply; may be cut where ``finish`` is not STOP.
+        text: The reply, possibly empty; cut where ``finish`` is LENGTH.
         finish: Why it ended.
         model: As the server names it.
         tokens_in: Of the prompt.
         tokens_out: Of the reply.
-        tokens_cached: Of ``tokens_in``, those found in the prefix cache.
-        latency_s: In seconds.
+        tokens_cached: Of ``tokens_in``, those found in the server's prefix cache; 0 where it does not say.
+        latency_s: From sending the request to the end of the reply, retries included, in seconds.
     """
 
     text: str
@@ -157,13 +158,51 @@ class ChatReply:
     latency_s: float
 
 
-class ChatModel(Protocol):
-    """A vision-language model that answers one request at a time; safe to call concurrently."""
+@dataclass(frozen=True, slots=True)
+class Odds:
+    """How likely each of some options is to be the next token.
 
-    async def reply(self, request: ChatRequest) -> ChatReply:
+    Attributes:
+        masses: Probability of each option among all tokens of the vocabulary, in the order asked, each in [0, 1]. They
+            need not add up to 1: what is missing went to other tokens.
+        reply: The call itself, for its figures.
+    """
+
+    masses: tuple[float, ...]
+    reply: ChatReply
+
+
+class ChatModel(Protocol):
+    """A vision-language model behind a server; safe to call concurrently. Cancelling a call ends it at the server."""
+
+    @property
+    def name(self) -> str:
+        """The model's name, as calls are made with it."""
+        ...
+
+    async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
         """One reply.
 
+        Args:
+            request: What to ask.
+            within_s: Seconds that it may take, retries included.
+
         Raises:
-            Unavailable: The server is gone, busy or too slow.
+            Overrun: There was no reply in that time.
+            Unavailable: The server is gone or too busy; asking again later may help.
+            ModelRefused: The server can't take this request; the same again will fail again.
+        """
+        ...
+
+    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
+        """How likely each option is to be the first token of a free reply; None where the server can't say.
+
+        Args:
+            request: What to ask; its schema and ``max_tokens`` are passed over.
+            options: Words, each of which must be a single token for the model, e.g. ``("A", "B")``.
+            within_s: As for :meth:`reply`.
+
+        Raises:
+            As :meth:`reply`.
         """
         ...

@@ -19,7 +19,7 @@ _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _PNG_KEPT = frozenset({b"IHDR", b"PLTE", b"tRNS", b"iCCP", b"eXIf", b"acTL", b"fcTL", b"fdAT", b"IDAT", b"IEND"})
 _PROFILE_MOST = 1 << 20
 
-_JPEG_MARKER = re.compile(rb"\xff+[^\x00\xff]")
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
 _JPEG_AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _JPEG_KEPT = ((0xE1, b"Exif\0\0"), (0xE2, b"ICC_PROFILE\0"))
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {0xDE}
@@ -150,14 +150,14 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
         if marker == 0xD9:  # the end of the first picture; of an MPO, others follow
             end = at
             break
+        segments += 1
+        if segments > limits.max_png_chunks:
+            raise Refused("PICTURE_TOO_MANY_CHUNKS", parts=segments, limit=limits.max_png_chunks)
         if marker == 0x01 or 0xD0 <= marker <= 0xD8:  # these stand alone
             continue
         (length,) = struct.unpack_from(">H", data, at)
-        segments += 1
         if length < 2:
             raise Refused("PICTURE_DAMAGED")
-        if segments > limits.max_png_chunks:
-            raise Refused("PICTURE_TOO_MANY_CHUNKS", parts=segments, limit=limits.max_png_chunks)
         if marker in _JPEG_FRAMES:
             height, width = struct.unpack_from(">HH", data, at + 3)
             # A second frame header is a fault, and Pillow goes by the last: all must hold.
