@@ -1,0 +1,162 @@
+"""The starter library: what its memes are, and that they can be drawn and read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from importlib.resources import files
+from itertools import pairwise
+
+import pytest
+
+from retrieval.starter.draw import SCENES, caption_lines, draw_meme
+
+MEMES = [
+    json.loads(line)
+    for line in files("retrieval.starter").joinpath("memes.jsonl").read_text(encoding="utf-8").splitlines()
+]
+CATEGORIES = {
+    "race",
+    "gender",
+    "religion",
+    "nationality",
+    "disability",
+    "animal",
+    "politics",
+    "health misinformation",
+    "insult",
+    "dangerous dare",
+}
+# Beginnings of words, so that "german" finds "Germans": peoples, countries, faiths, and a few parties and brands.
+REAL_NAMES = re.findall(
+    r"\w+",
+    """
+    afghan africa albania algeri america angol arab argentin armen asia austral austria azerbai bangla belarus
+    belgi bolivia bosnia brazil britain british bulgar burm cambod canad chile chin colomb congo croat cuba cypr
+    czech dane danish denmark dutch ecuador egypt england english eritre eston ethiopia europ finland finnish
+    france french georgia german ghana greece greek guatemal haiti hungar iceland india indones iran iraq
+    ireland irish israel ital jamaica japan jordan kazakh kenya korea kosov kurd kuwait latin latvia leban libya
+    lithuan malays mali maltes mexic moldov mongol morocc myanmar nepal netherland nicarag niger norw pakist
+    palestin panama paragua persia peru philippin filipin poland portug qatar roma romani russia rwanda saudi
+    scot senegal serb singapor slovak sloven somal spain spanish sri sudan swed swiss switzerland syria taiwan
+    tanzan thai tibet tunis turk uganda ukrain urugua uzbek venezuel vietnam wales welsh yemen zambia zimbab
+    allah amish atheis baha bapti bible buddh cathol christ church easter evangel god hindu imam islam jain
+    jehov jesus jew judais koran lent lutheran mecca methodis mormon mosque muslim orthodox pagan pastor pope
+    priest protestant quran rabbi ramadan scientolog shia shinto sikh sunni synagog tao torah vatican democrats
+    republicans tories labour facebook google instagram microsoft pfizer tiktok twitter whatsapp youtube
+    """,
+)
+
+
+def test_there_are_120_memes_about_half_of_them_harmful() -> None:
+    labels = Counter(meme["label"] for meme in MEMES)
+    assert len(MEMES) == 120
+    assert set(labels) == {"HARMFUL", "NOT_HARMFUL"}
+    assert 55 <= labels["HARMFUL"] <= 65
+
+
+def test_every_line_has_the_same_five_fields() -> None:
+    assert {tuple(meme) for meme in MEMES} == {("id", "label", "text", "categories", "scene")}
+
+
+def test_ids_count_upwards() -> None:
+    assert [meme["id"] for meme in MEMES] == [f"starter-{i:03d}" for i in range(1, 121)]
+
+
+def test_no_text_occurs_twice() -> None:
+    plain = [" ".join(re.findall(r"\w+", meme["text"].casefold())) for meme in MEMES]
+    assert len(set(plain)) == len(plain)
+
+
+def test_texts_are_plain_short_captions() -> None:
+    for meme in MEMES:
+        assert meme["text"].isascii()
+        assert meme["text"] == meme["text"].strip()
+        assert meme["text"].count("\n") <= 1
+        assert 4 <= len(meme["text"].split()) <= 30
+
+
+def test_only_harmful_memes_have_categories_and_every_one_has() -> None:
+    for meme in MEMES:
+        assert set(meme["categories"]) <= CATEGORIES
+        assert bool(meme["categories"]) == (meme["label"] == "HARMFUL"), meme
+    assert {category for meme in MEMES for category in meme["categories"]} == CATEGORIES
+
+
+def test_a_scene_does_not_give_the_label_away() -> None:
+    assert {meme["scene"] for meme in MEMES} == set(SCENES)
+    assert len(SCENES) >= 12
+    for scene in SCENES:
+        harmful = [meme["label"] == "HARMFUL" for meme in MEMES if meme["scene"] == scene]
+        assert 0.4 <= sum(harmful) / len(harmful) <= 0.6, scene
+
+
+@pytest.mark.parametrize("text", ["a Germanic tale", "Those BRITISH hats", "go to church"])
+def test_the_word_list_finds_real_names(text: str) -> None:
+    assert real_names_in(text)
+
+
+def test_no_meme_names_a_real_people_faith_or_brand() -> None:
+    assert {meme["id"]: found for meme in MEMES if (found := real_names_in(meme["text"]))} == {}
+
+
+def real_names_in(text: str) -> list[str]:
+    return [word for word in re.findall(r"[a-z]+", text.casefold()) if word.startswith(tuple(REAL_NAMES))]
+
+
+@pytest.mark.parametrize("size", [(640, 480), (320, 240), (480, 640), (1024, 400)])
+def test_every_caption_stands_inside_the_picture_and_is_all_there(size: tuple[int, int]) -> None:
+    for meme in MEMES:
+        lines = caption_lines(meme["text"], size)
+        assert " ".join(line.text for line in lines).split() == meme["text"].split()
+        for line in lines:
+            left, top, right, bottom = line.box
+            assert left >= 0 and top >= 0 and right <= size[0] and bottom <= size[1], (meme["id"], line)
+
+
+def test_lines_of_a_caption_do_not_touch() -> None:
+    for meme in MEMES:
+        boxes = [line.box for line in caption_lines(meme["text"])]
+        assert all(upper[3] <= lower[1] for upper, lower in pairwise(boxes)), meme["id"]
+
+
+def test_captions_of_the_library_stay_readable_at_640_pixels() -> None:
+    assert min(line.font_size for meme in MEMES for line in caption_lines(meme["text"])) >= 24
+
+
+def test_a_word_wider_than_the_picture_is_broken() -> None:
+    lines = caption_lines("b" * 120)
+    assert len(lines) > 1
+    assert "".join(line.text for line in lines) == "b" * 120
+
+
+def test_a_text_that_cannot_fit_is_refused_not_cut() -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        caption_lines("far too many words " * 400, (320, 240))
+
+
+def test_no_text_means_no_caption() -> None:
+    assert caption_lines("") == []
+    assert draw_meme("cat", "").size == (640, 480)
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_drawing_is_deterministic_and_the_seed_varies_it(scene: str) -> None:
+    first = draw_meme(scene, "Monday: 1\nMe: 0", seed=3)
+    assert first.mode == "RGB"
+    assert first.tobytes() == draw_meme(scene, "Monday: 1\nMe: 0", seed=3).tobytes()
+    assert len({draw_meme(scene, "", seed=seed).tobytes() for seed in range(6)}) > 1
+
+
+def test_scenes_look_different() -> None:
+    assert len({draw_meme(scene, "").resize((8, 6)).tobytes() for scene in SCENES}) == len(SCENES)
+
+
+def test_other_sizes_are_drawn_as_asked() -> None:
+    assert draw_meme("road", "four words stand here", size=(400, 500)).size == (400, 500)
+
+
+def test_an_unknown_scene_is_named_in_the_error() -> None:
+    with pytest.raises(ValueError, match="'moonbase'"):
+        draw_meme("moonbase", "")
