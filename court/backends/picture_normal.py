@@ -12,7 +12,7 @@ from io import BytesIO
 
 from PIL import Image, ImageChops, ImageCms
 
-from court.backends.picture_structure import Structure, orientation
+from court.backends.picture_structure import Structure
 from court.meme import PictureFormat
 
 PIXELS_VERSION = b"memecourt pixels 1\n"
@@ -101,7 +101,28 @@ def _normal(opened: Image.Image, structure: Structure, turn: Image.Transpose | N
 def _turn(opened: Image.Image) -> Image.Transpose | None:
     """By the EXIF block alone, as browsers have it: an orientation in other metadata is not shown to people either."""
     exif = opened.info.get("exif")
-    return _TURNS.get(orientation(exif)) if isinstance(exif, bytes) else None
+    return _TURNS.get(_orientation(exif)) if isinstance(exif, bytes) else None
+
+
+def _orientation(exif: bytes) -> int:
+    """The orientation in an EXIF block, 1 to 8; 1 where it says none or is broken.
+
+    By hand, for Pillow would unpack every other tag as well.
+    """
+    tiff = exif.removeprefix(b"Exif\0\0")
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None:
+        return 1
+    try:
+        (start,) = struct.unpack_from(order + "I", tiff, 4)
+        (entries,) = struct.unpack_from(order + "H", tiff, start)
+        for entry in range(start + 2, start + 2 + 12 * entries, 12):
+            tag, kind, count, value = struct.unpack_from(order + "HHIH", tiff, entry)
+            if tag == 0x0112:
+                return value if kind == 3 and count == 1 and 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1
 
 
 def _resizable(opened: Image.Image, structure: Structure) -> Image.Image:

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from court.backends.picture_refusals import bad_picture
-from court.backends.worker import Death, Guard, GuardedWorkers, JobFailed, Reply, WorkerDied
+from court.backends.worker import GuardedWorkers, JobFailed
+from court.backends.worker_process import Death, Guard, Reply, WorkerDied
 from court.meme import LIMITS, Frame, Limits, Picture, PictureFormat
 
 logger = logging.getLogger(__name__)

@@ -215,27 +215,6 @@ def _gif(data: bytes) -> Structure:
     return Structure(PictureFormat.GIF, width, height, frames, data)
 
 
-def orientation(exif: bytes) -> int:
-    """The orientation in an EXIF block, 1 to 8; 1 where it says none or is broken.
-
-    By hand, for Pillow would unpack every other tag as well.
-    """
-    tiff = exif.removeprefix(b"Exif\0\0")
-    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
-    if order is None:
-        return 1
-    try:
-        (start,) = struct.unpack_from(order + "I", tiff, 4)
-        (entries,) = struct.unpack_from(order + "H", tiff, start)
-        for entry in range(start + 2, start + 2 + 12 * entries, 12):
-            tag, kind, count, value = struct.unpack_from(order + "HHIH", tiff, entry)
-            if tag == 0x0112:
-                return value if kind == 3 and count == 1 and 1 <= value <= 8 else 1
-    except struct.error:
-        pass
-    return 1
-
-
 def _palette(flags: int) -> int:
     """Size of the palette that follows, in bytes."""
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0

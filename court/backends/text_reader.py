@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from court.backends.reading_order import in_reading_order
-from court.backends.worker import Guard, GuardedWorkers, JobFailed, Reply, WorkerDied
+from court.backends.worker import GuardedWorkers, JobFailed
+from court.backends.worker_process import Guard, Reply, WorkerDied
 from court.errors import Unavailable
 from court.events import TextLine
 from court.meme import Frame, Picture

@@ -1,0 +1,90 @@
+"""Pictures for tests, drawn in code: tame, small, and of known colours."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+
+RED, GREEN, BLUE, WHITE, BLACK = (220, 30, 40), (30, 160, 60), (40, 60, 200), (255, 255, 255), (0, 0, 0)
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+
+
+def quarters(size: tuple[int, int] = (64, 48)) -> Image.Image:
+    """Red, green above blue, white: every turn and flip of it is another picture."""
+    width, height = size
+    picture = Image.new("RGB", size, RED)
+    picture.paste(GREEN, (width // 2, 0, width, height // 2))
+    picture.paste(BLUE, (0, height // 2, width // 2, height))
+    picture.paste(WHITE, (width // 2, height // 2, width, height))
+    return picture
+
+
+def corners(picture: Image.Image) -> list[tuple[int, int, int]]:
+    """Colours in the middle of the four quarters, in reading order."""
+    width, height = picture.size
+    places = [(width // 4, height // 4), (3 * width // 4, height // 4)]
+    places += [(x, 3 * height // 4) for x, _ in places]
+    return [picture.getpixel(place) for place in places]
+
+
+def captioned(*lines: str, size: tuple[int, int] = (640, 480), height: int = 56) -> Image.Image:
+    """Dark text on a light ground, one line below the other."""
+    picture = Image.new("RGB", size, (225, 230, 240))
+    draw = ImageDraw.Draw(picture)
+    for row, line in enumerate(lines):
+        draw.text((30, 30 + row * 2 * height), line, font=ImageFont.load_default(size=height), fill=(20, 20, 30))
+    return picture
+
+
+def encode(picture: Image.Image, kind: str, **options: Any) -> bytes:
+    """As a file."""
+    out = io.BytesIO()
+    picture.save(out, kind, **options)
+    return out.getvalue()
+
+
+def decode(png: bytes) -> Image.Image:
+    """Fully."""
+    opened = Image.open(io.BytesIO(png))
+    opened.load()
+    return opened
+
+
+def animation(kind: str, stills: Sequence[Image.Image], **options: Any) -> bytes:
+    """As one animated file."""
+    return encode(stills[0], kind, save_all=True, append_images=list(stills[1:]), **options)
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    """A chunk of a PNG, with its check sum."""
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(width: int, height: int, bits: int, colour: int, rows: bytes, *more: bytes, interlace: int = 0) -> bytes:
+    """A PNG from its parts; ``rows`` with their filter bytes, ``more`` chunks stand before the pixels."""
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlace)
+    parts = [chunk(b"IHDR", header), *more, chunk(b"IDAT", zlib.compress(rows, 9)), chunk(b"IEND", b"")]
+    return PNG_MAGIC + b"".join(parts)
+
+
+def segment(marker: int, body: bytes) -> bytes:
+    """A segment of a JPEG."""
+    return struct.pack(">BBH", 0xFF, marker, len(body) + 2) + body
+
+
+def exif(orientation: int, kind: int = 3) -> bytes:
+    """An EXIF block that says nothing but an orientation."""
+    return b"Exif\0\0II*\0" + struct.pack("<IHHHIII", 8, 1, 0x0112, kind, 1, orientation & 0xFFFFFFFF, 0)
+
+
+def profile_with_swapped_primaries() -> bytes:
+    """A valid RGB colour profile in which red and blue have changed places: whoever applies it, swaps them back."""
+    from PIL import ImageCms
+
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    return srgb.replace(b"rXYZ", b"####").replace(b"bXYZ", b"rXYZ").replace(b"####", b"bXYZ")

@@ -1,0 +1,546 @@
+"""IM-2, IM-3 and IM-4 of security.md, and what else a reader of pictures owes."""
+
+import asyncio
+import dataclasses
+import hashlib
+import io
+import json
+import pickle
+import random
+import struct
+import tarfile
+import zipfile
+import zlib
+from gzip import compress
+
+import pytest
+from PIL import Image, ImageCms
+from PIL.PngImagePlugin import PngInfo
+
+from court.backends.picture_normal import representative
+from court.backends.picture_reader import GuardedPictureReader
+from court.errors import BadPicture
+from court.meme import LIMITS, Limits, PictureFormat
+from tests.pictures import (
+    BLUE,
+    GREEN,
+    RED,
+    WHITE,
+    animation,
+    captioned,
+    chunk,
+    corners,
+    decode,
+    encode,
+    exif,
+    png,
+    profile_with_swapped_primaries,
+    quarters,
+    segment,
+)
+
+QUARTERS = [RED, GREEN, BLUE, WHITE]
+
+
+def read_all(files, limits=LIMITS):
+    """What becomes of each file: a picture, or the error."""
+
+    async def whole():
+        reader = GuardedPictureReader(limits)
+        try:
+            return [await outcome(reader, data) for data in files]
+        finally:
+            await reader.aclose()
+
+    return asyncio.run(whole())
+
+
+async def outcome(reader, data):
+    try:
+        return await reader.read(data)
+    except BadPicture as refused:
+        return refused
+
+
+def read(data, limits=LIMITS):
+    (result,) = read_all([data], limits)
+    if isinstance(result, BadPicture):
+        raise result
+    return result
+
+
+def refusal(data, limits=LIMITS):
+    (result,) = read_all([data], limits)
+    assert isinstance(result, BadPicture)
+    return result
+
+
+def shown(data, limits=LIMITS):
+    return decode(read(data, limits).frames[0].png)
+
+
+def near(colours, expected, most=0):
+    return all(
+        abs(a - b) <= most
+        for one, other in zip(colours, expected, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def grey(picture):
+    return [tuple([round(0.299 * r + 0.587 * g + 0.114 * b)] * 3) for r, g, b in picture]
+
+
+def turned(orientation):
+    """The quarters as they must be stored so that they are upright under an orientation."""
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # of Image.Transpose
+    picture = quarters()
+    return picture.transpose(Image.Transpose(undo[orientation])) if orientation in undo else picture
+
+
+def mpo():
+    return animation("MPO", [quarters(), quarters().transpose(Image.Transpose.ROTATE_180)], quality=95, subsampling=0)
+
+
+def see_through():
+    """The quarters, the red one invisible and the green one half visible."""
+    picture = quarters().convert("RGBA")
+    alpha = Image.new("L", picture.size, 255)
+    alpha.paste(0, (0, 0, 32, 24))
+    alpha.paste(128, (32, 0, 64, 24))
+    picture.putalpha(alpha)
+    return picture
+
+
+HALF_GREEN = tuple(round(value * 128 / 255 + 255 * 127 / 255) for value in GREEN)
+THROUGH = [WHITE, HALF_GREEN, BLUE, WHITE]
+
+
+def sixteen_bit_rows(*values):
+    return b"".join(b"\0" + struct.pack(">8H", *([value] * 8)) for value in values for _ in range(4))
+
+
+def lossless_webp(picture, **options):
+    return encode(picture, "WEBP", lossless=True, exact=True, **options)
+
+
+def palette_with_alpha():
+    rows = b"".join(b"\0" + (bytes([0] * 4 + [1] * 4) if y < 4 else bytes([2] * 4 + [3] * 4)) for y in range(8))
+    plte = chunk(b"PLTE", bytes(value for colour in QUARTERS for value in colour))
+    return png(8, 8, 8, 3, rows, plte, chunk(b"tRNS", bytes([0, 128])))
+
+
+def stills(mode="RGB"):
+    return [Image.new("RGB", (40, 30), colour).convert(mode) for colour in (RED, GREEN, BLUE)]
+
+
+def bad_icc():
+    return [b"no profile", profile_with_swapped_primaries()[:200], random.Random(5).randbytes(3000)]
+
+
+def sgrey(*values):
+    return [(value, value, value) for value in values]
+
+
+def accepted():
+    """IM-2: name, file, colours expected in the four quarters of its first frame, and how exactly."""
+    rgb = quarters()
+    swapped = profile_with_swapped_primaries()
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    flat = {"quality": 95, "subsampling": 0}
+    cases = [
+        ("png rgb", encode(rgb, "PNG"), QUARTERS, 0),
+        ("png rgba", encode(see_through(), "PNG"), THROUGH, 1),
+        ("png l", encode(rgb.convert("L"), "PNG"), grey(QUARTERS), 1),
+        ("png la", encode(see_through().convert("LA"), "PNG"), grey(THROUGH), 2),
+        ("png p", encode(rgb.quantize(16), "PNG"), QUARTERS, 1),
+        ("png p alpha", palette_with_alpha(), THROUGH, 1),
+        (
+            "png 1",
+            encode(rgb.convert("L").point(lambda v: 255 if v > 100 else 0).convert("1"), "PNG"),
+            sgrey(0, 255, 0, 255),
+            0,
+        ),
+        ("png 16-bit grey", png(8, 8, 16, 0, sixteen_bit_rows(0x1234, 0x8000)), sgrey(0x12, 0x12, 0x80, 0x80), 1),
+        (
+            "png 16-bit grey, see-through",
+            png(8, 8, 16, 0, sixteen_bit_rows(0x1234, 0x8000), chunk(b"tRNS", b"\x12\x34")),
+            sgrey(255, 255, 0x80, 0x80),
+            1,
+        ),
+        (
+            "png 16-bit grey, other low byte",
+            png(8, 8, 16, 0, sixteen_bit_rows(0x1234, 0x8000), chunk(b"tRNS", b"\x12\x35")),
+            sgrey(0x12, 0x12, 0x80, 0x80),
+            1,
+        ),
+        ("png 16-bit rgb", png(1, 1, 16, 2, b"\0" + bytes.fromhex("ff0080007fff")), [(255, 128, 127)] * 4, 1),
+        (
+            "png 16-bit rgb, see-through",
+            png(1, 1, 16, 2, b"\0" + bytes.fromhex("ff0080007fff"), chunk(b"tRNS", bytes.fromhex("ff0080007fff"))),
+            [WHITE] * 4,
+            0,
+        ),
+        ("png 16-bit la", png(1, 1, 16, 4, b"\0" + bytes.fromhex("20000000")), [WHITE] * 4, 0),
+        ("png 16-bit rgba", png(1, 1, 16, 6, b"\0" + bytes.fromhex("ff0080007fffffff")), [(255, 128, 127)] * 4, 1),
+        (
+            "png 2-bit grey, see-through",
+            png(4, 1, 2, 0, b"\0" + bytes([0b01011010]), chunk(b"tRNS", b"\0\1")),
+            [WHITE, sgrey(170)[0]] * 2,
+            0,
+        ),
+        ("png 4-bit grey", png(2, 1, 4, 0, b"\0" + bytes([0x3C])), sgrey(0x33, 0xCC) * 2, 0),
+        (
+            "png rgb, see-through",
+            png(2, 1, 8, 2, b"\0" + bytes([*RED, *BLUE]), chunk(b"tRNS", struct.pack(">3H", *RED))),
+            [WHITE, BLUE] * 2,
+            0,
+        ),
+        ("png 1 pixel", png(1, 1, 8, 2, b"\0" + bytes(RED)), [RED] * 4, 0),
+        (
+            "png broken text",
+            encode(rgb, "PNG")[:33] + chunk(b"zTXt", b"x\0\0not zlib") + encode(rgb, "PNG")[33:],
+            QUARTERS,
+            0,
+        ),
+        (
+            "png long text",
+            encode(rgb, "PNG")[:33]
+            + chunk(b"zTXt", b"x\0\0" + zlib.compress(bytes(5 << 20)))
+            + encode(rgb, "PNG")[33:],
+            QUARTERS,
+            0,
+        ),
+        (
+            "png profile that unpacks to 50 MiB",
+            encode(rgb, "PNG")[:33]
+            + chunk(b"iCCP", b"x\0\0" + zlib.compress(bytes(50 << 20)))
+            + encode(rgb, "PNG")[33:],
+            QUARTERS,
+            0,
+        ),
+        (
+            "png unknown chunk with a wrong sum",
+            encode(rgb, "PNG")[:33] + b"\0\0\0\1prVt\1abcd" + encode(rgb, "PNG")[33:],
+            QUARTERS,
+            0,
+        ),
+        ("png trailing bytes", encode(rgb, "PNG") + b"<script>" * 500, QUARTERS, 0),
+        ("jpeg rgb", encode(rgb, "JPEG", **flat), QUARTERS, 6),
+        ("jpeg grey", encode(rgb.convert("L"), "JPEG", **flat), grey(QUARTERS), 4),
+        ("jpeg cmyk", encode(rgb.convert("CMYK"), "JPEG", **flat), QUARTERS, 6),
+        ("jpeg progressive", encode(rgb, "JPEG", progressive=True, **flat), QUARTERS, 6),
+        ("jpeg 4:2:0", encode(rgb, "JPEG", quality=95), QUARTERS, 6),
+        ("jpeg restart markers", encode(rgb, "JPEG", restart_marker_rows=1, **flat), QUARTERS, 6),
+        ("jpeg comment", encode(rgb, "JPEG", comment=b"a comment" * 1000, **flat), QUARTERS, 6),
+        ("jpeg trailing bytes", encode(rgb, "JPEG", **flat) + b"PK\3\4" * 1000, QUARTERS, 6),
+        ("mpo", mpo(), QUARTERS, 6),
+        ("gif", encode(rgb.quantize(8), "GIF"), QUARTERS, 1),
+        ("gif grey", encode(rgb.convert("L"), "GIF"), grey(QUARTERS), 1),
+        ("gif interlaced", encode(rgb.quantize(8), "GIF", interlace=1), QUARTERS, 1),
+        ("gif without trailer", encode(rgb.quantize(8), "GIF")[:-1], QUARTERS, 1),
+        ("gif trailing bytes", encode(rgb.quantize(8), "GIF") + b"%PDF-1.7" * 99, QUARTERS, 1),
+        ("gif see-through", encode(palette_still(), "GIF", transparency=0), [WHITE, GREEN, BLUE, WHITE], 1),
+        ("gif animated", animation("GIF", stills()), [RED] * 4, 1),
+        ("webp lossless", lossless_webp(rgb), QUARTERS, 0),
+        ("webp lossy", encode(rgb, "WEBP", quality=95), QUARTERS, 8),
+        ("webp alpha", lossless_webp(see_through()), THROUGH, 1),
+        ("webp animated", animation("WEBP", stills(), lossless=True), [RED] * 4, 0),
+        ("webp trailing bytes", lossless_webp(rgb) + b"trailing" * 99, QUARTERS, 0),
+        ("apng", animation("PNG", stills()), [RED] * 4, 0),
+        ("apng default image", animation("PNG", stills(), default_image=True), [RED] * 4, 0),
+        ("icc swapped, png", encode(rgb, "PNG", icc_profile=swapped), [c[::-1] for c in QUARTERS], 2),
+        ("icc swapped, jpeg", encode(rgb, "JPEG", icc_profile=swapped, **flat), [c[::-1] for c in QUARTERS], 8),
+        ("icc swapped, webp", lossless_webp(rgb, icc_profile=swapped), [c[::-1] for c in QUARTERS], 2),
+        ("icc swapped, alpha", encode(see_through(), "PNG", icc_profile=swapped), [c[::-1] for c in THROUGH], 3),
+        ("icc srgb", encode(rgb, "PNG", icc_profile=srgb), QUARTERS, 0),
+        ("icc of rgb on cmyk", encode(rgb.convert("CMYK"), "JPEG", icc_profile=srgb, **flat), QUARTERS, 6),
+        ("icc of rgb on grey", encode(rgb.convert("L"), "PNG", icc_profile=srgb), grey(QUARTERS), 1),
+    ]
+    cases += [
+        (f"icc bad {n}, png", encode(rgb, "PNG", icc_profile=bad), QUARTERS, 0) for n, bad in enumerate(bad_icc())
+    ]
+    cases += [
+        (f"icc bad {n}, jpeg", encode(rgb, "JPEG", icc_profile=bad, **flat), QUARTERS, 6)
+        for n, bad in enumerate(bad_icc())
+    ]
+    for value in (*range(10), 255, 65535):
+        cases.append((f"exif {value}, jpeg", encode(turned(value), "JPEG", exif=exif(value), **flat), QUARTERS, 6))
+    for value in range(1, 9):
+        cases.append((f"exif {value}, png", encode(turned(value), "PNG", exif=exif(value)), QUARTERS, 0))
+        cases.append((f"exif {value}, webp", lossless_webp(turned(value), exif=exif(value)), QUARTERS, 0))
+    cases += [
+        ("exif of another type", encode(rgb, "JPEG", exif=exif(6, kind=4), **flat), QUARTERS, 6),
+        ("exif cut short", encode(rgb, "JPEG", exif=exif(6)[:20], **flat), QUARTERS, 6),
+        ("exif that is none", encode(rgb, "JPEG", exif=b"Exif\0\0XX*\0 garbage", **flat), QUARTERS, 6),
+    ]
+    return cases
+
+
+def palette_still():
+    picture = quarters().quantize(4)
+    order = sorted(range(4), key=lambda index: picture.getpixel((1, 1)) != index)
+    return picture.remap_palette(order)
+
+
+def test_im_2_what_is_accepted_has_the_right_colours():
+    cases = accepted()
+    assert len(cases) >= 40
+    wrong = []
+    for (name, _, expected, most), result in zip(cases, read_all([data for _, data, _, _ in cases]), strict=True):
+        if isinstance(result, BadPicture):
+            wrong.append((name, result.reason))
+            continue
+        colours = corners(decode(result.frames[0].png))
+        if not near(colours, expected, most):
+            wrong.append((name, colours, expected))
+    assert wrong == []
+
+
+def test_upright_size_is_told_of_the_whole_upload():
+    picture = read(encode(quarters((3000, 1500)), "JPEG", exif=exif(6)))
+    assert (picture.width, picture.height, picture.frame_count) == (1500, 3000, 1)
+    assert (picture.frames[0].width, picture.frames[0].height) == (640, 1280)
+
+
+def test_the_format_and_the_digest_of_the_upload():
+    for kind in PictureFormat:
+        data = encode(quarters(), kind)
+        picture = read(data)
+        assert picture.format is kind
+        assert picture.bytes_sha256 == hashlib.sha256(data).hexdigest()
+    assert read(mpo()).format is PictureFormat.JPEG
+
+
+@pytest.mark.parametrize("size", [(8192, 1), (1, 8192), (1281, 1280), (1280, 1281), (4000, 3), (1280, 1280), (7, 5)])
+def test_no_side_is_longer_than_1280_and_none_vanishes(size):
+    still = shown(encode(Image.new("RGB", size, RED), "PNG"))
+    assert max(still.size) == min(1280, max(size))
+    assert min(still.size) >= 1
+    assert still.getextrema() == tuple((value, value) for value in RED)
+
+
+def test_representative_frames():
+    assert representative(1, 4) == [0]
+    assert representative(3, 4) == [0, 1, 2]
+    assert representative(64, 4) == [0, 21, 42, 63]
+    assert representative(9, 1) == [0]
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
+def test_frames_of_an_animation(kind):
+    colours = [(20 * number, 255 - 20 * number, 90) for number in range(10)]
+    options = {"lossless": True} if kind == "WEBP" else {}
+    picture = read(animation(kind, [Image.new("RGB", (30, 20), colour) for colour in colours], **options))
+    assert picture.frame_count == 10
+    assert [frame.index for frame in picture.frames] == [0, 3, 6, 9]
+    for frame in picture.frames:
+        assert near([decode(frame.png).getpixel((3, 3))], [colours[frame.index]], 1)
+
+
+def test_repeated_frames_are_left_out():
+    frames = [Image.new("RGB", (30, 20), colour) for colour in (RED, GREEN, RED, RED, GREEN, BLUE)]
+    picture = read(animation("PNG", frames, duration=[10, 20, 30, 40, 50, 60]), Limits(representative_frames=6))
+    assert [frame.index for frame in picture.frames] == [0, 1, len({*range(picture.frame_count)}) - 1]
+
+
+def hidden(name):
+    """A file with the marker text in every place for metadata that its format has."""
+    marker = b"MARKER-OF-THE-TEST"
+    info = PngInfo()
+    info.add_text("Comment", marker.decode())
+    info.add_itxt("XML:com.adobe.xmp", marker.decode())
+    block = exif(1) + marker
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes() + marker
+    options = {
+        "PNG": {"pnginfo": info, "exif": block, "icc_profile": srgb},
+        "JPEG": {"comment": marker, "exif": block, "xmp": marker, "icc_profile": srgb, "quality": 95},
+        "WEBP": {"exif": block, "xmp": marker, "icc_profile": srgb, "lossless": True},
+        "GIF": {"comment": marker},
+    }
+    return encode(quarters(), name, **options[name]) + marker
+
+
+def test_im_4_what_goes_on_is_bare_and_the_same_every_time():
+    files = [data for _, data, _, _ in accepted()] + [hidden(kind) for kind in ("PNG", "JPEG", "WEBP", "GIF")]
+    for first, second in zip(read_all(files), read_all(files), strict=True):
+        assert first == second
+        for frame in first.frames:
+            kinds, at = [], 8
+            while at < len(frame.png):
+                length, kind = struct.unpack_from(">I4s", frame.png, at)
+                kinds.append(kind)
+                at += 12 + length
+            assert set(kinds) == {b"IHDR", b"IDAT", b"IEND"}
+            assert at == len(frame.png)
+            assert b"MARKER" not in frame.png
+            still = decode(frame.png)
+            assert still.mode == "RGB"
+            assert still.info == {}
+            assert (frame.width, frame.height) == still.size
+            assert max(still.size) <= 1280
+
+
+def test_im_4_a_losslessly_changed_copy_has_the_same_pixels():
+    still = captioned("A QUIET DAY", size=(1500, 700))
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    copies = [
+        encode(still, "PNG"),
+        encode(still, "PNG", compress_level=1, optimize=True),
+        encode(still.convert("RGBA"), "PNG"),
+        encode(still, "PNG", exif=exif(1), icc_profile=srgb),
+        encode(still, "PNG") + b"trailing",
+        encode(still.transpose(Image.Transpose.ROTATE_90), "PNG", exif=exif(6)),
+        lossless_webp(still),
+        lossless_webp(still, exif=exif(1), xmp=b"<x/>"),
+    ]
+    assert len({picture.pixels_sha256 for picture in read_all(copies)}) == 1
+    jpeg = encode(still, "JPEG", quality=90)
+    tagged = jpeg[:2] + segment(0xFE, b"a comment") + segment(0xE1, exif(1)) + jpeg[2:] + b"trailing"
+    assert len({picture.pixels_sha256 for picture in read_all([jpeg, tagged, encode(decode(jpeg), "PNG")])}) == 1
+    other = still.copy()
+    other.paste(RED, (700, 300, 704, 304))
+    assert read(encode(other, "PNG")).pixels_sha256 != read(copies[0]).pixels_sha256
+
+
+def archive(kind):
+    out = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(out, "w") as archived:
+            archived.writestr("picture.png", encode(quarters(), "PNG"))
+    else:
+        with tarfile.open(fileobj=out, mode="w") as archived:
+            archived.addfile(tarfile.TarInfo("picture.png"))
+    return out.getvalue()
+
+
+def foreign():
+    """IM-3: files of other kinds."""
+    rgb = quarters()
+    return {
+        "svg": b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>',
+        "svg with declaration": b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>',
+        "eps": encode(rgb, "EPS"),
+        "pdf": encode(rgb, "PDF"),
+        "tiff": encode(rgb, "TIFF"),
+        "bmp": encode(rgb, "BMP"),
+        "ico": encode(rgb, "ICO"),
+        "ppm": encode(rgb, "PPM"),
+        "tga": encode(rgb, "TGA"),
+        "pcx": encode(rgb, "PCX"),
+        "jpeg 2000": encode(rgb, "JPEG2000"),
+        "avif": encode(rgb, "AVIF"),
+        "heic": b"\0\0\0\x18ftypheic\0\0\0\0heicmif1" + bytes(200),
+        "mvg": b"push graphic-context\nviewbox 0 0 9 9\nimage over 0,0 9,9 'x'\npop graphic-context\n",
+        "psd": b"8BPS\0\1" + bytes(300),
+        "pickle": pickle.dumps({"picture": [1, 2, 3]}),
+        "html": b"<!doctype html><img src=x>",
+        "zip": archive("zip"),
+        "gzip": compress(encode(rgb, "PNG")),
+        "tar": archive("tar"),
+        "elf": b"\x7fELF\2\1\1" + bytes(300),
+        "json": json.dumps({"image": "none"}).encode(),
+        "empty": b"",
+        "one byte": b"\xff",
+        "text": b"Just a few words.\n" * 20,
+        "riff that is no webp": b"RIFF\x24\0\0\0WAVEfmt " + bytes(100),
+        "base64 of a png": b"iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ",
+        "data uri": b"data:image/png;base64,iVBORw0KGgo=",
+        "png behind a space": b" " + encode(rgb, "PNG"),
+        "mp4": b"\0\0\0\x18ftypmp42" + bytes(300),
+        "jpeg xl": b"\xff\x0a" + bytes(300),
+        "mng": b"\x8aMNG\r\n\x1a\n" + bytes(300),
+    }
+
+
+def test_im_3_other_formats_are_refused():
+    files = foreign()
+    assert len(files) >= 28
+    reasons = dict(zip(files, (result.reason for result in read_all(files.values())), strict=True))
+    assert reasons.pop("empty") == "PICTURE_EMPTY"
+    assert set(reasons.values()) == {"PICTURE_FORMAT_NOT_READ"}
+
+
+def flicker(kind, frames, side):
+    return animation(kind, [Image.new("RGB", (side, side), (number * 40, 0, 0)) for number in range(frames)])
+
+
+SMALL = Limits(
+    max_bytes=20_000,
+    max_pixels=10_000,
+    max_side=200,
+    max_frames=5,
+    max_total_pixels=20_000,
+    max_png_chunks=30,
+    max_jpeg_scans=4,
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "figures"),
+    [
+        (bytes(20_001), "PICTURE_TOO_LARGE_BYTES", ["20,001", "20,000"]),
+        (encode(Image.new("RGB", (101, 100)), "PNG"), "PICTURE_TOO_MANY_PIXELS", ["10,100", "10,000"]),
+        (encode(Image.new("RGB", (101, 100)), "JPEG"), "PICTURE_TOO_MANY_PIXELS", ["10,100", "10,000"]),
+        (encode(Image.new("RGB", (101, 50)), "WEBP"), "PICTURE_TOO_MANY_PIXELS", ["5,050", "5,000"]),
+        (encode(Image.new("RGB", (101, 100)), "GIF"), "PICTURE_TOO_MANY_PIXELS", ["10,100", "10,000"]),
+        (encode(Image.new("RGB", (201, 1)), "PNG"), "PICTURE_SIDE_TOO_LONG", ["201", "200"]),
+        (png(0, 5, 8, 2, b""), "PICTURE_NO_PIXELS", ["0", "5"]),
+        (flicker("GIF", 6, 9), "PICTURE_TOO_MANY_FRAMES", ["6", "5"]),
+        (flicker("WEBP", 6, 9), "PICTURE_TOO_MANY_FRAMES", ["6", "5"]),
+        (flicker("PNG", 6, 9), "PICTURE_TOO_MANY_FRAMES", ["6", "5"]),
+        (flicker("GIF", 5, 70), "PICTURE_ANIMATION_TOO_LARGE", ["24,500", "20,000"]),
+        (png(1, 1, 8, 0, b"\0\0", *[chunk(b"prVt", b"")] * 28), "PICTURE_TOO_MANY_CHUNKS", ["31", "30"]),
+        (encode(quarters(), "JPEG", progressive=True), "PICTURE_TOO_MANY_SCANS", ["5", "4"]),
+        (encode(quarters(), "PNG")[:-20], "PICTURE_DAMAGED", []),
+        (encode(quarters(), "JPEG")[:-200], "PICTURE_DAMAGED", []),
+        (encode(quarters(), "GIF")[:-200], "PICTURE_DAMAGED", []),
+        (encode(quarters(), "WEBP")[:-20], "PICTURE_DAMAGED", []),
+        (b"\x89PNG\r\n\x1a\n", "PICTURE_DAMAGED", []),
+        (b"\xff\xd8\xff", "PICTURE_DAMAGED", []),
+        (b"GIF89a", "PICTURE_DAMAGED", []),
+        (b"RIFF\4\0\0\0WEBP", "PICTURE_DAMAGED", []),
+    ],
+)
+def test_refusals_say_the_figure_and_the_limit(data, reason, figures):
+    refused = refusal(data, SMALL)
+    assert refused.reason == reason
+    assert refused.field == "image"
+    for figure in figures:
+        assert figure in refused.message
+
+
+def test_limits_are_kept_to_the_pixel():
+    exact = dataclasses.replace(SMALL, max_bytes=10**6)
+    assert shown(encode(Image.new("RGB", (100, 100)), "PNG"), exact).size == (100, 100)
+    data = encode(quarters(), "PNG")
+    assert read(data, Limits(max_bytes=len(data)))
+    assert refusal(data, Limits(max_bytes=len(data) - 1)).reason == "PICTURE_TOO_LARGE_BYTES"
+
+
+def test_the_largest_pictures_allowed_are_read():
+    """At the pixel cap every kind must fit in the memory and time of one picture."""
+    costs = []
+
+    async def whole():
+        reader = GuardedPictureReader(watch=costs.append)
+        try:
+            noise = Image.effect_noise((1024, 1024), 60).resize((4096, 4096), Image.Resampling.NEAREST)
+            colours = Image.merge("RGB", (noise, noise.transpose(Image.Transpose.ROTATE_90), noise))
+            half = colours.crop((0, 0, 4096, 2048))
+            files = [
+                encode(noise.convert("RGBA"), "PNG", compress_level=1),
+                encode(colours, "JPEG", quality=60, progressive=True, subsampling=0),
+                encode(colours.convert("CMYK"), "JPEG", quality=30),
+                encode(noise, "GIF"),
+                encode(half, "WEBP", quality=30, method=0),
+                animation("GIF", [Image.new("RGB", (4096, 2048), colour) for colour in (RED, GREEN, BLUE, WHITE, RED)]),
+            ]
+            for data in files:
+                assert (await reader.read(data)).frames[0].width == 1280
+        finally:
+            await reader.aclose()
+
+    asyncio.run(whole())
+    assert max(cost.cpu_s for cost in costs) <= 2
+    assert max(cost.peak_bytes for cost in costs) <= 256 * 1024 * 1024

@@ -1,0 +1,182 @@
+import asyncio
+import subprocess
+import sys
+import unicodedata
+
+import pytest
+from PIL import Image
+
+from court.backends import text_reader
+from court.backends.reading_order import in_reading_order
+from court.backends.text_reader import OcrTextReader
+from court.backends.worker import GuardedWorkers, JobFailed
+from court.backends.worker_process import Reply
+from court.errors import Overrun, Unavailable
+from court.events import TextLine
+from court.meme import Frame, Picture, PictureFormat
+from tests.pictures import captioned, encode
+
+
+def picture(*stills):
+    frames = tuple(
+        Frame(png=encode(still, "PNG"), width=still.width, height=still.height, index=3 * number)
+        for number, still in enumerate(stills)
+    )
+    return Picture(PictureFormat.PNG, "0" * 64, "0" * 64, 1, 1, len(frames), frames)
+
+
+@pytest.fixture(scope="module")
+def readings():
+    """One process reads all of them: its start is what costs."""
+    side_by_side = captioned("LEFT", size=(640, 480))
+    side_by_side.paste(captioned("RIGHT", size=(300, 100)), (340, 4))
+    asked = {
+        "two lines": picture(captioned("WHEN THE CAT", "SEES THE SNOW")),
+        "two frames": picture(captioned("FIRST STILL"), captioned("SECOND STILL")),
+        "side by side": picture(side_by_side),
+        "nothing": picture(Image.new("RGB", (300, 300), (90, 140, 90))),
+        "one pixel": picture(Image.new("RGB", (1, 1), (90, 140, 90))),
+        "a thread": picture(Image.new("RGB", (1, 1280), (90, 140, 90))),
+        "a strip": picture(captioned("A LONG STRIP", size=(1280, 100))),
+    }
+
+    async def whole():
+        reader = OcrTextReader()
+        try:
+            await reader.warm()
+            return {name: await reader.read(one) for name, one in asked.items()}
+        finally:
+            await reader.aclose()
+
+    return asyncio.run(whole())
+
+
+def test_lines_are_read_from_the_top(readings):
+    lines = readings["two lines"].lines
+    assert [line.text for line in lines] == ["WHEN THE CAT", "SEES THE SNOW"]
+    for line, top in zip(lines, (30, 142), strict=True):
+        assert 0.8 < line.confidence <= 1
+        (x0, y0), (x1, y1), (x2, y2), (x3, y3) = line.box
+        assert x0 < x1 and x3 < x2 and y0 < y3 and y1 < y2, "clockwise from the upper left"
+        assert abs(x0 - 30) < 20 and abs(y0 - top) < 30
+        assert max(x1, x2) <= 640 and max(y2, y3) <= 480
+
+
+def test_each_frame_is_read_and_named_by_its_index_in_the_file(readings):
+    assert [(line.text, line.frame) for line in readings["two frames"].lines] == [
+        ("FIRST STILL", 0),
+        ("SECOND STILL", 3),
+    ]
+
+
+def test_lines_in_one_row_are_read_from_the_left(readings):
+    assert readings["side by side"].text.split() == ["LEFT", "RIGHT"]
+
+
+@pytest.mark.parametrize("name", ["nothing", "one pixel", "a thread"])
+def test_no_text_is_no_lines(readings, name):
+    assert readings[name].lines == ()
+
+
+def test_an_extreme_frame_neither_breaks_it_nor_moves_its_boxes(readings):
+    (line,) = readings["a strip"].lines
+    assert line.text == "A LONG STRIP"
+    assert max(y for _, y in line.box) <= 100
+
+
+def test_what_goes_into_the_record_names_engine_and_models():
+    assert OcrTextReader().identity.startswith("rapidocr/3.")
+    assert OcrTextReader().identity.endswith(" PP-OCRv6-small")
+
+
+def test_the_parent_imports_none_of_what_its_workers_need():
+    program = (
+        "import sys, court.backends.text_reader as t, court.backends.picture_reader\n"
+        "t.OcrTextReader()\n"
+        "print([m for m in ('numpy', 'onnxruntime', 'rapidocr', 'PIL', 'cv2') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def read_after(monkeypatch, answer):
+    """What is read when the worker answers so."""
+
+    async def run(self, body, payloads=()):
+        if isinstance(answer, Exception):
+            raise answer
+        return Reply(answer, [], 0.1, 1)
+
+    async def whole():
+        return await OcrTextReader().read(picture(Image.new("RGB", (9, 9))))
+
+    monkeypatch.setattr(GuardedWorkers, "run", run)
+    return asyncio.run(whole())
+
+
+BOX = [[0.0, 0.0], [9.0, 0.0], [9.0, 5.0], [0.0, 5.0]]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        JobFailed("RuntimeError"),
+        {},
+        {"lines": None},
+        {"lines": [{"text": "x", "confidence": 0.5}]},
+        {"lines": [{"text": "x", "confidence": float("nan"), "box": BOX}]},
+        {"lines": [{"text": "x", "confidence": 0.5, "box": BOX[:3]}]},
+        {"lines": [{"text": "x", "confidence": 0.5, "box": BOX}] * 1001},
+    ],
+)
+def test_a_failure_is_never_a_picture_without_text(monkeypatch, answer):
+    with pytest.raises(Unavailable) as caught:
+        read_after(monkeypatch, answer)
+    assert caught.value.reason == "TEXT_READER_FAILED"
+
+
+def test_no_time_left_stays_what_it_is(monkeypatch):
+    with pytest.raises(Overrun):
+        read_after(monkeypatch, Overrun("No time."))
+
+
+def test_text_is_composed_and_without_control_characters(monkeypatch):
+    texts = ["cafe\u0301 \x00\x1b[31m", "\x07\x85", "  ", "a\u2028b\r\nc"]
+    lines = [{"text": text, "confidence": 1.0000001, "box": BOX} for text in texts]
+    reading = read_after(monkeypatch, {"lines": lines})
+    assert [line.text for line in reading.lines] == ["café [31m", "a b c"]
+    assert all(unicodedata.is_normalized("NFC", line.text) for line in reading.lines)
+    assert {line.confidence for line in reading.lines} == {1.0}
+
+
+def test_a_sample_that_is_read_wrongly_is_no_warm_reader(monkeypatch):
+    async def run(self, body, payloads=()):
+        return Reply({"lines": []}, [], 0.1, 1)
+
+    monkeypatch.setattr(text_reader.GuardedWorkers, "run", run)
+    with pytest.raises(Unavailable):
+        asyncio.run(OcrTextReader().warm())
+
+
+def line(text, left, top, height=10.0, width=30.0, slant=0.0):
+    upper = (left, top), (left + width, top + slant)
+    lower = (left + width, top + slant + height), (left, top + height)
+    return TextLine(text=text, confidence=1, box=(*upper, *lower), frame=0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "order"),
+    [
+        ([line("c", 0, 40), line("a", 0, 0), line("b", 0, 20)], "abc"),
+        ([line("b", 50, 0), line("a", 0, 3), line("c", 100, -3)], "abc"),
+        ([line("d", 50, 21), line("a", 0, 2), line("b", 50, 0), line("c", 0, 20)], "abcd"),
+        ([line("b", 50, 6, height=4), line("a", 0, 0, height=20)], "ab"),
+        ([line("a", 90, 0), line("b", 60, 4), line("c", 30, 8), line("d", 0, 12)], "badc"),
+        ([line("a", 0, 0, slant=8), line("b", 0, 14, slant=8)], "ab"),
+        ([line("b", 9, 5, height=0), line("a", 0, 0)], "ab"),
+        ([], ""),
+    ],
+)
+def test_reading_order(lines, order):
+    assert "".join(one.text for one in in_reading_order(lines)) == order
+    assert "".join(one.text for one in in_reading_order(lines[::-1])) == order

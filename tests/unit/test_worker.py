@@ -1,0 +1,263 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from court.backends import worker_process
+from court.backends.worker import GuardedWorkers, JobFailed
+from court.backends.worker_process import Death, Guard, WorkerDied
+from court.errors import Overrun, Unavailable
+
+CHILD = Path(__file__).parent.parent / "misbehaving_worker.py"
+MIB = 1024 * 1024
+
+
+@pytest.fixture(autouse=True)
+def child(tmp_path, monkeypatch):
+    """What is started is the real interpreter, isolated as ever, but with the misbehaving child as its module."""
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} "$1" "$2" {CHILD} "$5"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(worker_process.sys, "executable", str(script))
+
+
+def pool(workers=1, **guard):
+    bounds = {"cpu_s": 5.0, "wall_s": 20.0, "memory_bytes": 256 * MIB, "max_reply_bytes": MIB}
+    return GuardedWorkers("any", Guard(**{**bounds, **guard}), name="odd worker", workers=workers)
+
+
+def run(scenario, **kwargs):
+    async def whole():
+        workers = pool(**kwargs)
+        try:
+            return await scenario(workers)
+        finally:
+            await workers.aclose()
+
+    return asyncio.run(whole())
+
+
+async def death_of(workers, **body):
+    with pytest.raises(WorkerDied) as caught:
+        await workers.run(body)
+    return caught.value
+
+
+async def pid_of(workers):
+    return (await workers.run({"act": "echo"})).body["pid"]
+
+
+def test_a_job_comes_back_with_its_payloads_and_its_cost():
+    async def scenario(workers):
+        reply = await workers.run({"act": "echo", "say": "grüß"}, [b"", b"\x00" * 100_000])
+        assert reply.body["said"] == "grüß"
+        assert reply.payloads == [b"", b"\x00" * 100_000]
+        assert 0 <= reply.cpu_s < 5
+        assert 4 * MIB < reply.peak_bytes < 256 * MIB
+
+    run(scenario)
+
+
+def test_processes_are_kept_and_replaced_after_so_many_jobs():
+    async def scenario(workers):
+        pids = [await pid_of(workers) for _ in range(5)]
+        assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
+
+    run(scenario, jobs_per_process=2)
+
+
+@pytest.mark.parametrize(
+    ("body", "death", "words"),
+    [
+        ({"act": "spin"}, Death.CPU_SPENT, "0.3 s"),
+        ({"act": "segfault"}, Death.CRASHED, "SIGSEGV"),
+        ({"act": "leave"}, Death.CRASHED, "status 7"),
+        ({"act": "raw", "hex": "ffffffff"}, Death.BABBLED, "header of 4294967295"),
+        ({"act": "raw", "hex": "00000004" + b"null".hex()}, Death.BABBLED, "faults"),
+        ({"act": "raw", "hex": "00000009" + b'{"job":1}'.hex()}, Death.BABBLED, "faults"),
+        ({"act": "raw", "hex": b"hello, world".hex()}, Death.BABBLED, "header of"),
+        ({"act": "forged", "job": "ready"}, Death.BABBLED, "not given"),
+        ({"act": "many", "size": MIB, "count": 2}, Death.BABBLED, "payloads"),
+        ({"act": "many", "size": 1, "count": 65}, Death.BABBLED, "faults"),
+    ],
+)
+def test_a_death_is_named_and_the_next_job_is_served(body, death, words):
+    async def scenario(workers):
+        died = await death_of(workers, **body)
+        assert died.death is death
+        assert words in str(died)
+        assert (await workers.run({"act": "echo", "say": 1})).body["said"] == 1
+
+    run(scenario, cpu_s=0.3)
+
+
+def test_cpu_time_is_counted_per_job_not_per_process():
+    async def scenario(workers):
+        before = await pid_of(workers)
+        for _ in range(12):
+            await workers.run({"act": "hoard", "bytes": 100 * MIB})
+        assert await pid_of(workers) == before
+
+    run(scenario, cpu_s=0.5)
+
+
+def test_memory_is_bounded_and_a_failure_is_told_by_name_only():
+    async def scenario(workers):
+        before = await pid_of(workers)
+        with pytest.raises(JobFailed) as caught:
+            await workers.run({"act": "hoard", "bytes": 300 * MIB})
+        assert caught.value.kind == "MemoryError"
+        with pytest.raises(JobFailed) as caught:
+            await workers.run({"act": "fail"})
+        assert str(caught.value) == "KeyError"
+        assert await pid_of(workers) == before
+
+    run(scenario)
+
+
+def test_no_time_left_is_retryable_and_costs_the_process_its_life():
+    async def scenario(workers):
+        before = await pid_of(workers)
+        started = time.monotonic()
+        with pytest.raises(Overrun) as caught:
+            await workers.run({"act": "sleep", "seconds": 60})
+        assert time.monotonic() - started < 10
+        assert "odd worker" in caught.value.message
+        assert await pid_of(workers) != before
+
+    run(scenario, wall_s=1.0)
+
+
+def test_a_cancelled_job_takes_its_process_along():
+    async def scenario(workers):
+        before = await pid_of(workers)
+        task = asyncio.create_task(workers.run({"act": "sleep", "seconds": 0.4, "say": "late"}))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        reply = await workers.run({"act": "echo", "say": "mine"})
+        assert reply.body["said"] == "mine"
+        assert reply.body["pid"] != before
+
+    run(scenario)
+
+
+def test_waiting_jobs_can_be_cancelled_without_harm():
+    async def scenario(workers):
+        running = asyncio.create_task(workers.run({"act": "sleep", "seconds": 0.5, "say": "first"}))
+        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(workers.run({"act": "echo"}))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        assert (await running).body["said"] == "first"
+        assert (await workers.run({"act": "echo", "say": 2})).body["said"] == 2
+
+    run(scenario)
+
+
+def test_no_more_processes_than_allowed_and_all_replies_reach_their_job():
+    async def scenario(workers):
+        jobs = [workers.run({"act": "sleep", "seconds": 0.01, "say": number}) for number in range(20)]
+        replies = await asyncio.gather(*jobs)
+        assert [reply.body["said"] for reply in replies] == list(range(20))
+        assert len({reply.body["pid"] for reply in replies}) == 2
+
+    run(scenario, workers=2)
+
+
+def test_a_process_that_was_killed_between_jobs_is_replaced():
+    async def scenario(workers):
+        before = await pid_of(workers)
+        os.kill(before, signal.SIGKILL)
+        await asyncio.sleep(0.3)
+        assert await pid_of(workers) != before
+
+    run(scenario)
+
+
+def test_what_it_prints_is_no_reply_and_it_has_no_input():
+    async def scenario(workers):
+        assert (await workers.run({"act": "chatter"})).payloads == [b""]
+
+    run(scenario)
+
+
+def test_it_writes_no_file_and_sees_nothing_of_the_parent(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMECOURT_SECRET", "of the court")
+
+    async def scenario(workers):
+        with pytest.raises(JobFailed):
+            await workers.run({"act": "write_file", "path": str(tmp_path / "written")})
+        around = (await workers.run({"act": "surroundings"})).body
+        # A shell adds its own; nothing of ours is among them.
+        assert set(around["environ"]) <= {"PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"}
+        assert around["cwd"] == "/"
+        assert "" not in around["path"]
+        assert around["sid"] != os.getsid(0)
+
+    run(scenario)
+    written = tmp_path / "written"
+    assert not written.exists() or written.stat().st_size == 0
+
+
+def test_closing_ends_running_and_waiting_jobs():
+    async def whole():
+        workers = pool()
+        before = await pid_of(workers)
+        jobs = [asyncio.create_task(workers.run({"act": "sleep", "seconds": 60})) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        await workers.aclose()
+        outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [Unavailable] * 3
+        with pytest.raises(Unavailable):
+            await workers.run({"act": "echo"})
+        with pytest.raises(ProcessLookupError):
+            os.kill(before, 0)
+
+    asyncio.run(whole())
+
+
+def test_what_can_not_be_started_is_unavailable(monkeypatch, tmp_path):
+    async def scenario(workers):
+        with pytest.raises(Unavailable) as caught:
+            await workers.run({"act": "echo"})
+        assert str(tmp_path) not in caught.value.message
+        monkeypatch.setattr(worker_process.sys, "executable", "/bin/false")
+        with pytest.raises(Unavailable):
+            await workers.run({"act": "echo"})
+
+    monkeypatch.setattr(worker_process.sys, "executable", str(tmp_path / "nothing here"))
+    run(scenario)
+
+
+def test_it_does_not_outlive_its_parent():
+    parent = (
+        "import asyncio, os, sys\n"
+        "from court.backends.worker import GuardedWorkers\n"
+        "from court.backends.worker_process import Guard\n"
+        "sys.executable = sys.argv[1]\n"
+        "async def main():\n"
+        "    workers = GuardedWorkers('any', Guard(cpu_s=5, wall_s=60, memory_bytes=None), name='odd worker')\n"
+        "    print((await workers.run({'act': 'echo'})).body['pid'], flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())\n"
+    )
+    interpreter = (Path(worker_process.sys.executable).read_text().split()[2]).strip()
+    done = subprocess.run(
+        [interpreter, "-c", parent, worker_process.sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
