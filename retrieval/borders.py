@@ -1,0 +1,112 @@
+"""Where in a picture the picture is: plain borders and caption bars aside."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Box = tuple[int, int, int, int]
+"""Left, top, right, bottom, in pixels; the last two are outside."""
+
+_TOLERANCE: Final = 20
+"""Levels, of 0 to 255, within which a pixel counts as border."""
+
+
+def _leading(ok: Array) -> int:
+    """How many are true before the first that is not; ``ok`` has shape (n,)."""
+    return len(ok) if ok.all() else int(np.argmin(ok))
+
+
+def _near(strip: Array, colour: Array) -> Array:
+    """Which pixels of a strip, int16 of shape (lines, pixels, 3), have about this colour, shape (3,)."""
+    hit: Array = np.abs(strip[..., 0] - colour[0]) <= _TOLERANCE
+    for channel in (1, 2):
+        hit &= np.abs(strip[..., channel] - colour[channel]) <= _TOLERANCE
+    return hit
+
+
+def _middle(pixels: Array) -> Array:
+    return np.asarray(np.median(pixels, axis=0), dtype=np.int16)
+
+
+def _trim_borders(a: Array, box: Box) -> Box:
+    """Without plain borders: one colour on at least 98 % of every line, at most 45 % of a side."""
+    x0, y0, x1, y1 = box
+    for _ in range(2):
+        for side in range(4):
+            lines = a[y0:y1, x0:x1]
+            lines = lines if side < 2 else lines.transpose(1, 0, 2)
+            lines = lines[::-1] if side % 2 else lines
+            colour = _middle(lines[0])
+            limit = int(len(lines) * 0.45) + 2
+            cut, step = 0, 12
+            while cut < limit:  # step by step: most pictures have no border at all
+                chunk = lines[cut : min(cut + step, limit)]
+                got = _leading(_near(chunk, colour).mean(axis=1) >= 0.98)
+                cut += got
+                if got < len(chunk):
+                    break
+            if cut >= limit or cut >= len(lines):
+                cut = 0  # a plain field, not a border
+            if side == 0:
+                y0 += cut
+            elif side == 1:
+                y1 -= cut
+            elif side == 2:
+                x0 += cut
+            else:
+                x1 -= cut
+    return x0, y0, x1, y1
+
+
+def _trim_caption_bars(a: Array, box: Box) -> Box:
+    """Without a white or black bar with text at the top or the bottom, and without plain borders below it."""
+    x0, y0, x1, y1 = box
+    for side in (0, 1):
+        lines = a[y0:y1, x0:x1]
+        lines = lines[::-1] if side else lines
+        n, width = lines.shape[:2]
+        if n < 16 or width < 16:
+            continue
+        m = max(1, width // 50)
+        colour = _middle(np.concatenate([lines[:3, :m].reshape(-1, 3), lines[:3, -m:].reshape(-1, 3)]))
+        if not (colour.min() >= 225 or colour.max() <= 30):
+            continue
+        near = _near(lines, colour)
+        share = near.mean(axis=1)
+        margin = np.maximum(near[:, :m].mean(axis=1), near[:, -m:].mean(axis=1))
+        run = _leading((share >= 0.3) & (margin >= 0.9))
+        if run < 4 or run > 0.5 * n:
+            continue
+        clear = np.flatnonzero(share[:run] >= 0.98)
+        cut = int(clear[-1]) + 1 if len(clear) else 0
+        if side == 0:
+            y0 += cut
+        else:
+            y1 -= cut
+    return _trim_borders(a, (x0, y0, x1, y1))
+
+
+def boxes(a: Array) -> tuple[Box, Box]:
+    """What of a picture is the picture, as (left, top, right, bottom).
+
+    Args:
+        a: int16 of shape (height, width, 3).
+
+    Returns:
+        It without plain borders, and without caption bars either. Where too little would be left, all of it.
+    """
+    h, w = a.shape[:2]
+    all_of_it = (0, 0, w, h)
+    if min(h, w) < 16:
+        return all_of_it, all_of_it
+    outer = _trim_borders(a, all_of_it)
+    inner = _trim_caption_bars(a, outer)
+
+    def sane(b: Box) -> Box:
+        return b if b[3] - b[1] >= 0.3 * h and b[2] - b[0] >= 0.3 * w else all_of_it
+
+    return sane(outer), sane(inner)

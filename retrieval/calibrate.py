@@ -1,0 +1,227 @@
+"""How a library is to be searched and how its precedents are to vote, chosen on the library itself.
+
+Every meme is tried before the rest (:mod:`retrieval.left_out`), by every setting of a grid, and the likeliest is taken;
+then the threshold that maximises the mean of accuracy and macro-F1. The figures that are kept are measured by choosing
+on four fifths of the memes and voting on the last, in turn: the best of many settings flatters itself on the memes it
+was chosen by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.precedents import Floors, VoteSettings
+from retrieval.left_out import Neighbours, neighbours
+from retrieval.manifest import Calibration, LabelledMeme, Tuning
+
+# Each grid begins with what is preferred where several are equally good.
+_ALPHAS = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
+_KS = (25, 15, 40, 60, 100, 7)
+_TAUS = (0.1, 0.07, 0.15, 0.05, 0.2, 0.03, 0.3)
+_THRESHOLDS = np.array(sorted(np.arange(30, 71) / 100, key=lambda t: (abs(t - 0.5), t)))
+_FOLDS = 5
+_FEWEST = 20
+"""Memes below which nothing is chosen: the figures would be chance."""
+_FEWEST_OF_A_LABEL = 5
+_MOST_TRIED = 4000
+"""Memes tried at most: a larger library is judged by an even sample of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    alpha: float
+    settings: VoteSettings
+    likelihood: float
+
+
+def calibrate(
+    rows: NDArray[np.float32],
+    memes: Sequence[LabelledMeme],
+    text_dim: int,
+    floors: Floors,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tuning:
+    """The tuning of a library with these memes.
+
+    Args:
+        rows: float32 of shape (n, text_dim + picture_dim).
+        memes: Theirs, at least one.
+        text_dim: Where the text half ends.
+        floors: The encoder's.
+        progress: Told how many of how many alphas are done.
+    """
+    n, harmful = len(memes), sum(meme.harmful for meme in memes)
+    alphas = _alphas(memes)
+    # As if one more of each kind had been seen: a library of one kind alone still has a prior.
+    prior = harmful / n if 0 < harmful < n else (harmful + 1) / (n + 2)
+    majority = max(harmful, n - harmful) / n
+    defaults = _defaults(alphas[0], prior, floors, n, majority)
+    if n < _FEWEST or min(harmful, n - harmful) < _FEWEST_OF_A_LABEL:
+        return defaults
+
+    folds: list[list[_Choice]] = [[] for _ in range(_FOLDS)]
+    choices: list[_Choice] = []
+    outcomes: dict[float, tuple[Neighbours, NDArray[np.int64]]] = {}
+    found = neighbours(rows, memes, text_dim, alphas=alphas, depth=max(_KS), limit=_MOST_TRIED)
+    for number, (alpha, near) in enumerate(zip(alphas, found, strict=True)):
+        if near.labels.size < _FEWEST or min(near.labels.sum(), (~near.labels).sum()) < _FEWEST_OF_A_LABEL:
+            return defaults  # many memes, but most of them twins of each other
+        fold = np.arange(near.labels.size) % _FOLDS
+        outcomes[alpha] = (near, fold)
+        every = np.ones(near.labels.size, dtype=np.bool_)
+        logits, settings = _grid(near, prior)
+        choices.append(_best(alpha, logits, settings, near.labels, every))
+        for held_out in range(_FOLDS):
+            folds[held_out].append(_best(alpha, logits, settings, near.labels, fold != held_out))
+        if progress:
+            progress(number + 1, len(alphas))
+
+    chosen = _first_best(choices)
+    probabilities, decisions, labels = [], [], []
+    for held_out, of_fold in enumerate(folds):
+        choice = _first_best(of_fold)
+        near, fold = outcomes[choice.alpha]
+        part = fold == held_out
+        p = probabilities_of(shares(near.similarities[part], near.harmful[part], choice.settings), choice.settings)
+        probabilities.append(p)
+        decisions.append(p >= choice.settings.threshold)
+        labels.append(near.labels[part])
+    truth, said = np.concatenate(labels), np.concatenate(decisions)
+    accuracy, macro_f1 = _scores(truth[None], said[None])
+    return Tuning(
+        alpha=chosen.alpha,
+        vote=chosen.settings,
+        floors=floors,
+        calibration=Calibration(
+            method="leave-one-out",
+            n=int(truth.size),
+            accuracy=float(accuracy[0]),
+            macro_f1=float(macro_f1[0]),
+            brier=float(np.mean((np.concatenate(probabilities) - truth) ** 2)),
+            majority=float(max(truth.mean(), 1 - truth.mean())),
+            note="" if truth.size == n else f"measured on {truth.size} of {n} memes",
+        ),
+    )
+
+
+def shares(
+    similarities: NDArray[np.float64], harmful: NDArray[np.bool_], settings: VoteSettings
+) -> NDArray[np.float64]:
+    """:func:`court.vote.share` of many memes at once: arrays of shape (q, depth) give one of shape (q,)."""
+    weights = np.exp((similarities[:, : settings.k] - similarities[:, :1]) / settings.tau)
+    for_harm = (weights * harmful[:, : settings.k]).sum(axis=1)
+    m = settings.prior_weight
+    together: NDArray[np.float64] = (for_harm + m * settings.prior) / (weights.sum(axis=1) + m)
+    return together
+
+
+def probabilities_of(share: NDArray[np.float64], settings: VoteSettings) -> NDArray[np.float64]:
+    """:func:`court.vote.probability` of many shares at once, shape (q,)."""
+    return _sigmoid(settings.intercept + settings.slope * _logit(share))
+
+
+def _alphas(memes: Sequence[LabelledMeme]) -> tuple[float, ...]:
+    if not any(meme.has_picture for meme in memes):
+        return (1.0,)
+    return _ALPHAS if any(meme.has_text for meme in memes) else (0.0,)
+
+
+def _defaults(alpha: float, prior: float, floors: Floors, n: int, majority: float) -> Tuning:
+    return Tuning(
+        alpha=alpha,
+        vote=VoteSettings(k=min(15, n), tau=0.1, prior=prior),
+        floors=floors,
+        calibration=Calibration(
+            method="defaults",
+            n=0,
+            majority=majority,
+            note=f"nothing was chosen: that takes {_FEWEST} memes that differ, {_FEWEST_OF_A_LABEL} of each label",
+        ),
+    )
+
+
+def _grid(near: Neighbours, prior: float) -> tuple[NDArray[np.float64], list[VoteSettings]]:
+    """For all settings, the logit of the share of each meme, shape (settings, q)."""
+    depth = near.similarities.shape[1]
+    ks = [k for k in _KS if k <= depth] or [depth]
+    logits, settings = [], []
+    for tau in _TAUS:
+        weights = np.exp((near.similarities - near.similarities[:, :1]) / tau)
+        for_harm, for_any = (weights * near.harmful).cumsum(axis=1), weights.cumsum(axis=1)
+        for k in ks:
+            logits.append(_logit((for_harm[:, k - 1] + prior) / (for_any[:, k - 1] + 1)))
+            settings.append(VoteSettings(k=k, tau=tau, prior=prior, prior_weight=1.0))
+    return np.array(logits), settings
+
+
+def _best(
+    alpha: float,
+    logits: NDArray[np.float64],
+    settings: Sequence[VoteSettings],
+    labels: NDArray[np.bool_],
+    chosen_by: NDArray[np.bool_],
+) -> _Choice:
+    """The likeliest settings, calibrated, by the memes marked in ``chosen_by``, shape (q,)."""
+    x, y = logits[:, chosen_by], labels[chosen_by]
+    intercept, slope = fit_logistic(x, y)
+    p = _sigmoid(intercept[:, None] + slope[:, None] * x)
+    # Likelihood tells settings apart by every meme, accuracy only by those near the threshold: of a few hundred memes
+    # the latter is mostly chance. Rounded, so that what is equal but for the last bit is equal, and the first is taken.
+    likelihood = np.where(y, np.log(p), np.log1p(-p)).mean(axis=1).round(9)
+    best = int(np.argmax(likelihood))
+    worth = np.array([np.mean(_scores(y[None], p[best : best + 1] >= threshold)) for threshold in _THRESHOLDS]).round(9)
+    # The first is the middle. It is left only for a gain of more than one standard error.
+    threshold = _THRESHOLDS[int(np.argmax(worth))] if worth.max() - worth[0] > 0.5 / y.size**0.5 else _THRESHOLDS[0]
+    tuned = settings[best].model_copy(
+        update={"intercept": float(intercept[best]), "slope": float(slope[best]), "threshold": float(threshold)}
+    )
+    return _Choice(alpha, tuned, float(likelihood[best]))
+
+
+def _first_best(choices: Sequence[_Choice]) -> _Choice:
+    return max(choices, key=lambda choice: choice.likelihood)
+
+
+def fit_logistic(
+    x: NDArray[np.float64], y: NDArray[np.bool_], *, l2: float = 2.0
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Intercepts and slopes, shape (m,) each, of m logistic regressions of y, shape (q,), on a row of x, shape (m, q).
+
+    Newton's method on all at once. A pull towards intercept 0 and slope 1, as much as a few memes weigh, keeps small
+    and separable data sober; the slope is kept positive, since more harm nearby must never speak for less.
+    """
+    a, b = np.zeros(len(x)), np.ones(len(x))
+    for _ in range(50):
+        p = _sigmoid(a[:, None] + b[:, None] * x)
+        error, weight = p - y, p * (1 - p)
+        da, db = error.sum(axis=1) + l2 * a, (error * x).sum(axis=1) + l2 * (b - 1)
+        aa, ab, bb = weight.sum(axis=1) + l2, (weight * x).sum(axis=1), (weight * x * x).sum(axis=1) + l2
+        determinant = aa * bb - ab * ab
+        step_a, step_b = (bb * da - ab * db) / determinant, (aa * db - ab * da) / determinant
+        # Bounded steps: far from its end Newton's method may overshoot.
+        a, b = a - np.clip(step_a, -2, 2), b - np.clip(step_b, -2, 2)
+        if max(np.abs(step_a).max(), np.abs(step_b).max()) < 1e-10:
+            break
+    return np.clip(a, -5, 5), np.clip(b, 0.05, 10)
+
+
+def _scores(truth: NDArray[np.bool_], said: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Accuracy and macro-F1 of each row of ``said``, shape (m, q), against ``truth``, shape (1, q)."""
+    right = (truth & said).sum(axis=1), (~truth & ~said).sum(axis=1)
+    wrong = (truth != said).sum(axis=1)
+    f1 = [np.divide(2 * hits, 2 * hits + wrong, out=np.zeros(len(said)), where=2 * hits + wrong > 0) for hits in right]
+    return (right[0] + right[1]) / truth.shape[1], (f1[0] + f1[1]) / 2
+
+
+def _sigmoid(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    # By the tanh, which does not overflow.
+    return 0.5 * (1 + np.tanh(0.5 * z))
+
+
+def _logit(share: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.log(share) - np.log1p(-share)

@@ -1,0 +1,126 @@
+"""What a library says of itself: the manifest of a generation and the memes in it, as they are stored."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+
+from court.precedents import Floors, PrecedentLabel, VoteSettings
+from court.verdict import Label
+from retrieval.embedding import EncoderIdentity
+
+FORMAT = 1
+"""Version of the format on disk. A court reads the versions that it knows, and says so of a newer one."""
+
+VECTORS = "vectors.npy"
+MEMES = "memes.jsonl"
+MANIFEST = "manifest.json"
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LabelledMeme(_Stored):
+    """A meme whose label is known; one line of ``memes.jsonl``."""
+
+    id: str = Field(min_length=1, max_length=200)
+    label: PrecedentLabel
+    text: str = ""
+    categories: tuple[str, ...] = ()
+    source: str = ""
+    """The data set and split, or the person, that it came from."""
+    source_label: str = ""
+    """The label in the source's own words: several of them may mean one of ours."""
+    bytes_sha256: str = ""
+    pixels_sha256: str = ""
+    """Both empty where the picture was not at hand."""
+    has_text: bool
+    """Whether there is a text half to compare."""
+    has_picture: bool
+    """Whether there is a picture half to compare."""
+
+    @model_validator(mode="after")
+    def _can_be_found(self) -> Self:
+        if not self.has_text and not self.has_picture:
+            raise ValueError("a meme without text and picture can't be a precedent")
+        return self
+
+    @property
+    def harmful(self) -> bool:
+        """Whether it was decided to be harmful."""
+        return self.label is Label.HARMFUL
+
+
+class FileEntry(_Stored):
+    """A file of the generation."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size: int = Field(ge=0)
+
+
+class Counts(_Stored):
+    """How many memes there are, in all and of which kind."""
+
+    memes: int = Field(ge=1)
+    with_text: int = Field(ge=0)
+    with_picture: int = Field(ge=0)
+    harmful: int = Field(ge=0)
+    not_harmful: int = Field(ge=0)
+
+    @classmethod
+    def of(cls, memes: tuple[LabelledMeme, ...]) -> Counts:
+        """The counts of these. Raises ValueError if there are none."""
+        if not memes:
+            raise ValueError("a library needs at least one meme")
+        harmful = sum(meme.harmful for meme in memes)
+        return cls(
+            memes=len(memes),
+            with_text=sum(meme.has_text for meme in memes),
+            with_picture=sum(meme.has_picture for meme in memes),
+            harmful=harmful,
+            not_harmful=len(memes) - harmful,
+        )
+
+
+class Calibration(_Stored):
+    """What the vote of a library was worth on its own memes, each left out with all that share its picture or text."""
+
+    method: Literal["leave-one-out", "defaults"]
+    """``defaults`` where there were too few memes to choose by; the figures are then absent."""
+    n: int = Field(ge=0)
+    """Memes voted on."""
+    accuracy: float | None = Field(default=None, ge=0, le=1)
+    macro_f1: float | None = Field(default=None, ge=0, le=1)
+    brier: float | None = Field(default=None, ge=0, le=1)
+    """Mean squared difference of probability and label; 0.25 is what a coin is worth."""
+    majority: float = Field(ge=0, le=1)
+    """Share of the more frequent label: what always saying it would score."""
+    note: str = ""
+
+
+class Tuning(_Stored):
+    """How a library is searched and how its precedents vote, chosen when it is built."""
+
+    alpha: float = Field(ge=0, le=1)
+    """Weight of the text where the caller names none."""
+    vote: VoteSettings
+    floors: Floors
+    calibration: Calibration
+
+
+class Manifest(_Stored):
+    """One generation of a library. Its SHA-256 is the digest of the library: it holds those of the files."""
+
+    format: int = Field(ge=1)
+    name: str = Field(min_length=1, max_length=200)
+    created: AwareDatetime
+    software: str
+    """Version of what wrote it."""
+    encoder: EncoderIdentity
+    counts: Counts
+    tuning: Tuning
+    sources: dict[str, int]
+    """Memes per source."""
+    files: dict[str, FileEntry]

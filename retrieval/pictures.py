@@ -1,0 +1,140 @@
+"""Pictures of labelled memes: found beside their file or drawn, decoded under guard, and embedded in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.errors import BadPicture, Unavailable
+from court.meme import LIMITS, Picture
+from court.ports import PictureReader
+from retrieval.embedding import Encoder
+from retrieval.sources import Problem, Row
+
+_BATCH = 32
+"""Pictures held decoded at once: bounds the memory."""
+_AT_ONCE = 4
+"""Pictures decoded at once."""
+_TRIES = 3
+"""How often a picture is tried that could not be read for want of time or of a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A row and where to look for its picture.
+
+    Attributes:
+        row: The row.
+        folder: What its image name is relative to; None where pictures are not looked for.
+    """
+
+    row: Row
+    folder: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is kept of a picture.
+
+    Attributes:
+        bytes_sha256: Of the file, in hex.
+        pixels_sha256: Of the normalised pixels, in hex.
+        vector: float32 of shape (picture_dim,).
+    """
+
+    bytes_sha256: str
+    pixels_sha256: str
+    vector: NDArray[np.float32]
+
+
+class _NoPicture(Exception):
+    """The picture can't be had; the message is the reason."""
+
+
+async def embed_pictures_of(
+    wanted: Sequence[Wanted],
+    reader: PictureReader,
+    encoder: Encoder,
+    progress: Callable[[int, int], None],
+) -> tuple[dict[int, Seen], dict[int, Problem]]:
+    """The pictures, and what was wrong with those that can't be had, both by place in ``wanted``."""
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def fetch(item: Wanted) -> Picture | str:
+        async with gate:
+            try:
+                return await _read(reader, await asyncio.to_thread(_bytes_of, item))
+            except _NoPicture as why:
+                return str(why)
+
+    seen: dict[int, Seen] = {}
+    problems: dict[int, Problem] = {}
+    places = [place for place, item in enumerate(wanted) if item.row.scene or (item.row.image and item.folder)]
+    for start in range(0, len(places), _BATCH):
+        batch = places[start : start + _BATCH]
+        pictures: dict[int, Picture] = {}
+        for place, result in zip(batch, await asyncio.gather(*(fetch(wanted[p]) for p in batch)), strict=True):
+            if isinstance(result, Picture):
+                pictures[place] = result
+            else:
+                row = wanted[place].row
+                problems[place] = Problem(row.source, row.line, row.id, result, kept=bool(row.text.strip()))
+        if pictures:
+            frames = [[frame.png for frame in picture.frames] for picture in pictures.values()]
+            vectors: NDArray[np.float32] = await asyncio.to_thread(encoder.embed_pictures, frames)
+            for (place, picture), vector in zip(pictures.items(), vectors, strict=True):
+                seen[place] = Seen(picture.bytes_sha256, picture.pixels_sha256, vector)
+        progress(start + len(batch), len(places))
+    return seen, problems
+
+
+async def _read(reader: PictureReader, data: bytes) -> Picture:
+    for left in reversed(range(_TRIES)):
+        try:
+            return await reader.read(data)
+        except BadPicture as error:
+            raise _NoPicture(f"its picture can't be used ({error.reason})") from error
+        except Unavailable as error:
+            if not left:
+                raise _NoPicture(f"its picture could not be read in time ({error.reason})") from error
+    raise AssertionError("unreachable")
+
+
+def _bytes_of(item: Wanted) -> bytes:
+    return _draw(item.row) if item.row.scene else _file(item.row.image, item.folder or Path())
+
+
+def _draw(row: Row) -> bytes:
+    from retrieval.starter.draw import draw_meme
+
+    try:
+        picture = draw_meme(row.scene, row.text)
+    except ValueError:
+        # Its own message may quote the text.
+        raise _NoPicture("its scene can't be drawn with its text") from None
+    png = io.BytesIO()
+    picture.save(png, "PNG")
+    return png.getvalue()
+
+
+def _file(name: str, folder: Path) -> bytes:
+    """The bytes of a picture below the folder; data sets name it with or without a directory of its own."""
+    try:
+        inside = folder.resolve()
+        for candidate in (folder / name, folder / Path(name).name):
+            path = candidate.resolve()
+            # The name comes from strangers: it must not lead out of the folder.
+            if not path.is_relative_to(inside) or not path.is_file():
+                continue
+            if path.stat().st_size > LIMITS.max_bytes:
+                raise _NoPicture("its picture is larger than can be read")
+            return path.read_bytes()
+    except (OSError, ValueError):
+        raise _NoPicture("its picture can't be opened") from None
+    raise _NoPicture("its picture is missing")

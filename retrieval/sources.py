@@ -1,0 +1,105 @@
+"""Where labelled memes come from, and what is found there row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from court.precedents import PrecedentLabel
+
+
+class SourceFormat(StrEnum):
+    """How a file of labelled memes is laid out."""
+
+    HARMEME = "harmeme"
+    """JSON a line: ``id``, ``image``, ``labels`` (the first is the label, the others are targets), ``text``."""
+    FHM = "fhm"
+    """JSON a line: ``id``, ``img``, ``label`` (1 hateful, 0 not, absent in test splits), ``text``."""
+    CSV = "csv"
+    """Header ``id,label`` and any of ``text,image,categories``; categories parted by semicolons."""
+    MEMECOURT = "memecourt"
+    """JSON a line: ``id``, ``label``, ``text``, ``categories`` and either ``image`` or ``scene``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where labelled memes come from.
+
+    Attributes:
+        path: The file.
+        name: What its precedents are said to come from; the file's own name where empty.
+        pictures: Directory that image names are relative to; None to go by the texts alone.
+        format: None to tell it from the content.
+    """
+
+    path: Path
+    name: str = ""
+    pictures: Path | None = None
+    format: SourceFormat | None = None
+
+    @property
+    def label(self) -> str:
+        """What its precedents are said to come from."""
+        return self.name or self.path.stem
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One meme as its source has it.
+
+    Attributes:
+        line: Where it stands, counted from 1.
+        id: Its name.
+        label: Ours.
+        source_label: In the source's words.
+        text: Empty where there is none.
+        categories: In the source's words.
+        image: Name of the picture's file; empty where there is none.
+        scene: What to draw instead of reading a file; empty where there is a file or none.
+        source: Name of the source.
+    """
+
+    line: int
+    id: str
+    label: PrecedentLabel
+    source_label: str
+    text: str
+    categories: tuple[str, ...] = ()
+    image: str = ""
+    scene: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What was wrong with a row.
+
+    Attributes:
+        source: Name of the source.
+        line: Where it stands, counted from 1.
+        id: Its name; empty where that could not be read.
+        reason: In words, without any of the meme.
+        kept: Whether the meme went in all the same, by its text alone.
+    """
+
+    source: str
+    line: int
+    id: str
+    reason: str
+    kept: bool = False
+
+
+@dataclass(slots=True)
+class Rows:
+    """What was read of a source.
+
+    Attributes:
+        format: How it is laid out.
+        good: The rows to go on with.
+        problems: The others.
+    """
+
+    format: SourceFormat
+    good: list[Row] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)

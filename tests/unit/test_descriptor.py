@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageOps
+
+from retrieval.borders import boxes
+from retrieval.descriptor import DIM, describe
+from retrieval.starter.draw import SCENES, draw_meme
+
+
+def test_a_unit_vector_for_pictures_of_any_size_and_colour() -> None:
+    random = np.random.default_rng(0)
+    for size in [(1, 1), (1, 2), (3, 900), (900, 3), (15, 15), (16, 16), (17, 700), (1280, 1280)]:
+        noise = Image.fromarray(random.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+        for picture in (noise, *(Image.new("RGB", size, colour) for colour in ("black", "white", "red", "grey"))):
+            vector = describe(picture)
+            assert vector.shape == (DIM,) and vector.dtype == np.float32
+            assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
+            assert np.array_equal(vector, describe(picture.copy()))
+
+
+def jpeg(picture: Image.Image) -> Image.Image:
+    out = io.BytesIO()
+    picture.save(out, "JPEG", quality=60)
+    return Image.open(out).convert("RGB")
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_copies_are_near_another_caption_less_and_another_scene_far(scene: str) -> None:
+    picture = draw_meme(scene, "when the lights go out\nnobody moves")
+    vector = describe(picture)
+    for copy in (
+        jpeg(picture),
+        picture.resize((320, 240)),
+        picture.resize((1280, 960)),
+        ImageOps.expand(picture, border=30, fill="white"),
+        ImageOps.expand(picture, border=(0, 60, 0, 0), fill="black"),
+    ):
+        assert vector @ describe(copy) > 0.8
+    assert vector @ describe(draw_meme(scene, "another caption of about this length")) > 0.6
+    others = [describe(draw_meme(other, "when the lights go out\nnobody moves")) for other in SCENES if other != scene]
+    assert max(float(vector @ other) for other in others) < 0.6
+
+
+def test_borders_and_caption_bars_are_found() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (100, 100, 3), dtype=np.uint8)
+    bare = Image.fromarray(noise)
+    assert boxes(np.asarray(bare, np.int16)) == ((0, 0, 100, 100), (0, 0, 100, 100))
+    framed = ImageOps.expand(bare, border=(10, 20, 5, 0), fill="navy")
+    assert boxes(np.asarray(framed, np.int16))[0] == (10, 20, 110, 120)
+    barred = ImageOps.expand(bare, border=(0, 40, 0, 0), fill="white")
+    ImageDraw.Draw(barred).text((10, 12), "a caption", fill="black")
+    outer, inner = boxes(np.asarray(barred, np.int16))
+    assert outer[1] <= 20 and inner == (0, 40, 100, 140)

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from court.errors import BadLibrary, Unavailable
+from court.meme import Frame
+from court.ports import PrecedentFinder
+from court.precedents import Findings, Floors, Relation, VoteSettings
+from court.verdict import Label
+from retrieval.finder import LibraryFinder
+from retrieval.library import Library
+from retrieval.manifest import Calibration, LabelledMeme, Tuning
+from tests.encoders import WordEncoder, picture_of, png_of
+
+RED, GREEN, BLUE = (250, 5, 5), (5, 250, 5), (5, 5, 250)
+ENCODER = WordEncoder()
+
+Spec = tuple[str, bool, str, bytes | None]
+SPECS: list[Spec] = [
+    ("cat", False, "my cat sleeps all day", png_of(RED, GREEN)),
+    ("dog", False, "my dog sleeps all day", png_of(GREEN, BLUE)),
+    ("pill", True, "throw away your pills", png_of(BLUE, RED)),
+    ("text-only", True, "throw away your vaccines", None),
+    ("picture-only", False, "", png_of(RED, BLUE)),
+]
+
+
+def library_of(path: Path, specs: list[Spec], *, alpha: float = 0.5, k: int = 3) -> Library:
+    memes, rows = [], np.zeros((len(specs), ENCODER.identity.dim), np.float32)
+    for row, (id_, harmful, text, png) in zip(rows, specs, strict=True):
+        row[:16] = ENCODER.embed_texts([text]).vectors[0]
+        if png:
+            row[16:] = ENCODER.embed_pictures([[png]])[0]
+        memes.append(
+            LabelledMeme(
+                id=id_,
+                label=Label.HARMFUL if harmful else Label.NOT_HARMFUL,
+                text=text,
+                categories=("c",),
+                source="s",
+                pixels_sha256=picture_of(png).pixels_sha256 if png else "",
+                has_text=bool(text),
+                has_picture=bool(png),
+            )
+        )
+    tuning = Tuning(
+        alpha=alpha,
+        vote=VoteSettings(k=k, tau=0.1, prior=0.5),
+        floors=Floors(text=0.3, picture=0.5),
+        calibration=Calibration(method="defaults", n=0, majority=0.5),
+    )
+    return Library.create(path, name="n", encoder=ENCODER.identity, memes=memes, rows=rows, tuning=tuning)
+
+
+@pytest.fixture
+def finder(tmp_path: Path) -> Iterator[LibraryFinder]:
+    found = LibraryFinder(library_of(tmp_path / "library", SPECS), ENCODER)
+    yield found
+    found.close()
+
+
+def find(finder: LibraryFinder, text: str = "", png: bytes | None = None, **kwargs: Any) -> Findings:
+    picture = picture_of(png) if png else None
+    asked: dict[str, Any] = {"exhibits": 3, "tally": 4, "alpha": None} | kwargs
+    port: PrecedentFinder = finder
+    assert port.library.size == finder.library.size
+    return asyncio.run(
+        finder.find(
+            text=text,
+            frames=picture.frames if picture else (),
+            pixels_sha256=picture.pixels_sha256 if picture else "",
+            **asked,
+        )
+    )
+
+
+def test_finds_the_nearest_by_the_weighted_sum(finder: LibraryFinder) -> None:
+    findings = find(finder, "my cat sleeps all day", png_of(RED, GREEN), alpha=0.3)
+    first = findings.exhibits[0]
+    assert (first.id, first.relation, first.source, first.categories) == ("cat", Relation.SAME_MEME, "s", ("c",))
+    assert first.similarity == pytest.approx(1.0)
+    for exhibit in findings.exhibits:
+        halves = 0.3 * (exhibit.text_similarity or 0) + 0.7 * (exhibit.picture_similarity or 0)
+        assert exhibit.similarity == pytest.approx(halves)
+    similarities = [entry.similarity for entry in findings.tally]
+    assert similarities == sorted(similarities, reverse=True)
+    assert [entry.id for entry in findings.tally][:3] == [exhibit.id for exhibit in findings.exhibits]
+    assert findings.search.alpha == findings.search.alpha_asked == 0.3
+    assert findings.floors == Floors(text=0.3, picture=0.5)
+    assert findings.vote_settings.k == 3
+
+
+def test_alpha_of_the_library_is_used_where_none_is_asked_for(finder: LibraryFinder) -> None:
+    assert find(finder, "x", png_of(RED)).search.alpha_asked == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "png", "id_", "relation"),
+    [
+        ("My  CAT sleeps all day", png_of(RED, GREEN), "cat", Relation.SAME_MEME),
+        ("another caption", png_of(RED, GREEN), "cat", Relation.SAME_PICTURE),
+        ("my cat\nsleeps all day", png_of(BLUE), "cat", Relation.SAME_TEXT),
+        ("my cat sleeps", png_of(RED, GREEN, RED), "cat", Relation.SIMILAR),
+        ("", png_of(RED, BLUE), "picture-only", Relation.SAME_MEME),
+        ("", png_of(RED, BLUE, BLUE), "picture-only", Relation.SIMILAR),
+        ("throw away your vaccines", None, "text-only", Relation.SAME_TEXT),
+    ],
+)
+def test_says_what_a_precedent_is_to_the_meme(
+    finder: LibraryFinder, text: str, png: bytes | None, id_: str, relation: Relation
+) -> None:
+    exhibits = {exhibit.id: exhibit for exhibit in find(finder, text, png, exhibits=5).exhibits}
+    assert exhibits[id_].relation is relation
+
+
+def test_a_meme_without_text_is_compared_by_picture_alone_and_that_is_said(finder: LibraryFinder) -> None:
+    findings = find(finder, "", png_of(RED, GREEN), alpha=0.9)
+    assert (findings.search.alpha_asked, findings.search.alpha) == (0.9, 0.0)
+    assert not findings.search.has_text and findings.search.has_picture
+    assert any("has no text" in note for note in findings.notes)
+    assert all(exhibit.text_similarity is None for exhibit in findings.exhibits)
+    assert findings.exhibits[0].id == "cat"
+
+
+def test_a_meme_without_picture_is_compared_by_text_alone_and_that_is_said(finder: LibraryFinder) -> None:
+    findings = find(finder, "throw away your pills", None, alpha=0.1)
+    assert findings.search.alpha == 1.0
+    assert any("has no picture" in note for note in findings.notes)
+    assert all(exhibit.picture_similarity is None for exhibit in findings.exhibits)
+    assert findings.exhibits[0].id == "pill"
+
+
+def test_a_library_without_pictures_is_searched_by_text_and_that_is_said(tmp_path: Path) -> None:
+    finder = LibraryFinder(library_of(tmp_path, [(i, h, t, None) for i, h, t, _ in SPECS if t], alpha=0.5), ENCODER)
+    findings = find(finder, "throw away your pills", png_of(RED))
+    assert findings.search.alpha == 1.0
+    assert findings.search.has_picture
+    assert any("No precedent in the library has a picture" in note for note in findings.notes)
+    assert findings.library.with_picture == 0
+    nothing = find(finder, "", png_of(RED))
+    assert nothing.exhibits == nothing.tally == () and nothing.nearest_harmful is None is nothing.nearest_benign
+    assert any("Nothing is left to compare" in note for note in nothing.notes)
+
+
+def test_a_meme_with_neither_half_has_no_precedents(finder: LibraryFinder) -> None:
+    findings = find(finder, " \n", None)
+    assert findings.exhibits == () and findings.tally == ()
+    assert any("Nothing is left to compare" in note for note in findings.notes)
+
+
+def test_precedents_that_lack_a_half_count_nothing_for_it_and_are_counted(finder: LibraryFinder) -> None:
+    findings = find(finder, "throw away your vaccines", png_of(RED, BLUE), exhibits=5)
+    exhibits = {exhibit.id: exhibit for exhibit in findings.exhibits}
+    assert exhibits["text-only"].picture_similarity is None
+    assert exhibits["text-only"].similarity == pytest.approx(0.5)
+    assert exhibits["picture-only"].text_similarity is None
+    assert exhibits["picture-only"].similarity == pytest.approx(0.5)
+    assert any("Of the 5 precedents shown, 1 without a picture" in note for note in findings.notes)
+    assert any("Of the 5 precedents shown, 1 without a text" in note for note in findings.notes)
+    assert not any("shown" in note for note in find(finder, "my cat sleeps", png_of(RED, GREEN), exhibits=1).notes)
+
+
+def test_the_nearest_of_each_label_is_found_however_far_it_is(tmp_path: Path) -> None:
+    specs: list[Spec] = [(f"b{i}", False, f"sunny day number {i}", None) for i in range(200)]
+    finder = LibraryFinder(library_of(tmp_path, [*specs, ("far", True, "unlike all else", None)]), ENCODER)
+    findings = find(finder, "sunny day number 7", None, exhibits=2)
+    assert findings.nearest_benign is not None and findings.nearest_benign.id == "b7"
+    assert findings.nearest_harmful is not None and findings.nearest_harmful.id == "far"
+    assert findings.nearest_harmful.text_similarity == pytest.approx(findings.nearest_harmful.similarity)
+    assert "far" not in [entry.id for entry in findings.tally]
+
+
+def test_a_library_of_one_label_has_no_nearest_of_the_other(tmp_path: Path) -> None:
+    finder = LibraryFinder(library_of(tmp_path, [("a", True, "one two", None)]), ENCODER)
+    findings = find(finder, "one")
+    assert findings.nearest_harmful is not None and findings.nearest_benign is None
+    assert len(findings.exhibits) == 1
+
+
+def test_counts_as_many_as_the_library_votes_with(tmp_path: Path) -> None:
+    specs: list[Spec] = [(str(i), i % 2 == 0, f"word{i}", None) for i in range(40)]
+    finder = LibraryFinder(library_of(tmp_path, specs, k=30), ENCODER)
+    few = find(finder, "word1", tally=5)
+    assert len(few.tally) == few.search.tally == 30
+    assert len(find(finder, "word1", tally=35).tally) == 35
+    assert len(find(finder, "word1", tally=500).tally) == 40
+    assert len(find(finder, "word1", exhibits=38, tally=5).exhibits) == 38
+    assert find(finder, "word1", exhibits=0).exhibits == ()
+
+
+def test_what_is_excluded_is_neither_shown_nor_counted_and_said(finder: LibraryFinder) -> None:
+    findings = find(finder, "throw away your pills", exclude=["pill", "text-only", "unheard of"], exhibits=5)
+    assert findings.search.excluded == 2
+    assert {"pill", "text-only"}.isdisjoint(entry.id for entry in findings.tally)
+    assert findings.nearest_harmful is None
+    assert any("2 precedents were left out" in note for note in findings.notes)
+
+
+def test_a_text_that_was_cut_is_said_to_be(finder: LibraryFinder) -> None:
+    assert find(finder, "word " * 51).text_cut
+    assert not find(finder, "word " * 50).text_cut
+
+
+def test_of_an_animated_picture_all_frames_count(finder: LibraryFinder) -> None:
+    frames = [Frame(png_of(RED, GREEN), 16, 8), Frame(png_of(BLUE, RED), 16, 8, index=1)]
+    findings = asyncio.run(finder.find(text="", frames=frames, pixels_sha256="other", exhibits=5, tally=5, alpha=None))
+    similarity = {exhibit.id: exhibit.picture_similarity for exhibit in findings.exhibits}
+    assert similarity["cat"] == pytest.approx(similarity["pill"])
+
+
+@pytest.mark.parametrize("kwargs", [{"alpha": 1.5}, {"alpha": float("nan")}, {"exhibits": -1}, {"tally": -1}])
+def test_a_search_that_makes_no_sense_is_a_mistake_of_ours(finder: LibraryFinder, kwargs: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        find(finder, "x", **kwargs)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("Error in faiss at 0x7f"), MemoryError(), OSError("/secret"), ValueError("x")]
+)
+def test_what_goes_wrong_below_is_unavailable_and_tells_no_secrets(finder: LibraryFinder, error: Exception) -> None:
+    finder._encoder.broken = error  # type: ignore[attr-defined]
+    try:
+        with pytest.raises(Unavailable) as refusal:
+            find(finder, "x")
+    finally:
+        finder._encoder.broken = None  # type: ignore[attr-defined]
+    assert refusal.value.reason == "SEARCH_FAILED"
+    assert "0x" not in refusal.value.message and "secret" not in refusal.value.message
+
+
+def test_faiss_failing_is_unavailable(finder: LibraryFinder, monkeypatch: pytest.MonkeyPatch) -> None:
+    import faiss
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("Error in virtual void faiss::IndexFlat::search")
+
+    monkeypatch.setattr(faiss, "knn_inner_product", fail)
+    with pytest.raises(Unavailable):
+        find(finder, "x")
+
+
+def test_a_closed_finder_is_unavailable(finder: LibraryFinder) -> None:
+    finder.close()
+    with pytest.raises(Unavailable):
+        find(finder, "x")
+
+
+def test_another_encoder_is_refused(tmp_path: Path, finder: LibraryFinder) -> None:
+    library = library_of(tmp_path / "other", SPECS)
+    with pytest.raises(BadLibrary, match="other"):
+        LibraryFinder(library, WordEncoder("other"))
+
+
+def test_searches_see_the_old_or_the_new_library_and_never_half(tmp_path: Path, finder: LibraryFinder) -> None:
+    old = finder._snapshot.library
+    new = library_of(tmp_path / "new", [(f"n-{i}", h, t, p) for i, h, t, p in SPECS])
+
+    async def search() -> Findings:
+        return await finder.find(text="my cat sleeps", frames=(), pixels_sha256="", exhibits=3, tally=5, alpha=None)
+
+    async def many() -> list[Findings]:
+        tasks = []
+        for number in range(60):
+            tasks.append(asyncio.create_task(search()))
+            await asyncio.sleep(0)
+            finder.swap(new if number % 2 else old)
+        return await asyncio.gather(*tasks)
+
+    seen = asyncio.run(many())
+    for findings in seen:
+        is_new = findings.library.digest == new.digest
+        assert all(entry.id.startswith("n-") == is_new for entry in findings.tally)
+    assert {findings.library.digest for findings in seen} == {old.digest, new.digest}

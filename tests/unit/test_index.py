@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from retrieval.embedding import unit_rows
+from retrieval.index import FusedIndex
+
+DIM = 4
+# Units whose products are exact in any order of summation, so that ties are ties and not roundings.
+UNITS = [
+    *(sign * np.eye(DIM, dtype=np.float32)[axis] for axis in range(DIM) for sign in (1, -1)),
+    *(np.array([a, b, c, d], np.float32) / 2 for a in (1, -1) for b in (1, -1) for c in (1, -1) for d in (1, -1)),
+    np.zeros(DIM, np.float32),
+]
+half = st.sampled_from(range(len(UNITS)))
+
+
+def reference(
+    rows: NDArray[np.float32], text: NDArray[np.float32], picture: NDArray[np.float32], alpha: float, allowed: list[int]
+) -> list[tuple[float, int]]:
+    """The definition, one row at a time; sorted by (-score, row)."""
+    scores = []
+    for row in allowed:
+        by_text = math.fsum(float(a) * float(b) for a, b in zip(text, rows[row, : text.size], strict=True))
+        by_picture = math.fsum(float(a) * float(b) for a, b in zip(picture, rows[row, text.size :], strict=True))
+        scores.append((alpha * by_text + (1 - alpha) * by_picture, row))
+    return sorted(scores, key=lambda pair: (-pair[0], pair[1]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pairs=st.lists(st.tuples(half, half), min_size=1, max_size=60),
+    query=st.tuples(half, half),
+    alpha=st.one_of(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), st.floats(0, 1)),
+    k=st.integers(1, 80),
+    left_out=st.sets(st.integers(0, 59), max_size=20),
+)
+def test_finds_what_the_definition_finds(
+    pairs: list[tuple[int, int]], query: tuple[int, int], alpha: float, k: int, left_out: set[int]
+) -> None:
+    rows = np.array([np.concatenate([UNITS[t], UNITS[g]]) for t, g in pairs], np.float32)
+    exclude = {row for row in left_out if row < len(rows)}
+    expected = reference(rows, UNITS[query[0]], UNITS[query[1]], alpha, sorted(set(range(len(rows))) - exclude))[:k]
+
+    hits = FusedIndex(rows, DIM).search(UNITS[query[0]], UNITS[query[1]], alpha=alpha, k=k, exclude=exclude)
+
+    assert list(zip(hits.scores.tolist(), hits.rows.tolist(), strict=True)) == expected
+    assert hits.scores == pytest.approx(alpha * hits.text + (1 - alpha) * hits.picture)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_agrees_with_numpy_on_many_rows_with_clones_and_near_ties(alpha: float) -> None:
+    random = np.random.default_rng(7)
+    text, picture = (unit_rows(random.normal(size=(3000, 24))) for _ in range(2))
+    text[1000:2000] = text[:1000]
+    picture[500:1500] = picture[0]
+    text[2000:2500] = unit_rows(text[5] + 1e-6 * random.normal(size=(500, 24)))
+    text[2900:] = 0
+    rows = np.ascontiguousarray(np.hstack([text, picture]))
+    for row in (0, 5, 700, 2950):
+        wide = rows.astype(np.float64)
+        scores = alpha * (wide[:, :24] * wide[row, :24]).sum(axis=1) + (1 - alpha) * (
+            wide[:, 24:] * wide[row, 24:]
+        ).sum(axis=1)
+        hits = FusedIndex(rows, 24).search(text[row], picture[row], alpha=alpha, k=25)
+        assert hits.scores == pytest.approx(np.sort(scores)[::-1][:25], abs=1e-6)
+        assert hits.scores == pytest.approx(scores[hits.rows], abs=1e-6)
+        order = list(zip(-hits.scores, hits.rows, strict=True))
+        assert order == sorted(order)
+
+
+def test_equal_rows_come_in_their_order_even_if_there_are_more_than_are_fetched() -> None:
+    rows = np.tile(np.array([[0.6, 0.8, 1, 0]], np.float32), (5000, 1))
+    query = np.array([1, 0], np.float32)
+    hits = FusedIndex(rows, 2).search(query, query, alpha=0.5, k=7, exclude=[0, 3])
+    assert hits.rows.tolist() == [1, 2, 4, 5, 6, 7, 8]
+
+
+def test_only_among_the_rows_that_are_named() -> None:
+    rows = np.eye(4, dtype=np.float32)
+    index = FusedIndex(rows, 2)
+    query = np.array([1, 0], np.float32)
+    assert index.search(query, None, alpha=1, k=4, among=np.array([False, True, True, False])).rows.tolist() == [1, 2]
+    nothing = index.search(query, None, alpha=1, k=4, among=np.zeros(4, bool))
+    assert nothing.rows.size == nothing.scores.size == 0
+
+
+def test_does_not_copy_the_rows_and_reads_them_where_they_are_mapped(tmp_path) -> None:
+    np.save(tmp_path / "rows.npy", np.eye(6, dtype=np.float32))
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    index = FusedIndex(mapped, 3)
+    assert np.shares_memory(index.rows, mapped)
+    assert index.search(None, np.array([0, 1, 0], np.float32), alpha=0, k=1).rows.tolist() == [4]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_query_that_is_not_finite_is_refused(bad: float, which: int) -> None:
+    halves = [np.array([1, 0], np.float32), np.array([1, 0], np.float32)]
+    halves[which][1] = bad
+    with pytest.raises(ValueError, match="not finite"):
+        FusedIndex(np.eye(4, dtype=np.float32), 2).search(*halves, alpha=0.5, k=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alpha": -0.1, "k": 1}, "alpha"),
+        ({"alpha": 1.1, "k": 1}, "alpha"),
+        ({"alpha": math.nan, "k": 1}, "alpha"),
+        ({"alpha": 0.5, "k": 0}, "k must"),
+        ({"alpha": 0.5, "k": 1, "among": np.ones(3, bool)}, "shape"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FusedIndex(np.eye(4, dtype=np.float32), 2).search(np.array([1, 0], np.float32), None, **arguments)
+
+
+def test_a_query_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 values"):
+        FusedIndex(np.eye(4, dtype=np.float32), 2).search(np.ones(3, np.float32), None, alpha=1, k=1)
+
+
+@pytest.mark.parametrize(
+    "rows", [np.eye(4), np.eye(4, dtype=np.float32)[:, ::2], np.ones(4, np.float32), np.eye(2, dtype=np.float32)]
+)
+def test_rows_that_faiss_would_misread_are_refused(rows: NDArray[np.float32]) -> None:
+    with pytest.raises(ValueError):
+        FusedIndex(rows, 2)

@@ -1,0 +1,382 @@
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from court.errors import BadLibrary, BadRequest, Unavailable
+from court.precedents import Floors, VoteSettings
+from court.verdict import Label
+from retrieval import storage
+from retrieval.library import Library
+from retrieval.manifest import Calibration, LabelledMeme, Tuning
+from tests.encoders import WordEncoder
+
+ENCODER = WordEncoder()
+TUNING = Tuning(
+    alpha=0.5,
+    vote=VoteSettings(k=3, tau=0.1, prior=0.5),
+    floors=Floors(text=0.3, picture=0.5),
+    calibration=Calibration(method="defaults", n=0, majority=0.5),
+)
+
+
+def content(*ids: str) -> tuple[list[LabelledMeme], NDArray[np.float32]]:
+    memes = [
+        LabelledMeme(
+            id=id_,
+            label=Label.HARMFUL if number % 2 else Label.NOT_HARMFUL,
+            text=f"words of {id_}",
+            categories=("one",),
+            source="test",
+            has_text=True,
+            has_picture=False,
+        )
+        for number, id_ in enumerate(ids)
+    ]
+    texts = ENCODER.embed_texts([meme.text for meme in memes]).vectors
+    return memes, np.hstack([texts, np.zeros((len(memes), 12), np.float32)])
+
+
+def create(root: Path, *ids: str, **kwargs: object) -> Library:
+    memes, rows = content(*ids)
+    return Library.create(root, name="n", encoder=ENCODER.identity, memes=memes, rows=rows, tuning=TUNING, **kwargs)
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return create(tmp_path / "library", "a", "b", "c")
+
+
+def ids_of(library: Library) -> list[str]:
+    return [meme.id for meme in library.memes]
+
+
+def files_of(library: Library) -> dict[str, Path]:
+    generation = library.root / "generations" / library.generation
+    return {path.name: path for path in [library.root / "CURRENT", *sorted(generation.iterdir())]}
+
+
+def forge(library: Library, change: Callable[[Path, dict], None]) -> None:
+    """Alters a generation as somebody would who keeps all digests right."""
+    generation = library.root / "generations" / library.generation
+    manifest = json.loads((generation / "manifest.json").read_text())
+    change(generation, manifest)
+    for name, entry in manifest["files"].items():
+        if (generation / name).exists():
+            data = (generation / name).read_bytes()
+            entry |= {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+    (generation / "manifest.json").write_text(json.dumps(manifest))
+    digest = hashlib.sha256((generation / "manifest.json").read_bytes()).hexdigest()
+    (library.root / "CURRENT").write_text(f"{library.generation} sha256:{digest}\n")
+
+
+def test_what_is_written_is_read_back(library: Library) -> None:
+    again = Library.open(library.root, ENCODER.identity)
+    memes, rows = content("a", "b", "c")
+    assert again.memes == tuple(memes)
+    assert np.array_equal(again.rows, rows)
+    assert (
+        again.digest
+        == library.digest
+        == f"sha256:{hashlib.sha256(files_of(library)['manifest.json'].read_bytes()).hexdigest()}"
+    )
+    assert again.manifest.counts.model_dump() == {
+        "memes": 3,
+        "with_text": 3,
+        "with_picture": 0,
+        "harmful": 1,
+        "not_harmful": 2,
+    }
+    assert again.manifest.sources == {"test": 3}
+    assert again.identity.size == 3
+    assert again.identity.name == "n"
+    with pytest.raises(ValueError, match="read-only"):
+        again.rows[0, 0] = 1
+
+
+def test_is_looked_at_without_an_encoder(library: Library) -> None:
+    assert Library.open(library.root, None).manifest.encoder == ENCODER.identity
+
+
+def test_adding_makes_a_new_generation_and_leaves_the_old_object_as_it_was(library: Library) -> None:
+    memes, rows = content("d", "e")
+    larger = library.add(memes, rows)
+    assert ids_of(larger) == ["a", "b", "c", "d", "e"]
+    assert ids_of(library) == ["a", "b", "c"] and library.rows.shape[0] == 3
+    assert larger.generation == "000002" and larger.digest != library.digest
+    assert ids_of(Library.open(library.root, ENCODER.identity)) == ids_of(larger)
+
+
+def test_only_the_generation_before_is_kept(library: Library) -> None:
+    library = library.add(*content("d"))
+    library = library.add(*content("e"))
+    assert sorted(path.name for path in (library.root / "generations").iterdir()) == ["000002", "000003"]
+
+
+def test_an_id_that_is_taken_is_refused_by_name(library: Library) -> None:
+    with pytest.raises(BadRequest, match="already in the library: b, c"):
+        library.add(*content("b", "x", "c"))
+    with pytest.raises(BadRequest, match="there twice: x"):
+        library.add(*content("x", "x"))
+    assert ids_of(Library.open(library.root, ENCODER.identity)) == ["a", "b", "c"]
+
+
+def test_adding_to_what_was_changed_meanwhile_is_refused(library: Library) -> None:
+    library.add(*content("d"))
+    with pytest.raises(BadRequest, match="changed since it was opened"):
+        library.add(*content("e"))
+
+
+def test_is_not_overwritten_unless_asked_to(library: Library) -> None:
+    with pytest.raises(BadRequest, match="already"):
+        create(library.root, "z")
+    replaced = create(library.root, "z", replace=True)
+    assert ids_of(Library.open(library.root, ENCODER.identity)) == ["z"]
+    assert replaced.generation == "000002"
+
+
+def test_a_directory_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "holiday.txt").write_text("x")
+    with pytest.raises(BadRequest, match="other things"):
+        create(tmp_path, "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["holiday.txt"]
+
+
+def test_one_writes_at_a_time(library: Library) -> None:
+    with storage.writing(library.root):
+        with pytest.raises(Unavailable, match="Somebody else") as refusal:
+            library.add(*content("d"))
+        assert refusal.value.reason == "LIBRARY_LOCKED"
+        assert ids_of(Library.open(library.root, ENCODER.identity)) == ["a", "b", "c"]
+    assert len(library.add(*content("d")).memes) == 4
+
+
+def test_rows_that_do_not_fit_are_not_written(library: Library) -> None:
+    memes, rows = content("d")
+    for bad in (rows * 2, rows * np.nan, rows * 0):
+        with pytest.raises(ValueError, match="row 3 of"):
+            library.add(memes, bad)
+    with pytest.raises(ValueError):
+        library.add(memes, rows[:, :-1])
+    assert ids_of(Library.open(library.root, ENCODER.identity)) == ["a", "b", "c"]
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(library: Library) -> None:
+    for name, path in files_of(library).items():
+        good = path.read_bytes()
+        places = range(len(good)) if name == "CURRENT" else random.Random(name).sample(range(len(good)), 60)
+        for place in places:
+            bad = bytearray(good)
+            bad[place] ^= 1 << (place % 8)
+            path.write_bytes(bad)
+            with pytest.raises(BadLibrary) as refusal:
+                Library.open(library.root, ENCODER.identity)
+            assert refusal.value.reason in ("LIBRARY_DAMAGED", "LIBRARY_MISSING")
+        path.write_bytes(good)
+    Library.open(library.root, ENCODER.identity)
+
+
+@pytest.mark.parametrize("name", ["CURRENT", "manifest.json", "memes.jsonl", "vectors.npy"])
+def test_a_file_that_is_cut_empty_longer_or_gone_is_named(library: Library, name: str) -> None:
+    path = files_of(library)[name]
+    good = path.read_bytes()
+    for bad in (good[:-1], good[: len(good) // 2], b"", good + b"\n"):
+        path.write_bytes(bad)
+        with pytest.raises(BadLibrary, match=name):
+            Library.open(library.root, ENCODER.identity)
+    path.unlink()
+    with pytest.raises(BadLibrary) as refusal:
+        Library.open(library.root, ENCODER.identity)
+    assert ("Build one" if name == "CURRENT" else name) in refusal.value.message
+    assert str(library.root) not in refusal.value.message
+
+
+def test_a_library_that_is_not_there_says_how_to_build_one(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere", Path(__file__)):
+        with pytest.raises(BadLibrary, match="memecourt precedents build") as refusal:
+            Library.open(path, None)
+        assert refusal.value.reason == "LIBRARY_MISSING"
+
+
+class _Harm:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (os._exit, (1,))
+
+
+def test_a_pickle_is_not_opened_even_if_all_digests_are_right(library: Library) -> None:
+    def as_objects(generation: Path, _: dict) -> None:
+        np.save(generation / "vectors.npy", np.array([_Harm()] * 3, dtype=object), allow_pickle=True)
+
+    def as_bare_pickle(generation: Path, _: dict) -> None:
+        (generation / "vectors.npy").write_bytes(pickle.dumps(_Harm()))
+
+    for change in (as_objects, as_bare_pickle):
+        forge(library, change)
+        with pytest.raises(BadLibrary, match=r"vectors\.npy is no plain array"):
+            Library.open(library.root, ENCODER.identity)
+
+
+def _save(array: NDArray[np.generic]) -> Callable[[Path, dict], None]:
+    return lambda generation, _: np.save(generation / "vectors.npy", array)
+
+
+def _with_row(change: Callable[[NDArray[np.float32]], None]) -> NDArray[np.float32]:
+    rows = content("a", "b", "c")[1].copy()
+    change(rows)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_save(np.zeros((3, 28))), "not 3 rows of 28"),
+        (_save(np.zeros((2, 28), np.float32)), "not 3 rows of 28"),
+        (_save(np.asfortranarray(content("a", "b", "c")[1])), "not 3 rows of 28"),
+        (_save(_with_row(lambda rows: rows.__setitem__((1, 2), np.nan))), "row 1 of"),
+        (_save(_with_row(lambda rows: rows.__setitem__((2, 2), np.inf))), "row 2 of"),
+        (_save(_with_row(lambda rows: rows.__setitem__(0, rows[0] * 1.1))), "row 0 of"),
+        (_save(_with_row(lambda rows: rows.__setitem__((0, 20), 1))), "row 0 of"),
+        (lambda directory, _: (directory / "memes.jsonl").write_text("{}\n"), "line 1 of memes.jsonl"),
+        (lambda directory, _: (directory / "memes.jsonl").write_text(""), "memes.jsonl is empty"),
+        (lambda _, manifest: manifest["counts"].update(harmful=2, not_harmful=1), "counts"),
+        (lambda _, manifest: manifest.update(surprise=1), "manifest.json can't be understood"),
+        (lambda _, manifest: manifest["files"].pop("memes.jsonl"), "does not list"),
+        (lambda _, manifest: manifest["files"].update({"../../x": {"sha256": "0" * 64, "size": 1}}), "does not list"),
+    ],
+)
+def test_what_contradicts_the_manifest_is_named(
+    library: Library, change: Callable[[Path, dict], None], message: str
+) -> None:
+    forge(library, change)
+    with pytest.raises(BadLibrary, match=message):
+        Library.open(library.root, ENCODER.identity)
+
+
+def test_a_newer_format_asks_for_an_upgrade(library: Library) -> None:
+    forge(library, lambda _, manifest: manifest.update(format=2, surprise=1))
+    with pytest.raises(BadLibrary, match="Upgrade MemeCourt") as refusal:
+        Library.open(library.root, ENCODER.identity)
+    assert refusal.value.reason == "LIBRARY_TOO_NEW"
+
+
+def test_another_encoder_is_refused_and_both_are_named(library: Library) -> None:
+    other = WordEncoder("other")
+    with pytest.raises(BadLibrary, match=r"made with the encoder words \(sha256:.*but other \(sha256:") as refusal:
+        Library.open(library.root, other.identity)
+    assert refusal.value.reason == "LIBRARY_FOREIGN"
+
+
+# What the disk is asked to do while a library is written; each of these may fail, or be the last thing that happens.
+CALLS = [(os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "mkdir"), (shutil, "rmtree")]
+
+
+def _break_at(monkeypatch: pytest.MonkeyPatch, nth: int) -> list[int]:
+    """The n-th call to the disk fails; gives a list with the number of calls so far."""
+    calls = [0]
+
+    def breaking(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            calls[0] += 1
+            if calls[0] == nth:
+                raise OSError(28, "No space left on device")
+            return real(*args, **kwargs)
+
+        return call
+
+    for owner, name in CALLS:
+        monkeypatch.setattr(owner, name, breaking(getattr(owner, name)))
+    return calls
+
+
+def test_an_error_at_any_step_leaves_the_old_or_the_new_generation(tmp_path: Path) -> None:
+    outcomes, nth = set(), 0
+    while True:
+        nth += 1
+        library = create(tmp_path / f"at{nth}", "a", "b").add(*content("c"))
+        with pytest.MonkeyPatch.context() as patch:
+            calls = _break_at(patch, nth)
+            with contextlib.suppress(OSError):
+                library.add(*content("d"))
+        now = ids_of(Library.open(library.root, ENCODER.identity))
+        assert now in (["a", "b", "c"], ["a", "b", "c", "d"])
+        outcomes.add(len(now))
+        # And it can be written to as if nothing had been.
+        again = Library.open(library.root, ENCODER.identity)
+        assert ids_of(again.add(*content("e")))[-1] == "e"
+        names = sorted(path.name for path in (library.root / "generations").iterdir())
+        assert len(names) == 2 and not any(name.startswith(".") for name in names)
+        if calls[0] < nth:
+            break
+    assert outcomes == {3, 4} and nth > 8
+
+
+def test_an_error_while_the_first_generation_is_written_leaves_a_place_to_build_in(tmp_path: Path) -> None:
+    for nth in range(1, 12):
+        root = tmp_path / f"at{nth}"
+        with pytest.MonkeyPatch.context() as patch:
+            _break_at(patch, nth)
+            with contextlib.suppress(OSError):
+                create(root, "a")
+        with contextlib.suppress(BadRequest):
+            create(root, "a")
+        assert ids_of(Library.open(root, ENCODER.identity)) == ["a"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from retrieval.library import Library
+from tests.unit.test_library import ENCODER, content
+library = Library.open(Path(sys.argv[1]), ENCODER.identity)
+print("ready", flush=True)
+for number in range(10_000):
+    library = library.add(*content(f"new{number}"))
+    print(number, flush=True)
+"""
+
+
+def test_a_writer_that_is_killed_leaves_a_library_that_holds_all_it_announced(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    for round_ in range(6):
+        root = tmp_path / str(round_)
+        create(root, "a")
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(root)], stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+            time.sleep(chance.uniform(0, 0.15))
+            writer.send_signal(signal.SIGKILL)
+            announced = writer.stdout.read().split("\n")[:-1]
+        now = ids_of(Library.open(root, ENCODER.identity))
+        assert now == ["a", *(f"new{number}" for number in range(len(now) - 1))]
+        assert len(announced) <= len(now) - 1 <= len(announced) + 1
+        Library.open(root, ENCODER.identity).add(*content("after"))
+
+
+def test_a_reader_is_not_disturbed_by_two_writes_at_the_worst_moment(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, writes = storage.read_pointer, []
+
+    def slow(root: Path) -> storage.Pointer:
+        pointer = real(root)
+        if not writes:
+            writes.append(1)
+            library.add(*content("d")).add(*content("e"))
+        return pointer
+
+    monkeypatch.setattr(storage, "read_pointer", slow)
+    assert ids_of(Library.open(library.root, ENCODER.identity)) == ["a", "b", "c", "d", "e"]
