@@ -1,37 +1,90 @@
-"""The policy: what counts as harm is the platform's to say."""
+"""The policy: what counts as harm is the platform's to say, in a file, and swapping it needs no code."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tomllib
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from court.digests import digest
+from court.errors import BadRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Clause(BaseModel):
+    """One numbered sentence of a policy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    number: str = Field(pattern=r"^[0-9A-Za-z.]{1,12}$")
+    category: str = Field(min_length=1, max_length=60)
+    text: str = Field(min_length=1, max_length=2000)
+
+
+class Policy(BaseModel):
     """A versioned statement of what counts as harm.
 
     Attributes:
         id: The platform's name for it.
-        version: Changes whenever the wording does.
-        text: The policy itself.
+        version: Changes whenever the wording does; the digest says if that was forgotten.
+        preamble: What holds for all clauses.
+        targets: Whom harm may be aimed at.
+        clauses: What counts as harm, each under one category.
     """
 
-    id: str
-    version: str
-    text: str
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(min_length=1, max_length=128)
+    version: str = Field(min_length=1, max_length=64)
+    preamble: str = Field(min_length=1, max_length=10_000)
+    targets: tuple[str, ...] = Field(min_length=1)
+    clauses: tuple[Clause, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _numbers_differ(self) -> Self:
+        numbers = [clause.number for clause in self.clauses]
+        if len(set(numbers)) < len(numbers):
+            raise ValueError("two clauses have the same number")
+        return self
 
     @property
     def digest(self) -> str:
-        """SHA-256 of id, version and text, as ``sha256:…``."""
-        return digest({"id": self.id, "version": self.version, "text": self.text})
+        """SHA-256 of all of it, as ``sha256:…``."""
+        return digest(self.model_dump(mode="json"))
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """The categories of the clauses, each once, in their order."""
+        return tuple(dict.fromkeys(clause.category for clause in self.clauses))
+
+    @property
+    def text(self) -> str:
+        """The policy as agents are shown it."""
+        clauses = [f"{clause.number}. ({clause.category}) {clause.text}" for clause in self.clauses]
+        return "\n".join([self.preamble.strip(), "", *clauses])
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The policy in a TOML file.
+
+        Raises:
+            BadRequest: The file can't be read, or is no policy; what is wrong with it is named.
+        """
+        try:
+            return cls.model_validate(tomllib.loads(path.read_text("utf-8")))
+        except OSError as error:
+            raise BadRequest(
+                f"The policy file can't be read: {error.strerror}.", reason="BAD_POLICY", field="policy"
+            ) from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+            raise BadRequest("The policy file is no TOML.", reason="BAD_POLICY", field="policy") from None
+        except ValidationError as error:
+            faults = "; ".join(
+                f"{'.'.join(map(str, fault['loc'])) or 'policy'}: {fault['msg']}"
+                for fault in error.errors(include_input=False, include_url=False)
+            )
+            raise BadRequest(f"The policy file is no policy: {faults}.", reason="BAD_POLICY", field="policy") from None
 
 
-DEFAULT_POLICY = Policy(
-    id="memecourt-default",
-    version="1",
-    text=(
-        "A meme is harmful when picture and text together attack, demean or call for hurting a person or a group, or "
-        "spread claims that put health, safety or a fair vote at risk. Mocking an idea, a habit or oneself is not harm."
-    ),
-)
+DEFAULT_POLICY = Policy.load(Path(__file__).parent / "policies" / "default.toml")

@@ -7,8 +7,12 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from eval.metrics import Scores
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -46,40 +50,61 @@ def perf(name: str | None, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("library", type=click.Path(path_type=Path))
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--pictures", type=click.Path(path_type=Path), help="The folder that the file's picture names are in.")
+@click.option("--leave-one-out", is_flag=True, help="Ask about the library's own memes instead, each left out in turn.")
+@click.option("--keep-twins", is_flag=True, help="When leaving one out, leave in what shares its picture or words.")
 @click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
-def vote(library: Path, file: Path, pictures: Path | None, seed: int, as_json: bool) -> None:
+def vote(
+    library: Path,
+    file: Path | None,
+    pictures: Path | None,
+    leave_one_out: bool,
+    keep_twins: bool,
+    seed: int,
+    as_json: bool,
+) -> None:
     """What the vote of a LIBRARY of precedents is worth on the labelled memes in FILE.
 
     Every meme is judged by the vote alone, however far its precedents are; how many the court would leave undecided for
     that is said beside it. Intervals are 95 %, by bootstrap over memes (10,000 resamples).
     """
     from court.errors import CourtError
-    from eval.vote import measure_vote
-    from retrieval.readers import Source
+    from eval.vote import measure_left_out, measure_vote
+    from retrieval.sources import Source
 
+    if (file is None) != leave_one_out:
+        raise click.UsageError("Give either FILE or --leave-one-out.")
     try:
+        if file is None:
+            scores = measure_left_out(library, twins_too=not keep_twins, seed=seed)
+            _told(scores, {}, as_json)
+            return
         report = asyncio.run(measure_vote(library, Source(path=file, pictures=pictures), seed=seed))
     except CourtError as error:
         raise click.ClickException(error.message) from None
+    remarks = {
+        "undecided": f"{report.undecided:,} would be left to a person: every precedent is too far",
+        "same text": f"{report.same_text:,} stand in the library word for word",
+        "text alone": f"{report.without_picture:,} were judged without their picture",
+        "left out": f"{len(report.problems):,} rows can't be used; --json lists them",
+    }
+    _told(report.scores, remarks, as_json, asdict(report))
+
+
+def _told(scores: Scores, remarks: dict[str, str], as_json: bool, report: dict[str, object] | None = None) -> None:
     if as_json:
-        click.echo(json.dumps(asdict(report)))
+        click.echo(json.dumps(report or {"scores": asdict(scores)}))
         return
-    scores = report.scores
-    click.echo(f"library      {report.library}")
     click.echo(f"memes        {scores.n:,}: {scores.harmful:,} harmful, {scores.n - scores.harmful:,} not")
     click.echo(f"majority     {scores.majority:.3f}")
     for name, figure in (("accuracy", scores.accuracy), ("macro-F1", scores.macro_f1)):
         click.echo(f"{name:<12} {figure.value:.3f}  [{figure.low:.3f}, {figure.high:.3f}]")
     if scores.brier is not None:
         click.echo(f"Brier        {scores.brier:.3f}")
-    click.echo(f"undecided    {report.undecided:,} would be left to a person: every precedent is too far")
-    click.echo(f"same text    {report.same_text:,} stand in the library word for word")
-    click.echo(f"text alone   {report.without_picture:,} were judged without their picture")
-    if report.problems:
-        click.echo(f"left out     {len(report.problems):,} rows can't be used; --json lists them")
+    for name, remark in remarks.items():
+        click.echo(f"{name:<12} {remark}")
 
 
 def main() -> None:

@@ -13,12 +13,14 @@ from court.meme import Picture
 from court.precedents import Relation
 from court.summary import hold_vote
 from court.verdict import Label
-from court.vote import vote
+from court.vote import probability, share, vote
 from eval.metrics import Scores, score
 from retrieval.builtin import BuiltinEncoder
 from retrieval.finder import LibraryFinder
+from retrieval.left_out import neighbours
 from retrieval.library import Library
-from retrieval.readers import Problem, Row, Source, read_source
+from retrieval.readers import read_source
+from retrieval.sources import Problem, Row, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,38 @@ async def measure_vote(
         without_picture=without_picture,
         problems=tuple(rows.problems),
     )
+
+
+def measure_left_out(place: Path, *, twins_too: bool, seed: int = 0) -> Scores:
+    """Asks the library in ``place`` about each of its own memes, that meme left out; with the library's own settings.
+
+    The settings were chosen on the same memes, so this flatters a little; the manifest's own figure does not.
+
+    Args:
+        place: The library.
+        twins_too: Whether memes with the same picture or words are left out with it.
+        seed: Of the bootstrap.
+
+    Raises:
+        BadLibrary: The library can't be opened.
+    """
+    library = Library.open(place, None)
+    tuning = library.manifest.tuning
+    (near,) = neighbours(
+        library.rows,
+        library.memes,
+        library.manifest.encoder.text_dim,
+        alphas=[tuning.alpha],
+        depth=tuning.vote.k,
+        limit=len(library.memes),
+        twins_too=twins_too,
+    )
+    probabilities = [
+        probability(share(similarities, harmful, tuning.vote), tuning.vote)
+        for similarities, harmful in zip(near.similarities.tolist(), near.harmful.tolist(), strict=True)
+    ]
+    said = [p >= tuning.vote.threshold for p in probabilities]
+    return score(near.labels.tolist(), said, probabilities, seed=seed)
 
 
 async def _picture(row: Row, source: Source, reader: GuardedPictureReader) -> Picture | None:

@@ -42,6 +42,7 @@ def neighbours(
     alphas: Sequence[float],
     depth: int,
     limit: int,
+    twins_too: bool = True,
 ) -> Iterator[Neighbours]:
     """For each alpha, the neighbours of each meme; of evenly spaced ones where there are more than ``limit``.
 
@@ -55,6 +56,7 @@ def neighbours(
         alphas: Weights of the text.
         depth: How many neighbours, at most.
         limit: How many memes to try at most.
+        twins_too: Whether what shares its picture or its words is left out with a meme.
     """
     n = len(memes)
     tried = np.unique(np.linspace(0, n - 1, min(n, limit)).round().astype(np.int64))
@@ -71,13 +73,14 @@ def neighbours(
         block = tried[start : start + _BLOCK]
         by_text = rows[block, :text_dim] @ rows[:, :text_dim].T
         by_picture = rows[block, text_dim:] @ rows[:, text_dim:].T
-        twins = (texts[block, None] == texts) & (texts[block, None] >= 0)
-        twins |= (pixels[block, None] == pixels) & (pixels[block, None] >= 0)
-        twins[np.arange(block.size), block] = True
+        left_out = (texts[block, None] == texts) & (texts[block, None] >= 0)
+        left_out |= (pixels[block, None] == pixels) & (pixels[block, None] >= 0)
+        left_out &= twins_too
+        left_out[np.arange(block.size), block] = True
         for number, alpha in enumerate(alphas):
             weight = np.where(~has_picture[block], 1.0, np.where(~has_text[block], 0.0, alpha)).astype(np.float32)
             fused = weight[:, None] * by_text + (1 - weight[:, None]) * by_picture
-            fused[twins] = -np.inf
+            fused[left_out] = -np.inf
             # The nearest in any order, then by place, then by nearness: a stable sort keeps ties in their places.
             nearest = np.sort(np.argpartition(-fused, depth - 1, axis=1)[:, :depth], axis=1)
             by_nearness = np.argsort(-np.take_along_axis(fused, nearest, axis=1), axis=1, kind="stable")

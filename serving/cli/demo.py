@@ -34,9 +34,7 @@ def demo(docket: Path | None) -> None:
     with _server(kept) as address, Client(address) as court:
         for scene, caption in _MEMES:
             response = court.judge(_draw(scene, caption), timeout=120)
-            show_verdict(f"a drawn {scene}, sent to {address}", response)
-    click.echo(f"The records are kept in {kept}.")
-    click.echo(f"List them: memecourt records list --docket {kept}")
+            show_verdict(f"a drawn {scene}, sent to {address}", response, docket=kept)
 
 
 def _draw(scene: str, caption: str) -> bytes:

@@ -97,7 +97,8 @@ def judge(
         )
 
     judges = _there(server, timeout) if server else _here(settings_of(library=library, docket=docket), text, timeout)
-    sys.exit(run(_judge_all(pictures, request_of, judges, as_json, server)))
+    where = f"  (on the server's machine, {server})" if server else ""
+    sys.exit(run(_judge_all(pictures, request_of, judges, as_json, where, docket)))
 
 
 async def _judge_all(
@@ -105,7 +106,8 @@ async def _judge_all(
     request_of: Callable[[bytes], wire.JudgeRequest],
     judges: Any,
     as_json: bool,
-    server: str | None,
+    where: str,
+    docket: Path | None,
 ) -> int:
     """Judges several at a time, prints in the order given, each as soon as its turn has come."""
     gate = asyncio.Semaphore(_AT_ONCE)
@@ -132,7 +134,7 @@ async def _judge_all(
             elif isinstance(answer, _Failure):
                 click.echo(f"{path}: {click.style('error', fg='red', bold=True)}: {answer.message}", err=True)
             else:
-                show_verdict(str(path), answer, server=server)
+                show_verdict(str(path), answer, where=where, docket=docket)
     return next(code for code in (EXIT_ERROR, EXIT_HARMFUL, EXIT_UNDECIDED, EXIT_NOT_HARMFUL) if code in exits)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from court.precedents import Findings
     from retrieval.build import BuildReport
     from retrieval.library import Library
-    from retrieval.readers import Source
+    from retrieval.sources import Source
 
 _SHOWN = 10  # rows with a fault that are listed one by one; --json lists all
 
@@ -139,7 +139,7 @@ def info(library: Path | None, as_json: bool) -> None:
 
 
 def _sources_of(files: tuple[Path, ...], name: str, pictures: Path | None, layout: str | None) -> list[Source]:
-    from retrieval.readers import Source, SourceFormat
+    from retrieval.sources import Source, SourceFormat
 
     chosen = SourceFormat(layout) if layout else None
     return [Source(path=path, name=name, pictures=pictures, format=chosen) for path in files]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from pathlib import Path
+
 import click
 
 from memecourt.v1 import court_pb2 as wire
@@ -14,8 +18,15 @@ _MEANINGS = {
 }
 
 
-def show_verdict(name: str, response: wire.JudgeResponse, *, server: str | None = None) -> None:
-    """Prints a verdict for a person to read."""
+def show_verdict(name: str, response: wire.JudgeResponse, *, where: str = "", docket: Path | None = None) -> None:
+    """Prints a verdict for a person to read.
+
+    Args:
+        name: Of the meme.
+        response: The verdict.
+        where: On which machine its record is, if not on this one.
+        docket: What to name to open the record, if it is not where it is looked for anyway.
+    """
     label = label_name(response.label)
     head = click.style(f" {label} ", bold=True, reverse=True, fg=_COLOURS.get(response.label, "yellow"))
     click.echo(f"{head}  {excerpt(name, 80)}")
@@ -45,8 +56,8 @@ def show_verdict(name: str, response: wire.JudgeResponse, *, server: str | None 
     for review in response.review_reasons:
         click.echo(click.style("  a person should look", bold=True))
         click.echo(paragraph(review.detail, "    "))
-    where = f" --docket … (on the machine of {server})" if server else ""
-    click.echo(f"  record      memecourt records show {response.verdict_id}{where}")
+    kept = f" --docket {docket}" if docket else ""
+    click.echo(f"  record      {_this_command()} records show {response.verdict_id}{kept}{where}")
     click.echo()
 
 
@@ -54,6 +65,16 @@ def label_name(label: wire.Label.ValueType) -> str:
     """HARMFUL, NOT HARMFUL or UNDECIDED; a label that this client does not know is the last."""
     names = {wire.LABEL_HARMFUL: "HARMFUL", wire.LABEL_NOT_HARMFUL: "NOT HARMFUL"}
     return names.get(label, "UNDECIDED")
+
+
+def _this_command() -> str:
+    """This command as it can be typed here: its path where it is not on the PATH."""
+    if shutil.which("memecourt"):
+        return "memecourt"
+    called = Path(sys.argv[0])
+    if called.name != "memecourt":
+        return f"{Path(sys.executable).name} -m serving.cli"
+    return str(called.relative_to(Path.cwd())) if called.is_relative_to(Path.cwd()) else str(called)
 
 
 def _precedent(precedent: wire.Precedent) -> str:
