@@ -12,6 +12,7 @@
     ├── Unavailable            something the court leans on is not there now; later may do
     │   └── Overrun            it did not answer in the time it was given
     ├── ModelRefused           the model server can't take a request; the same again will fail again
+    ├── ReplyUnusable          a model's reply can't be used, also when asked again
     └── TrialAborted           a trial began and ended without a verdict; carries its record
 
 No error is ever an answer: none of them means "not harmful".
@@ -119,6 +120,23 @@ class ModelRefused(CourtError):
     def __init__(self, message: str, *, reason: str | None = None, status: int = 400) -> None:
         super().__init__(message, reason=reason)
         self.status = status
+
+
+class ReplyUnusable(CourtError):
+    """A model's reply can't be used, also when it was asked again with the fault named. Never guessed at.
+
+    Attributes:
+        reason: REPLY_EMPTY, REPLY_CUT, REPLY_REFUSED or REPLY_MALFORMED.
+        role: Who was to speak.
+        task: What was asked.
+    """
+
+    default_reason = "REPLY_MALFORMED"
+
+    def __init__(self, role: str, task: str, reason: str, what: str) -> None:
+        super().__init__(f"The {str(role).lower()}'s reply ({task}) could not be used: {what}.", reason=reason)
+        self.role = str(role)
+        self.task = task
 
 
 class TrialAborted(CourtError):

@@ -78,6 +78,8 @@ class ModelCall(_Value):
     tokens_cached: int = Field(default=0, ge=0)
     """Of ``tokens_in``, those that the server had in its prefix cache."""
     latency_s: float = Field(ge=0, allow_inf_nan=False)
+    fault: str = ""
+    """Why a first reply could not be used, where there was one; figures are then those of both calls together."""
 
 
 class MemeIdentity(_Value):
@@ -233,11 +235,41 @@ class PrecedentsCited(Event):
     latency_s: float = Field(ge=0, allow_inf_nan=False)
 
 
+class PrecedentReading(_Value):
+    """What the Judge made of a precedent."""
+
+    id: str
+    supports: Literal["harmful", "harmless", "neither"]
+
+
+class Ruling(_Value):
+    """What the Judge said, before the rule."""
+
+    harmful_evidence: tuple[str, ...]
+    harmless_evidence: tuple[str, ...]
+    precedents: tuple[PrecedentReading, ...]
+    label: Label
+    """The Judge's own; the verdict's follows from the strengths."""
+
+
+class OddsGiven(_Value):
+    """The probabilities that the Judge's model gives the two labels, asked once with each order of the options."""
+
+    harmful: tuple[float, ...]
+    """Mass of the harmful option among all tokens, per order."""
+    not_harmful: tuple[float, ...]
+    """Mass of the other."""
+    call: ModelCall
+
+
 class VerdictGiven(Event):
     """The Judge ruled. The last event of a trial, reviews aside."""
 
     kind: Literal["VerdictGiven"] = "VerdictGiven"
     verdict: Verdict
+    ruling: Ruling | None = None
+    odds: OddsGiven | None = None
+    """``None`` where no model is asked, or the server gives no probabilities."""
     call: ModelCall | None = None
 
 

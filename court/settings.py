@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from court.digests import digest
 
@@ -24,6 +26,39 @@ class TrialSettings(BaseModel):
     """A person must look where "not harmful" rests on text or picture alone although the meme has both."""
     review_confidence: float = Field(default=0.7, ge=0, le=1)
     """A person must look where the text was read off the picture with less confidence than this, on average."""
+
+    rounds_min: int = Field(default=2, ge=1, le=50)
+    """Rounds before an examination may stop (R_min)."""
+    rounds_max: int = Field(default=10, ge=1, le=50)
+    """Rounds after which it does (R_max)."""
+    epsilon: float = Field(default=0.02, ge=0, le=10)
+    """Change of a summary's entropy, in bits, below which it stops."""
+    advocates: bool = True
+    """Off: the Judge hears no arguments (ablation)."""
+    captioner: bool = True
+    """Off: the advocates argue from the description alone and ask nothing (ablation)."""
+    precedents: bool = True
+    """Off: the Judge is shown no precedents (ablation). The summary procedure has nothing else to go by."""
+    dull_judge: bool = False
+    """One call of the Judge with the meme alone (ablation)."""
+    stance_at: Literal["start", "summary"] = "start"
+    """When an advocate is given its side: from its first question on, or only when it sums up (ablation)."""
+    query: Literal["text", "text and summaries"] = "text"
+    """What is embedded to find precedents: the meme's text (Algorithm 2), or it and the summaries (section 3.4)."""
+    score: bool = True
+    """Whether the Judge's probability is asked for, with two one-token calls."""
+    overlap: bool = True
+    """Whether a side asks its next question while its summary is still being written."""
+    call_s: float = Field(default=120.0, gt=0, le=3600)
+    """Seconds that one call of a model may take, retries included."""
+    vote_disagreement: float = Field(default=0.3, ge=0, le=0.5)
+    """A person must look where the Judge contradicts a vote that is farther than this from its threshold."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.rounds_min > self.rounds_max:
+            raise ValueError("rounds_min is more than rounds_max")
+        return self
 
     @property
     def digest(self) -> str:

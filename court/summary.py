@@ -66,6 +66,14 @@ def hold_vote(findings: Findings) -> Vote | None:
     return vote(findings.tally, findings.vote_settings) if findings.tally and Reach.of(findings).enough else None
 
 
+def settled(findings: Findings, held: Vote | None) -> bool:
+    """Whether the vote is sure enough to spare the full trial: by what the library's own held-out memes have shown."""
+    settles = findings.settles
+    if held is None or settles is None:
+        return False
+    return held.probability <= settles.below or held.probability >= settles.above
+
+
 def argue(side: Side, findings: Findings, held: Vote | None) -> Statement:
     """What a side makes of the precedents: it cites those that were decided its way, and adds nothing."""
     label = _LABEL_OF[side]
@@ -191,19 +199,24 @@ def _half_reasons(findings: Findings, reach: Reach, settings: TrialSettings) -> 
     return ()
 
 
+def unsure_text(text: TextRead, settings: TrialSettings) -> tuple[Review, ...]:
+    """Why a person must look at a meme whose text was read with little confidence; nothing where it was not."""
+    if text.source is not TextSource.OCR or not text.lines:
+        return ()
+    # By characters: a long line that was read badly matters more than a stray mark.
+    characters = sum(len(line.text) for line in text.lines) or 1
+    confidence = sum(line.confidence * len(line.text) for line in text.lines) / characters
+    if confidence >= settings.review_confidence:
+        return ()
+    detail = f"The text was read off the picture with a mean confidence of only {confidence:.2f}."
+    return (Review(reason=ReviewReason.TEXT_UNSURE, detail=detail),)
+
+
 def _text_reasons(findings: Findings, text: TextRead, settings: TrialSettings) -> tuple[Review, ...]:
-    reasons = []
-    if findings.text_cut:
-        detail = "The text is longer than the encoder reads; its end was not compared with any precedent."
-        reasons.append(Review(reason=ReviewReason.TEXT_CUT, detail=detail))
-    if text.source is TextSource.OCR and text.lines:
-        # By characters: a long line that was read badly matters more than a stray mark.
-        characters = sum(len(line.text) for line in text.lines) or 1
-        confidence = sum(line.confidence * len(line.text) for line in text.lines) / characters
-        if confidence < settings.review_confidence:
-            detail = f"The text was read off the picture with a mean confidence of only {confidence:.2f}."
-            reasons.append(Review(reason=ReviewReason.TEXT_UNSURE, detail=detail))
-    return tuple(reasons)
+    if not findings.text_cut:
+        return unsure_text(text, settings)
+    detail = "The text is longer than the encoder reads; its end was not compared with any precedent."
+    return (Review(reason=ReviewReason.TEXT_CUT, detail=detail), *unsure_text(text, settings))
 
 
 def _similarities(precedent: Precedent) -> str:

@@ -13,14 +13,15 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from court import summary
+from court.agents import Chairs
+from court.budget import Budget
+from court.clerk import Clerk
 from court.entropy import entropy
-from court.errors import CourtError, NotLoaded, TrialAborted, Unavailable
+from court.errors import CourtError, NotLoaded, TrialAborted
 from court.events import (
-    AnyEvent,
-    Event,
     MemeIdentity,
     PolicyReference,
     PrecedentsCited,
@@ -31,19 +32,19 @@ from court.events import (
     Summarised,
     TextRead,
     TextSource,
-    TrialFailed,
     TrialOpened,
     VerdictGiven,
     Versions,
 )
+from court.full import FullTrial, Known
 from court.meme import Meme
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import PrecedentFinder, TextReader, Watcher
 from court.precedents import Findings, Vote
-from court.record import TrialRecord, TrialState
+from court.prompts import prompt_set_digest
+from court.record import TrialRecord
 from court.settings import TrialSettings
-
-E = TypeVar("E", bound=Event)
+from court.untrusted import Fence
 
 _log = logging.getLogger("memecourt.trial")
 
@@ -60,6 +61,7 @@ class Case:
         namespace: Whose content it is.
         content_id: What the caller calls it.
         trace_id: W3C trace id, 32 hex digits, or empty.
+        within_s: Seconds until the caller's deadline, or None. When they run short, the sides rest early.
     """
 
     trial_id: str
@@ -69,6 +71,7 @@ class Case:
     namespace: str = ""
     content_id: str = ""
     trace_id: str = ""
+    within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,10 @@ class Court:
         software: Version of MemeCourt.
         settings: Of every trial.
         policy: What counts as harm.
+        chairs: Who speaks in a full trial; None for a court without chat models.
+        room: Whether the model server has room for a call that may turn out to be superfluous.
+        fence_mark: What the fences around untrusted text carry; None for a fresh mark a trial. Given only where
+            messages are compared.
         now: The time, UTC.
     """
 
@@ -89,12 +96,15 @@ class Court:
     software: str
     settings: TrialSettings = field(default_factory=TrialSettings)
     policy: Policy = DEFAULT_POLICY
+    chairs: Chairs | None = None
+    room: Callable[[], bool] = lambda: True
+    fence_mark: str | None = None
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     @property
     def procedures(self) -> frozenset[Procedure]:
-        """What this court can hold. The others need chat models, which it was not set up with."""
-        return frozenset({Procedure.SUMMARY})
+        """What this court can hold: without chat models, the summary alone."""
+        return frozenset({Procedure.SUMMARY} if self.chairs is None else Procedure)
 
     def require(self, procedure: Procedure) -> None:
         """Raises NotLoaded if this court can't hold that procedure."""
@@ -122,9 +132,9 @@ class Court:
             asyncio.CancelledError: The caller gave up; recorded, and raised again.
         """
         self.require(case.procedure)
-        clerk = _Clerk(case.trial_id, watch, self.now)
+        clerk = Clerk(case.trial_id, watch, self.now)
         try:
-            await self._summary(case, clerk)
+            await self._hold(case, clerk, Budget(case.within_s, self.settings.call_s))
         except asyncio.CancelledError:
             await clerk.fail(CourtError("The caller gave up before there was a verdict.", reason="CANCELLED"))
             raise
@@ -144,12 +154,18 @@ class Court:
             raise TrialAborted(fault, clerk.record) from error
         return clerk.record
 
-    async def _summary(self, case: Case, clerk: _Clerk) -> None:
+    async def _hold(self, case: Case, clerk: Clerk, budget: Budget) -> None:
         await clerk.note(TrialOpened, **self._opening(case))
+        if case.procedure is Procedure.FULL:
+            await self._full(case.meme, clerk, budget)
+            return
         clerk.step = "text"
         text = await self._read_text(case.meme, clerk)
         clerk.step = "precedents"
-        findings, held = await self._find_precedents(case.meme, text, clerk)
+        findings, held = await self._find_precedents(case.meme, text.text, clerk)
+        if case.procedure is Procedure.CASCADE and not summary.settled(findings, held):
+            await self._full(case.meme, clerk, budget, Known(text, findings, held))
+            return
         clerk.step = "sides"
         for side in Side:
             statement = summary.argue(side, findings, held)
@@ -166,8 +182,26 @@ class Court:
         clerk.step = "verdict"
         await clerk.note(VerdictGiven, verdict=summary.weigh(findings, held, text, self.settings))
 
+    async def _full(self, meme: Meme, clerk: Clerk, budget: Budget, known: Known | None = None) -> None:
+        """The full procedure; what a cascade has found already is given."""
+        assert self.chairs is not None, "checked by require()"
+        await FullTrial(
+            meme=meme,
+            chairs=self.chairs,
+            settings=self.settings,
+            policy=self.policy,
+            fence=Fence(self.fence_mark),
+            budget=budget,
+            clerk=clerk,
+            room=self.room,
+            read_text=lambda: self._read_text(meme, clerk),
+            find=lambda query: self._find_precedents(meme, query, clerk),
+            pictures=self.finder.pictures,
+        ).hold(known)
+
     def _opening(self, case: Case) -> dict[str, Any]:
         picture = case.meme.picture
+        asks_nobody = case.procedure is Procedure.SUMMARY
         return {
             "procedure": case.procedure,
             "meme": MemeIdentity(
@@ -188,13 +222,15 @@ class Court:
             "versions": Versions(
                 software=self.software,
                 settings=self.settings.digest,
+                prompts="" if asks_nobody else prompt_set_digest(),
+                models={} if asks_nobody or self.chairs is None else self.chairs.models,
                 encoder=self.finder.library.encoder,
                 library=self.finder.library.digest,
                 text_reader=self.text_reader.identity,
             ),
         }
 
-    async def _read_text(self, meme: Meme, clerk: _Clerk) -> TextRead:
+    async def _read_text(self, meme: Meme, clerk: Clerk) -> TextRead:
         language = meme.language or ""
         if meme.text is not None:
             source = TextSource.CALLER if meme.text.strip() else TextSource.NONE
@@ -211,10 +247,10 @@ class Court:
             latency_s=time.perf_counter() - began,
         )
 
-    async def _find_precedents(self, meme: Meme, text: TextRead, clerk: _Clerk) -> tuple[Findings, Vote | None]:
+    async def _find_precedents(self, meme: Meme, query: str, clerk: Clerk) -> tuple[Findings, Vote | None]:
         began = time.perf_counter()
         findings = await self.finder.find(
-            text=text.text,
+            text=query,
             frames=meme.picture.frames,
             pixels_sha256=meme.picture.pixels_sha256,
             exhibits=self.settings.exhibits,
@@ -224,54 +260,3 @@ class Court:
         held = summary.hold_vote(findings)
         await clerk.note(PrecedentsCited, findings=findings, vote=held, latency_s=time.perf_counter() - began)
         return findings, held
-
-
-class _Clerk:
-    """Numbers the events of one trial and has each taken note of before anything is done about it."""
-
-    def __init__(self, trial_id: str, watch: Watcher, now: Callable[[], datetime]) -> None:
-        self._trial_id = trial_id
-        self._watch = watch
-        self._now = now
-        self._events: list[AnyEvent] = []
-        self.step = "opening"
-
-    @property
-    def record(self) -> TrialRecord:
-        return TrialRecord.of(self._events)
-
-    @property
-    def opened(self) -> bool:
-        return bool(self._events)
-
-    async def note(self, kind: type[E], **values: Any) -> E:
-        event = kind(trial_id=self._trial_id, seq=len(self._events), at=self._now(), **values)
-        # A trial may be cancelled at any moment, but not between an event's being kept and its being counted: the next
-        # one would take its number.
-        telling = asyncio.ensure_future(self._watch(event))  # type: ignore[arg-type]  # each Event is in the union
-        try:
-            await asyncio.shield(telling)
-        except asyncio.CancelledError:
-            await asyncio.wait([telling])
-            if telling.cancelled() or telling.exception() is not None:
-                raise
-            self._events.append(event)  # type: ignore[arg-type]
-            raise
-        self._events.append(event)  # type: ignore[arg-type]
-        return event
-
-    async def fail(self, cause: CourtError) -> None:
-        """Records that the trial ended without a verdict: if it had begun, had none, and that can still be recorded."""
-        if not self.opened or self.record.state is not TrialState.OPEN:
-            return
-        try:
-            await self.note(
-                TrialFailed,
-                step=self.step,
-                reason=cause.reason,
-                message=cause.message,
-                retryable=isinstance(cause, Unavailable),
-            )
-        except Exception as error:
-            # The error that ended the trial is the one to be reported; the record stays open and shows that.
-            _log.error("trial %s: its failure could not be recorded: %s", self._trial_id, type(error).__qualname__)

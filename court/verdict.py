@@ -79,6 +79,14 @@ class ReviewReason(StrEnum):
     """The text is longer than the encoder reads; its end was not compared."""
     TEXT_UNSURE = "TEXT_UNSURE"
     """The text was read off the picture with little confidence."""
+    JUDGE_CONTRADICTS_ITSELF = "JUDGE_CONTRADICTS_ITSELF"
+    """The Judge's own label does not follow from its strengths, also when asked again; the rule's label stands."""
+    VOTE_DISAGREES = "VOTE_DISAGREES"
+    """The Judge and a clear vote of the precedents disagree."""
+    SCORE_DISAGREES = "SCORE_DISAGREES"
+    """The Judge's probability lies on the other side of its label."""
+    CUT_SHORT = "CUT_SHORT"
+    """The caller's deadline ended an examination before it had converged."""
 
 
 class Review(BaseModel):
@@ -88,6 +96,17 @@ class Review(BaseModel):
 
     reason: ReviewReason
     detail: str
+
+
+class Finding(BaseModel):
+    """What harm was found under the policy, in its words."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    category: str
+    clause: str
+    target: str = ""
+    """Empty where it is aimed at nobody in particular."""
 
 
 class Verdict(BaseModel):
@@ -101,6 +120,8 @@ class Verdict(BaseModel):
     harm_score: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
     harm_score_meaning: ScoreMeaning | None = None
     rationale: str = Field(min_length=1)
+    finding: Finding | None = None
+    """``None`` where no harm was found, and where no model was asked."""
     review: tuple[Review, ...] = ()
     rule: str = RULE
 

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18memecourt/v1/court.proto\x12\x0cmemecourt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf8\x01\n\x0cJudgeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x07\x63ontent\x18\x02 \x01(\x0b\x32\x15.memecourt.v1.Content\x12\r\n\x05image\x18\x03 \x01(\x0c\x12\x11\n\x04text\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08language\x18\x05 \x01(\t\x12*\n\tprocedure\x18\x06 \x01(\x0e\x32\x17.memecourt.v1.Procedure\x12-\n\x06policy\x18\x07 \x01(\x0b\x32\x1d.memecourt.v1.PolicyReference\x12\x14\n\x0c\x63lient_token\x18\x08 \x01(\x0c\x42\x07\n\x05_text\"(\n\x07\x43ontent\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\">\n\x0fPolicyReference\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"\xee\x05\n\rJudgeResponse\x12\x12\n\nverdict_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x15.memecourt.v1.Content\x12\"\n\x05label\x18\x04 \x01(\x0e\x32\x13.memecourt.v1.Label\x12\x17\n\nharm_score\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x36\n\x12harm_score_meaning\x18\x06 \x01(\x0e\x32\x1a.memecourt.v1.ScoreMeaning\x12*\n\tstrengths\x18\x07 \x01(\x0b\x32\x17.memecourt.v1.Strengths\x12\x11\n\trationale\x18\x08 \x01(\t\x12+\n\nprecedents\x18\t \x03(\x0b\x32\x17.memecourt.v1.Precedent\x12\x1a\n\x12needs_human_review\x18\n \x01(\x08\x12,\n\x0ereview_reasons\x18\x0b \x03(\x0b\x32\x14.memecourt.v1.Review\x12&\n\x04text\x18\x0c \x01(\x0b\x32\x18.memecourt.v1.JudgedText\x12*\n\tprocedure\x18\r \x01(\x0e\x32\x17.memecourt.v1.Procedure\x12-\n\x06policy\x18\x0e \x01(\x0b\x32\x1d.memecourt.v1.PolicyReference\x12(\n\x08versions\x18\x0f \x01(\x0b\x32\x16.memecourt.v1.Versions\x12&\n\x07timings\x18\x10 \x01(\x0b\x32\x15.memecourt.v1.Timings\x12\x10\n\x08trace_id\x18\x11 \x01(\t\x12.\n\ndecided_at\x18\x12 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0c\x63lient_token\x18\x13 \x01(\x0c\x12&\n\x07picture\x18\x14 \x01(\x0b\x32\x15.memecourt.v1.PictureB\r\n\x0b_harm_score\"\\\n\tStrengths\x12\'\n\x07harmful\x18\x01 \x01(\x0e\x32\x16.memecourt.v1.Strength\x12&\n\x06\x62\x65nign\x18\x02 \x01(\x0e\x32\x16.memecourt.v1.Strength\"\x95\x02\n\tPrecedent\x12\n\n\x02id\x18\x01 \x01(\t\x12\"\n\x05label\x18\x02 \x01(\x0e\x32\x13.memecourt.v1.Label\x12\x12\n\nsimilarity\x18\x03 \x01(\x01\x12\x1c\n\x0ftext_similarity\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x1f\n\x12picture_similarity\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12(\n\x08relation\x18\x06 \x01(\x0e\x32\x16.memecourt.v1.Relation\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x12\n\ncategories\x18\x08 \x03(\t\x12\x0e\n\x06source\x18\t \x01(\tB\x12\n\x10_text_similarityB\x15\n\x13_picture_similarity\"D\n\x06Review\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.memecourt.v1.ReviewReason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"D\n\nJudgedText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12(\n\x06source\x18\x02 \x01(\x0e\x32\x18.memecourt.v1.TextSource\"b\n\x07Picture\x12\x14\n\x0c\x62ytes_sha256\x18\x01 \x01(\t\x12\x15\n\rpixels_sha256\x18\x02 \x01(\t\x12\x13\n\x0b\x66rame_count\x18\x03 \x01(\x05\x12\x15\n\rframes_judged\x18\x04 \x03(\x05\"\xf0\x01\n\x08Versions\x12\x10\n\x08software\x18\x01 \x01(\t\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x0f\n\x07prompts\x18\x03 \x01(\t\x12\x32\n\x06models\x18\x04 \x03(\x0b\x32\".memecourt.v1.Versions.ModelsEntry\x12\x0f\n\x07\x65ncoder\x18\x05 \x01(\t\x12&\n\x07library\x18\x06 \x01(\x0b\x32\x15.memecourt.v1.Library\x12\x13\n\x0btext_reader\x18\x07 \x01(\t\x1a-\n\x0bModelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"5\n\x07Library\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x03\"\xb7\x01\n\x07Timings\x12(\n\x05total\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07picture\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x04text\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nprecedents\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration*h\n\tProcedure\x12\x19\n\x15PROCEDURE_UNSPECIFIED\x10\x00\x12\x15\n\x11PROCEDURE_SUMMARY\x10\x01\x12\x12\n\x0ePROCEDURE_FULL\x10\x02\x12\x15\n\x11PROCEDURE_CASCADE\x10\x03*]\n\x05Label\x12\x15\n\x11LABEL_UNSPECIFIED\x10\x00\x12\x11\n\rLABEL_HARMFUL\x10\x01\x12\x15\n\x11LABEL_NOT_HARMFUL\x10\x02\x12\x13\n\x0fLABEL_UNDECIDED\x10\x03*c\n\x08Strength\x12\x18\n\x14STRENGTH_UNSPECIFIED\x10\x00\x12\x11\n\rSTRENGTH_WEAK\x10\x01\x12\x15\n\x11STRENGTH_MODERATE\x10\x02\x12\x13\n\x0fSTRENGTH_STRONG\x10\x03*t\n\x0cScoreMeaning\x12\x1d\n\x19SCORE_MEANING_UNSPECIFIED\x10\x00\x12 \n\x1cSCORE_MEANING_PRECEDENT_VOTE\x10\x01\x12#\n\x1fSCORE_MEANING_LABEL_PROBABILITY\x10\x02*\x85\x01\n\x08Relation\x12\x18\n\x14RELATION_UNSPECIFIED\x10\x00\x12\x16\n\x12RELATION_SAME_MEME\x10\x01\x12\x19\n\x15RELATION_SAME_PICTURE\x10\x02\x12\x16\n\x12RELATION_SAME_TEXT\x10\x03\x12\x14\n\x10RELATION_SIMILAR\x10\x04*\x82\x02\n\x0cReviewReason\x12\x1d\n\x19REVIEW_REASON_UNSPECIFIED\x10\x00\x12&\n\"REVIEW_REASON_NO_SIMILAR_PRECEDENT\x10\x01\x12%\n!REVIEW_REASON_PRECEDENTS_DISAGREE\x10\x02\x12%\n!REVIEW_REASON_PICTURE_NOT_WEIGHED\x10\x03\x12\"\n\x1eREVIEW_REASON_TEXT_NOT_WEIGHED\x10\x04\x12\x1a\n\x16REVIEW_REASON_TEXT_CUT\x10\x05\x12\x1d\n\x19REVIEW_REASON_TEXT_UNSURE\x10\x06*l\n\nTextSource\x12\x1b\n\x17TEXT_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12TEXT_SOURCE_CALLER\x10\x01\x12\x13\n\x0fTEXT_SOURCE_OCR\x10\x02\x12\x14\n\x10TEXT_SOURCE_NONE\x10\x03\x32I\n\x05\x43ourt\x12@\n\x05Judge\x12\x1a.memecourt.v1.JudgeRequest\x1a\x1b.memecourt.v1.JudgeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18memecourt/v1/court.proto\x12\x0cmemecourt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf8\x01\n\x0cJudgeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x07\x63ontent\x18\x02 \x01(\x0b\x32\x15.memecourt.v1.Content\x12\r\n\x05image\x18\x03 \x01(\x0c\x12\x11\n\x04text\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08language\x18\x05 \x01(\t\x12*\n\tprocedure\x18\x06 \x01(\x0e\x32\x17.memecourt.v1.Procedure\x12-\n\x06policy\x18\x07 \x01(\x0b\x32\x1d.memecourt.v1.PolicyReference\x12\x14\n\x0c\x63lient_token\x18\x08 \x01(\x0c\x42\x07\n\x05_text\"(\n\x07\x43ontent\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\">\n\x0fPolicyReference\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"\x96\x06\n\rJudgeResponse\x12\x12\n\nverdict_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x15.memecourt.v1.Content\x12\"\n\x05label\x18\x04 \x01(\x0e\x32\x13.memecourt.v1.Label\x12\x17\n\nharm_score\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x36\n\x12harm_score_meaning\x18\x06 \x01(\x0e\x32\x1a.memecourt.v1.ScoreMeaning\x12*\n\tstrengths\x18\x07 \x01(\x0b\x32\x17.memecourt.v1.Strengths\x12\x11\n\trationale\x18\x08 \x01(\t\x12+\n\nprecedents\x18\t \x03(\x0b\x32\x17.memecourt.v1.Precedent\x12\x1a\n\x12needs_human_review\x18\n \x01(\x08\x12,\n\x0ereview_reasons\x18\x0b \x03(\x0b\x32\x14.memecourt.v1.Review\x12&\n\x04text\x18\x0c \x01(\x0b\x32\x18.memecourt.v1.JudgedText\x12*\n\tprocedure\x18\r \x01(\x0e\x32\x17.memecourt.v1.Procedure\x12-\n\x06policy\x18\x0e \x01(\x0b\x32\x1d.memecourt.v1.PolicyReference\x12(\n\x08versions\x18\x0f \x01(\x0b\x32\x16.memecourt.v1.Versions\x12&\n\x07timings\x18\x10 \x01(\x0b\x32\x15.memecourt.v1.Timings\x12\x10\n\x08trace_id\x18\x11 \x01(\t\x12.\n\ndecided_at\x18\x12 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0c\x63lient_token\x18\x13 \x01(\x0c\x12&\n\x07picture\x18\x14 \x01(\x0b\x32\x15.memecourt.v1.Picture\x12&\n\x07\x66inding\x18\x15 \x01(\x0b\x32\x15.memecourt.v1.FindingB\r\n\x0b_harm_score\";\n\x07\x46inding\x12\x10\n\x08\x63\x61tegory\x18\x01 \x01(\t\x12\x0e\n\x06\x63lause\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\"\\\n\tStrengths\x12\'\n\x07harmful\x18\x01 \x01(\x0e\x32\x16.memecourt.v1.Strength\x12&\n\x06\x62\x65nign\x18\x02 \x01(\x0e\x32\x16.memecourt.v1.Strength\"\x95\x02\n\tPrecedent\x12\n\n\x02id\x18\x01 \x01(\t\x12\"\n\x05label\x18\x02 \x01(\x0e\x32\x13.memecourt.v1.Label\x12\x12\n\nsimilarity\x18\x03 \x01(\x01\x12\x1c\n\x0ftext_similarity\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x1f\n\x12picture_similarity\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12(\n\x08relation\x18\x06 \x01(\x0e\x32\x16.memecourt.v1.Relation\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x12\n\ncategories\x18\x08 \x03(\t\x12\x0e\n\x06source\x18\t \x01(\tB\x12\n\x10_text_similarityB\x15\n\x13_picture_similarity\"D\n\x06Review\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.memecourt.v1.ReviewReason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"D\n\nJudgedText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12(\n\x06source\x18\x02 \x01(\x0e\x32\x18.memecourt.v1.TextSource\"b\n\x07Picture\x12\x14\n\x0c\x62ytes_sha256\x18\x01 \x01(\t\x12\x15\n\rpixels_sha256\x18\x02 \x01(\t\x12\x13\n\x0b\x66rame_count\x18\x03 \x01(\x05\x12\x15\n\rframes_judged\x18\x04 \x03(\x05\"\xf0\x01\n\x08Versions\x12\x10\n\x08software\x18\x01 \x01(\t\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x0f\n\x07prompts\x18\x03 \x01(\t\x12\x32\n\x06models\x18\x04 \x03(\x0b\x32\".memecourt.v1.Versions.ModelsEntry\x12\x0f\n\x07\x65ncoder\x18\x05 \x01(\t\x12&\n\x07library\x18\x06 \x01(\x0b\x32\x15.memecourt.v1.Library\x12\x13\n\x0btext_reader\x18\x07 \x01(\t\x1a-\n\x0bModelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"5\n\x07Library\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x03\"\xb7\x01\n\x07Timings\x12(\n\x05total\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07picture\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x04text\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nprecedents\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration*h\n\tProcedure\x12\x19\n\x15PROCEDURE_UNSPECIFIED\x10\x00\x12\x15\n\x11PROCEDURE_SUMMARY\x10\x01\x12\x12\n\x0ePROCEDURE_FULL\x10\x02\x12\x15\n\x11PROCEDURE_CASCADE\x10\x03*]\n\x05Label\x12\x15\n\x11LABEL_UNSPECIFIED\x10\x00\x12\x11\n\rLABEL_HARMFUL\x10\x01\x12\x15\n\x11LABEL_NOT_HARMFUL\x10\x02\x12\x13\n\x0fLABEL_UNDECIDED\x10\x03*c\n\x08Strength\x12\x18\n\x14STRENGTH_UNSPECIFIED\x10\x00\x12\x11\n\rSTRENGTH_WEAK\x10\x01\x12\x15\n\x11STRENGTH_MODERATE\x10\x02\x12\x13\n\x0fSTRENGTH_STRONG\x10\x03*t\n\x0cScoreMeaning\x12\x1d\n\x19SCORE_MEANING_UNSPECIFIED\x10\x00\x12 \n\x1cSCORE_MEANING_PRECEDENT_VOTE\x10\x01\x12#\n\x1fSCORE_MEANING_LABEL_PROBABILITY\x10\x02*\x85\x01\n\x08Relation\x12\x18\n\x14RELATION_UNSPECIFIED\x10\x00\x12\x16\n\x12RELATION_SAME_MEME\x10\x01\x12\x19\n\x15RELATION_SAME_PICTURE\x10\x02\x12\x16\n\x12RELATION_SAME_TEXT\x10\x03\x12\x14\n\x10RELATION_SIMILAR\x10\x04*\x90\x03\n\x0cReviewReason\x12\x1d\n\x19REVIEW_REASON_UNSPECIFIED\x10\x00\x12&\n\"REVIEW_REASON_NO_SIMILAR_PRECEDENT\x10\x01\x12%\n!REVIEW_REASON_PRECEDENTS_DISAGREE\x10\x02\x12%\n!REVIEW_REASON_PICTURE_NOT_WEIGHED\x10\x03\x12\"\n\x1eREVIEW_REASON_TEXT_NOT_WEIGHED\x10\x04\x12\x1a\n\x16REVIEW_REASON_TEXT_CUT\x10\x05\x12\x1d\n\x19REVIEW_REASON_TEXT_UNSURE\x10\x06\x12*\n&REVIEW_REASON_JUDGE_CONTRADICTS_ITSELF\x10\x07\x12 \n\x1cREVIEW_REASON_VOTE_DISAGREES\x10\x08\x12!\n\x1dREVIEW_REASON_SCORE_DISAGREES\x10\t\x12\x1b\n\x17REVIEW_REASON_CUT_SHORT\x10\n*l\n\nTextSource\x12\x1b\n\x17TEXT_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12TEXT_SOURCE_CALLER\x10\x01\x12\x13\n\x0fTEXT_SOURCE_OCR\x10\x02\x12\x14\n\x10TEXT_SOURCE_NONE\x10\x03\x32I\n\x05\x43ourt\x12@\n\x05Judge\x12\x1a.memecourt.v1.JudgeRequest\x1a\x1b.memecourt.v1.JudgeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,20 +35,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VERSIONS_MODELSENTRY']._loaded_options = None
   _globals['_VERSIONS_MODELSENTRY']._serialized_options = b'8\001'
-  _globals['_PROCEDURE']._serialized_start=2315
-  _globals['_PROCEDURE']._serialized_end=2419
-  _globals['_LABEL']._serialized_start=2421
-  _globals['_LABEL']._serialized_end=2514
-  _globals['_STRENGTH']._serialized_start=2516
-  _globals['_STRENGTH']._serialized_end=2615
-  _globals['_SCOREMEANING']._serialized_start=2617
-  _globals['_SCOREMEANING']._serialized_end=2733
-  _globals['_RELATION']._serialized_start=2736
-  _globals['_RELATION']._serialized_end=2869
-  _globals['_REVIEWREASON']._serialized_start=2872
-  _globals['_REVIEWREASON']._serialized_end=3130
-  _globals['_TEXTSOURCE']._serialized_start=3132
-  _globals['_TEXTSOURCE']._serialized_end=3240
+  _globals['_PROCEDURE']._serialized_start=2416
+  _globals['_PROCEDURE']._serialized_end=2520
+  _globals['_LABEL']._serialized_start=2522
+  _globals['_LABEL']._serialized_end=2615
+  _globals['_STRENGTH']._serialized_start=2617
+  _globals['_STRENGTH']._serialized_end=2716
+  _globals['_SCOREMEANING']._serialized_start=2718
+  _globals['_SCOREMEANING']._serialized_end=2834
+  _globals['_RELATION']._serialized_start=2837
+  _globals['_RELATION']._serialized_end=2970
+  _globals['_REVIEWREASON']._serialized_start=2973
+  _globals['_REVIEWREASON']._serialized_end=3373
+  _globals['_TEXTSOURCE']._serialized_start=3375
+  _globals['_TEXTSOURCE']._serialized_end=3483
   _globals['_JUDGEREQUEST']._serialized_start=108
   _globals['_JUDGEREQUEST']._serialized_end=356
   _globals['_CONTENT']._serialized_start=358
@@ -56,25 +56,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POLICYREFERENCE']._serialized_start=400
   _globals['_POLICYREFERENCE']._serialized_end=462
   _globals['_JUDGERESPONSE']._serialized_start=465
-  _globals['_JUDGERESPONSE']._serialized_end=1215
-  _globals['_STRENGTHS']._serialized_start=1217
-  _globals['_STRENGTHS']._serialized_end=1309
-  _globals['_PRECEDENT']._serialized_start=1312
-  _globals['_PRECEDENT']._serialized_end=1589
-  _globals['_REVIEW']._serialized_start=1591
-  _globals['_REVIEW']._serialized_end=1659
-  _globals['_JUDGEDTEXT']._serialized_start=1661
-  _globals['_JUDGEDTEXT']._serialized_end=1729
-  _globals['_PICTURE']._serialized_start=1731
-  _globals['_PICTURE']._serialized_end=1829
-  _globals['_VERSIONS']._serialized_start=1832
-  _globals['_VERSIONS']._serialized_end=2072
-  _globals['_VERSIONS_MODELSENTRY']._serialized_start=2027
-  _globals['_VERSIONS_MODELSENTRY']._serialized_end=2072
-  _globals['_LIBRARY']._serialized_start=2074
-  _globals['_LIBRARY']._serialized_end=2127
-  _globals['_TIMINGS']._serialized_start=2130
-  _globals['_TIMINGS']._serialized_end=2313
-  _globals['_COURT']._serialized_start=3242
-  _globals['_COURT']._serialized_end=3315
+  _globals['_JUDGERESPONSE']._serialized_end=1255
+  _globals['_FINDING']._serialized_start=1257
+  _globals['_FINDING']._serialized_end=1316
+  _globals['_STRENGTHS']._serialized_start=1318
+  _globals['_STRENGTHS']._serialized_end=1410
+  _globals['_PRECEDENT']._serialized_start=1413
+  _globals['_PRECEDENT']._serialized_end=1690
+  _globals['_REVIEW']._serialized_start=1692
+  _globals['_REVIEW']._serialized_end=1760
+  _globals['_JUDGEDTEXT']._serialized_start=1762
+  _globals['_JUDGEDTEXT']._serialized_end=1830
+  _globals['_PICTURE']._serialized_start=1832
+  _globals['_PICTURE']._serialized_end=1930
+  _globals['_VERSIONS']._serialized_start=1933
+  _globals['_VERSIONS']._serialized_end=2173
+  _globals['_VERSIONS_MODELSENTRY']._serialized_start=2128
+  _globals['_VERSIONS_MODELSENTRY']._serialized_end=2173
+  _globals['_LIBRARY']._serialized_start=2175
+  _globals['_LIBRARY']._serialized_end=2228
+  _globals['_TIMINGS']._serialized_start=2231
+  _globals['_TIMINGS']._serialized_end=2414
+  _globals['_COURT']._serialized_start=3485
+  _globals['_COURT']._serialized_end=3558
 # @@protoc_insertion_point(module_scope)

@@ -196,6 +196,14 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The text is longer than the encoder reads; its end was not compared."""
     REVIEW_REASON_TEXT_UNSURE: _ReviewReason.ValueType  # 6
     """The text was read off the picture with little confidence."""
+    REVIEW_REASON_JUDGE_CONTRADICTS_ITSELF: _ReviewReason.ValueType  # 7
+    """The Judge's own label does not follow from its strengths, also when asked again; the rule's label stands."""
+    REVIEW_REASON_VOTE_DISAGREES: _ReviewReason.ValueType  # 8
+    """The Judge and a clear vote of the precedents disagree."""
+    REVIEW_REASON_SCORE_DISAGREES: _ReviewReason.ValueType  # 9
+    """The Judge's probability lies on the other side of its label."""
+    REVIEW_REASON_CUT_SHORT: _ReviewReason.ValueType  # 10
+    """The caller's deadline ended an examination before it had converged."""
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -214,6 +222,14 @@ REVIEW_REASON_TEXT_CUT: ReviewReason.ValueType  # 5
 """The text is longer than the encoder reads; its end was not compared."""
 REVIEW_REASON_TEXT_UNSURE: ReviewReason.ValueType  # 6
 """The text was read off the picture with little confidence."""
+REVIEW_REASON_JUDGE_CONTRADICTS_ITSELF: ReviewReason.ValueType  # 7
+"""The Judge's own label does not follow from its strengths, also when asked again; the rule's label stands."""
+REVIEW_REASON_VOTE_DISAGREES: ReviewReason.ValueType  # 8
+"""The Judge and a clear vote of the precedents disagree."""
+REVIEW_REASON_SCORE_DISAGREES: ReviewReason.ValueType  # 9
+"""The Judge's probability lies on the other side of its label."""
+REVIEW_REASON_CUT_SHORT: ReviewReason.ValueType  # 10
+"""The caller's deadline ended an examination before it had converged."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:
@@ -391,6 +407,7 @@ class JudgeResponse(_message.Message):
     DECIDED_AT_FIELD_NUMBER: _builtins.int
     CLIENT_TOKEN_FIELD_NUMBER: _builtins.int
     PICTURE_FIELD_NUMBER: _builtins.int
+    FINDING_FIELD_NUMBER: _builtins.int
     verdict_id: _builtins.str
     """Names the verdict and its record. Keep it: "memecourt records show ID" opens the record."""
     request_id: _builtins.str
@@ -453,6 +470,10 @@ class JudgeResponse(_message.Message):
     def picture(self) -> Global___Picture:
         """What was judged, by digest."""
 
+    @_builtins.property
+    def finding(self) -> Global___Finding:
+        """What harm was found under the policy. Absent where none was, and where no model was asked."""
+
     def __init__(
         self,
         *,
@@ -476,16 +497,47 @@ class JudgeResponse(_message.Message):
         decided_at: _timestamp_pb2.Timestamp | None = ...,
         client_token: _builtins.bytes = ...,
         picture: Global___Picture | None = ...,
+        finding: Global___Finding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "content", b"content", "decided_at", b"decided_at", "harm_score", b"harm_score", "picture", b"picture", "policy", b"policy", "strengths", b"strengths", "text", b"text", "timings", b"timings", "versions", b"versions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "picture", b"picture", "policy", b"policy", "strengths", b"strengths", "text", b"text", "timings", b"timings", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "client_token", b"client_token", "content", b"content", "decided_at", b"decided_at", "harm_score", b"harm_score", "harm_score_meaning", b"harm_score_meaning", "label", b"label", "needs_human_review", b"needs_human_review", "picture", b"picture", "policy", b"policy", "precedents", b"precedents", "procedure", b"procedure", "rationale", b"rationale", "request_id", b"request_id", "review_reasons", b"review_reasons", "strengths", b"strengths", "text", b"text", "timings", b"timings", "trace_id", b"trace_id", "verdict_id", b"verdict_id", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "client_token", b"client_token", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "harm_score_meaning", b"harm_score_meaning", "label", b"label", "needs_human_review", b"needs_human_review", "picture", b"picture", "policy", b"policy", "precedents", b"precedents", "procedure", b"procedure", "rationale", b"rationale", "request_id", b"request_id", "review_reasons", b"review_reasons", "strengths", b"strengths", "text", b"text", "timings", b"timings", "trace_id", b"trace_id", "verdict_id", b"verdict_id", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__harm_score: _TypeAlias = _typing.Literal["harm_score"]  # noqa: Y015
     _WhichOneofArgType__harm_score: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__harm_score) -> _WhichOneofReturnType__harm_score | None: ...
 
 Global___JudgeResponse: _TypeAlias = JudgeResponse  # noqa: Y015
+
+@_typing.final
+class Finding(_message.Message):
+    """What harm was found under the policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CATEGORY_FIELD_NUMBER: _builtins.int
+    CLAUSE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    category: _builtins.str
+    """A category of the policy."""
+    clause: _builtins.str
+    """The number of the clause."""
+    target: _builtins.str
+    """Whom it is aimed at, in the policy's words: individual, organization, community, society. Empty if at nobody."""
+    def __init__(
+        self,
+        *,
+        category: _builtins.str = ...,
+        clause: _builtins.str = ...,
+        target: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["category", b"category", "clause", b"clause", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Finding: _TypeAlias = Finding  # noqa: Y015
 
 @_typing.final
 class Strengths(_message.Message):

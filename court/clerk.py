@@ -1,0 +1,84 @@
+"""The clerk of one trial: numbers its events and has each taken note of before anything is done about it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar
+
+from court.errors import CourtError, Unavailable
+from court.events import AnyEvent, Event, TrialFailed
+from court.ports import Watcher
+from court.record import TrialRecord, TrialState
+
+E = TypeVar("E", bound=Event)
+
+_log = logging.getLogger("memecourt.trial")
+
+
+class Clerk:
+    """Keeps the record of one trial.
+
+    Attributes:
+        step: What the trial is at, for the record of a failure.
+    """
+
+    def __init__(self, trial_id: str, watch: Watcher, now: Callable[[], datetime]) -> None:
+        self._trial_id = trial_id
+        self._watch = watch
+        self._now = now
+        self._events: list[AnyEvent] = []
+        self._writing = asyncio.Lock()
+        self.step = "opening"
+
+    @property
+    def record(self) -> TrialRecord:
+        """What has been kept so far."""
+        return TrialRecord.of(self._events)
+
+    @property
+    def opened(self) -> bool:
+        """Whether anything has been kept."""
+        return bool(self._events)
+
+    async def note(self, kind: type[E], /, **values: Any) -> E:
+        """Keeps an event; both sides may speak at once, their events still come one after the other.
+
+        Raises whatever keeps the watcher from taking note.
+        """
+        async with self._writing:
+            return await self._note(kind, values)
+
+    async def _note(self, kind: type[E], values: dict[str, Any]) -> E:
+        event = kind(trial_id=self._trial_id, seq=len(self._events), at=self._now(), **values)
+        # A trial may be cancelled at any moment, but not between an event's being kept and its being counted: the next
+        # one would take its number.
+        telling = asyncio.ensure_future(self._watch(event))  # type: ignore[arg-type]  # each Event is in the union
+        try:
+            await asyncio.shield(telling)
+        except asyncio.CancelledError:
+            await asyncio.wait([telling])
+            if telling.cancelled() or telling.exception() is not None:
+                raise
+            self._events.append(event)  # type: ignore[arg-type]
+            raise
+        self._events.append(event)  # type: ignore[arg-type]
+        return event
+
+    async def fail(self, cause: CourtError) -> None:
+        """Records that the trial ended without a verdict: if it had begun, had none, and that can still be recorded."""
+        if not self.opened or self.record.state is not TrialState.OPEN:
+            return
+        try:
+            await self.note(
+                TrialFailed,
+                step=self.step,
+                reason=cause.reason,
+                message=cause.message,
+                retryable=isinstance(cause, Unavailable),
+            )
+        except Exception as error:
+            # The error that ended the trial is the one to be reported; the record stays open and shows that.
+            _log.error("trial %s: its failure could not be recorded: %s", self._trial_id, type(error).__qualname__)

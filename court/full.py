@@ -1,0 +1,150 @@
+"""The full procedure: description, examination by both sides at once, precedents, judgment (design, section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from court import judgment
+from court.agents import Advocate, Chairs, Exhibit, Judge, Proposer
+from court.budget import Budget
+from court.clerk import Clerk
+from court.events import Described, Side, TextRead, VerdictGiven
+from court.examination import Examination, SideCase
+from court.meme import Frame, Meme
+from court.policy import Policy
+from court.precedents import Findings, Vote
+from court.settings import TrialSettings
+from court.together import done, together
+from court.untrusted import Fence
+
+Found = tuple[Findings, Vote | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a cascade has found before it comes to a full trial."""
+
+    text: TextRead
+    findings: Findings
+    vote: Vote | None
+
+
+@dataclass(frozen=True, slots=True)
+class FullTrial:
+    """One full trial.
+
+    Attributes:
+        meme: What is tried.
+        chairs: Who speaks.
+        settings: How.
+        policy: What counts as harm.
+        fence: Around everything that strangers wrote.
+        budget: What the caller's deadline leaves.
+        clerk: Keeps the record.
+        room: Whether the model server has room for a call that may turn out to be superfluous.
+        read_text: Reads the meme's text, and keeps it.
+        find: Finds precedents for a query, and keeps them.
+        pictures: Pictures of precedents by their ids.
+    """
+
+    meme: Meme
+    chairs: Chairs
+    settings: TrialSettings
+    policy: Policy
+    fence: Fence
+    budget: Budget
+    clerk: Clerk
+    room: Callable[[], bool]
+    read_text: Callable[[], Coroutine[Any, Any, TextRead]]
+    find: Callable[[str], Coroutine[Any, Any, Found]]
+    pictures: Callable[[Sequence[str]], Coroutine[Any, Any, Sequence[Frame | None]]]
+
+    async def hold(self, known: Known | None) -> None:
+        """Holds it, up to the verdict.
+
+        Args:
+            known: What has been found already, or None.
+
+        Raises:
+            CourtError: A step failed; nothing of the trial runs on.
+        """
+        proposer = Proposer(self.chairs.proposer, self.fence, self.budget, self.meme.picture.frames)
+        self.clerk.step = "description"
+        # Neither needs the other: the Proposer never sees the text.
+        description, text = await together(self._describe(proposer), done(known.text) if known else self.read_text())
+        self.clerk.step = "examination"
+        if self.settings.query == "text":
+            sides, found = await together(
+                self._examine(proposer, text.text, description), self._search(text.text, known)
+            )
+        else:
+            sides = await self._examine(proposer, text.text, description)
+            query = "\n".join([text.text, *(side.argument.summary for side in sides)])
+            found = await self._search(query, known)
+        self.clerk.step = "judgment"
+        await self._judge(text, description, sides, found)
+
+    async def _describe(self, proposer: Proposer) -> str:
+        if self.settings.dull_judge:
+            return ""
+        said = await proposer.describe()
+        await self.clerk.note(Described, description=said.value, call=said.call)
+        return said.value
+
+    async def _examine(self, proposer: Proposer, text: str, description: str) -> Sequence[SideCase]:
+        """The Accuser's case and the Defender's; none where there are no advocates."""
+        if not self.settings.advocates or self.settings.dull_judge:
+            return ()
+        stanced = self.settings.stance_at == "start"
+        sides = ((Side.ACCUSER, self.chairs.accuser), (Side.DEFENDER, self.chairs.defender))
+        return await together(
+            *(
+                Examination(
+                    Advocate(chair, self.fence, self.budget, side, self.policy, text, description, stanced),
+                    proposer,
+                    self.settings,
+                    self.budget,
+                    self.clerk.note,
+                    self.room,
+                ).hold()
+                for side, chair in sides
+            )
+        )
+
+    async def _search(self, query: str, known: Known | None) -> Found | None:
+        if not self.settings.precedents or self.settings.dull_judge:
+            return None
+        if known is not None and self.settings.query == "text":
+            return known.findings, known.vote
+        return await self.find(query)
+
+    async def _judge(self, text: TextRead, description: str, sides: Sequence[SideCase], found: Found | None) -> None:
+        findings, held = found or (None, None)
+        shown = findings.exhibits if findings else ()
+        pictures = await self.pictures([precedent.id for precedent in shown]) if shown else ()
+        exhibits = tuple(Exhibit(precedent, frame) for precedent, frame in zip(shown, pictures, strict=True))
+        accuser, defender = (side.argument.justification for side in sides) if sides else ("", "")
+        judge = Judge(
+            self.chairs.judge,
+            self.fence,
+            self.budget,
+            self.meme.picture.frames,
+            self.policy,
+            text.text,
+            description,
+            accuser,
+            defender,
+            exhibits,
+            held,
+            self.settings.dull_judge,
+        )
+        said, odds = await together(judge.rule(), judge.odds() if self.settings.score else done(None))
+        await self.clerk.note(
+            VerdictGiven,
+            verdict=judgment.verdict_of(said.value, odds, held, sides, text, self.settings),
+            ruling=judgment.on_record(said.value, exhibits),
+            odds=odds,
+            call=said.call,
+        )

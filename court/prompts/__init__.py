@@ -1,0 +1,68 @@
+"""The prompts: one file per role and version, rendered strictly, named in every record by id and digest."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from court.digests import digest
+
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+
+
+class Prompt:
+    """The words of one role.
+
+    Attributes:
+        id: Role and version, ``judge/1``.
+        digest: SHA-256 of all its words.
+    """
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self.id = f"{content['id']}/{content['version']}"
+        self.digest = digest(dict(content))
+        self._system: str = content["system"]
+        self._tasks: Mapping[str, str] = content["tasks"]
+        self._stances: Mapping[str, str] = content.get("stances", {})
+
+    def system(self, **values: str) -> str:
+        """The system message. Nothing of a meme may be among the values: they are the policy and the stance."""
+        return render(self._system, values)
+
+    def stance(self, name: str) -> str:
+        """The words for a stance. Raises KeyError if there are none."""
+        return self._stances[name].strip()
+
+    def task(self, name: str, **values: str) -> str:
+        """A task with its values put in. Raises KeyError or ValueError as :func:`render`."""
+        return render(self._tasks[name], values)
+
+
+def render(template: str, values: Mapping[str, str]) -> str:
+    """Puts values in place of ``{{name}}``, all in one pass: what a value contains is never looked at again.
+
+    Raises:
+        KeyError: The template names a value that is not given.
+        ValueError: A value is given that the template does not name.
+    """
+    named = set(_PLACEHOLDER.findall(template))
+    if missing := named - values.keys():
+        raise KeyError(f"the prompt needs {', '.join(sorted(missing))}")
+    if unknown := values.keys() - named:
+        raise ValueError(f"the prompt does not name {', '.join(sorted(unknown))}")
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], template).strip()
+
+
+@cache
+def load(role: str, version: int = 1) -> Prompt:
+    """The prompt of a role. Raises FileNotFoundError if there is no such version."""
+    return Prompt(tomllib.loads((files(__name__) / f"{role}.{version}.toml").read_text("utf-8")))
+
+
+def prompt_set_digest() -> str:
+    """Digest of all prompts in use, for the record."""
+    return digest({role: load(role).digest for role in ("proposer", "advocate", "judge", "repair")})

@@ -1,0 +1,228 @@
+"""Model text to typed question, argument or ruling: strictly. What can't be read is a fault, never a guess."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from court.policy import Policy
+from court.verdict import Label, Strength
+
+_NONE = "none"
+_MOST_EVIDENCE = 6
+
+
+class Fault(Exception):
+    """A reply that can't be used.
+
+    Attributes:
+        reason: For machines: REPLY_EMPTY, REPLY_CUT, REPLY_REFUSED, REPLY_MALFORMED.
+        what: For the model that is asked again, and for the record; nothing of the reply's own words.
+    """
+
+    def __init__(self, reason: str, what: str) -> None:
+        super().__init__(what)
+        self.reason = reason
+        self.what = what
+
+
+class _Reply(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Question(_Reply):
+    """What an advocate asks."""
+
+    question: str = Field(min_length=5, max_length=500)
+
+
+class Argument(_Reply):
+    """What an advocate concludes."""
+
+    summary: str = Field(min_length=1, max_length=2000)
+    justification: str = Field(min_length=1, max_length=2000)
+
+
+class PrecedentReading(_Reply):
+    """What the Judge makes of a precedent."""
+
+    number: int
+    supports: Literal["harmful", "harmless", "neither"]
+
+
+class Ruling(_Reply):
+    """What the Judge says."""
+
+    harmful_evidence: tuple[str, ...] = Field(max_length=_MOST_EVIDENCE)
+    harmless_evidence: tuple[str, ...] = Field(max_length=_MOST_EVIDENCE)
+    precedents: tuple[PrecedentReading, ...]
+    harmful_strength: Strength
+    harmless_strength: Strength
+    label: Literal[Label.HARMFUL, Label.NOT_HARMFUL]
+    category: str
+    clause: str
+    target: str
+    rationale: str = Field(min_length=1, max_length=3000)
+
+
+R = TypeVar("R", bound=_Reply)
+
+
+def text_schema(kind: type[Question] | type[Argument]) -> dict[str, Any]:
+    """JSON schema of a question or an argument: bounded strings, in the order of the fields."""
+    return {
+        "type": "object",
+        "properties": {
+            name: {"type": "string", "minLength": 1, "maxLength": _most(kind, name)} for name in kind.model_fields
+        },
+        "required": list(kind.model_fields),
+        "additionalProperties": False,
+    }
+
+
+def ruling_schema(policy: Policy, precedents: int) -> dict[str, Any]:
+    """JSON schema of a ruling. Evidence comes before strengths and these before the label: a model writes in order.
+
+    Args:
+        policy: Names the categories, clauses and targets that may be found.
+        precedents: How many are shown; the ruling speaks about each.
+    """
+    words = {"type": "string", "minLength": 1, "maxLength": 300}
+    evidence = {"type": "array", "items": words, "maxItems": _MOST_EVIDENCE}
+    strength = {"type": "string", "enum": [str(s).lower() for s in reversed(Strength)]}
+    reading = {
+        "type": "object",
+        "properties": {
+            "number": {"type": "integer", "enum": list(range(1, precedents + 1))},
+            "supports": {"type": "string", "enum": ["harmful", "harmless", "neither"]},
+        },
+        "required": ["number", "supports"],
+        "additionalProperties": False,
+    }
+    properties: dict[str, Any] = {
+        "harmful_evidence": evidence,
+        "harmless_evidence": evidence,
+        "precedents": {"type": "array", "items": reading, "minItems": precedents, "maxItems": precedents},
+        "harmful_strength": strength,
+        "harmless_strength": strength,
+        "label": {"type": "string", "enum": ["harmful", "not harmful"]},
+        "category": {"type": "string", "enum": [*policy.categories, _NONE]},
+        "clause": {"type": "string", "enum": [*(clause.number for clause in policy.clauses), _NONE]},
+        "target": {"type": "string", "enum": [*policy.targets, _NONE]},
+        "rationale": {"type": "string", "minLength": 1, "maxLength": 2000},
+    }
+    if not precedents:
+        properties["precedents"] = {"type": "array", "items": {"type": "integer"}, "maxItems": 0}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def parse_text(text: str, most: int = 4000) -> str:
+    """A free reply. Raises Fault if it is empty, too long, or can't be written down."""
+    words = text.strip()
+    if not words:
+        raise Fault("REPLY_EMPTY", "it was empty")
+    if len(words) > most:
+        raise Fault("REPLY_MALFORMED", f"it was longer than {most} characters")
+    return _writable(words)
+
+
+def parse_question(text: str) -> str:
+    """A question. Raises Fault."""
+    return _parse(Question, text).question.strip()
+
+
+def parse_argument(text: str) -> Argument:
+    """A summary and justification. Raises Fault."""
+    return _parse(Argument, text)
+
+
+def parse_ruling(text: str, policy: Policy, precedents: int) -> Ruling:
+    """A ruling that speaks about exactly the precedents that were shown, in words of the policy. Raises Fault."""
+    content = _object(text)
+    for name in ("harmful_strength", "harmless_strength"):
+        content[name] = _word(content, name, {str(s).lower(): s for s in Strength})
+    labels = {"harmful": Label.HARMFUL, "not harmful": Label.NOT_HARMFUL}
+    content["label"] = _word(content, "label", labels)
+    for name in ("harmful_evidence", "harmless_evidence", "precedents"):
+        if isinstance(content.get(name), list):
+            content[name] = tuple(content[name])
+    ruling = _valid(Ruling, content)
+    if sorted(reading.number for reading in ruling.precedents) != list(range(1, precedents + 1)):
+        _malformed(f"it must speak about each of the {precedents} precedents once")
+    for name, known in (
+        ("category", policy.categories),
+        ("clause", tuple(clause.number for clause in policy.clauses)),
+        ("target", policy.targets),
+    ):
+        if getattr(ruling, name) not in (*known, _NONE):
+            _malformed(f"{name} must be one of {', '.join((*known, _NONE))}")
+    return ruling
+
+
+def _parse(kind: type[R], text: str) -> R:
+    return _valid(kind, _object(text))
+
+
+def _object(text: str) -> dict[str, Any]:
+    if not text.strip():
+        raise Fault("REPLY_EMPTY", "it was empty")
+    try:
+        content = json.loads(text, object_pairs_hook=_once, parse_constant=lambda _: _malformed("it held no number"))
+    except (ValueError, RecursionError):
+        _malformed("it was not valid JSON")
+    if not isinstance(content, dict):
+        _malformed("it was not a JSON object")
+    return content
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuses a name that stands twice: which of two labels was meant can't be known."""
+    if len({name for name, _ in pairs}) < len(pairs):
+        _malformed("a name stood in it twice")
+    return dict(pairs)
+
+
+def _word(content: dict[str, Any], name: str, words: dict[str, Any]) -> Any:
+    value = content.get(name)
+    if not isinstance(value, str) or value not in words:
+        _malformed(f'"{name}" must be one of {", ".join(words)}')
+    return words[value]
+
+
+def _valid(kind: type[R], content: dict[str, Any]) -> R:
+    try:
+        reply = kind.model_validate(content)
+    except ValidationError as error:
+        # Where and which rule, never the words themselves: they would stand outside the fence.
+        names = sorted({str(fault["loc"][0]) for fault in error.errors() if fault["loc"]} & set(kind.model_fields))
+        extra = any(fault["type"] == "extra_forbidden" for fault in error.errors())
+        if names:
+            _malformed(f"{', '.join(names)} missing or not as asked")
+        _malformed("it held names that were not asked for" if extra else "it was not as asked")
+    _writable(json.dumps(content, ensure_ascii=False, default=str))
+    return reply
+
+
+def _writable(text: str) -> str:
+    """Refuses lone surrogates, which no record could hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        _malformed("it held half a character")
+    return text
+
+
+def _malformed(what: str) -> NoReturn:
+    raise Fault("REPLY_MALFORMED", what)
+
+
+def _most(kind: type[Question] | type[Argument], name: str) -> int:
+    """A little less than what is taken, so that the end of a schema's string is never the end of our patience."""
+    return {"question": 300, "summary": 1200, "justification": 1200}[name]

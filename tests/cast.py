@@ -1,0 +1,161 @@
+"""A cast of scripted models for full trials: each role has its own, so that what each was shown can be told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+
+from court.agents import Chair, Chairs
+from court.backends.scripted import ScriptedModel
+from court.events import Procedure
+from court.meme import Frame
+from court.ports import ChatRequest
+from court.trial import Case, Court
+from tests.fakes import FakeFinder, FakeReader, H, Notes, a_meme, findings, ticking
+
+MARK = "mark"
+
+RULING = {
+    "harmful_evidence": ["the words shut a group out"],
+    "harmless_evidence": [],
+    "precedents": [{"number": n, "supports": "harmful"} for n in (1, 2, 3)],
+    "harmful_strength": "strong",
+    "harmless_strength": "weak",
+    "label": "harmful",
+    "category": "nationality",
+    "clause": "4",
+    "target": "community",
+    "rationale": "The words call for driving people out.",
+}
+ACQUITTAL = {
+    **RULING,
+    "harmful_strength": "weak",
+    "harmless_strength": "strong",
+    "label": "not harmful",
+    "category": "none",
+    "clause": "none",
+    "target": "none",
+}
+
+
+def task_of(request: ChatRequest) -> str:
+    """Which task a request is, by the words of its last part that is not a repair."""
+    last = next(
+        part
+        for part in reversed(request.parts)
+        if isinstance(part, str) and "could not be used" not in part and not part.startswith("[begin")
+    )
+    for task, words in (
+        ("describe", "Describe the picture"),
+        ("answer", "Answer it from what can be seen"),
+        ("ask", "Ask the witness one question"),
+        ("summarise", "Sum up for your side"),
+        ("judge", "Judge the meme."),
+        ("odds", "Answer with the letter alone"),
+    ):
+        if words in last:
+            return task
+    raise AssertionError(f"no task: {last[:200]}")
+
+
+def is_repair(request: ChatRequest) -> bool:
+    return "could not be used" in str(request.parts[-1])
+
+
+class Cast:
+    """Four models that play a trial; what each says can be overruled per (role, task)."""
+
+    def __init__(self, *, rounds: int = 3, delay_s: float = 0.0, odds=(0.8, 0.1), **lines) -> None:
+        """A trial of so many rounds a side: summaries change until then and stay the same afterwards."""
+        self.rounds = rounds
+        self.lines = lines
+        self.count = {"accuser": itertools.count(1), "defender": itertools.count(1)}
+        masses = None if odds is None else (lambda request, options: _in_order(request, odds))
+        self.models = {
+            role: ScriptedModel(self._speaker(role), name=f"{role}-model", delay_s=delay_s, odds=masses)
+            for role in ("proposer", "accuser", "defender", "judge")
+        }
+
+    def _speaker(self, role):
+        def speak(request):
+            task = task_of(request)
+            line = self.lines.get(f"{role}_{task}", self.lines.get(task))
+            if callable(line):
+                line = line(request)
+            return self._usual(role, task, request) if line is None else line
+
+        return speak
+
+    def _usual(self, role, task, request):
+        asked = sum("Question " in part for part in request.parts if isinstance(part, str))
+        match task:
+            case "describe":
+                return "A crowd stands under a green flag."
+            case "answer":
+                return "It shows a flag, as was asked."
+            case "ask":
+                return {"question": f"What else does the {role} want to know, number {asked + 1}?"}
+            case "summarise":
+                # Gains a letter a round until it has converged.
+                letters = "abcdefghijklmnopqrstuvwxyz"[: min(asked, self.rounds - 1) * 3]
+                return {"summary": f"{role} says {letters}", "justification": f"the {role}'s reasons {letters}"}
+            case "judge":
+                return RULING
+
+    @property
+    def chairs(self) -> Chairs:
+        return Chairs(**{role: Chair(model) for role, model in self.models.items()})
+
+    def requests(self, *roles: str) -> list[ChatRequest]:
+        return [asked.request for role in roles or self.models for asked in self.models[role].asked]
+
+    def calls(self) -> int:
+        return sum(len(model.asked) for model in self.models.values())
+
+
+def _in_order(request, odds):
+    last = str(request.parts[-1])
+    return odds if re.search(r"A\) harmful", last) else odds[::-1]
+
+
+def shown(request: ChatRequest) -> str:
+    """All words of a request."""
+    return "\n".join([request.system, *(part for part in request.parts if isinstance(part, str))])
+
+
+def frames_of(request: ChatRequest) -> list[Frame]:
+    return [part for part in request.parts if isinstance(part, Frame)]
+
+
+class PictureFinder(FakeFinder):
+    """Finds what it was told to, with a picture for each."""
+
+    async def pictures(self, ids):
+        return [Frame(png=f"picture of {each}".encode(), width=4, height=4) for each in ids]
+
+
+def full_court(cast: Cast, *, found=None, reader=None, settings=None, **changes) -> Court:
+    clock = ticking()
+    return Court(
+        finder=PictureFinder(found or findings([H, H, H, H, H])),
+        text_reader=reader or FakeReader("read off the picture"),
+        software="test",
+        chairs=cast.chairs,
+        fence_mark=MARK,
+        now=lambda: next(clock),
+        **({"settings": settings} if settings else {}),
+        **changes,
+    )
+
+
+def try_meme(cast: Cast, *, meme=None, procedure=Procedure.FULL, watch=None, within_s=None, **options):
+    """A whole trial; its record."""
+    court = full_court(cast, **options)
+    case = Case("t", meme or a_meme("the meme's own words"), procedure, within_s=within_s)
+    return asyncio.run(court.hear(case, watch or Notes()))
+
+
+def as_json(value) -> str:
+    return json.dumps(value)

@@ -1,0 +1,390 @@
+"""The full procedure with scripted models: the loop, the stop, who sees what, the ruling."""
+
+import asyncio
+
+import pytest
+
+from court.entropy import entropy
+from court.errors import ModelRefused, Overrun, ReplyUnusable, TrialAborted, Unavailable
+from court.events import Described, QuestionAsked, RestReason, Side, SideRested, Summarised, VerdictGiven
+from court.ports import ChatReply, FinishReason
+from court.record import TrialState
+from court.settings import TrialSettings
+from court.verdict import Label, ReviewReason, ScoreMeaning
+from tests.cast import ACQUITTAL, RULING, Cast, frames_of, is_repair, shown, task_of, try_meme
+from tests.fakes import FakeReader, H, N, Notes, a_meme, findings
+
+TEXT = "the meme's own words"
+
+
+def of_side(record, kind, side):
+    return [event for event in record.all(kind) if event.side is side]
+
+
+def test_a_full_trial_from_description_to_verdict():
+    cast = Cast(rounds=3)
+    record = try_meme(cast)
+    kinds = [event.kind for event in record.events]
+    assert kinds[0] == "TrialOpened" and kinds[-1] == "VerdictGiven"
+    assert record.last(Described).description == "A crowd stands under a green flag."
+    for side in Side:
+        assert of_side(record, SideRested, side)[0].reason is RestReason.CONVERGED
+    given = record.last(VerdictGiven)
+    assert given.verdict.label is Label.HARMFUL
+    assert given.verdict.finding.clause == "4" and given.verdict.finding.target == "community"
+    assert [reading.id for reading in given.ruling.precedents] == ["p0", "p1", "p2"]
+    assert given.call.model == "judge-model"
+    assert record.opened.versions.models["PROPOSER"] == "proposer-model"
+    assert record.opened.versions.prompts.startswith("sha256:")
+
+
+def test_an_examination_stops_when_summaries_stop_gaining_and_not_before_r_min():
+    """Algorithm 1: the first r >= R_min at which |Entropy(S_r) - Entropy(S_{r-1})| < epsilon."""
+    record = try_meme(Cast(rounds=4))
+    said = of_side(record, Summarised, Side.ACCUSER)
+    assert [event.round for event in said] == [1, 2, 3, 4]
+    assert [event.entropy for event in said] == [pytest.approx(entropy(event.summary)) for event in said]
+    changes = [event.entropy_change for event in said]
+    assert changes[0] is None
+    assert all(change >= 0.02 for change in changes[1:-1]) and changes[-1] < 0.02
+    assert of_side(record, SideRested, Side.ACCUSER)[0].rounds == 4
+    # Converged from the first round on, it still goes on to R_min.
+    patient = TrialSettings(rounds_min=3)
+    record = try_meme(Cast(rounds=1), settings=patient)
+    assert of_side(record, SideRested, Side.DEFENDER)[0].rounds == 3
+
+
+def test_a_falling_entropy_is_a_change_too():
+    """The printed formula has no absolute value: a signed drop would stop at once."""
+    lengths = iter(["abcdefgh", "ab", "ab"])
+
+    def falling(request):
+        return {"summary": next(lengths), "justification": "j"}
+
+    record = try_meme(Cast(accuser_summarise=falling))
+    assert [event.round for event in of_side(record, Summarised, Side.ACCUSER)] == [1, 2, 3]
+
+
+def test_an_examination_that_does_not_converge_ends_at_r_max():
+    record = try_meme(Cast(rounds=9), settings=TrialSettings(rounds_max=4))
+    rested = of_side(record, SideRested, Side.ACCUSER)[0]
+    assert (rested.rounds, rested.reason) == (4, RestReason.ROUND_LIMIT)
+
+
+def test_calls_are_those_of_the_design():
+    """2 + 3 (r_A + r_D), and two one-token calls for the score; nothing superfluous where nothing is asked ahead."""
+    cast = Cast(rounds=3)
+    record = try_meme(cast, settings=TrialSettings(overlap=False))
+    rounds = sum(event.rounds for event in record.all(SideRested))
+    assert rounds == 6
+    assert cast.calls() == 2 + 3 * rounds + 2
+    assert cast.calls() - 2 == sum(getattr(event, "call", None) is not None for event in record.events)
+
+
+def test_asking_ahead_changes_nothing_but_time():
+    apart = try_meme(Cast(rounds=3), settings=TrialSettings(overlap=False))
+    ahead = try_meme(Cast(rounds=3), settings=TrialSettings(overlap=True))
+    for side in Side:
+        for kind, words in ((Summarised, "summary"), (QuestionAsked, "question")):
+            one = [getattr(event, words) for event in of_side(apart, kind, side)]
+            two = [getattr(event, words) for event in of_side(ahead, kind, side)]
+            # One more question may have been asked that the stop made superfluous; it counts for nothing.
+            assert two[: len(one)] == one and len(two) <= len(one) + 1
+    assert apart.verdict == ahead.verdict
+
+
+# Who sees what
+
+
+def test_the_proposer_never_sees_the_text():
+    for meme, reader in ((a_meme(TEXT), None), (a_meme(None), FakeReader(TEXT))):
+        cast = Cast(rounds=2)
+        try_meme(cast, meme=meme, reader=reader)
+        seen = cast.requests("proposer")
+        assert {task_of(request) for request in seen} == {"describe", "answer"}
+        assert not any(TEXT in shown(request) for request in seen)
+        assert all(frames_of(request) for request in seen)
+
+
+def test_the_proposer_is_not_told_who_asks():
+    cast = Cast(rounds=2)
+    try_meme(cast)
+    described, *answers = cast.requests("proposer")
+    assert {request.system for request in answers} == {described.system}
+    assert "accuser" not in described.system.lower() and "defender" not in described.system.lower()
+
+
+def test_advocates_never_see_a_picture():
+    cast = Cast(rounds=3)
+    try_meme(cast)
+    for request in cast.requests("accuser", "defender"):
+        assert frames_of(request) == []
+        assert TEXT in shown(request) and "green flag" in shown(request)
+
+
+def test_one_side_never_sees_the_other():
+    cast = Cast(rounds=3)
+    try_meme(cast)
+    assert not any("defender" in shown(request) for request in cast.requests("accuser"))
+    assert not any("accuser" in shown(request) for request in cast.requests("defender"))
+
+
+def test_the_judge_sees_everything_but_the_examinations():
+    cast = Cast(rounds=2)
+    try_meme(cast)
+    ruling = next(request for request in cast.requests("judge") if task_of(request) == "judge")
+    words = shown(ruling)
+    for part in (TEXT, "green flag", "the accuser's reasons", "the defender's reasons", "text of p0", "text of p2"):
+        assert part in words
+    assert [frame.png for frame in frames_of(ruling)] == [
+        b"png",
+        b"picture of p0",
+        b"picture of p1",
+        b"picture of p2",
+    ]
+    assert "Question 1" not in words and "accuser says" not in words  # justifications, not summaries or exchanges
+
+
+def test_the_judge_is_told_label_and_likeness_of_each_precedent_and_the_tally():
+    cast = Cast()
+    try_meme(cast, found=findings([H, N, H, N, N]))
+    words = shown(cast.requests("judge")[0])
+    assert "Precedent 2 was found not harmful" in words
+    assert "text 0.79, picture 0.79" in words
+    assert "Of the 5 labelled memes nearest to this one, 2 were found harmful" in words
+
+
+def test_every_system_message_is_a_constant():
+    one, two = Cast(rounds=2), Cast(rounds=2)
+    try_meme(one)
+    try_meme(two, meme=a_meme("other words"), found=findings([N, N, N]), reader=FakeReader("x"))
+    systems = {(role, request.system) for role in one.models for request in one.requests(role)}
+    assert systems == {(role, request.system) for role in two.models for request in two.requests(role)}
+    assert len(systems) == 4
+
+
+def test_what_is_sent_later_begins_with_what_was_sent_before():
+    """The prefix cache serves only what is identical from the start: the history grows, the task comes last."""
+    cast = Cast(rounds=4)
+    try_meme(cast, settings=TrialSettings(overlap=False))
+    asked = [request for request in cast.requests("accuser") if task_of(request) == "summarise"]
+    for before, after in zip(asked, asked[1:], strict=False):
+        assert after.parts[: len(before.parts) - 1] == before.parts[:-1]
+    judged = cast.requests("judge")
+    assert all(request.parts[:-1] == judged[0].parts[:-1] for request in judged)
+
+
+# The ruling
+
+
+def test_the_label_is_the_rule_s_and_a_contradiction_is_asked_about_once_and_recorded():
+    stubborn = {**RULING, "harmful_strength": "weak", "harmless_strength": "weak", "label": "not harmful"}
+    cast = Cast(judge=lambda request: stubborn)
+    record = try_meme(cast)
+    given = record.last(VerdictGiven)
+    assert given.verdict.label is Label.HARMFUL
+    assert given.ruling.label is Label.NOT_HARMFUL
+    assert ReviewReason.JUDGE_CONTRADICTS_ITSELF in {review.reason for review in given.verdict.review}
+    assert "does not follow" in given.call.fault
+    assert sum(map(is_repair, cast.requests("judge"))) == 1
+    sorry = Cast(judge=lambda request: RULING if is_repair(request) else stubborn)
+    assert not try_meme(sorry).verdict.review
+
+
+def test_a_clear_vote_that_the_judge_contradicts_calls_a_person():
+    cast = Cast(judge=lambda request: ACQUITTAL, odds=(0.1, 0.8))
+    verdict = try_meme(cast, found=findings([H] * 5)).verdict
+    assert verdict.label is Label.NOT_HARMFUL
+    assert {review.reason for review in verdict.review} == {ReviewReason.VOTE_DISAGREES}
+    assert not try_meme(Cast(judge=lambda r: ACQUITTAL, odds=(0.1, 0.8)), found=findings([N] * 5)).verdict.review
+
+
+def test_the_score_is_the_mean_over_both_orders():
+    """A model that only ever prefers the first letter says nothing: its score is a half."""
+    verdict = try_meme(Cast(odds=(0.6, 0.2))).verdict
+    assert verdict.harm_score == pytest.approx(0.75)
+    assert verdict.harm_score_meaning is ScoreMeaning.LABEL_PROBABILITY
+    letters = Cast()
+    letters.models["judge"]._odds = lambda request, options: (0.9, 0.1)
+    record = try_meme(letters)
+    assert record.verdict.harm_score == pytest.approx(0.5)
+    assert record.last(VerdictGiven).odds.harmful == (0.9, 0.1)
+
+
+def test_a_score_against_the_ruling_calls_a_person():
+    verdict = try_meme(Cast(odds=(0.1, 0.7))).verdict
+    assert {review.reason for review in verdict.review} == {ReviewReason.SCORE_DISAGREES}
+
+
+def test_without_probabilities_there_is_no_score():
+    for cast in (Cast(odds=None), Cast(odds=(0.0, 0.0))):
+        verdict = try_meme(cast).verdict
+        assert verdict.harm_score is None and verdict.harm_score_meaning is None
+
+
+# Ablations
+
+
+def test_without_precedents_the_judge_is_shown_none():
+    none = {**RULING, "precedents": []}
+    cast = Cast(judge=lambda request: none)
+    record = try_meme(cast, settings=TrialSettings(precedents=False))
+    assert record.precedents is None
+    assert "Precedent 1" not in shown(cast.requests("judge")[0])
+    assert len(frames_of(cast.requests("judge")[0])) == 1
+
+
+def test_without_advocates_nobody_argues():
+    cast = Cast()
+    record = try_meme(cast, settings=TrialSettings(advocates=False))
+    assert not record.all(Summarised) and not record.all(SideRested)
+    assert not cast.requests("accuser", "defender")
+    assert "The side that says" not in shown(cast.requests("judge")[0])
+
+
+def test_without_the_captioner_advocates_argue_from_the_description():
+    cast = Cast()
+    record = try_meme(cast, settings=TrialSettings(captioner=False))
+    assert not record.all(QuestionAsked)
+    assert {event.reason for event in record.all(SideRested)} == {RestReason.NO_EXAMINATION}
+    assert "the accuser's reasons" in shown(cast.requests("judge")[0])
+
+
+def test_the_dull_judge_is_one_call_with_the_meme_alone():
+    cast = Cast(judge=lambda request: {**RULING, "precedents": []})
+    try_meme(cast, settings=TrialSettings(dull_judge=True, score=False))
+    assert cast.calls() == 1
+    (request,) = cast.requests("judge")
+    assert TEXT in shown(request) and len(frames_of(request)) == 1
+    assert "description" not in shown(request).rpartition("Reply in JSON")[2].lower()
+
+
+def test_with_the_stance_at_the_summary_both_sides_ask_from_the_same_standpoint():
+    cast = Cast(rounds=2)
+    try_meme(cast, settings=TrialSettings(stance_at="summary"))
+    systems = {}
+    for role in ("accuser", "defender"):
+        for request in cast.requests(role):
+            systems.setdefault((role, task_of(request)), set()).add(request.system)
+    assert systems["accuser", "ask"] == systems["defender", "ask"]
+    assert systems["accuser", "summarise"] != systems["defender", "summarise"]
+
+
+def test_the_query_may_hold_the_summaries():
+    court = {}
+
+    def remember(cast, **options):
+        from tests.cast import full_court
+
+        court["it"] = full_court(cast, **options)
+        return court["it"]
+
+    cast = Cast(rounds=2)
+    it = remember(cast, settings=TrialSettings(query="text and summaries"))
+    from court.events import Procedure
+    from court.trial import Case
+
+    asyncio.run(it.hear(Case("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    query = it.finder.asked[0]["text"]
+    assert TEXT in query and "accuser says" in query and "defender says" in query
+
+
+# Replies that can't be used
+
+
+def reply(text, finish):
+    return ChatReply(text, finish, "m", 1, 1, 0, 0.0)
+
+
+BAD = {
+    "empty": ("", "REPLY_EMPTY"),
+    "cut": (reply('{"question": "What', FinishReason.LENGTH), "REPLY_CUT"),
+    "refused": (reply("I can't help with that", FinishReason.REFUSAL), "REPLY_REFUSED"),
+}
+
+
+@pytest.mark.parametrize("task", ["describe", "answer", "ask", "summarise", "judge"])
+@pytest.mark.parametrize("kind", list(BAD))
+def test_a_reply_that_stays_unusable_ends_the_trial_and_says_how(task, kind):
+    says, reason = BAD[kind]
+    cast = Cast(**{task: lambda request: says})
+    notes = Notes()
+    with pytest.raises(TrialAborted) as caught:
+        try_meme(cast, watch=notes)
+    assert isinstance(caught.value.cause, ReplyUnusable)
+    assert caught.value.reason == reason
+    assert caught.value.record.state is TrialState.FAILED and caught.value.record.verdict is None
+    assert notes.events[-1].reason == reason
+
+
+@pytest.mark.parametrize("task", ["describe", "answer", "ask", "summarise", "judge"])
+@pytest.mark.parametrize("kind", ["empty", "cut"])
+def test_one_repair_names_the_fault(task, kind):
+    says, _ = BAD[kind]
+    cast = Cast(rounds=2, **{task: lambda request: None if is_repair(request) else says})
+    record = try_meme(cast)
+    assert record.state is TrialState.DECIDED
+    repaired = [event.call.fault for event in record.events if getattr(event, "call", None) and event.call.fault]
+    assert repaired and all(("cut" if kind == "cut" else "empty") in fault for fault in repaired)
+
+
+@pytest.mark.parametrize("task", ["describe", "answer", "ask", "summarise", "judge"])
+@pytest.mark.parametrize("error", [Unavailable("gone", reason="MODEL_GONE"), ModelRefused("too long"), Overrun("slow")])
+def test_a_server_that_fails_ends_the_trial(task, error):
+    with pytest.raises(TrialAborted) as caught:
+        try_meme(Cast(**{task: lambda request: error}))
+    assert caught.value.cause is error
+    assert caught.value.record.events[-1].retryable == isinstance(error, Unavailable)
+
+
+def test_when_one_side_fails_nothing_runs_on():
+    cast = Cast(rounds=5, delay_s=0.05, accuser_ask=lambda request: Unavailable("gone"))
+    cast.models["accuser"]._delay_s = 0.01  # it fails while the other side waits for its own model
+    with pytest.raises(TrialAborted):
+        try_meme(cast)
+    calls = cast.calls()
+    assert cast.models["defender"].cancelled or cast.models["proposer"].cancelled
+    asyncio.run(asyncio.sleep(0.05))
+    assert cast.calls() == calls
+
+
+# Time
+
+
+def test_a_short_deadline_makes_sides_rest_early_and_the_judge_still_rules():
+    cast = Cast(rounds=9, delay_s=0.05)
+    record = try_meme(cast, within_s=0.75)
+    assert record.state is TrialState.DECIDED
+    assert RestReason.TIME in {event.reason for event in record.all(SideRested)}
+    assert ReviewReason.CUT_SHORT in {review.reason for review in record.verdict.review}
+    assert record.verdict.label is Label.HARMFUL
+
+
+def test_when_there_is_no_time_even_for_the_judge_there_is_no_verdict():
+    with pytest.raises(TrialAborted) as caught:
+        try_meme(Cast(delay_s=0.05), within_s=0.12)
+    assert isinstance(caught.value.cause, Overrun)
+    assert caught.value.record.verdict is None
+
+
+def test_the_longest_chain_is_the_overlap_floor():
+    """D + R (q + a) + s + J: calls that wait for another, counted in delays of equal length."""
+    for overlap, chain in ((True, 1 + 2 * 4 + 1 + 1), (False, 1 + 3 * 4 + 1)):
+        cast = Cast(rounds=4, delay_s=0.05)
+        loop_time = {}
+
+        async def scene(cast=cast, overlap=overlap, loop_time=loop_time):
+            from court.events import Procedure
+            from court.trial import Case
+            from tests.cast import full_court
+
+            court = full_court(cast, settings=TrialSettings(overlap=overlap, score=False))
+            began = asyncio.get_running_loop().time()
+            await court.hear(Case("t", a_meme(TEXT), Procedure.FULL), Notes())
+            loop_time["s"] = asyncio.get_running_loop().time() - began
+
+        asyncio.run(scene())
+        # A bound from below holds on any machine; how near it comes is a benchmark's to say.
+        assert loop_time["s"] >= chain * 0.05 - 0.01
+        if overlap:
+            assert len([r for r in cast.requests("accuser") if task_of(r) == "ask"]) <= 5
