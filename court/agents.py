@@ -109,7 +109,7 @@ class _Agent:
             Overrun: There is no time.
             Unavailable, ModelRefused: The server gave none.
         """
-        request = ChatRequest(system, tuple(parts), schema, _TOKENS[task], self.chair.temperature)
+        request = ChatRequest(system, _apart(parts), schema, _TOKENS[task], self.chair.temperature)
         first = await self._call(request)
         try:
             return Said(_read(first, parse, last=False), _figures(role, prompt, task, first))
@@ -118,7 +118,7 @@ class _Agent:
                 raise ReplyUnusable(role, task, fault.reason, fault.what) from None
             why = fault.what
         again = (*parts, self.fence.around(first.text[:_QUOTED]), prompts.load("repair").task("repair", fault=why))
-        second = await self._call(dataclasses.replace(request, parts=again))
+        second = await self._call(dataclasses.replace(request, parts=_apart(again)))
         try:
             return Said(_read(second, parse, last=True), _figures(role, prompt, task, first, second, fault=why))
         except Fault as fault:
@@ -265,7 +265,7 @@ class Judge(_Agent):
         harmful, benign, answered = [], [], []
         for first, second in (words, words[::-1]):
             parts = (*self._material(prompt), prompt.task("odds", a=first, b=second))
-            request = ChatRequest(self._system(prompt), parts, None, _TOKENS["odds"])
+            request = ChatRequest(self._system(prompt), _apart(parts), None, _TOKENS["odds"])
             odds = await self.chair.model.odds(request, _OPTIONS, within_s=self.budget.for_call())
             if odds is None:
                 return None
@@ -317,6 +317,11 @@ class Judge(_Agent):
             similarity=", ".join(halves) or "unknown",
             text=self.fence.around(precedent.text),
         )
+
+
+def _apart(parts: Sequence[str | Frame]) -> tuple[str | Frame, ...]:
+    """Parts that stand apart: a server puts nothing of its own between them."""
+    return tuple(f"{part}\n\n" if isinstance(part, str) else part for part in parts)
 
 
 def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T:

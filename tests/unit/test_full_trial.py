@@ -1,6 +1,7 @@
 """The full procedure with scripted models: the loop, the stop, who sees what, the ruling."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -168,7 +169,7 @@ def test_what_is_sent_later_begins_with_what_was_sent_before():
     cast = Cast(rounds=4)
     try_meme(cast, settings=TrialSettings(overlap=False))
     asked = [request for request in cast.requests("accuser") if task_of(request) == "summarise"]
-    for before, after in zip(asked, asked[1:], strict=False):
+    for before, after in itertools.pairwise(asked):
         assert after.parts[: len(before.parts) - 1] == before.parts[:-1]
     judged = cast.requests("judge")
     assert all(request.parts[:-1] == judged[0].parts[:-1] for request in judged)

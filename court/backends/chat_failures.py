@@ -1,0 +1,137 @@
+"""What a failed call to a model server means: the court's error for it, and whether asking again makes sense.
+
+Nothing that a server or the SDK wrote goes into a message: servers echo prompts, and exceptions hold addresses.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import math
+import time
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+import httpx2
+import openai
+
+from court.errors import CourtError, ModelRefused, Overrun, Unavailable
+
+
+class Again(Enum):
+    """Whether a call that failed may be made again."""
+
+    NEVER = "never"
+    ONCE = "once"
+    """The server may have worked on it, or died of it: a request that kills servers must not kill four."""
+    OFTEN = "often"
+    """The server turned it away unread."""
+
+
+class Failure(Exception):
+    """A call that failed. It never leaves the backend: what leaves is its ``error``.
+
+    Attributes:
+        error: What the court is told.
+        again: Whether it may be tried again.
+        after_s: How long the server asked to be left alone, in seconds; 0 where it did not say.
+    """
+
+    def __init__(self, error: CourtError, again: Again = Again.NEVER, after_s: float = 0.0) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.again = again
+        self.after_s = after_s
+
+
+def overrun() -> Overrun:
+    """There was no reply in the time given."""
+    return Overrun(
+        "The model did not answer in the time that was left. Allow more time, or try when the server is less busy.",
+        reason="MODEL_TOO_SLOW",
+    )
+
+
+def garbled() -> Failure:
+    """An answer came, but none that can be read. Not tried again: a generation has run and would run once more."""
+    return Failure(
+        Unavailable("The model server sent an answer that can't be read. Look at its log.", reason="MODEL_GARBLED")
+    )
+
+
+def gone(again: Again) -> Failure:
+    """There is no connection, or it broke."""
+    message = "The model server can't be reached, or broke off. See whether it runs; try again later."
+    return Failure(Unavailable(message, reason="MODEL_GONE"), again)
+
+
+def of_sdk(error: openai.OpenAIError) -> Failure:
+    """The failure behind an error of the SDK, raised before the body of a reply was read."""
+    for kind in type(error).__mro__:
+        if kind in MAPPED:
+            return MAPPED[kind](error)
+    return garbled()  # a test tells when the SDK grows an error that would come here unseen
+
+
+def of_status(status: int, headers: Mapping[str, str]) -> Failure:
+    """The failure behind an HTTP status that is no success."""
+    if status in (401, 403):
+        message = "The model server does not accept our key. Check the key that the court was given for it."
+        return Failure(ModelRefused(message, reason="MODEL_UNAUTHORISED", status=status))
+    if status in (408, 409, 429, 503):
+        after_s = retry_after(headers)
+        message = "The model server is too busy. Try again later."
+        # Without a word of its own, a second is what the server is given.
+        error = Unavailable(message, reason="MODEL_BUSY", retry_after=after_s or 1.0)
+        return Failure(error, Again.OFTEN, after_s)
+    if status >= 500:
+        failure = gone(Again.ONCE if status in (500, 502, 504) else Again.NEVER)
+        failure.after_s = retry_after(headers)
+        return failure
+    if 300 <= status < 400:
+        # Never followed: it would carry the key and the pictures to where nobody configured them to go.
+        message = f"The model server points elsewhere (HTTP {status}). Configure the address that it points to."
+    elif status == 404:
+        message = "The model server does not know the model, or the address is wrong. Check both."
+    elif status == 413:
+        message = "The request is too large for the model server (HTTP 413). Allow larger requests there."
+    else:
+        message = (
+            f"The model server can't take the request (HTTP {status}): too long for the model, too many pictures, or a "
+            "feature that it lacks. Look at its log."
+        )
+    return Failure(ModelRefused(message, status=status))
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that a ``Retry-After`` asks for, given as such or as a date; 0 where there is none to be read."""
+    value = headers.get("retry-after", "").strip()
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, OverflowError):
+            return 0.0
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
+
+
+def _of_status_error(error: openai.OpenAIError) -> Failure:
+    assert isinstance(error, openai.APIStatusError)
+    return of_status(error.response.status_code, error.response.headers)
+
+
+def _of_connection_error(error: openai.OpenAIError) -> Failure:
+    return gone(Again.OFTEN if _never_sent(error.__cause__) else Again.ONCE)
+
+
+MAPPED: Mapping[type, Callable[[openai.OpenAIError], Failure]] = {
+    openai.APIStatusError: _of_status_error,
+    openai.APIConnectionError: _of_connection_error,
+    openai.APIResponseValidationError: lambda _: garbled(),
+}
+"""What the SDK raises on a chat completion, subclasses included, and what becomes of it."""
+
+
+def _never_sent(cause: BaseException | None) -> bool:
+    """Whether the request can't have reached the server: no connection came about."""
+    return isinstance(cause, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout | httpx2.ProxyError)

@@ -1,0 +1,119 @@
+"""What a stand-in model server can be told to do wrong, by rate or call by call.
+
+A fault is written ``KIND[:SECONDS][@RATE]``, for example ``503``, ``429:2`` (with ``Retry-After: 2``), ``slow:1.5@0.1``
+(one call in ten answers 1.5 s later), ``reset@0.02``. ``ok`` is the absence of one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What goes wrong."""
+
+    OK = "ok"
+    STATUS = "status"
+    """An HTTP status, written as its number; the seconds are its ``Retry-After``."""
+    RESET = "reset"
+    """The connection is closed before an answer began."""
+    HANG = "hang"
+    """No answer, ever."""
+    SLOW = "slow"
+    """The answer begins so many seconds later than it would."""
+    DRIP = "drip"
+    """The answer comes byte by byte, so many seconds apart."""
+    CUT = "cut"
+    """The connection is closed in the middle of the answer."""
+    GARBAGE = "garbage"
+    """Something that is not JSON, with status 200."""
+    WRONG_SHAPE = "wrong_shape"
+    """JSON that is no chat completion."""
+    NO_CHOICES = "no_choices"
+    """A chat completion without a choice."""
+    DUPLICATE = "duplicate"
+    """Two choices where one was asked for."""
+    WRONG_SCHEMA = "wrong_schema"
+    """A reply that is valid JSON but does not obey the schema."""
+    TRUNCATED = "truncated"
+    """Half of the reply, with finish reason ``length``."""
+    EMPTY = "empty"
+    """A reply without a word."""
+    REFUSAL = "refusal"
+    """The model declines."""
+    FILTER = "filter"
+    """A content filter steps in."""
+    ABORT = "abort"
+    """A finish reason that the API does not name, as vLLM has when it shuts down."""
+
+
+_SECONDS = {Kind.SLOW: 1.0, Kind.DRIP: 0.05}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong.
+
+    Attributes:
+        kind: What.
+        status: HTTP status, where ``kind`` is STATUS.
+        seconds: As ``kind`` says.
+        rate: Share of the calls that it happens to, in [0, 1].
+    """
+
+    kind: Kind
+    status: int = 0
+    seconds: float = 0.0
+    rate: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """The fault as written. Raises ValueError if there is no such."""
+        what, _, rate = text.strip().partition("@")
+        name, _, seconds = what.partition(":")
+        kind = Kind.STATUS if name.isdigit() else Kind(name)
+        if kind is Kind.STATUS and not name.isdigit():
+            raise ValueError("a status is written as its number")
+        fault = cls(
+            kind=kind,
+            status=int(name) if kind is Kind.STATUS else 0,
+            seconds=float(seconds) if seconds else _SECONDS.get(kind, 0.0),
+            rate=float(rate) if rate else 1.0,
+        )
+        if not 0 <= fault.rate <= 1 or fault.seconds < 0:
+            raise ValueError("a rate is within [0, 1], and seconds are not negative")
+        return fault
+
+
+OK = Fault(Kind.OK)
+
+
+class Faults:
+    """Decides what happens to each call: first what was scripted, then by rate."""
+
+    def __init__(self, rates: Iterable[str] = (), script: Sequence[str] = (), seed: int = 0) -> None:
+        """Faults as written; the same seed gives the same sequence."""
+        self._rates = [Fault.parse(text) for text in rates]
+        if sum(fault.rate for fault in self._rates) > 1 + 1e-9:
+            raise ValueError("the rates add up to more than 1")
+        self._script = deque(Fault.parse(text) for text in script)
+        self._random = random.Random(f"faults {seed}")
+
+    def script(self, faults: Iterable[str]) -> None:
+        """Has the next calls meet these, in this order, after what was scripted before."""
+        self._script.extend([Fault.parse(text) for text in faults])
+
+    def next(self) -> Fault:
+        """What happens to the call that just came in."""
+        if self._script:
+            return self._script.popleft()
+        drawn = self._random.random()
+        for fault in self._rates:
+            drawn -= fault.rate
+            if drawn < 0:
+                return fault
+        return OK

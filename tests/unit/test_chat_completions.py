@@ -1,0 +1,588 @@
+"""The model client against the stand-in, over a real socket: every way a call can go wrong, counted at the server."""
+
+import asyncio
+import base64
+import hashlib
+import logging
+import socket
+import time
+import traceback
+from contextlib import asynccontextmanager
+
+import openai
+import pytest
+
+from court.backends.chat_completions import ChatCompletions, http_client
+from court.backends.chat_failures import MAPPED, Again, Failure, of_sdk, of_status, retry_after
+from court.backends.chat_probe import probe
+from court.backends.chat_wire import Capabilities, LogProbs, in_words, masses_of_words, read, read_models, read_tokens
+from court.errors import CourtError, ModelRefused, Overrun, Unavailable
+from court.meme import Frame
+from court.ports import ChatRequest, FinishReason
+from eval.perf.stand_in import StandIn, serving
+from eval.perf.stand_in_model import BLOCK
+from eval.perf.stand_in_settings import FEATURES, Settings
+
+MARKER = "marker-of-a-meme"
+KEY = "sk-very-secret"
+HELLO = ChatRequest(system="You are brief.", parts=(f"Say {MARKER}.",), reply_schema=None, max_tokens=64)
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
+FRAME = Frame(png=PNG, width=4, height=3)
+SCHEMA = {
+    "type": "object",
+    "properties": {"label": {"enum": ["HARMFUL", "NOT_HARMFUL"]}},
+    "required": ["label"],
+    "additionalProperties": False,
+}
+
+
+@asynccontextmanager
+async def court_and_server(settings=None, **model):
+    server = StandIn(settings or Settings(api_key=KEY), keep=True)
+    given = {"model": "stand-in", "api_key": KEY, "pause_s": 0.01, "pause_max_s": 0.02, **model}
+    async with serving(server) as port:
+        chat = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", **given)
+        try:
+            yield chat, server
+        finally:
+            await chat.aclose()
+
+
+def talking(steps, settings=None, **model):
+    """Runs ``steps(chat, server)``."""
+
+    async def run():
+        async with court_and_server(settings, **model) as (chat, server):
+            return await steps(chat, server)
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def failing(script, *, within_s=5.0, settings=None, request=HELLO, **model):
+    """The error that a call ends with when the server does these things, and how often the server was asked."""
+
+    async def steps(chat, server):
+        server.faults.script(script)
+        with pytest.raises(CourtError) as caught:
+            await chat.reply(request, within_s=within_s)
+        return caught.value, server.stats.calls
+
+    return talking(steps, settings, **model)
+
+
+def test_a_reply_in_the_server_s_own_figures():
+    async def steps(chat, server):
+        long = ChatRequest(system="You are brief.", parts=("a word " * 40,), reply_schema=None, max_tokens=64)
+        return [await chat.reply(long, within_s=5) for _ in range(2)], server
+
+    (first, second), server = talking(steps, Settings(call_s=0.05, api_key=KEY))
+    assert (first.finish, first.model, first.tokens_out) == (FinishReason.STOP, "stand-in", 20)
+    assert first.tokens_in == server.stats.prompt_tokens // 2 == 2 + 4 + 80
+    assert (first.tokens_cached, second.tokens_cached) == (0, 5 * BLOCK)
+    assert 0.05 <= first.latency_s < 2
+    sent = server.requests[0]
+    assert sent["messages"][0] == {"role": "system", "content": "You are brief."}
+    assert sent["messages"][1] == {"role": "user", "content": "a word " * 40}
+    assert (sent["max_tokens"], sent["temperature"]) == (64, 0.0)
+    assert set(sent) == {"model", "messages", "max_tokens", "temperature"}
+
+
+def test_pictures_arrive_byte_for_byte_in_their_place():
+    async def steps(chat, server):
+        await chat.reply(
+            ChatRequest(system="s", parts=("before", FRAME, "after"), reply_schema=None, max_tokens=9), within_s=5
+        )
+        return server.requests[0]["messages"][1]["content"]
+
+    before, picture, after = talking(steps)
+    assert (before, after) == ({"type": "text", "text": "before"}, {"type": "text", "text": "after"})
+    head, data = picture["image_url"]["url"].split(",")
+    assert head == "data:image/png;base64" and base64.b64decode(data) == PNG
+    assert set(picture) == {"type", "image_url"}
+
+
+def test_a_schema_passes_through():
+    async def steps(chat, server):
+        request = ChatRequest(system="s", parts=("p",), reply_schema=SCHEMA, max_tokens=64)
+        return await chat.reply(request, within_s=5), server.requests[0]
+
+    reply, sent = talking(steps)
+    assert reply.text == '{"label":"HARMFUL"}'
+    assert sent["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "reply", "schema": SCHEMA, "strict": True},
+    }
+
+
+def test_a_schema_is_told_in_words_after_all_else_where_the_server_knows_none():
+    async def steps(chat, server):
+        await chat.reply(ChatRequest("s", ("p", FRAME), SCHEMA, 64), within_s=5)
+        return server.requests[0]
+
+    sent = talking(steps, capabilities=Capabilities(json_schema=False))
+    assert "response_format" not in sent
+    assert sent["messages"][0]["content"] == "s"
+    assert sent["messages"][1]["content"][-1] == {"type": "text", "text": in_words(SCHEMA)}
+    assert '"enum":["HARMFUL","NOT_HARMFUL"]' in in_words(SCHEMA)
+
+
+ALWAYS = 9  # more than are ever asked for
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "reason", "calls"),
+    [
+        (["400"] * ALWAYS, ModelRefused, "MODEL_REFUSED", 1),
+        (["404"] * ALWAYS, ModelRefused, "MODEL_REFUSED", 1),
+        (["413"] * ALWAYS, ModelRefused, "MODEL_REFUSED", 1),
+        (["422"] * ALWAYS, ModelRefused, "MODEL_REFUSED", 1),
+        (["301"] * ALWAYS, ModelRefused, "MODEL_REFUSED", 1),
+        (["401"] * ALWAYS, ModelRefused, "MODEL_UNAUTHORISED", 1),
+        (["403"] * ALWAYS, ModelRefused, "MODEL_UNAUTHORISED", 1),
+        # Turned away unread: asked as often as it is allowed to.
+        (["408"] * ALWAYS, Unavailable, "MODEL_BUSY", 4),
+        (["409"] * ALWAYS, Unavailable, "MODEL_BUSY", 4),
+        (["429"] * ALWAYS, Unavailable, "MODEL_BUSY", 4),
+        (["503"] * ALWAYS, Unavailable, "MODEL_BUSY", 4),
+        # May have been worked on: once more.
+        (["500"] * ALWAYS, Unavailable, "MODEL_GONE", 2),
+        (["502"] * ALWAYS, Unavailable, "MODEL_GONE", 2),
+        (["504"] * ALWAYS, Unavailable, "MODEL_GONE", 2),
+        (["reset"] * ALWAYS, Unavailable, "MODEL_GONE", 2),
+        # Has been worked on: never again.
+        (["501"] * ALWAYS, Unavailable, "MODEL_GONE", 1),
+        (["cut"] * ALWAYS, Unavailable, "MODEL_GONE", 1),
+        (["garbage"] * ALWAYS, Unavailable, "MODEL_GARBLED", 1),
+        (["204"] * ALWAYS, Unavailable, "MODEL_GARBLED", 1),
+        (["wrong_shape"] * ALWAYS, Unavailable, "MODEL_GARBLED", 1),
+        (["no_choices"] * ALWAYS, Unavailable, "MODEL_GARBLED", 1),
+        (["duplicate"] * ALWAYS, Unavailable, "MODEL_GARBLED", 1),
+        (["abort"] * ALWAYS, Unavailable, "MODEL_GARBLED", 1),
+        # One kind of failure after another.
+        (["503", "429", "500"], Unavailable, "MODEL_GONE", 3),
+        (["503", "400"], ModelRefused, "MODEL_REFUSED", 2),
+    ],
+)
+def test_every_failure_has_its_error_and_its_number_of_tries(script, kind, reason, calls):
+    error, asked = failing(script)
+    assert type(error) is kind
+    assert (error.reason, asked) == (reason, calls)
+    if kind is ModelRefused:
+        assert str(error.status) == script[asked - 1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "finish", "text"),
+    [
+        ("truncated", FinishReason.LENGTH, None),
+        ("refusal", FinishReason.REFUSAL, ""),
+        ("filter", FinishReason.REFUSAL, ""),
+        ("empty", FinishReason.STOP, ""),
+    ],
+)
+def test_how_a_reply_ended_is_told_apart(fault, finish, text):
+    async def steps(chat, server):
+        server.faults.script([fault])
+        return await chat.reply(HELLO, within_s=5)
+
+    reply = talking(steps)
+    assert reply.finish is finish
+    assert text is None or reply.text == text
+
+
+@pytest.mark.parametrize("script", [["503"], ["429", "503", "408"], ["reset"], ["500"]])
+def test_what_passes_is_waited_out(script):
+    async def steps(chat, server):
+        server.faults.script(script)
+        reply = await chat.reply(HELLO, within_s=5)
+        return reply, server.stats.calls
+
+    reply, calls = talking(steps)
+    assert reply.finish is FinishReason.STOP and calls == len(script) + 1
+
+
+def test_nobody_there():
+    with socket.socket() as taken:  # bound and not listening: connections are refused
+        taken.bind(("127.0.0.1", 0))
+
+        async def run():
+            chat = ChatCompletions(base_url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1", model="m", pause_s=0.01)
+            with pytest.raises(Unavailable) as caught:
+                await chat.reply(HELLO, within_s=5)
+            await chat.aclose()
+            return caught.value
+
+        assert asyncio.run(run()).reason == "MODEL_GONE"
+
+
+def test_a_server_is_left_alone_for_as_long_as_it_asks():
+    async def steps(chat, server):
+        server.faults.script(["503:0.3"])
+        reply = await chat.reply(HELLO, within_s=5)
+        return reply.latency_s
+
+    assert talking(steps) >= 0.3
+
+
+def test_a_pause_beyond_the_deadline_is_not_waited_for():
+    began = time.monotonic()
+    error, calls = failing(["429:30", "ok"], within_s=5)
+    assert time.monotonic() - began < 4
+    assert (error.reason, error.retry_after, calls) == ("MODEL_BUSY", 30.0, 1)
+
+
+@pytest.mark.parametrize("fault", ["hang", "slow:30", "drip:5"])
+def test_the_deadline_is_kept_and_the_call_not_made_again(fault):
+    async def steps(chat, server):
+        server.faults.script([fault] * ALWAYS)
+        began = time.monotonic()
+        with pytest.raises(Overrun) as caught:
+            await chat.reply(HELLO, within_s=0.4)
+        took = time.monotonic() - began
+        await seen(server, disconnects=1)
+        return caught.value, took, server.stats.calls
+
+    error, took, calls = talking(steps)
+    assert (error.reason, calls) == ("MODEL_TOO_SLOW", 1)
+    assert 0.4 <= took < 0.65
+
+
+def test_the_deadline_holds_for_all_tries_together():
+    async def steps(chat, server):
+        server.faults.script(["503", "503", "hang"])
+        began = time.monotonic()
+        with pytest.raises(Overrun):
+            await chat.reply(HELLO, within_s=0.5)
+        return time.monotonic() - began, server.stats.calls
+
+    took, calls = talking(steps)
+    assert took < 0.75 and calls == 3
+
+
+@pytest.mark.parametrize("within_s", [0, -1.0])
+def test_without_time_nothing_is_asked(within_s):
+    error, calls = failing([], within_s=within_s)
+    assert error.reason == "MODEL_TOO_SLOW" and calls == 0
+
+
+async def seen(server, *, within_s=1.0, **wanted):
+    """Waits until the server has seen so much, for a second at most unless told otherwise."""
+    until = time.monotonic() + within_s
+    while any(getattr(server.stats, name) < count for name, count in wanted.items()):
+        assert time.monotonic() < until, server.stats
+        await asyncio.sleep(0.005)
+
+
+def test_cancelling_reaches_the_server():
+    async def steps(chat, server):
+        asking = [asyncio.create_task(chat.reply(HELLO, within_s=60)) for _ in range(200)]
+        await seen(server, running=200, within_s=20)
+        for task in asking:
+            task.cancel()
+        await seen(server, disconnects=200)
+        assert server.stats.running == 0
+        results = await asyncio.gather(*asking, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results)
+
+    talking(steps, Settings(call_s=60, api_key=KEY))
+
+
+def test_a_cancelled_call_leaves_the_connections_fit_for_others():
+    async def run():
+        async with http_client(connections=50) as http, court_and_server(http=http) as (chat, server):
+            server.faults.script(["hang"] * 50)
+            hanging = [asyncio.create_task(chat.reply(HELLO, within_s=60)) for _ in range(50)]
+            await seen(server, calls=50, within_s=20)
+            for task in hanging:
+                task.cancel()
+            replies = await asyncio.gather(*(chat.reply(HELLO, within_s=20) for _ in range(50)))
+            await chat.aclose()
+            assert not http.is_closed  # it is shared
+            return len(replies)
+
+    assert asyncio.run(run()) == 50
+
+
+def test_200_calls_side_by_side():
+    async def steps(chat, server):
+        requests = [ChatRequest("s", (f"number {i}", FRAME), None, 64) for i in range(200)]
+        began = time.monotonic()
+        replies = await asyncio.gather(*(chat.reply(request, within_s=30) for request in requests))
+        return len(replies), server.stats.max_running, time.monotonic() - began
+
+    count, at_once, took = talking(steps, Settings(call_s=3.0, api_key=KEY))
+    assert (count, at_once) == (200, 200)
+    assert took < 200 * 3.0 / 10
+
+
+def collect(steps, caplog, settings=None, **model):
+    """What could be read of a call: its error, with all that it came from, and every line that was logged."""
+    caplog.set_level(logging.DEBUG)
+    error = talking(steps, settings, **model)
+    text = "".join(traceback.format_exception(error)) + error.message + repr(error)
+    return text + "".join(f"{record.getMessage()}{record.exc_text}" for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    "script", [["400"], ["401"], ["404"], ["500"] * 2, ["503"] * 4, ["garbage"], ["cut"], ["reset"] * 2, ["hang"]]
+)
+def test_no_prompt_key_or_address_in_any_message_or_log(script, caplog):
+    async def steps(chat, server):
+        server.faults.script(script)
+        try:
+            await chat.reply(HELLO, within_s=0.5)
+        except CourtError as error:
+            return error.with_traceback(None)
+
+    text = collect(steps, caplog)
+    assert "127.0.0.1" not in text and MARKER not in text and KEY not in text and "as told" not in text
+
+
+def test_nothing_from_the_environment_is_sent(monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_ADMIN_KEY"):
+        monkeypatch.setenv(name, "from-the-environment")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    heads = []
+
+    async def run():
+        server = await asyncio.start_server(take, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            chat = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="m")
+            with pytest.raises(ModelRefused):
+                await chat.reply(HELLO, within_s=5)
+            await chat.aclose()
+
+    async def take(reader, writer):
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    asyncio.run(run())
+    assert len(heads) == 1 and b"from-the-environment" not in heads[0]
+
+
+def test_too_many_pictures_are_refused_before_anything_is_sent():
+    error, calls = failing([], request=ChatRequest("s", (FRAME, FRAME), None, 9), capabilities=Capabilities(pictures=1))
+    assert isinstance(error, ModelRefused) and error.reason == "MODEL_TOO_MANY_PICTURES" and calls == 0
+
+
+def test_a_picture_is_sent_once_and_named_by_its_digest_from_then_on():
+    async def steps(chat, server):
+        request = ChatRequest("s", ("p", FRAME), None, 9)
+        for _ in range(2):
+            await chat.reply(request, within_s=5)
+        server._pictures.clear()  # as when vLLM drops it from its cache
+        await chat.reply(request, within_s=5)
+        return [sent["messages"][1]["content"][1] for sent in server.requests]
+
+    first, second, dropped, again = talking(steps, capabilities=Capabilities(picture_ids=True))
+    assert {part["uuid"] for part in (first, second, again)} == {hashlib.sha256(PNG).hexdigest()}
+    assert first["image_url"]["url"].startswith("data:image/png;base64,") and again == first
+    assert second["image_url"] is None and dropped == second
+
+
+def test_odds_of_chosen_tokens_keep_their_true_mass():
+    async def steps(chat, server):
+        odds = [await chat.odds(HELLO, ("B", "A"), within_s=5) for _ in range(2)]
+        return odds, server
+
+    odds, server = talking(steps, capabilities=Capabilities(log_probs=LogProbs.CHOSEN))
+    assert odds[0].masses == pytest.approx((0.3, 0.6)) and odds[0].reply.tokens_out == 1
+    sent = server.requests[0]
+    assert sent["max_tokens"] == 1 and len(sent["logprob_token_ids"]) == 2 and sent["logprobs"] is True
+    assert "response_format" not in sent and "allowed_token_ids" not in sent
+
+
+def test_odds_among_the_most_likely_tokens():
+    async def steps(chat, server):
+        return await chat.odds(HELLO, ("A", "C"), within_s=5), server.requests[0]
+
+    odds, sent = talking(steps, capabilities=Capabilities(log_probs=LogProbs.TOP))
+    assert odds.masses == pytest.approx((0.6, 0.0)) and sent["top_logprobs"] == 20
+
+
+def test_odds_where_there_are_none():
+    async def steps(chat, server):
+        return await chat.odds(HELLO, ("A", "B"), within_s=5), server.stats.calls
+
+    assert talking(steps) == (None, 0)
+
+
+def test_odds_of_what_is_no_single_token():
+    async def steps(chat, server):
+        with pytest.raises(ModelRefused) as caught:
+            await chat.odds(HELLO, ("two words", "B"), within_s=5)
+        return caught.value.reason
+
+    assert talking(steps, capabilities=Capabilities(log_probs=LogProbs.CHOSEN)) == "MODEL_OPTION"
+
+
+def test_odds_that_the_server_leaves_out_are_no_odds():
+    async def steps(chat, server):
+        with pytest.raises(Unavailable) as caught:
+            await chat.odds(HELLO, ("A", "B"), within_s=5)
+        return caught.value.reason
+
+    lesser = Settings(api_key=KEY, features=FEATURES - {"log_probs"})
+    for how in (LogProbs.TOP, LogProbs.CHOSEN):
+        assert talking(steps, lesser, capabilities=Capabilities(log_probs=how)) == "MODEL_GARBLED"
+
+
+def test_a_word_with_and_without_a_space_is_one_option():
+    body = (
+        b'{"model":"m","choices":[{"message":{"content":"A"},"finish_reason":"length","logprobs":{"content":[{"token":'
+        b'"A","logprob":-0.7,"top_logprobs":[{"token":"A","logprob":-1.0},{"token":" A","logprob":-2.0},{"token":"AB",'
+        b'"logprob":-3.0}]}]}}]}'
+    )
+    answer = read(body)
+    assert masses_of_words(answer.first_token(), ["A", "B"]) == pytest.approx((0.36788 + 0.13534, 0.0), abs=1e-4)
+    assert answer.reply(0.1).tokens_in == 0  # there was no usage
+
+
+@pytest.mark.parametrize(
+    ("lacking", "more", "capabilities", "said"),
+    [
+        (set(), {}, Capabilities(True, 4, LogProbs.CHOSEN, True, True), []),
+        (
+            {"json_schema", "log_probs", "picture_ids", "cached_tokens"},
+            {"pictures": 1},
+            Capabilities(False, 1, LogProbs.NONE, False, False),
+            ["told in words", "takes 1 of up to 4 pictures", "no log-probabilities", "0 is recorded"],
+        ),
+        (
+            {"json_schema", "chosen_log_probs"},
+            {"pictures": 0, "ignores_schemas": True},
+            Capabilities(False, 0, LogProbs.TOP, False, True),
+            ["told in words", "takes no pictures", "most likely tokens only"],
+        ),
+    ],
+)
+def test_what_a_server_can_do_is_found_out(lacking, more, capabilities, said):
+    async def steps(chat, server):
+        found = await probe(chat, within_s=10)
+        assert chat.capabilities == found.capabilities
+        return found
+
+    found = talking(steps, Settings(features=FEATURES - lacking, api_key=KEY, **more))
+    assert found.capabilities == capabilities
+    assert len(found.sentences) == len(said)
+    for sentence, part in zip(found.sentences, said, strict=True):
+        assert part in sentence
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "reason"),
+    [
+        ({"model": "another"}, {}, "MODEL_UNKNOWN"),
+        ({"api_key": "wrong"}, {}, "MODEL_UNAUTHORISED"),
+        ({}, {"script": ["500"] * 2}, "MODEL_GONE"),
+        ({}, {"script": ["ok", *["503"] * 4]}, "MODEL_BUSY"),
+        ({}, {"script": ["ok", *["reset"] * 20]}, "MODEL_GONE"),
+        ({}, {"script": ["ok", "hang"]}, "MODEL_TOO_SLOW"),
+    ],
+)
+def test_a_server_that_can_t_be_probed(model, settings, reason):
+    async def steps(chat, server):
+        with pytest.raises(CourtError) as caught:
+            await probe(chat, within_s=1)
+        return caught.value.reason
+
+    assert talking(steps, Settings(api_key=KEY, **settings), **model) == reason
+
+
+@pytest.mark.parametrize("body", [b"<html></html>", b"[]", b'{"data":[{"id":7}]}', b"", b'{"data":"m"}', b"\xff"])
+def test_side_answers_are_read_as_strictly(body):
+    for reader in (read_models, read_tokens, read):
+        with pytest.raises(Failure) as caught:
+            reader(body)
+        assert caught.value.error.reason == "MODEL_GARBLED"
+
+
+def test_a_web_page_where_the_models_should_be():
+    async def run():
+        async def page(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
+            )
+            writer.close()
+
+        async with await asyncio.start_server(page, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            chat = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="m")
+            with pytest.raises(Unavailable) as caught:
+                await probe(chat, within_s=5)
+            await chat.aclose()
+            return caught.value.reason
+
+    assert asyncio.run(run()) == "MODEL_GARBLED"
+
+
+def test_a_feature_answered_by_500_is_a_feature_that_it_lacks():
+    async def steps(chat, server):
+        return (await probe(chat, within_s=5)).capabilities
+
+    assert not talking(steps, Settings(api_key=KEY, script=["ok", "500", "500"])).json_schema
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("2", 2),
+        ("0.5", 0.5),
+        ("", 0),
+        ("soon", 0),
+        ("-1", 0),
+        ("nan", 0),
+        ("inf", 0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+    ],
+)
+def test_retry_after(header, seconds):
+    assert retry_after({"retry-after": header}) == seconds
+
+
+def test_retry_after_as_a_date():
+    at = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 100))
+    assert 90 < retry_after({"retry-after": at}) <= 100
+
+
+@pytest.mark.parametrize("status", range(300, 600))
+def test_every_status_has_an_error(status):
+    failure = of_status(status, {})
+    assert isinstance(failure.error, ModelRefused if status < 500 and status not in (408, 409, 429) else Unavailable)
+    retried = {408, 409, 429, 500, 502, 503, 504}
+    assert (failure.again is not Again.NEVER) == (status in retried)
+
+
+UNUSED = {
+    "APIError",  # abstract: its subclasses are mapped
+    "APIRemovedInV1",
+    "AgentFilePreparationError",
+    "AgentFileStagingError",
+    "AgentOutputParseError",
+    "AgentTurnResultError",
+    "ContentFilterFinishReasonError",  # of parse() and streams, as is the next
+    "LengthFinishReasonError",
+    "MissingDependencyError",
+    "MutuallyExclusiveAuthError",  # of Azure
+    "StreamAlreadyConsumed",
+    "SubjectTokenProviderError",  # of workload identities
+    "WebSocketConnectionClosedError",
+    "WebSocketQueueFullError",
+    "_AmbiguousModuleClientUsageError",
+}
+"""Errors of the SDK that belong to parts of it that we don't use."""
+
+
+def test_the_sdk_has_no_error_that_nobody_looked_at():
+    def below(kind):
+        return {kind}.union(*(below(child) for child in kind.__subclasses__()))
+
+    kinds = below(openai.OpenAIError) - {openai.OpenAIError}
+    assert openai.RateLimitError in kinds
+    unmapped = {kind.__name__ for kind in kinds if not issubclass(kind, tuple(MAPPED))}
+    assert unmapped <= UNUSED
+    assert of_sdk(openai.OpenAIError()).error.reason == "MODEL_GARBLED"

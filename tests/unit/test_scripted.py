@@ -1,0 +1,98 @@
+"""The shipped fake: it complains when it is asked for more than its script, and when script is left over."""
+
+import asyncio
+import json
+
+import pytest
+
+from court.backends.scripted import OffScript, ScriptedModel
+from court.errors import Overrun, Unavailable
+from court.ports import ChatReply, ChatRequest, FinishReason
+
+HELLO = ChatRequest(system="You are brief.", parts=("Say hello.",), reply_schema=None, max_tokens=9)
+BYE = ChatRequest(system="You are brief.", parts=("Say goodbye.",), reply_schema=None, max_tokens=9)
+
+
+def ask(model, *requests, within_s=1.0):
+    async def run():
+        return [await model.reply(request, within_s=within_s) for request in requests]
+
+    return asyncio.run(run())
+
+
+def test_lines_are_said_to_whom_they_fit_in_any_order():
+    whole = ChatReply("cut", FinishReason.LENGTH, "m", 1, 2, 3, 0.5)
+    script = [
+        ("goodbye", "Bye."),
+        (lambda request: request.max_tokens == 9, {"said": "é"}),
+        (None, lambda request: request.parts[0]),
+        (None, whole),
+    ]
+    with ScriptedModel(script) as model:
+        replies = ask(model, HELLO, BYE, HELLO, HELLO)
+    assert [reply.text for reply in replies] == [
+        json.dumps({"said": "é"}, ensure_ascii=False),
+        "Bye.",
+        "Say hello.",
+        "cut",
+    ]
+    assert replies[3] is whole
+    assert [asked.request for asked in model.asked] == [HELLO, BYE, HELLO, HELLO]
+    assert replies[1].tokens_out == 1 and replies[1].tokens_in == 5
+
+
+def test_a_function_answers_everything():
+    with ScriptedModel(lambda request: request.parts[0].upper()) as model:
+        assert [reply.text for reply in ask(model, HELLO, BYE)] == ["SAY HELLO.", "SAY GOODBYE."]
+
+
+def test_errors_are_raised():
+    model = ScriptedModel([(None, Unavailable("Gone.", reason="MODEL_GONE"))])
+    with pytest.raises(Unavailable, match="Gone"):
+        ask(model, HELLO)
+    model.finish()
+
+
+def test_more_than_the_script_is_a_fault_even_if_somebody_hides_it():
+    model = ScriptedModel([("goodbye", "Bye.")])
+    with pytest.raises(OffScript, match="call 1 is not in the script"):
+        ask(model, HELLO)
+    ask(model, BYE)
+    with pytest.raises(OffScript, match="1 calls were not in the script"):
+        model.finish()
+
+
+def test_script_left_over_is_a_fault():
+    with pytest.raises(OffScript, match="1 lines of it are left"), ScriptedModel([(None, "Hello.")]):
+        pass
+
+
+def test_what_went_wrong_inside_is_not_hidden_by_what_is_left():
+    with pytest.raises(KeyError), ScriptedModel([(None, "Hello.")]):
+        raise KeyError("inside")
+
+
+def test_odds():
+    async def run(model):
+        return await model.odds(HELLO, ("A", "B"), within_s=1)
+
+    assert asyncio.run(run(ScriptedModel([]))) is None
+    model = ScriptedModel([], odds=lambda request, options: [0.5, 0.25])
+    assert asyncio.run(run(model)).masses == (0.5, 0.25)
+    assert model.asked[0].options == ("A", "B")
+    model.finish()
+
+
+def test_time_and_cancelling():
+    async def run():
+        model = ScriptedModel(lambda request: "Hello.", delay_s=30)
+        with pytest.raises(Overrun):
+            await model.reply(HELLO, within_s=0.01)
+        asking = asyncio.create_task(model.reply(HELLO, within_s=60))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        return model
+
+    assert asyncio.run(run()).cancelled == 1

@@ -1,0 +1,290 @@
+"""The stand-in model server: speed, capacity, faults, schemas, prefix cache. What load tests lean on."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+
+import aiohttp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eval.perf.stand_in import StandIn, serving
+from eval.perf.stand_in_faults import Fault, Faults, Kind
+from eval.perf.stand_in_model import BLOCK, PrefixCache, Speaker, token_id, tokens_of
+from eval.perf.stand_in_settings import Settings
+
+HELLO = {
+    "model": "stand-in",
+    "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello there, you."}],
+    "max_tokens": 64,
+}
+
+
+def talking(steps, settings=None, **more):
+    """Runs ``steps(server, ask)`` against a listening stand-in."""
+
+    async def run():
+        server = StandIn(settings, **more)
+        async with serving(server) as port, aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+
+            async def ask(body=HELLO, path="/v1/chat/completions", headers=None):
+                async with session.post(path, json=body, headers=headers) as response:
+                    return response.status, await response.json(content_type=None)
+
+            return await steps(server, ask, session)
+
+    return asyncio.run(asyncio.wait_for(run(), 30))
+
+
+async def until(holds):
+    for _ in range(200):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+
+
+def test_the_same_prompt_has_the_same_reply_whatever_else_is_asked():
+    other = {**HELLO, "messages": [{"role": "user", "content": "Something else"}]}
+
+    async def there(server, ask, _):
+        return (await ask())[1]["choices"], (await ask(other))[1]["choices"]
+
+    async def back(server, ask, _):
+        return (await ask(other))[1]["choices"], (await ask())[1]["choices"]
+
+    first, second = talking(there)
+    assert talking(back) == (second, first)
+    assert talking(there, Settings(seed=1))[0] != first
+    assert first[0]["finish_reason"] == "stop"
+
+
+def test_a_reply_longer_than_asked_for_is_cut():
+    async def steps(server, ask, _):
+        return (await ask({**HELLO, "max_tokens": 5}))[1]
+
+    body = talking(steps)
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert len(tokens_of(body["choices"][0]["message"]["content"])) == 5 == body["usage"]["completion_tokens"]
+
+
+def test_the_prefix_cache_knows_beginnings_by_blocks():
+    cache = PrefixCache(blocks=4)
+    prompt = [f"w{i}" for i in range(3 * BLOCK)]
+    assert cache.cached(prompt) == 0
+    cache.keep(prompt)
+    assert cache.cached(prompt) == 2 * BLOCK  # the last token is worked on, and with it its block
+    assert cache.cached([*prompt, "more"]) == 3 * BLOCK
+    assert cache.cached([*prompt[:20], "other", *prompt[20:]]) == BLOCK
+    assert cache.cached(["other", *prompt]) == 0
+    cache.keep([f"x{i}" for i in range(3 * BLOCK)])
+    assert cache.cached([*prompt, "more"]) == BLOCK  # there was room for one of them: the one that was used last
+
+
+def test_cached_tokens_are_told_and_save_time():
+    long = {**HELLO, "messages": [{"role": "user", "content": " ".join(f"w{i}" for i in range(400))}]}
+
+    async def steps(server, ask, _):
+        return [(await ask(long))[1]["usage"] for _ in range(2)], server.stats
+
+    (first, second), stats = talking(steps, Settings(prompt_token_s=1e-4))
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["prompt_tokens_details"]["cached_tokens"] == 400 == stats.cached_tokens
+    assert stats.prompt_tokens == 2 * 401
+
+
+def test_it_takes_the_time_that_it_is_told_to():
+    async def steps(server, ask, _):
+        began = time.monotonic()
+        await ask()
+        return time.monotonic() - began
+
+    took = talking(steps, Settings(call_s=0.1, prompt_token_s=0.01, output_token_s=0.01, words=10))
+    assert took >= 0.1 + 0.1 + 0.1 - 0.005  # 11 tokens in, 10 out
+
+
+def test_capacity_and_queue():
+    async def steps(server, ask, _):
+        answers = await asyncio.gather(*(ask() for _ in range(10)))
+        return sorted(status for status, _ in answers), server.stats
+
+    statuses, stats = talking(steps, Settings(capacity=2, queue=3, call_s=0.2))
+    assert statuses == [200] * 5 + [503] * 5
+    assert stats.max_running == 2 and stats.running == stats.waiting == 0
+
+
+def test_a_client_that_goes_away_is_noticed_and_gives_up_its_place():
+    async def steps(server, ask, _):
+        asking = asyncio.create_task(ask())
+        await until(lambda: server.stats.running)
+        asking.cancel()
+        await until(lambda: server.stats.disconnects)
+        return server.stats
+
+    stats = talking(steps, Settings(call_s=20))
+    assert (stats.disconnects, stats.running) == (1, 0)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "label": {"$ref": "#/$defs/Label"},
+        "reason": {"type": "string", "maxLength": 30},
+        "points": {"type": "array", "items": {"type": "string", "minLength": 5}, "minItems": 2, "maxItems": 4},
+        "maybe": {"anyOf": [{"type": "string", "enum": ["x"]}, {"type": "null"}]},
+        "count": {"type": "integer", "minimum": 3},
+    },
+    "required": ["label", "reason", "points", "maybe", "count"],
+    "additionalProperties": False,
+    "$defs": {"Label": {"type": "string", "enum": ["HARMFUL", "NOT_HARMFUL"]}},
+}
+
+
+def test_it_answers_to_a_schema():
+    wanted = {**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}}
+
+    async def steps(server, ask, _):
+        return json.loads((await ask({**wanted, "max_tokens": 999}))[1]["choices"][0]["message"]["content"])
+
+    made = talking(steps)
+    assert (made["label"], made["maybe"], made["count"]) == ("HARMFUL", "x", 3)
+    assert list(made) == list(SCHEMA["properties"])
+    assert len(made["reason"]) <= 30 and len(made["points"]) == 2
+    assert talking(steps, Settings(values={"label": "NOT_HARMFUL"}))["label"] == "NOT_HARMFUL"
+    assert talking(steps, Settings(values={"label": "NONSENSE"}))["label"] == "HARMFUL"
+
+
+@settings(max_examples=50, deadline=None)
+@given(low=st.integers(0, 80), room=st.integers(0, 80), words=st.integers(0, 30))
+def test_strings_keep_to_their_lengths(low, room, words):
+    schema = {"type": "string", "minLength": low, "maxLength": low + room}
+    assert low <= len(json.loads(Speaker(words=words).instance(["p"], schema))) <= low + room
+
+
+def test_log_probabilities_of_one_token_calls():
+    one = {**HELLO, "max_tokens": 1, "logprobs": True, "top_logprobs": 2}
+    ids = [token_id("B"), token_id("A")]
+
+    async def steps(server, ask, _):
+        told = (await ask(path="/tokenize", body={"model": "stand-in", "prompt": "A"}))[1]
+        chosen = {**one, "logprob_token_ids": ids, "return_tokens_as_token_ids": True}
+        return told, (await ask(one))[1]["choices"][0], (await ask(chosen))[1]["choices"][0]
+
+    told, top, chosen = talking(steps)
+    assert told["tokens"] == [token_id("A")]
+    assert [entry["token"] for entry in top["logprobs"]["content"][0]["top_logprobs"]] == ["A", "B"]
+    assert [entry["token"] for entry in chosen["logprobs"]["content"][0]["top_logprobs"]] == [
+        f"token_id:{number}" for number in ids
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fault", "finish", "content"),
+    [
+        ("truncated", "length", None),
+        ("empty", "stop", ""),
+        ("filter", "content_filter", None),
+        ("abort", "abort", None),
+        ("wrong_schema", "stop", '{"unexpected":[1,2,3]}'),
+    ],
+)
+def test_spoiled_replies(fault, finish, content):
+    async def steps(server, ask, _):
+        server.faults.script([fault])
+        return (await ask())[1]["choices"][0], (await ask())[1]["choices"][0]
+
+    spoiled, next_one = talking(steps)
+    assert spoiled["finish_reason"] == finish
+    assert content is None or spoiled["message"]["content"] == content
+    assert next_one["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("fault", ["reset", "cut"])
+def test_broken_connections(fault):
+    async def steps(server, ask, _):
+        server.faults.script([fault])
+        with pytest.raises(aiohttp.ClientError):
+            await ask()
+        return (await ask())[0]
+
+    assert talking(steps) == 200
+
+
+def test_faults_by_rate_are_drawn_alike():
+    faults = [Faults(["503@0.2", "hang@0.1"], seed=3) for _ in range(2)]
+    drawn = [[each.next().kind for _ in range(2000)] for each in faults]
+    assert drawn[0] == drawn[1]
+    assert 300 < drawn[0].count(Kind.STATUS) < 500 and 120 < drawn[0].count(Kind.HANG) < 280
+
+
+@pytest.mark.parametrize("text", ["status", "nonsense", "503@2", "slow:-1", "@", ""])
+def test_what_is_no_fault_is_refused(text):
+    with pytest.raises(ValueError):
+        Fault.parse(text)
+
+
+def test_rates_beyond_one_are_refused():
+    with pytest.raises(ValueError):
+        Faults(["503@0.6", "hang@0.6"])
+
+
+def test_lesser_servers_refuse():
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    by_name = {"type": "image_url", "image_url": None, "uuid": "a"}
+    elsewhere = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}
+
+    def shown(*parts):
+        return {**HELLO, "messages": [{"role": "user", "content": list(parts)}]}
+
+    async def steps(server, ask, _):
+        key = {"Authorization": "Bearer secret"}
+        bodies = [
+            HELLO,
+            {**HELLO, "model": "other"},
+            {**HELLO, "stream": True},
+            {**HELLO, "response_format": wanted},
+            {**HELLO, "max_tokens": 100_000},
+            shown(picture),
+            shown(picture, picture),
+            shown(by_name),
+            shown(elsewhere),
+            {"model": "stand-in"},
+        ]
+        return [(await ask(body, headers=key))[0] for body in bodies] + [(await ask())[0]]
+
+    lesser = Settings(features=frozenset(), pictures=1, api_key="secret")
+    assert talking(steps, lesser) == [200, 404, 400, 400, 400, 200, 400, 400, 400, 400, 401]
+
+
+def test_as_a_process():
+    command = [sys.executable, "-m", "eval.perf.stand_in", "--words", "3", "--fault", "503@0.0", "--script", "429:2,ok"]
+    with subprocess.Popen([*command, "--without", "cached_tokens"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            port = json.loads(process.stdout.readline())["port"]
+
+            async def steps():
+                async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+                    async with session.get("/health") as healthy:
+                        assert healthy.status == 200
+                    async with session.get("/v1/models") as models:
+                        assert (await models.json())["data"][0]["id"] == "stand-in"
+                    async with session.post("/v1/chat/completions", json=HELLO) as busy:
+                        assert (busy.status, busy.headers["Retry-After"]) == (429, "2")
+                    async with session.post("/v1/chat/completions", json=HELLO) as fine:
+                        assert "prompt_tokens_details" not in (await fine.json())["usage"]
+                    async with session.post("/script", json=["500"]) as scripted:
+                        assert scripted.status == 200
+                    async with session.post("/script", json=["what"]) as scripted:
+                        assert scripted.status == 400
+                    async with session.post("/v1/chat/completions", json=HELLO) as broken:
+                        assert broken.status == 500
+                    async with session.get("/stats") as stats:
+                        told = await stats.json()
+                        assert (told["calls"], told["answered"], told["refused"]) == (3, 1, 2)
+
+            asyncio.run(steps())
+        finally:
+            process.terminate()
