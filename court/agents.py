@@ -56,10 +56,14 @@ class Chairs:
     @property
     def models(self) -> dict[str, str]:
         """The model per role, for the record."""
-        return {
-            str(role): chair.model.name
-            for role, chair in zip(Role, (self.proposer, self.accuser, self.defender, self.judge), strict=True)
-        }
+        chairs = (self.proposer, self.accuser, self.defender, self.judge)
+        return {str(role): chair.model.name for role, chair in zip(Role, chairs, strict=True)}
+
+    @property
+    def temperatures(self) -> dict[str, float]:
+        """The temperature per role, for the record."""
+        chairs = (self.proposer, self.accuser, self.defender, self.judge)
+        return {str(role): chair.temperature for role, chair in zip(Role, chairs, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -25,11 +25,21 @@ class Clerk:
         step: What the trial is at, for the record of a failure.
     """
 
-    def __init__(self, trial_id: str, watch: Watcher, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, trial_id: str, watch: Watcher, now: Callable[[], datetime], before: Sequence[AnyEvent] = ()
+    ) -> None:
+        """Opens or takes up a record.
+
+        Args:
+            trial_id: Names it.
+            watch: Keeps the events.
+            now: The time, UTC.
+            before: What was kept before the trial was cut off.
+        """
         self._trial_id = trial_id
         self._watch = watch
         self._now = now
-        self._events: list[AnyEvent] = []
+        self._events: list[AnyEvent] = list(before)
         self._writing = asyncio.Lock()
         self.step = "opening"
 
@@ -42,6 +52,16 @@ class Clerk:
     def opened(self) -> bool:
         """Whether anything has been kept."""
         return bool(self._events)
+
+    def recall(self, kind: type[E], **values: Any) -> E | None:
+        """The event of that kind and with those values that is on record already, or None.
+
+        A trial that is resumed asks nobody again for what was said before it was cut off.
+        """
+        for event in self._events:
+            if isinstance(event, kind) and all(getattr(event, name) == value for name, value in values.items()):
+                return event
+        return None
 
     async def note(self, kind: type[E], /, **values: Any) -> E:
         """Keeps an event; both sides may speak at once, their events still come one after the other.

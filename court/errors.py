@@ -8,6 +8,7 @@
     │   ├── BadText            the text
     │   └── BadRequest         anything else that was asked for
     ├── NotLoaded              what was asked for exists, but this court was not set up with it
+    ├── CantResume             a trial can't be taken up where it was cut off
     ├── BadLibrary             a precedent library is damaged, foreign or missing
     ├── Unavailable            something the court leans on is not there now; later may do
     │   └── Overrun            it did not answer in the time it was given
@@ -78,6 +79,12 @@ class NotLoaded(CourtError):
     """What was asked for (a procedure, a policy) is known but this court was not set up with it."""
 
     default_reason = "NOT_LOADED"
+
+
+class CantResume(CourtError):
+    """A trial can't be taken up where it was cut off."""
+
+    default_reason = "CANT_RESUME"
 
 
 class BadLibrary(CourtError):

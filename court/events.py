@@ -93,6 +93,8 @@ class MemeIdentity(_Value):
     frame_count: int
     frames_used: tuple[int, ...]
     """Indices of the representative frames in the file."""
+    text_given: bool = False
+    """Whether the caller gave the text; what it is stands in ``TextRead``."""
     namespace: str = ""
     content_id: str = ""
 
@@ -283,6 +285,13 @@ class TrialFailed(Event):
     retryable: bool
 
 
+class TrialResumed(Event):
+    """A trial that was cut off, or that failed for a passing reason, goes on from its record."""
+
+    kind: Literal["TrialResumed"] = "TrialResumed"
+    software: str
+
+
 class ReviewOutcome(StrEnum):
     """What a reviewer did with a verdict."""
 
@@ -312,6 +321,7 @@ AnyEvent: TypeAlias = Annotated[
     | PrecedentsCited
     | VerdictGiven
     | TrialFailed
+    | TrialResumed
     | VerdictReviewed,
     Field(discriminator="kind"),
 ]

@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from court.agents import Advocate, Exchange, Proposer, Said
+from court.agents import Advocate, Exchange, Proposer
 from court.budget import Budget
+from court.clerk import Clerk
 from court.entropy import entropy
 from court.events import AnswerGiven, QuestionAsked, RestReason, SideRested, Summarised
 from court.replies import Argument
@@ -24,14 +24,6 @@ from court.settings import TrialSettings
 
 _CALLS_BEFORE_VERDICT = 2  # this side's last summary and the Judge's ruling, one after the other
 _CALLS_OF_A_ROUND = 3
-
-
-class Note(Protocol):
-    """Has an event taken note of; returns once that is done."""
-
-    async def __call__(self, kind: type, /, **values: object) -> object:
-        """Raises what keeps it from being kept."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +50,7 @@ class Examination:
         proposer: Who answers.
         settings: R_min, R_max, epsilon and what else there is.
         budget: What the caller's deadline leaves.
-        note: Keeps events.
+        clerk: Keeps events, and recalls those of a trial that was cut off.
         room: Whether the server has room for a call that may turn out to be superfluous.
     """
 
@@ -66,7 +58,7 @@ class Examination:
     proposer: Proposer
     settings: TrialSettings
     budget: Budget
-    note: Note
+    clerk: Clerk
     room: Callable[[], bool]
 
     async def hold(self) -> SideCase:
@@ -76,9 +68,8 @@ class Examination:
             ReplyUnusable, Unavailable, ModelRefused: A step failed, and with it the examination.
         """
         if not self.settings.captioner:
-            said = await self.advocate.summarise(())
-            await self._summarised(0, said, None)
-            return await self._rest(said.value, 0, RestReason.NO_EXAMINATION)
+            argument = await self._summarise(0, (), None)
+            return await self._rest(argument, 0, RestReason.NO_EXAMINATION)
 
         history: list[Exchange] = []
         previous: float | None = None
@@ -89,16 +80,15 @@ class Examination:
                 ahead = None
                 if self._worth_asking_ahead(number, previous):
                     ahead = asyncio.create_task(self._exchange(number + 1, tuple(history)))
-                said = await self.advocate.summarise(tuple(history))
-                bits = entropy(said.value.summary)
+                argument = await self._summarise(number, tuple(history), previous)
+                bits = entropy(argument.summary)
                 change = None if previous is None else abs(bits - previous)
-                await self._summarised(number, said, change)
                 if number >= self.settings.rounds_min and change is not None and change < self.settings.epsilon:
-                    return await self._rest(said.value, number, RestReason.CONVERGED)
+                    return await self._rest(argument, number, RestReason.CONVERGED)
                 if number == self.settings.rounds_max:
-                    return await self._rest(said.value, number, RestReason.ROUND_LIMIT)
+                    return await self._rest(argument, number, RestReason.ROUND_LIMIT)
                 if not self.budget.allows(_CALLS_OF_A_ROUND + _CALLS_BEFORE_VERDICT):
-                    return await self._rest(said.value, number, RestReason.TIME)
+                    return await self._rest(argument, number, RestReason.TIME)
                 previous = bits
             raise AssertionError("unreachable: the last round returns")
         finally:
@@ -117,24 +107,42 @@ class Examination:
 
     async def _exchange(self, number: int, history: Sequence[Exchange]) -> Exchange:
         side = self.advocate.side
-        asked = await self.advocate.ask(history)
-        await self.note(QuestionAsked, side=side, round=number, question=asked.value, call=asked.call)
-        answered = await self.proposer.answer(asked.value)
-        await self.note(AnswerGiven, side=side, round=number, answer=answered.value, call=answered.call)
-        return Exchange(asked.value, answered.value)
+        asked = self.clerk.recall(QuestionAsked, side=side, round=number)
+        if asked is None:
+            question = await self.advocate.ask(history)
+            asked = await self.clerk.note(
+                QuestionAsked, side=side, round=number, question=question.value, call=question.call
+            )
+        answered = self.clerk.recall(AnswerGiven, side=side, round=number)
+        if answered is None:
+            answer = await self.proposer.answer(asked.question)
+            answered = await self.clerk.note(
+                AnswerGiven, side=side, round=number, answer=answer.value, call=answer.call
+            )
+        return Exchange(asked.question, answered.answer)
 
-    async def _summarised(self, number: int, said: Said[Argument], change: float | None) -> None:
-        await self.note(
+    async def _summarise(self, number: int, history: Sequence[Exchange], previous: float | None) -> Argument:
+        side = self.advocate.side
+        known = self.clerk.recall(Summarised, side=side, round=number)
+        if known is not None:
+            return Argument(summary=known.summary, justification=known.justification)
+        said = await self.advocate.summarise(history)
+        bits = entropy(said.value.summary)
+        await self.clerk.note(
             Summarised,
-            side=self.advocate.side,
+            side=side,
             round=number,
             summary=said.value.summary,
             justification=said.value.justification,
-            entropy=entropy(said.value.summary),
-            entropy_change=change,
+            entropy=bits,
+            entropy_change=None if previous is None else abs(bits - previous),
             call=said.call,
         )
+        return said.value
 
     async def _rest(self, argument: Argument, rounds: int, reason: RestReason) -> SideCase:
-        await self.note(SideRested, side=self.advocate.side, rounds=rounds, reason=reason)
-        return SideCase(argument, rounds, reason)
+        side = self.advocate.side
+        rested = self.clerk.recall(SideRested, side=side)
+        if rested is None:
+            rested = await self.clerk.note(SideRested, side=side, rounds=rounds, reason=reason)
+        return SideCase(argument, rested.rounds, rested.reason)

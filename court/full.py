@@ -89,9 +89,11 @@ class FullTrial:
     async def _describe(self, proposer: Proposer) -> str:
         if self.settings.dull_judge:
             return ""
-        said = await proposer.describe()
-        await self.clerk.note(Described, description=said.value, call=said.call)
-        return said.value
+        described = self.clerk.recall(Described)
+        if described is None:
+            said = await proposer.describe()
+            described = await self.clerk.note(Described, description=said.value, call=said.call)
+        return described.description
 
     async def _examine(self, proposer: Proposer, text: str, description: str) -> Sequence[SideCase]:
         """The Accuser's case and the Defender's; none where there are no advocates."""
@@ -106,7 +108,7 @@ class FullTrial:
                     proposer,
                     self.settings,
                     self.budget,
-                    self.clerk.note,
+                    self.clerk,
                     self.room,
                 ).hold()
                 for side, chair in sides

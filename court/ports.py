@@ -104,6 +104,18 @@ class PrecedentFinder(Protocol):
         """
         ...
 
+    async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
+        """Pictures of these precedents, to be shown; None where the library has none.
+
+        Args:
+            ids: As :meth:`find` gave them. One that has left the library since has no picture.
+
+        Raises:
+            BadLibrary: A picture is not what it was when the library was written.
+            Unavailable: They could not be read now.
+        """
+        ...
+
 
 class FinishReason(StrEnum):
     """Why a model stopped speaking."""

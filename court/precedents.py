@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from court.verdict import Label
 
@@ -75,6 +75,31 @@ class VoteSettings(_Stored):
     """Probability from which on the vote is for harmful."""
 
 
+class Settles(_Stored):
+    """Where the vote of a library alone will do: at probabilities of at most ``below``, or of at least ``above``.
+
+    Chosen when the library is built, on its own memes, each left out. A side on which nothing is settled has its bound
+    where no probability is: ``below`` -1, ``above`` 2.
+    """
+
+    error: float = Field(gt=0, lt=1)
+    """What share of wrong labels is put up with, on either side."""
+    below: float = Field(ge=-1, le=1, allow_inf_nan=False)
+    """The label is not harmful."""
+    above: float = Field(ge=0, le=2, allow_inf_nan=False)
+    """The label is harmful."""
+    share: float = Field(ge=0, le=1)
+    """Share of the memes that these bounds settle."""
+    n: int = Field(ge=0)
+    """Memes that they were chosen by."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.below >= self.above:
+            raise ValueError("a vote can't settle a meme both ways")
+        return self
+
+
 class Vote(_Stored):
     """The precedents' vote."""
 
@@ -130,6 +155,8 @@ class Findings(_Stored):
     nearest_benign: Precedent | None
     tally: tuple[TallyEntry, ...]
     vote_settings: VoteSettings
+    settles: Settles | None = None
+    """Where the vote alone will do; None where nowhere."""
     text_cut: bool = False
     """Whether the text was longer than the encoder reads."""
     notes: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from court.events import (
     TextRead,
     TrialFailed,
     TrialOpened,
+    TrialResumed,
     VerdictGiven,
     VerdictReviewed,
 )
@@ -41,7 +42,7 @@ class TrialRecord:
     def __post_init__(self) -> None:
         if not self.events or not isinstance(self.events[0], TrialOpened):
             raise ValueError("a record begins with TrialOpened")
-        ended = False
+        ended: AnyEvent | None = None
         for place, event in enumerate(self.events):
             if event.trial_id != self.events[0].trial_id:
                 raise ValueError(f"event {place} belongs to trial {event.trial_id}, not {self.events[0].trial_id}")
@@ -49,9 +50,12 @@ class TrialRecord:
                 raise ValueError(f"event {event.seq} stands at place {place}: an event is missing or doubled")
             if place and isinstance(event, TrialOpened):
                 raise ValueError(f"event {place} opens the trial again")
-            if ended and not isinstance(event, VerdictReviewed):
+            if isinstance(event, TrialResumed) and not isinstance(ended, VerdictGiven):
+                ended = None
+            elif ended and not isinstance(event, VerdictReviewed):
                 raise ValueError(f"event {place} ({event.kind}) stands after the end of the trial")
-            ended = ended or isinstance(event, VerdictGiven | TrialFailed)
+            if isinstance(event, VerdictGiven | TrialFailed):
+                ended = event
 
     @classmethod
     def of(cls, events: Iterable[AnyEvent]) -> TrialRecord:
@@ -73,9 +77,10 @@ class TrialRecord:
     @property
     def state(self) -> TrialState:
         """Where the trial stands."""
-        if self.last(TrialFailed):
-            return TrialState.FAILED
-        return TrialState.DECIDED if self.last(VerdictGiven) else TrialState.OPEN
+        if self.last(VerdictGiven):
+            return TrialState.DECIDED
+        failed, resumed = self.last(TrialFailed), self.last(TrialResumed)
+        return TrialState.FAILED if failed and (resumed is None or resumed.seq < failed.seq) else TrialState.OPEN
 
     @property
     def verdict(self) -> Verdict | None:

@@ -19,9 +19,11 @@ from court import summary
 from court.agents import Chairs
 from court.budget import Budget
 from court.clerk import Clerk
+from court.digests import digest
 from court.entropy import entropy
-from court.errors import CourtError, NotLoaded, TrialAborted
+from court.errors import CantResume, CourtError, NotLoaded, TrialAborted
 from court.events import (
+    Event,
     MemeIdentity,
     PolicyReference,
     PrecedentsCited,
@@ -32,17 +34,19 @@ from court.events import (
     Summarised,
     TextRead,
     TextSource,
+    TrialFailed,
     TrialOpened,
+    TrialResumed,
     VerdictGiven,
     Versions,
 )
 from court.full import FullTrial, Known
-from court.meme import Meme
+from court.meme import Meme, Picture
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import PrecedentFinder, TextReader, Watcher
 from court.precedents import Findings, Vote
 from court.prompts import prompt_set_digest
-from court.record import TrialRecord
+from court.record import TrialRecord, TrialState
 from court.settings import TrialSettings
 from court.untrusted import Fence
 
@@ -133,7 +137,37 @@ class Court:
         """
         self.require(case.procedure)
         clerk = Clerk(case.trial_id, watch, self.now)
+        return await self._to_its_end(case, clerk, TrialOpened, self._opening(case))
+
+    async def resume(self, record: TrialRecord, picture: Picture, watch: Watcher) -> TrialRecord:
+        """Takes a trial up where it was cut off; nobody is asked again for what was said.
+
+        Args:
+            record: Of a trial that is open, or that failed for a reason that may have passed.
+            picture: Of its meme, as it was decoded then.
+            watch: As for :meth:`hear`; is told of what comes now.
+
+        Raises:
+            CantResume: It has a verdict, failed for good, or was begun with other settings, prompts, models or
+                precedents than these: half of each would be neither.
+            As :meth:`hear`.
+        """
+        opened, text = record.opened, record.text
+        self.require(opened.procedure)
+        self._require_resumable(record, picture)
+        case = Case(
+            trial_id=record.trial_id,
+            meme=Meme(picture, text=text.text if text and opened.meme.text_given else None),
+            procedure=opened.procedure,
+        )
+        clerk = Clerk(record.trial_id, watch, self.now, record.events)
+        return await self._to_its_end(case, clerk, TrialResumed, {"software": self.software})
+
+    async def _to_its_end(
+        self, case: Case, clerk: Clerk, beginning: type[Event], values: dict[str, Any]
+    ) -> TrialRecord:
         try:
+            await clerk.note(beginning, **values)
             await self._hold(case, clerk, Budget(case.within_s, self.settings.call_s))
         except asyncio.CancelledError:
             await clerk.fail(CourtError("The caller gave up before there was a verdict.", reason="CANCELLED"))
@@ -155,7 +189,6 @@ class Court:
         return clerk.record
 
     async def _hold(self, case: Case, clerk: Clerk, budget: Budget) -> None:
-        await clerk.note(TrialOpened, **self._opening(case))
         if case.procedure is Procedure.FULL:
             await self._full(case.meme, clerk, budget)
             return
@@ -169,16 +202,18 @@ class Court:
         clerk.step = "sides"
         for side in Side:
             statement = summary.argue(side, findings, held)
-            await clerk.note(
-                Summarised,
-                side=side,
-                round=0,
-                summary=statement.summary,
-                justification=statement.justification,
-                entropy=entropy(statement.summary),
-                cites=statement.cites,
-            )
-            await clerk.note(SideRested, side=side, rounds=0, reason=RestReason.NO_EXAMINATION)
+            if clerk.recall(Summarised, side=side) is None:
+                await clerk.note(
+                    Summarised,
+                    side=side,
+                    round=0,
+                    summary=statement.summary,
+                    justification=statement.justification,
+                    entropy=entropy(statement.summary),
+                    cites=statement.cites,
+                )
+            if clerk.recall(SideRested, side=side) is None:
+                await clerk.note(SideRested, side=side, rounds=0, reason=RestReason.NO_EXAMINATION)
         clerk.step = "verdict"
         await clerk.note(VerdictGiven, verdict=summary.weigh(findings, held, text, self.settings))
 
@@ -199,9 +234,38 @@ class Court:
             pictures=self.finder.pictures,
         ).hold(known)
 
+    def _require_resumable(self, record: TrialRecord, picture: Picture) -> None:
+        opened, failed = record.opened, record.last(TrialFailed)
+        if record.state is TrialState.DECIDED:
+            raise CantResume("The trial has its verdict already.", reason="TRIAL_DECIDED")
+        if record.state is TrialState.FAILED and failed and not failed.retryable and failed.reason != "CANCELLED":
+            raise CantResume(f"The trial failed for good: {failed.message}", reason="TRIAL_FAILED")
+        if picture.pixels_sha256 != opened.meme.pixels_sha256:
+            raise CantResume("The picture is not the one that was on trial.", reason="PICTURE_DIFFERS")
+        if opened.meme.text_given and record.text is None:
+            raise CantResume("It was cut off before the caller's text was kept. Ask for a new trial.")
+        case = Case(record.trial_id, Meme(picture), opened.procedure)
+        now = self._opening(case)["versions"]
+        differ = [
+            name
+            for name in ("settings", "prompts", "models", "library", "encoder")
+            if getattr(now, name) != getattr(opened.versions, name)
+        ]
+        if self.policy.digest != opened.policy.digest:
+            differ.append("policy")
+        if differ:
+            raise CantResume(
+                f"The trial was begun with other {', '.join(differ)} than are loaded now. Load those, or ask for a new "
+                "trial.",
+                reason="VERSIONS_DIFFER",
+            )
+
     def _opening(self, case: Case) -> dict[str, Any]:
         picture = case.meme.picture
         asks_nobody = case.procedure is Procedure.SUMMARY
+        settings = self.settings.model_dump(mode="json")
+        if not asks_nobody and self.chairs is not None:
+            settings["temperature"] = self.chairs.temperatures
         return {
             "procedure": case.procedure,
             "meme": MemeIdentity(
@@ -212,16 +276,17 @@ class Court:
                 height=picture.height,
                 frame_count=picture.frame_count,
                 frames_used=tuple(frame.index for frame in picture.frames),
+                text_given=case.meme.text is not None,
                 namespace=case.namespace,
                 content_id=case.content_id,
             ),
             "request_id": case.request_id,
             "trace_id": case.trace_id,
             "policy": PolicyReference(id=self.policy.id, version=self.policy.version, digest=self.policy.digest),
-            "settings": self.settings.model_dump(mode="json"),
+            "settings": settings,
             "versions": Versions(
                 software=self.software,
-                settings=self.settings.digest,
+                settings=digest(settings),
                 prompts="" if asks_nobody else prompt_set_digest(),
                 models={} if asks_nobody or self.chairs is None else self.chairs.models,
                 encoder=self.finder.library.encoder,
@@ -231,6 +296,8 @@ class Court:
         }
 
     async def _read_text(self, meme: Meme, clerk: Clerk) -> TextRead:
+        if known := clerk.recall(TextRead):
+            return known
         language = meme.language or ""
         if meme.text is not None:
             source = TextSource.CALLER if meme.text.strip() else TextSource.NONE
@@ -248,6 +315,8 @@ class Court:
         )
 
     async def _find_precedents(self, meme: Meme, query: str, clerk: Clerk) -> tuple[Findings, Vote | None]:
+        if known := clerk.recall(PrecedentsCited):
+            return known.findings, known.vote
         began = time.perf_counter()
         findings = await self.finder.find(
             text=query,

@@ -14,6 +14,7 @@ KINDS = {
     "PrecedentsCited",
     "VerdictGiven",
     "TrialFailed",
+    "TrialResumed",
     "VerdictReviewed",
 }
 
