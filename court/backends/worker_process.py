@@ -154,8 +154,12 @@ class WorkerProcess:
             self._process.kill()
 
     async def reap(self) -> None:
-        """Waits for its end."""
+        """Waits for its end, after :meth:`kill`."""
         self._stdin.close()
+        # What it said beyond what was read is still in the pipe. asyncio stops reading a pipe that nobody empties, then
+        # never sees its end, and a process counts as ended only when its pipes do.
+        while await self._stdout.read(65536):
+            pass
         await self._process.wait()
 
     async def _within(self, seconds: float, step: Coroutine[Any, Any, Answer]) -> Answer:

@@ -83,6 +83,8 @@ def test_processes_are_kept_and_replaced_after_so_many_jobs():
         ({"act": "raw", "hex": b"hello, world".hex()}, Death.BABBLED, "header of"),
         ({"act": "forged", "job": "ready"}, Death.BABBLED, "not given"),
         ({"act": "many", "size": MIB, "count": 2}, Death.BABBLED, "payloads"),
+        # Far more than a pipe and its reader hold: its end must still be noticed.
+        ({"act": "many", "size": 16 * MIB, "count": 2}, Death.BABBLED, "payloads"),
         ({"act": "many", "size": 1, "count": 65}, Death.BABBLED, "faults"),
     ],
 )
