@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -13,9 +14,10 @@ from importlib.metadata import version
 from court.backends.picture_reader import GuardedPictureReader
 from court.backends.text_reader import OcrTextReader
 from court.digests import digest
-from court.errors import BadRequest, Unavailable
-from court.events import AnyEvent, Procedure
-from court.meme import Meme, check_text
+from court.errors import BadRequest, CantResume, Unavailable
+from court.events import AnyEvent, MemeIdentity, Procedure
+from court.meme import Frame, Meme, Picture, PictureFormat, check_text
+from court.policy import DEFAULT_POLICY, Policy
 from court.ports import PictureReader, Watcher
 from court.record import TrialRecord
 from court.trial import Case, Court
@@ -25,6 +27,7 @@ from retrieval.embedding import Encoder
 from retrieval.finder import LibraryFinder
 from retrieval.library import Library
 from retrieval.storage import CURRENT
+from serving.bench import open_bench
 from serving.docket.sql import SqlDocket
 from serving.docket.store import Docket
 from serving.settings import Settings
@@ -80,12 +83,13 @@ class Courthouse:
     pictures: PictureReader
     docket: Docket
 
-    async def hear(self, ask: Ask, watch: Watcher | None = None) -> Hearing:
+    async def hear(self, ask: Ask, watch: Watcher | None = None, *, within_s: float | None = None) -> Hearing:
         """Decodes, tries and keeps.
 
         Args:
             ask: What to try.
             watch: Is told of every event after the docket has kept it.
+            within_s: Seconds until the caller's deadline; None where there is none.
 
         Raises:
             BadInput: The picture or the text can't be tried; nothing is recorded.
@@ -101,11 +105,6 @@ class Courthouse:
         decoded = time.perf_counter()
         await self.docket.keep_picture(picture)
 
-        async def keep(event: AnyEvent) -> None:
-            await self.docket.append(event)
-            if watch is not None:
-                await watch(event)
-
         case = Case(
             trial_id=str(uuid.uuid4()),
             meme=Meme(picture=picture, text=ask.text, language=ask.language or None),
@@ -114,9 +113,49 @@ class Courthouse:
             namespace=ask.namespace,
             content_id=ask.content_id,
             trace_id=ask.trace_id or uuid.uuid4().hex,
+            within_s=None if within_s is None else within_s - (time.perf_counter() - began),
         )
-        record = await self.court.hear(case, keep)
+        record = await self.court.hear(case, self._keeping(watch))
         return Hearing(record, picture_seconds=decoded - began, total_seconds=time.perf_counter() - began)
+
+    async def resume(self, trial_id: str, watch: Watcher | None = None) -> TrialRecord:
+        """Takes a trial up where it was cut off.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            CantResume: It is over, or was begun with other versions than are loaded now.
+            TrialAborted: It failed again.
+        """
+        record = await self.docket.record(trial_id)
+        kept = await self.docket.frames(record.opened.meme.pixels_sha256)
+        if not kept:
+            raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
+        return await self.court.resume(record, picture_of(record.opened.meme, kept), self._keeping(watch))
+
+    def _keeping(self, watch: Watcher | None) -> Watcher:
+        async def keep(event: AnyEvent) -> None:
+            await self.docket.append(event)
+            if watch is not None:
+                await watch(event)
+
+        return keep
+
+
+def picture_of(meme: MemeIdentity, kept: Sequence[bytes]) -> Picture:
+    """The picture of a trial as it was decoded then, from the frames that the docket kept."""
+    sizes = [struct.unpack(">II", png[16:24]) for png in kept]  # where a PNG says how large it is
+    return Picture(
+        format=PictureFormat(meme.format),
+        bytes_sha256=meme.bytes_sha256,
+        pixels_sha256=meme.pixels_sha256,
+        width=meme.width,
+        height=meme.height,
+        frame_count=meme.frame_count,
+        frames=tuple(
+            Frame(png, width, height, index)
+            for png, (width, height), index in zip(kept, sizes, meme.frames_used, strict=True)
+        ),
+    )
 
 
 @asynccontextmanager
@@ -132,9 +171,13 @@ async def open_courthouse(
 
     Raises:
         BadLibrary: The library is missing, damaged or made with another encoder.
+        BadRequest: The policy can't be used, or a model server is named by half.
         DocketError: The docket can't be opened.
+        NotLoaded: The procedure that the settings ask for needs chat models, and none are named.
+        ModelRefused, Unavailable: A model server does not have the model, or does not answer.
     """
     async with AsyncExitStack() as stack:
+        policy = Policy.load(settings.policy) if settings.policy else DEFAULT_POLICY
         docket = SqlDocket.open(settings.docket_path)
         stack.push_async_callback(docket.close)
         pictures = GuardedPictureReader(workers=settings.picture_workers)
@@ -147,12 +190,17 @@ async def open_courthouse(
         library = await open_library(settings, encoder, pictures, tell)
         finder = LibraryFinder(library, encoder)
         stack.callback(finder.close)
+        bench = await open_bench(settings, stack, tell)
         court = Court(
             finder=finder,
             text_reader=text_reader,
             software=SOFTWARE,
             settings=settings.trial,
+            policy=policy,
+            chairs=bench.chairs if bench else None,
+            room=bench.room if bench else lambda: True,
         )
+        court.require(settings.procedure)
         yield Courthouse(court=court, pictures=pictures, docket=docket)
 
 

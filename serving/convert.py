@@ -76,15 +76,15 @@ def response_of(hearing: Hearing, *, client_token: bytes = b"") -> wire.JudgeRes
     record = hearing.record
     opened = record.opened
     given, text, cited = record.last(VerdictGiven), record.text, record.precedents
-    assert given is not None and text is not None and cited is not None
-    verdict, findings = given.verdict, cited.findings
+    assert given is not None and text is not None
+    verdict, findings = given.verdict, cited.findings if cited else None
     response = wire.JudgeResponse(
         verdict_id=record.trial_id,
         request_id=opened.request_id,
         content=wire.Content(namespace=opened.meme.namespace, id=opened.meme.content_id),
         label=wire.Label.Value(f"LABEL_{verdict.label}"),
         rationale=verdict.rationale,
-        precedents=[_precedent(exhibit) for exhibit in findings.exhibits],
+        precedents=[_precedent(exhibit) for exhibit in findings.exhibits] if findings else [],
         needs_human_review=verdict.needs_human_review,
         review_reasons=[
             wire.Review(reason=wire.ReviewReason.Value(f"REVIEW_REASON_{review.reason}"), detail=review.detail)
@@ -98,17 +98,17 @@ def response_of(hearing: Hearing, *, client_token: bytes = b"") -> wire.JudgeRes
             settings=opened.versions.settings,
             prompts=opened.versions.prompts,
             models=opened.versions.models,
-            encoder=findings.library.encoder,
-            library=wire.Library(
-                name=findings.library.name, digest=findings.library.digest, size=findings.library.size
-            ),
+            encoder=opened.versions.encoder,
+            library=wire.Library(name=findings.library.name, digest=findings.library.digest, size=findings.library.size)
+            if findings
+            else None,
             text_reader=opened.versions.text_reader,
         ),
         timings=wire.Timings(
             total=_duration(hearing.total_seconds),
             picture=_duration(hearing.picture_seconds),
             text=_duration(text.latency_s),
-            precedents=_duration(cited.latency_s),
+            precedents=_duration(cited.latency_s if cited else 0.0),
         ),
         trace_id=opened.trace_id,
         client_token=client_token,
@@ -123,6 +123,9 @@ def response_of(hearing: Hearing, *, client_token: bytes = b"") -> wire.JudgeRes
     if verdict.harm_score is not None and verdict.harm_score_meaning is not None:
         response.harm_score = verdict.harm_score
         response.harm_score_meaning = wire.ScoreMeaning.Value(f"SCORE_MEANING_{verdict.harm_score_meaning}")
+    if verdict.finding is not None:
+        found = verdict.finding
+        response.finding.CopyFrom(wire.Finding(category=found.category, clause=found.clause, target=found.target))
     if verdict.strengths is not None:
         response.strengths.harmful = wire.Strength.Value(f"STRENGTH_{verdict.strengths.harmful}")
         response.strengths.benign = wire.Strength.Value(f"STRENGTH_{verdict.strengths.benign}")

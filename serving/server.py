@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from court.errors import BadRequest
+from court.errors import BadRequest, CourtError
 from court.meme import LIMITS
-from serving.assembly import open_courthouse
+from serving.assembly import Courthouse, open_courthouse
 from serving.service import SERVICE, CourtService
 from serving.settings import Settings
 
@@ -30,6 +30,7 @@ async def serve(
     settings: Settings,
     address: str,
     *,
+    resume: bool = False,
     bound: Callable[[str], None] = lambda _: None,
     ready: Callable[[], None] = lambda: None,
     tell: Callable[[str], None] = lambda _: None,
@@ -39,6 +40,7 @@ async def serve(
     Args:
         settings: What to serve.
         address: ``host:port``; port 0 for a free one.
+        resume: Whether trials that were cut off are taken up, beside the new ones.
         bound: Is told the address with its port as soon as the server listens.
         ready: Is called when asks are heard.
         tell: Is told what takes long, in a sentence.
@@ -47,7 +49,7 @@ async def serve(
         BadRequest: The address can't be listened on.
         CourtError: The courthouse can't be opened.
     """
-    service = CourtService(settings.concurrent_trials)
+    service = CourtService(settings.concurrent_trials, settings.procedure)
     server, healthy = await make_server(service)
     port = _listen(server, address)
     stopping = _stop_signals()
@@ -62,7 +64,12 @@ async def serve(
             opening.cancel()
             await asyncio.wait((opening,))
             return
-        service.open(opening.result())
+        courthouse = opening.result()
+        # Those that are open now were cut off; new ones will be open too.
+        cut_off = await courthouse.docket.open_trials() if resume else ()
+        service.open(courthouse)
+        resuming = asyncio.ensure_future(_resume(courthouse, cut_off))
+        stack.push_async_callback(_end, resuming)
         await say_serving(healthy)
         ready()
         await waiting
@@ -71,6 +78,21 @@ async def serve(
         service.close()
         await server.stop(settings.grace)
         await service.empty(seconds=5)
+
+
+async def _resume(courthouse: Courthouse, cut_off: Sequence[str]) -> None:
+    """Takes up what was cut off, one after the other: what is asked for now goes first."""
+    for trial_id in cut_off:
+        try:
+            record = await courthouse.resume(trial_id)
+            _log.info("trial=%s resumed state=%s", trial_id, record.state)
+        except CourtError as error:
+            _log.warning("trial=%s not resumed reason=%s", trial_id, error.reason)
+
+
+async def _end(task: asyncio.Future[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def make_server(service: CourtService) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:

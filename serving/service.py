@@ -21,6 +21,9 @@ from serving.status import Busy, status_of
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Court"].full_name
 
+_TO_ANSWER_S = 0.1
+"""What is kept of a caller's deadline to send it the verdict, in seconds."""
+
 _log = logging.getLogger("memecourt.service")
 
 if TYPE_CHECKING:
@@ -99,7 +102,9 @@ class CourtService:
                 traceparent=metadata.get("traceparent", ""),
             )
             try:
-                hearing = await courthouse.hear(ask, _announce)
+                left = context.time_remaining()
+                within_s = None if left is None else left - _TO_ANSWER_S
+                hearing = await courthouse.hear(ask, _announce, within_s=within_s)
             except TrialAborted as error:
                 _log.warning("trial=%s failed reason=%s", error.record.trial_id, error.reason)
                 raise

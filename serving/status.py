@@ -7,9 +7,21 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from court.errors import BadInput, BadLibrary, CourtError, NotLoaded, TrialAborted, Unavailable
+from court.errors import (
+    BadInput,
+    BadLibrary,
+    CourtError,
+    ModelRefused,
+    NotLoaded,
+    Overrun,
+    ReplyUnusable,
+    TrialAborted,
+    Unavailable,
+)
 
 DOMAIN = "memecourt.v1"
+DEADLINE = "DEADLINE"
+"""Reason of the overrun that is the caller's own deadline, and not one of our time limits."""
 
 
 class Busy(Unavailable):
@@ -21,11 +33,15 @@ class Busy(Unavailable):
 def _code_of(error: CourtError) -> int:
     if isinstance(error, Busy):
         return int(code_pb2.RESOURCE_EXHAUSTED)
+    if isinstance(error, Overrun) and error.reason == DEADLINE:
+        return int(code_pb2.DEADLINE_EXCEEDED)
+    if isinstance(error, ReplyUnusable):
+        return int(code_pb2.ABORTED)
     if isinstance(error, Unavailable):
         return int(code_pb2.UNAVAILABLE)
     if isinstance(error, BadInput):
         return int(code_pb2.INVALID_ARGUMENT)
-    if isinstance(error, NotLoaded | BadLibrary):
+    if isinstance(error, NotLoaded | BadLibrary | ModelRefused):
         return int(code_pb2.FAILED_PRECONDITION)
     return int(code_pb2.INTERNAL)
 
@@ -43,7 +59,7 @@ def status_of(error: CourtError) -> status_pb2.Status:
             field=root.field or "", description=root.message, reason=root.reason
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if isinstance(root, Unavailable):
+    if isinstance(root, Unavailable) and code != code_pb2.DEADLINE_EXCEEDED:
         delay = Duration()
         delay.FromMilliseconds(round(root.retry_after * 1000))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))

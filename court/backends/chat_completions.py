@@ -21,6 +21,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_bef
 from court.backends import chat_wire as wire
 from court.backends.chat_failures import Again, Failure, garbled, gone, of_sdk, overrun
 from court.backends.chat_wire import Capabilities, LogProbs
+from court.backends.load import Load
 from court.errors import ModelRefused
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, Odds
@@ -69,6 +70,7 @@ class ChatCompletions:
         pause_s: float = 0.25,
         pause_max_s: float = 8.0,
         http: httpx2.AsyncClient | None = None,
+        load: Load | None = None,
     ) -> None:
         """Connects to nothing yet.
 
@@ -81,11 +83,13 @@ class ChatCompletions:
             pause_s: Longest pause before the second attempt, in seconds; doubles with each further one.
             pause_max_s: Longest pause before any attempt, in seconds; a server's ``Retry-After`` comes on top.
             http: A pool to share; whoever made it closes it. A pool of its own otherwise.
+            load: Counts the calls in flight, together with those of others that it is given to.
         """
         self.capabilities = capabilities or Capabilities()
         self._model = model
         self._attempts = attempts
         self._jitter = wait_random_exponential(multiplier=pause_s, max=pause_max_s)
+        self._load = load or Load(1)
         self._own_http = http is None
         self._http = http or http_client()
         self._client = openai.AsyncOpenAI(
@@ -274,7 +278,8 @@ class ChatCompletions:
         )
 
         async def attempt() -> _T:
-            return await ask()
+            with self._load.call():  # not while it pauses: the server has nothing to do for it then
+                return await ask()
 
         try:
             async with asyncio.timeout(within_s):

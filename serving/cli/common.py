@@ -34,14 +34,59 @@ docket_option = click.option(
 )
 
 
+def trial_options(command: F) -> F:
+    """Options that say how a trial is held, and by which models."""
+    options = (
+        click.option("--procedure", type=click.Choice(["summary", "full", "cascade"]), help="How to try a meme."),
+        click.option("--llm-url", metavar="URL", help="A chat-completions server for full trials: …/v1."),
+        click.option("--model", help="The model to ask there; each role may have its own, in the file of settings."),
+        click.option("--policy", type=click.Path(path_type=Path), help="The file of the policy (TOML)."),
+        click.option(
+            "--without",
+            multiple=True,
+            type=click.Choice(["precedents", "advocates", "captioner"]),
+            help="Leave out a part of the full trial, to measure what it is worth.",
+        ),
+        click.option("--dull-judge", is_flag=True, default=None, help="One call of the Judge with the meme alone."),
+        click.option(
+            "--stance-at", type=click.Choice(["start", "summary"]), help="When an advocate is given its side."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def trial_settings(
+    procedure: str | None,
+    llm_url: str | None,
+    model: str | None,
+    policy: Path | None,
+    without: tuple[str, ...],
+    dull_judge: bool | None,
+    stance_at: str | None,
+) -> dict[str, Any]:
+    """What :func:`trial_options` gave, as settings; only what was given."""
+    trial: dict[str, Any] = dict.fromkeys(without, False)
+    trial |= {
+        name: value for name, value in (("dull_judge", dull_judge), ("stance_at", stance_at)) if value is not None
+    }
+    llm = {name: value for name, value in (("url", llm_url), ("model", model)) if value is not None}
+    given = {"procedure": procedure.upper() if procedure else None, "policy": policy, "trial": trial, "llm": llm}
+    return {name: value for name, value in given.items() if value}
+
+
 def settings_of(**given: Any) -> Settings:
-    """Settings from the environment, overruled by what was given as options."""
+    """Settings from the file and the environment, overruled by what was given as options."""
     from pydantic import ValidationError
 
+    from court.errors import BadRequest
     from serving.settings import Settings
 
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
+    except BadRequest as error:
+        raise click.ClickException(error.message) from None
     except ValidationError as error:
         # Names and reasons only: a value from the environment may be a secret.
         faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))

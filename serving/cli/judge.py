@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from google.protobuf.json_format import MessageToDict
@@ -26,8 +26,13 @@ from serving.cli.common import (
     run,
     settings_of,
     tell,
+    trial_options,
+    trial_settings,
 )
 from serving.cli.show import show_verdict
+
+if TYPE_CHECKING:
+    from serving.settings import Settings
 
 _AT_ONCE = 8  # pictures on their way at once: enough to keep every worker busy, few enough to hold in memory
 
@@ -52,28 +57,26 @@ _Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _Failure]]
 )
 @click.option("--text", help='The text of the meme ("" if it has none). Without it, the text is read off the picture.')
 @click.option("--language", default="", help='BCP 47 tag of the text, such as "en".')
-@click.option(
-    "--procedure",
-    type=click.Choice(["summary", "full", "cascade"]),
-    help="How to try it. [default: summary; with --server, the server's own]",
-)
 @click.option("--namespace", default="", help="Whose content it is; kept in the record.")
 @click.option("--server", metavar="ADDRESS", help="Ask the server at host:port instead of judging here.")
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds that one meme may take.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a picture and line: file, and verdict or error.")
+@click.option("--watch", is_flag=True, help="Show every event of the trial as it happens, on standard error.")
+@trial_options
 @library_option
 @docket_option
 def judge(
     pictures: tuple[Path, ...],
     text: str | None,
     language: str,
-    procedure: str | None,
     namespace: str,
     server: str | None,
     timeout: float,
     as_json: bool,
+    watch: bool,
     library: Path | None,
     docket: Path | None,
+    **options: Any,
 ) -> None:
     """Tries memes and says what each is: JPEG, PNG, WebP or GIF files, "-" for standard input.
 
@@ -82,8 +85,12 @@ def judge(
     """
     if text is not None and len(pictures) > 1:
         raise click.UsageError("--text is the text of one meme; give one picture with it.")
-    if server and (library or docket):
-        raise click.UsageError("--library and --docket are the server's to choose; leave them out with --server.")
+    procedure = options["procedure"]
+    given = {"library": library, "docket": docket, **trial_settings(**options)}
+    if server and (watch or any(value for name, value in given.items() if name != "procedure")):
+        raise click.UsageError("With --server, everything but --procedure is the server's to choose; leave it out.")
+    if watch and len(pictures) > 1:
+        raise click.UsageError("--watch shows one trial; give one picture with it.")
     if as_json and not sys.stdout.isatty():
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
 
@@ -96,7 +103,7 @@ def judge(
             namespace=namespace,
         )
 
-    judges = _there(server, timeout) if server else _here(settings_of(library=library, docket=docket), text, timeout)
+    judges = _there(server, timeout) if server else _here(settings_of(**given), text, timeout, watch)
     where = f"  (on the server's machine, {server})" if server else ""
     sys.exit(run(_judge_all(pictures, request_of, judges, as_json, where, docket)))
 
@@ -152,18 +159,24 @@ async def _there(address: str, timeout: float) -> AsyncIterator[_Judge]:  # noqa
 
 
 @asynccontextmanager
-async def _here(settings: Any, text: str | None, timeout: float) -> AsyncIterator[_Judge]:  # noqa: ASYNC109
+async def _here(
+    settings: Settings,
+    text: str | None,
+    timeout: float,  # noqa: ASYNC109
+    watch: bool,
+) -> AsyncIterator[_Judge]:
     from court.errors import CourtError
-    from court.events import Procedure
     from serving.assembly import open_courthouse
+    from serving.cli.records import show_event
     from serving.convert import ask_of, response_of
 
     async with open_courthouse(settings, read_text=text is None, tell=tell) as courthouse:
 
         async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _Failure:
             try:
-                asked = ask_of(request, policy=courthouse.court.policy, default=Procedure.SUMMARY)
-                return response_of(await asyncio.wait_for(courthouse.hear(asked), timeout))
+                asked = ask_of(request, policy=courthouse.court.policy, default=settings.procedure)
+                watcher = show_event if watch else None
+                return response_of(await asyncio.wait_for(courthouse.hear(asked, watcher, within_s=timeout), timeout))
             except TimeoutError:
                 return _Failure(f"There was no verdict within {timeout:g} s; --timeout allows more.", "TIMEOUT")
             except CourtError as error:

@@ -5,6 +5,7 @@ Commands are imported when they are called: asking for help must not load an enc
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -13,8 +14,10 @@ import click
 _COMMANDS = {
     "judge": ("serving.cli.judge", "Try memes and say what each is."),
     "serve": ("serving.cli.serve", "Serve verdicts over gRPC."),
+    "vllm": ("serving.cli.vllm", "Start a vLLM on this machine, set up for the court."),
     "precedents": ("serving.cli.precedents", "Make, extend, search and describe libraries of precedents."),
-    "records": ("serving.cli.records", "List trials and show them step by step."),
+    "records": ("serving.cli.records", "List trials, show them step by step, resume those that were cut off."),
+    "settings": ("serving.cli.settings", "Show the settings that are in force."),
     "demo": ("serving.cli.demo", "See it work: a server, three memes drawn for it, three verdicts."),
 }
 
@@ -42,11 +45,16 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="memecourt")
-def cli() -> None:
+@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="A TOML file of settings.")
+def cli(config: str | None) -> None:
     """MemeCourt puts memes on trial: two sides argue, precedents are cited, a judge rules, every step is kept.
 
-    Settings come from options or from the environment (MEMECOURT_HOME, MEMECOURT_LIBRARY, MEMECOURT_DOCKET …).
+    Settings come from options, else from the environment (MEMECOURT_HOME, MEMECOURT_LIBRARY, MEMECOURT_DOCKET …), else
+    from the file that --config or MEMECOURT_CONFIG names. `memecourt settings` shows those in force.
     """
+    if config:
+        # Where Settings looks for it, in this process and in those it starts.
+        os.environ["MEMECOURT_CONFIG"] = config
 
 
 def main() -> None:

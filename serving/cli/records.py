@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.cli.common import docket_option, excerpt, paragraph, run, settings_of
+from serving.cli.common import (
+    docket_option,
+    excerpt,
+    library_option,
+    paragraph,
+    run,
+    settings_of,
+    tell,
+    trial_options,
+    trial_settings,
+)
 
 if TYPE_CHECKING:
     from court.events import AnyEvent
     from court.record import TrialRecord
     from serving.docket.store import DocketLine
+    from serving.settings import Settings
 
 
 @click.group()
@@ -52,6 +63,26 @@ def show_record(trial_id: str, as_json: bool, docket: Path | None) -> None:
         click.echo(json.dumps({"trial_id": record.trial_id, "state": record.state, "events": events}, indent=2))
     else:
         click.echo(render(record))
+
+
+@records.command("resume")
+@click.argument("trial_id", metavar="ID")
+@click.option("--watch", is_flag=True, help="Show every event as it happens.")
+@trial_options
+@library_option
+@docket_option
+def resume_record(trial_id: str, watch: bool, library: Path | None, docket: Path | None, **options: Any) -> None:
+    """Takes a trial up where it was cut off, or where it failed for a reason that has passed.
+
+    Nobody is asked again for what was said. Settings, models, precedents and policy must be those it was begun with.
+    """
+    settings = settings_of(library=library, docket=docket, **trial_settings(**options))
+    click.echo(render(run(_resumed(settings, trial_id, watch))))
+
+
+async def show_event(event: AnyEvent) -> None:
+    """A watcher that prints each event as it happens, on standard error."""
+    click.echo("\n".join([f"{event.seq:>3}  {event.at:%H:%M:%S}  {event.kind}", *_told(event), ""]), err=True)
 
 
 def render(record: TrialRecord) -> str:
@@ -136,6 +167,11 @@ def _told(event: AnyEvent) -> list[str]:
             strengths = verdict.strengths
             return [
                 f"{indent}{click.style(str(verdict.label).replace('_', ' '), bold=True)}",
+                *(
+                    [fact("policy", f"{found.category}, clause {found.clause or '-'}, at {found.target or '-'}")]
+                    if (found := verdict.finding)
+                    else []
+                ),
                 *([fact("harm score", f"{verdict.harm_score:.3f}")] if verdict.harm_score is not None else []),
                 *(
                     [fact("strengths", f"harmful {strengths.harmful.lower()}, benign {strengths.benign.lower()}")]
@@ -149,6 +185,8 @@ def _told(event: AnyEvent) -> list[str]:
         case e.TrialFailed():
             again = "asking again may help" if event.retryable else "asking again will not help"
             return [fact("at step", event.step), speech(f"{event.message} ({event.reason}; {again})")]
+        case e.TrialResumed():
+            return [fact("software", f"memecourt {event.software}")]
         case e.VerdictReviewed():
             return [fact(event.outcome.lower(), f"{event.label} by {event.reviewer}"), speech(event.reason)]
 
@@ -204,6 +242,13 @@ def _line_json(line: DocketLine) -> dict[str, object]:
         "label": line.label,
         "needs_human_review": line.needs_human_review,
     }
+
+
+async def _resumed(settings: Settings, trial_id: str, watch: bool) -> TrialRecord:
+    from serving.assembly import open_courthouse
+
+    async with open_courthouse(settings, tell=tell) as courthouse:
+        return await courthouse.resume(trial_id, show_event if watch else None)
 
 
 async def _record(docket: Path | None, trial_id: str) -> TrialRecord:

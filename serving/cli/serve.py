@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.cli.common import docket_option, library_option, run, settings_of, tell
+from serving.cli.common import docket_option, library_option, run, settings_of, tell, trial_options, trial_settings
+
+if TYPE_CHECKING:
+    from serving.settings import Settings
 
 
 @click.command()
@@ -19,9 +25,20 @@ from serving.cli.common import docket_option, library_option, run, settings_of, 
     help="Where to listen; port 0 for a free one. There is no TLS yet: keep it on this machine or behind a proxy.",
 )
 @click.option("--concurrent-trials", type=int, help="Trials held at once; beyond, callers are asked to come again.")
+@click.option("--vllm", metavar="MODEL", help="Start a vLLM with this model too, and ask it in full trials.")
+@click.option("--resume", is_flag=True, help="First take up the trials that were cut off when the server last ended.")
+@trial_options
 @library_option
 @docket_option
-def serve(address: str, concurrent_trials: int | None, library: Path | None, docket: Path | None) -> None:
+def serve(
+    address: str,
+    concurrent_trials: int | None,
+    vllm: str | None,
+    resume: bool,
+    library: Path | None,
+    docket: Path | None,
+    **options: Any,
+) -> None:
     """Serves memecourt.v1.Court over gRPC, with health checks and reflection, until SIGTERM or Ctrl-C.
 
     Says "listening on ADDRESS" once it listens and "ready" once it judges; until then its health is NOT_SERVING. One
@@ -31,13 +48,35 @@ def serve(address: str, concurrent_trials: int | None, library: Path | None, doc
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("memecourt").setLevel(logging.INFO)
-    settings = settings_of(library=library, docket=docket, concurrent_trials=concurrent_trials)
-    run(
-        serve_until_stopped(
-            settings,
-            address,
-            bound=lambda where: click.echo(f"listening on {where}"),
-            ready=lambda: click.echo("ready"),
-            tell=tell,
-        )
-    )
+    given = {"library": library, "docket": docket, "concurrent_trials": concurrent_trials, **trial_settings(**options)}
+    if vllm and ("llm" in given):
+        raise click.UsageError("--vllm starts a model server; leave --llm-url and --model out with it.")
+
+    async def work() -> None:
+        async with _models(vllm, given) as settings:
+            await serve_until_stopped(
+                settings,
+                address,
+                resume=resume,
+                bound=lambda where: click.echo(f"listening on {where}"),
+                ready=lambda: click.echo("ready"),
+                tell=tell,
+            )
+
+    run(work())
+
+
+@asynccontextmanager
+async def _models(model: str | None, given: dict[str, Any]) -> AsyncIterator[Settings]:
+    """The settings, with a vLLM behind them if one is to be started."""
+    if model is None:
+        yield settings_of(**given)
+        return
+    from serving.vllm import VllmServer
+    from serving.vllm_settings import VllmSettings
+
+    settings_of(**given)  # what is wrong with them is said before minutes are spent on a model
+    tell(f"Starting vLLM with {model}; the first time, it fetches the model …")
+    async with VllmServer(VllmSettings(model=model)) as server:
+        llm = {"url": server.base_url, "model": server.model, "api_key": server.api_key}
+        yield settings_of(**{**given, "llm": llm})

@@ -28,6 +28,7 @@ from sqlalchemy import (
     Text,
     create_engine,
     event,
+    func,
     insert,
     select,
     text,
@@ -168,6 +169,19 @@ class SqlDocket:
         )
         last = {end.trial_id: end for end in (parse_event(body) for (body,) in await self._read(ended))}
         return [_line(opening, last.get(opening.trial_id)) for opening in first]
+
+    async def open_trials(self) -> Sequence[str]:
+        """See :meth:`serving.docket.store.Docket.open_trials`."""
+        # The last event of each trial says whether it has ended; reviews only follow a verdict.
+        last = select(_events.c.trial_id, func.max(_events.c.seq).label("seq")).group_by(_events.c.trial_id).subquery()
+        ended = ("VerdictGiven", "TrialFailed", "VerdictReviewed")
+        query = (
+            select(_events.c.trial_id)
+            .join(last, (last.c.trial_id == _events.c.trial_id) & (last.c.seq == _events.c.seq))
+            .where(_events.c.kind.not_in(ended))
+            .order_by(_events.c.at)
+        )
+        return [trial_id for (trial_id,) in await self._read(query)]
 
     async def close(self) -> None:
         """See :meth:`serving.docket.store.Docket.close`."""

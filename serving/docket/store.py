@@ -88,6 +88,10 @@ class Docket(Protocol):
         """Trials, the last opened first, those opened before a time only."""
         ...
 
+    async def open_trials(self) -> Sequence[str]:
+        """Ids of the trials that are open, the first opened first: they run in some process, or were cut off."""
+        ...
+
     async def close(self) -> None:
         """Waits until everything handed in is kept, and lets go."""
         ...

@@ -1,0 +1,95 @@
+"""Who speaks in a full trial: chat models behind the servers that the settings name, each asked once what it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from court.agents import Chair, Chairs
+from court.errors import BadRequest, ModelRefused, NotLoaded
+from court.meme import LIMITS
+from serving.settings import RoleSettings, Settings
+
+if TYPE_CHECKING:
+    from court.backends.chat_completions import ChatCompletions
+
+_Role = Literal["proposer", "accuser", "defender", "judge"]
+_SEES = ("proposer", "judge")
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The chat models of a court.
+
+    Attributes:
+        chairs: Who speaks.
+        room: Whether a call that may turn out to be superfluous would not be in a needed one's way.
+    """
+
+    chairs: Chairs
+    room: Callable[[], bool]
+
+
+async def open_bench(settings: Settings, stack: AsyncExitStack, tell: Callable[[str], None]) -> Bench | None:
+    """Connects to the model servers; None where the settings name none.
+
+    Args:
+        settings: Which servers and models.
+        stack: Closes the connections when it is closed.
+        tell: Is told what a server can't do, and how the court gets along without it.
+
+    Raises:
+        BadRequest: A role has a server without a model, or the other way round.
+        NotLoaded: The client for model servers is not installed.
+        ModelRefused: A server does not have the model, wants another key, or takes no pictures and is to see some.
+        Unavailable: A server does not answer.
+    """
+    wanted = {role: settings.llm.of_role(role) for role in get_args(_Role)}
+    if not any(role.url or role.model for role in wanted.values()):
+        return None
+    try:
+        from court.backends.chat_completions import ChatCompletions, http_client
+        from court.backends.chat_probe import probe
+        from court.backends.load import Load
+    except ModuleNotFoundError as error:
+        raise NotLoaded(
+            "Full trials need the client for model servers, which is not installed. "
+            "Install it with: pip install 'memecourt[full]'",
+            reason="FULL_NOT_INSTALLED",
+        ) from error
+
+    http = http_client()
+    stack.push_async_callback(http.aclose)
+    load = Load(settings.llm.concurrency)
+    models: dict[tuple[str, str, str], ChatCompletions] = {}
+    chairs = {}
+    # Up to four frames of the meme, and the precedents' pictures.
+    pictures = LIMITS.representative_frames + settings.trial.exhibits
+    for role, own in wanted.items():
+        url, name = _both(role, own)
+        key = own.api_key.get_secret_value() if own.api_key else ""
+        model = models.get((url, name, key))
+        if model is None:
+            tell(f"Asking the model server for {name} what it can do …")
+            model = ChatCompletions(base_url=url, model=name, api_key=key or None, http=http, load=load)
+            found = await probe(model, pictures=pictures)
+            for sentence in found.sentences:
+                tell(f"{name}: {sentence}")
+            models[url, name, key] = model
+        if role in _SEES and not model.capabilities.pictures:
+            raise ModelRefused(f"The {role} must see pictures, and {name} takes none. Name another model for it.")
+        chairs[role] = Chair(model, own.temperature or 0.0)
+    return Bench(Chairs(**chairs), load.room)
+
+
+def _both(role: str, own: RoleSettings) -> tuple[str, str]:
+    if not own.url or not own.model:
+        raise BadRequest(
+            f"The {role} has {'a model but no server' if own.model else 'a server but no model'}. Give both, with "
+            "--llm-url and --model, in the environment or in the file of settings.",
+            reason="MODEL_HALF_NAMED",
+            field="llm",
+        )
+    return own.url, own.model
