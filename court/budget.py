@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 
-from court.errors import Overrun
+from court.errors import CourtError, Overrun
+
+_NO_TIME_S = 0.2
 
 
 class Budget:
@@ -31,8 +33,12 @@ class Budget:
         """Seconds that the next call may take. Raises Overrun if there are none."""
         left = self.left
         if left <= 0:
-            raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0)
+            raise _over()
         return min(left, self._call_s)
+
+    def blame(self, error: CourtError) -> CourtError:
+        """The error that ended a trial, or the deadline, where it was that which left a call no time."""
+        return _over() if isinstance(error, Overrun) and self.left < _NO_TIME_S else error
 
     def took(self, seconds: float) -> None:
         """Learns how long a call took."""
@@ -41,3 +47,7 @@ class Budget:
     def allows(self, calls: int) -> bool:
         """Whether there is time for so many more calls one after another, each as slow as the slowest so far."""
         return self.left > calls * self._longest
+
+
+def _over() -> Overrun:
+    return Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0)

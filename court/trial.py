@@ -166,17 +166,19 @@ class Court:
     async def _to_its_end(
         self, case: Case, clerk: Clerk, beginning: type[Event], values: dict[str, Any]
     ) -> TrialRecord:
+        budget = Budget(case.within_s, self.settings.call_s)
         try:
             await clerk.note(beginning, **values)
-            await self._hold(case, clerk, Budget(case.within_s, self.settings.call_s))
+            await self._hold(case, clerk, budget)
         except asyncio.CancelledError:
             await clerk.fail(CourtError("The caller gave up before there was a verdict.", reason="CANCELLED"))
             raise
-        except CourtError as cause:
+        except CourtError as error:
+            cause = budget.blame(error)
             await clerk.fail(cause)
             if not clerk.opened:
                 raise
-            raise TrialAborted(cause, clerk.record) from cause
+            raise TrialAborted(cause, clerk.record) from error
         except Exception as error:
             # A fault of ours. Its message may hold the meme's text or a path: only its kind and place are logged.
             where = "".join(traceback.format_tb(error.__traceback__))

@@ -11,9 +11,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
-from court.errors import BadLibrary, BadPicture, Unavailable
+from court.errors import BadLibrary, BadPicture, ModelRefused, Unavailable
+from court.events import Procedure, TextSource
+from court.precedents import Relation
 from court.record import TrialState
-from court.verdict import Label
+from court.settings import TrialSettings
+from court.verdict import Label, ReviewReason, ScoreMeaning, Strength
 from memecourt.client import AsyncClient, Client, JudgeError, judge_request
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
@@ -21,6 +24,7 @@ from serving.assembly import Courthouse
 from serving.docket.sql import SqlDocket
 from serving.server import MESSAGE_BYTES, make_server, say_serving
 from serving.service import SERVICE, CourtService
+from tests.cast import RULING, Cast, full_court
 from tests.fakes import FakeReader, H, N, a_picture, findings
 from tests.unit.test_trial import a_court
 
@@ -81,14 +85,14 @@ def told(error):
 
 
 @asynccontextmanager
-async def a_scene(path, *, found=None, reader=None, pictures=None, trials=32, open_court=True):
+async def a_scene(path, *, found=None, reader=None, pictures=None, trials=32, open_court=True, court=None):
     docket = SqlDocket.open(path / "docket.sqlite")
     service = CourtService(trials)
     server, healthy = await make_server(service)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     if open_court:
-        service.open(Courthouse(a_court(found, reader), FakePictures(pictures), docket))
+        service.open(Courthouse(court or a_court(found, reader), FakePictures(pictures), docket))
         await say_serving(healthy)
     address = f"127.0.0.1:{port}"
     try:
@@ -425,3 +429,95 @@ def test_a_client_without_a_server_says_so():
     error = asyncio.run(work())
     assert error.code is grpc.StatusCode.UNAVAILABLE
     assert error.reason == ""
+
+
+def play_full(work, path, cast, **options):
+    async def scene():
+        async with a_scene(path, court=full_court(cast, **options)) as it:
+            return await work(it)
+
+    return asyncio.run(scene())
+
+
+def test_a_full_trial_carries_its_finding_models_and_score(tmp_path):
+    request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)
+    response = play_full(lambda it: it.stub.Judge(request, timeout=20), tmp_path, Cast(rounds=2))
+    assert response.label == wire.LABEL_HARMFUL
+    assert response.procedure == wire.PROCEDURE_FULL
+    assert (response.finding.category, response.finding.clause, response.finding.target) == (
+        "nationality",
+        "4",
+        "community",
+    )
+    assert response.harm_score_meaning == wire.SCORE_MEANING_LABEL_PROBABILITY
+    assert dict(response.versions.models)["JUDGE"] == "judge-model"
+    assert response.versions.prompts.startswith("sha256:")
+    assert response.rationale == RULING["rationale"]
+
+
+def test_without_precedents_the_response_names_no_library(tmp_path):
+    cast = Cast(judge=lambda request: {**RULING, "precedents": []})
+    request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)
+    response = play_full(
+        lambda it: it.stub.Judge(request, timeout=20), tmp_path, cast, settings=TrialSettings(precedents=False)
+    )
+    assert not response.precedents and not response.versions.HasField("library")
+    assert not response.HasField("finding") or response.finding.category
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (Unavailable("gone", reason="MODEL_GONE"), "UNAVAILABLE", "MODEL_GONE"),
+        (ModelRefused("unknown model"), "FAILED_PRECONDITION", "MODEL_REFUSED"),
+        ("", "ABORTED", "REPLY_EMPTY"),
+    ],
+)
+def test_what_goes_wrong_with_models_is_told_apart(tmp_path, error, code, reason):
+    request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)
+    cast = Cast(judge=lambda _: error)
+
+    async def work(it):
+        refusal = await it.refusal(request)
+        return refusal, await it.docket.record(refusal.info.metadata["trial_id"])
+
+    refusal, record = play_full(work, tmp_path, cast)
+    assert (refusal.code.name, refusal.info.reason) == (code, reason)
+    assert record.state is TrialState.FAILED and record.verdict is None
+
+
+def test_a_deadline_that_is_too_short_for_the_judge_gives_no_verdict(tmp_path):
+    request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)
+
+    async def work(it):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await it.stub.Judge(request, timeout=0.5)
+        await it.service.empty(5)
+        (line,) = await it.docket.list(limit=9)
+        return caught.value.code(), line.state
+
+    code, state = play_full(work, tmp_path, Cast(delay_s=0.2))
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert state is TrialState.FAILED
+
+
+def test_a_deadline_is_a_budget(tmp_path):
+    """Sides rest early, and the verdict comes in time and says so."""
+    request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)
+    response = play_full(lambda it: it.stub.Judge(request, timeout=1.2), tmp_path, Cast(rounds=9, delay_s=0.06))
+    assert response.label == wire.LABEL_HARMFUL
+    assert wire.REVIEW_REASON_CUT_SHORT in [review.reason for review in response.review_reasons]
+
+
+def test_every_word_of_the_court_has_one_on_the_wire():
+    """A label, strength, reason or relation that the wire does not know would fail only when it first occurs."""
+    for ours, theirs, prefix in (
+        (Label, wire.Label, "LABEL_"),
+        (Strength, wire.Strength, "STRENGTH_"),
+        (ScoreMeaning, wire.ScoreMeaning, "SCORE_MEANING_"),
+        (ReviewReason, wire.ReviewReason, "REVIEW_REASON_"),
+        (Relation, wire.Relation, "RELATION_"),
+        (Procedure, wire.Procedure, "PROCEDURE_"),
+        (TextSource, wire.TextSource, "TEXT_SOURCE_"),
+    ):
+        assert {f"{prefix}{word}" for word in ours} | {f"{prefix}UNSPECIFIED"} == {name for name, _ in theirs.items()}
