@@ -15,6 +15,7 @@ from court.errors import BadRequest
 from court.ports import PictureReader
 from retrieval.calibrate import calibrate
 from retrieval.embedding import Encoder, TextEmbeddings
+from retrieval.kept import Spool
 from retrieval.library import Library
 from retrieval.manifest import LabelledMeme, Tuning
 from retrieval.pictures import Seen, Wanted, embed_pictures_of
@@ -25,7 +26,6 @@ Progress = Callable[[str, int, int], None]
 """Told the step (``pictures``, ``texts``, ``calibration``), how much of it is done, and of how much."""
 
 STARTER = "starter"
-STARTER_MEMES = Path(__file__).parent / "starter" / "memes.jsonl"
 STARTER_MEMES = Path(__file__).parent / "starter" / "memes.jsonl"
 _BATCH = 512
 """Texts embedded at once, that is, between two reports of progress."""
@@ -61,6 +61,7 @@ class BuildReport:
 class _Gathered:
     memes: list[LabelledMeme]
     rows: NDArray[np.float32]
+    pictures: Spool | None
     report: BuildReport
 
 
@@ -88,8 +89,9 @@ async def build_library(
     Raises:
         BadRequest: A source can't be read, nothing of them is left, or there is a library already.
         Unavailable: Somebody else is writing to the library.
+        OSError: The disk will not have it.
     """
-    gathered = await _gather(sources, encoder, picture_reader, progress, frozenset())
+    gathered = await _gather(path, sources, encoder, picture_reader, progress, frozenset())
     tuning = await _tune(gathered.rows, gathered.memes, encoder, progress)
     library = await asyncio.to_thread(
         Library.create,
@@ -99,6 +101,7 @@ async def build_library(
         memes=gathered.memes,
         rows=gathered.rows,
         tuning=tuning,
+        pictures=gathered.pictures,
         replace=replace,
     )
     return library, gathered.report
@@ -115,13 +118,17 @@ async def add_to_library(
     """As :func:`build_library`, into a new generation of a library that is there; it is calibrated anew.
 
     Raises:
+        BadLibrary: A picture that was kept is not what it was when written.
         BadRequest: A source can't be read, nothing of them is left, or the library was changed since it was opened.
         Unavailable: Somebody else is writing to the library.
+        OSError: The disk will not have it; the old generation holds.
     """
-    gathered = await _gather(sources, encoder, picture_reader, progress, {meme.id for meme in library.memes})
+    taken = {meme.id for meme in library.memes}
+    gathered = await _gather(library.root, sources, encoder, picture_reader, progress, taken)
     rows = np.concatenate([library.rows, gathered.rows])
     tuning = await _tune(rows, [*library.memes, *gathered.memes], encoder, progress)
-    return await asyncio.to_thread(library.add, gathered.memes, gathered.rows, tuning), gathered.report
+    larger = await asyncio.to_thread(library.add, gathered.memes, gathered.rows, tuning, gathered.pictures)
+    return larger, gathered.report
 
 
 async def build_starter(
@@ -158,6 +165,7 @@ async def _tune(
 
 
 async def _gather(
+    root: Path,
     sources: Sequence[Source],
     encoder: Encoder,
     reader: PictureReader | None,
@@ -170,9 +178,11 @@ async def _gather(
     read = len(wanted) + len(problems)
     seen: dict[int, Seen] = {}
     without: dict[int, Problem] = {}
+    spool = None
     if reader is not None:
+        spool = await asyncio.to_thread(Spool, root)
         seen, without = await embed_pictures_of(
-            wanted, reader, encoder, lambda done, total: tell("pictures", done, total)
+            wanted, reader, encoder, spool, lambda done, total: tell("pictures", done, total)
         )
         problems += [problem for problem in without.values() if problem.kept]
     texts = await _embed_texts([item.row.text for item in wanted], encoder, tell)
@@ -208,7 +218,7 @@ async def _gather(
         without_picture=sum(not meme.has_picture for meme in memes),
         text_cut=tuple(cut),
     )
-    return _Gathered(memes, rows[: len(memes)].copy(), report)
+    return _Gathered(memes, rows[: len(memes)].copy(), spool, report)
 
 
 def _read_all(
@@ -263,4 +273,5 @@ def _labelled(row: Row, seen: Seen | None, has_text: bool, has_picture: bool) ->
         pixels_sha256=seen.pixels_sha256 if seen else "",
         has_text=has_text,
         has_picture=has_picture,
+        kept=seen.kept if seen else None,
     )

@@ -4,12 +4,16 @@ Every meme is tried before the rest (:mod:`retrieval.left_out`), by every settin
 then the threshold that maximises the mean of accuracy and macro-F1. The figures that are kept are measured by choosing
 on four fifths of the memes and voting on the last, in turn: the best of many settings flatters itself on the memes it
 was chosen by.
+
+So with the probabilities at which the vote settles a meme (:mod:`retrieval.settling`): they are chosen by such votes on
+memes that the settings have not seen, and what they are worth is measured on a fifth that neither has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +21,7 @@ from numpy.typing import NDArray
 from court.precedents import Floors, VoteSettings
 from retrieval.left_out import Neighbours, neighbours
 from retrieval.manifest import Calibration, LabelledMeme, Tuning
+from retrieval.settling import choose_settles, settled
 
 # Each grid begins with what is preferred where several are equally good.
 _ALPHAS = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
@@ -38,12 +43,36 @@ class _Choice:
     likelihood: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Votes:
+    """Votes on memes that the settings were chosen without.
+
+    Attributes:
+        probabilities: float64 of shape (q,).
+        said: Boolean of shape (q,): whether the vote is for harmful.
+        labels: Boolean of shape (q,): whether it is.
+    """
+
+    probabilities: NDArray[np.float64]
+    said: NDArray[np.bool_]
+    labels: NDArray[np.bool_]
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Votes]) -> _Votes:
+        return cls(
+            np.concatenate([part.probabilities for part in parts]),
+            np.concatenate([part.said for part in parts]),
+            np.concatenate([part.labels for part in parts]),
+        )
+
+
 def calibrate(
     rows: NDArray[np.float32],
     memes: Sequence[LabelledMeme],
     text_dim: int,
     floors: Floors,
     *,
+    error: float = 0.05,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tuning:
     """The tuning of a library with these memes.
@@ -53,6 +82,7 @@ def calibrate(
         memes: Theirs, at least one.
         text_dim: Where the text half ends.
         floors: The encoder's.
+        error: What share of wrong labels is put up with where the vote alone is to do.
         progress: Told how many of how many alphas are done.
     """
     n, harmful = len(memes), sum(meme.harmful for meme in memes)
@@ -64,49 +94,71 @@ def calibrate(
     if n < _FEWEST or min(harmful, n - harmful) < _FEWEST_OF_A_LABEL:
         return defaults
 
-    folds: list[list[_Choice]] = [[] for _ in range(_FOLDS)]
-    choices: list[_Choice] = []
-    outcomes: dict[float, tuple[Neighbours, NDArray[np.int64]]] = {}
+    # What is chosen without a fold is tried on it; without two, it also tells what may be settled in a third.
+    candidates: dict[frozenset[int], list[_Choice]] = {
+        frozenset(left): [] for size in range(3) for left in combinations(range(_FOLDS), size)
+    }
+    tried: dict[float, tuple[Neighbours, NDArray[np.int64]]] = {}
     found = neighbours(rows, memes, text_dim, alphas=alphas, depth=max(_KS), limit=_MOST_TRIED)
     for number, (alpha, near) in enumerate(zip(alphas, found, strict=True)):
         if near.labels.size < _FEWEST or min(near.labels.sum(), (~near.labels).sum()) < _FEWEST_OF_A_LABEL:
             return defaults  # many memes, but most of them twins of each other
         fold = np.arange(near.labels.size) % _FOLDS
-        outcomes[alpha] = (near, fold)
-        every = np.ones(near.labels.size, dtype=np.bool_)
+        tried[alpha] = (near, fold)
         logits, settings = _grid(near, prior)
-        choices.append(_best(alpha, logits, settings, near.labels, every))
-        for held_out in range(_FOLDS):
-            folds[held_out].append(_best(alpha, logits, settings, near.labels, fold != held_out))
+        for left, choices in candidates.items():
+            choices.append(_best(alpha, logits, settings, near.labels, ~np.isin(fold, list(left))))
         if progress:
             progress(number + 1, len(alphas))
+    chosen = {left: _first_best(choices) for left, choices in candidates.items()}
 
-    chosen = _first_best(choices)
-    probabilities, decisions, labels = [], [], []
-    for held_out, of_fold in enumerate(folds):
-        choice = _first_best(of_fold)
-        near, fold = outcomes[choice.alpha]
-        part = fold == held_out
-        p = probabilities_of(shares(near.similarities[part], near.harmful[part], choice.settings), choice.settings)
-        probabilities.append(p)
-        decisions.append(p >= choice.settings.threshold)
-        labels.append(near.labels[part])
-    truth, said = np.concatenate(labels), np.concatenate(decisions)
-    accuracy, macro_f1 = _scores(truth[None], said[None])
+    def held_out(fold: int, left: frozenset[int]) -> _Votes:
+        """The votes on a fold by what was chosen without the folds in ``left``, itself among them."""
+        choice = chosen[left]
+        near, folds = tried[choice.alpha]
+        part = folds == fold
+        share = shares(near.similarities[part], near.harmful[part], choice.settings)
+        p = probabilities_of(share, choice.settings)
+        return _Votes(p, p >= choice.settings.threshold, near.labels[part])
+
+    best = chosen[frozenset()]
+    votes = _Votes.joined([held_out(fold, frozenset({fold})) for fold in range(_FOLDS)])
+    accuracy, macro_f1 = _scores(votes.labels[None], votes.said[None])
+    settles = choose_settles(votes.probabilities, votes.labels, best.settings.threshold, error)
+    settled_share, settled_error = _settling(held_out, chosen, error)
     return Tuning(
-        alpha=chosen.alpha,
-        vote=chosen.settings,
+        alpha=best.alpha,
+        vote=best.settings,
         floors=floors,
         calibration=Calibration(
             method="leave-one-out",
-            n=int(truth.size),
+            n=int(votes.labels.size),
             accuracy=float(accuracy[0]),
             macro_f1=float(macro_f1[0]),
-            brier=float(np.mean((np.concatenate(probabilities) - truth) ** 2)),
-            majority=float(max(truth.mean(), 1 - truth.mean())),
-            note="" if truth.size == n else f"measured on {truth.size} of {n} memes",
+            brier=float(np.mean((votes.probabilities - votes.labels) ** 2)),
+            majority=float(max(votes.labels.mean(), 1 - votes.labels.mean())),
+            settled_share=settled_share,
+            settled_error=settled_error,
+            note="" if votes.labels.size == n else f"measured on {votes.labels.size} of {n} memes",
         ),
+        settles=settles,
     )
+
+
+def _settling(
+    held_out: Callable[[int, frozenset[int]], _Votes], chosen: Mapping[frozenset[int], _Choice], error: float
+) -> tuple[float, float | None]:
+    """Share of the memes that are settled by what was chosen without their fold, and of those the share of errors."""
+    n = done = wrong = 0
+    for fold in range(_FOLDS):
+        alone = frozenset({fold})
+        others = _Votes.joined([held_out(other, alone | {other}) for other in range(_FOLDS) if other != fold])
+        settles = choose_settles(others.probabilities, others.labels, chosen[alone].settings.threshold, error)
+        votes = held_out(fold, alone)
+        sure = settled(votes.probabilities, settles)
+        n, done = n + sure.size, done + int(sure.sum())
+        wrong += int((sure & (votes.said != votes.labels)).sum())
+    return done / n, wrong / done if done else None
 
 
 def shares(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,11 @@ from court.meme import Frame
 from court.precedents import Findings, LibraryIdentity, Precedent, Relation, Search, TallyEntry
 from retrieval.embedding import Encoder
 from retrieval.index import FusedIndex, Hits
+from retrieval.kept import frame_of
 from retrieval.library import Library
 from retrieval.text import text_key
+
+T = TypeVar("T")
 
 _THREADS = 2
 """Searches at once. More only wait for each other: the model takes one text at a time, a scan fills the memory bus."""
@@ -30,6 +34,12 @@ class _Snapshot:
         self.index = FusedIndex(library.rows, library.manifest.encoder.text_dim)
         self.harmful = np.array([meme.harmful for meme in library.memes])
         self.rows_by_id = {meme.id: row for row, meme in enumerate(library.memes)}
+
+    def picture(self, id_: str) -> Frame | None:
+        """Of the meme with this id; None where there is none. Raises BadLibrary or OSError."""
+        row = self.rows_by_id.get(id_)
+        kept = None if row is None else self.library.picture(row)
+        return None if kept is None else frame_of(kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +123,26 @@ class LibraryFinder:
             query = self._embed(text, frames, pixels_sha256)
             return _search(snapshot, query, exhibits, tally, alpha, exclude)
 
+        return await self._in_thread(work, "searched")
+
+    async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
+        """Pictures of precedents: see :class:`court.ports.PrecedentFinder`.
+
+        They are looked for in the library as it is now; an id that is no longer in it has none.
+
+        Raises:
+            BadLibrary: A picture is not what it was when written: it is not shown, nor passed over in silence.
+            Unavailable: They could not be read now.
+        """
+        snapshot = self._snapshot
+        return await self._in_thread(lambda: [snapshot.picture(id_) for id_ in ids], "read")
+
+    async def _in_thread(self, work: Callable[[], T], done: str) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except (RuntimeError, ValueError, OSError, MemoryError) as error:
             raise Unavailable(
-                "The precedent library could not be searched. Try again; if it happens again, restart the court.",
+                f"The precedent library could not be {done}. Try again; if it happens again, restart the court.",
                 reason="SEARCH_FAILED",
             ) from error
 
@@ -193,6 +218,7 @@ def _search(
         nearest_benign=nearest[False],
         tally=counted,
         vote_settings=tuning.vote,
+        settles=tuning.settles,
         text_cut=query.text_cut,
         notes=tuple(notes),
     )

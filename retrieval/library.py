@@ -23,10 +23,12 @@ from court.errors import BadLibrary, BadRequest
 from court.precedents import LibraryIdentity
 from retrieval import storage, verify
 from retrieval.embedding import EncoderIdentity
+from retrieval.kept import PictureFile, lay_out
 from retrieval.manifest import (
     FORMAT,
     MANIFEST,
     MEMES,
+    PICTURES,
     VECTORS,
     Counts,
     FileEntry,
@@ -50,6 +52,7 @@ class Library:
         manifest: What it says of itself.
         memes: In the order of the rows.
         rows: float32 of shape (memes, text_dim + picture_dim), ``[t|g]``, memory-mapped, read-only.
+        pictures: The file of the pictures that are kept; :meth:`picture` reads it.
     """
 
     root: Path
@@ -58,6 +61,7 @@ class Library:
     manifest: Manifest
     memes: tuple[LabelledMeme, ...]
     rows: NDArray[np.float32]
+    pictures: PictureFile
 
     @property
     def identity(self) -> LibraryIdentity:
@@ -80,6 +84,7 @@ class Library:
         memes: Sequence[LabelledMeme],
         rows: NDArray[np.float32],
         tuning: Tuning,
+        pictures: PictureFile | None = None,
         replace: bool = False,
     ) -> Self:
         """Writes a library and opens it.
@@ -91,6 +96,7 @@ class Library:
             memes: At least one.
             rows: float32 of shape (memes, text_dim + picture_dim), each half of length 1, or 0 where there is none.
             tuning: How it is searched and how it votes.
+            pictures: Where the pictures are that the memes keep; None if they keep none.
             replace: Whether a library that is there already gives way, in one step.
 
         Raises:
@@ -116,18 +122,20 @@ class Library:
                     reason="LIBRARY_EXISTS",
                 )
             before = _generation_or_none(root)
-            return cls._write(root, before, name, encoder, tuple(memes), rows, tuning)
+            return cls._write(root, before, name, encoder, [(memes, pictures)], rows, tuning)
 
     @classmethod
     def open(cls, root: Path, encoder: EncoderIdentity | None) -> Self:
-        """Opens the current generation after checking every byte of it.
+        """Opens the current generation after checking every byte of it but those of the pictures.
+
+        A picture is checked when it is read, all of them by :meth:`check_pictures`.
 
         Args:
             root: Its directory.
             encoder: What it is to be searched with; None to look at it only.
 
         Raises:
-            BadLibrary: It is missing, damaged, of a newer format, or was made by another encoder.
+            BadLibrary: It is missing, damaged, of another format, or was made by another encoder.
         """
         while True:
             pointer = storage.read_pointer(root)
@@ -138,15 +146,49 @@ class Library:
                 if storage.read_pointer(root) == pointer:
                     raise
 
-    def add(self, memes: Sequence[LabelledMeme], rows: NDArray[np.float32], tuning: Tuning | None = None) -> Self:
+    def picture(self, row: int) -> bytes | None:
+        """The picture that is kept of the meme in this row, as a JPEG; None where none is.
+
+        Raises:
+            BadLibrary: It is not what it was when written.
+            IndexError: There is no such row.
+            OSError: It can't be read.
+        """
+        if not 0 <= row < len(self.memes):
+            raise IndexError(f"there is no row {row}")
+        kept = self.memes[row].kept
+        return None if kept is None else self.pictures.read(kept)
+
+    def check_pictures(self) -> None:
+        """Reads all pictures through, which opening leaves out: there may be many.
+
+        Raises:
+            BadLibrary: They are not what they were when written.
+        """
+        try:
+            sha256 = self.pictures.sha256()
+        except OSError as error:
+            raise storage.damaged(f"{PICTURES} can't be read") from error
+        if sha256 != self.manifest.files[PICTURES].sha256:
+            raise storage.damaged(f"{PICTURES} is not what it was when written")
+
+    def add(
+        self,
+        memes: Sequence[LabelledMeme],
+        rows: NDArray[np.float32],
+        tuning: Tuning | None = None,
+        pictures: PictureFile | None = None,
+    ) -> Self:
         """A new generation with these memes behind the old ones, opened.
 
         Args:
             memes: At least one, with ids that are new.
             rows: Theirs, as for :meth:`create`.
             tuning: As chosen with them; None to keep what there is.
+            pictures: As for :meth:`create`.
 
         Raises:
+            BadLibrary: A picture that was kept is not what it was when written.
             BadRequest: An id is taken, or the library was changed since it was opened.
             Unavailable: Somebody else is writing to it.
             OSError: The disk will not have it; the old generation holds.
@@ -162,7 +204,7 @@ class Library:
                 self.generation,
                 self.manifest.name,
                 self.manifest.encoder,
-                (*self.memes, *memes),
+                [(self.memes, self.pictures), (memes, pictures)],
                 np.concatenate([self.rows, rows]),
                 tuning or self.manifest.tuning,
             )
@@ -174,10 +216,11 @@ class Library:
         before: str | None,
         name: str,
         encoder: EncoderIdentity,
-        memes: tuple[LabelledMeme, ...],
+        shelves: Sequence[tuple[Sequence[LabelledMeme], PictureFile | None]],
         rows: NDArray[np.float32],
         tuning: Tuning,
     ) -> Self:
+        memes, pictures = lay_out(shelves)
         _refuse_ids([id_ for id_, times in Counter(meme.id for meme in memes).items() if times > 1], "there twice")
         rows = np.ascontiguousarray(rows, dtype=np.float32)
         problem = verify.problem_of(rows, memes, encoder)
@@ -185,7 +228,8 @@ class Library:
             raise ValueError(problem)
 
         def fill(directory: Path) -> None:
-            chunks = {VECTORS: _npy(rows), MEMES: (f"{meme.model_dump_json()}\n".encode() for meme in memes)}
+            lines = (f"{meme.model_dump_json()}\n".encode() for meme in memes)
+            chunks = {VECTORS: _npy(rows), MEMES: lines, PICTURES: pictures}
             files = {file: storage.write_synced(directory / file, content) for file, content in chunks.items()}
             manifest = Manifest(
                 format=FORMAT,
@@ -215,8 +259,8 @@ class Library:
                 "similarities can't be compared. Load the former, or build the library again with the latter.",
                 reason="LIBRARY_FOREIGN",
             )
-        memes, rows = verify.read_content(directory, manifest)
-        return cls(root, pointer.generation, f"sha256:{pointer.manifest_sha256}", manifest, memes, rows)
+        memes, rows, pictures = verify.read_content(directory, manifest)
+        return cls(root, pointer.generation, f"sha256:{pointer.manifest_sha256}", manifest, memes, rows, pictures)
 
 
 def software_version() -> str:

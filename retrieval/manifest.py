@@ -6,20 +6,36 @@ from typing import Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from court.precedents import Floors, PrecedentLabel, VoteSettings
+from court.precedents import Floors, PrecedentLabel, Settles, VoteSettings
 from court.verdict import Label
 from retrieval.embedding import EncoderIdentity
 
-FORMAT = 1
-"""Version of the format on disk. A court reads the versions that it knows, and says so of a newer one."""
+FORMAT = 2
+"""Version of the format on disk. A court reads this one, and says of any other what to do.
+
+1 kept no pictures; no release wrote it.
+"""
 
 VECTORS = "vectors.npy"
 MEMES = "memes.jsonl"
+PICTURES = "pictures.bin"
 MANIFEST = "manifest.json"
+
+MAX_KEPT_BYTES = 1024 * 1024
+"""A picture that is kept is smaller: 512 x 512 values of three colours, uncompressed, are three quarters of this."""
 
 
 class _Stored(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KeptPicture(_Stored):
+    """Where a picture stands in ``pictures.bin``."""
+
+    offset: int = Field(ge=0)
+    size: int = Field(ge=1, le=MAX_KEPT_BYTES)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """Of these bytes, checked whenever they are read."""
 
 
 class LabelledMeme(_Stored):
@@ -40,6 +56,8 @@ class LabelledMeme(_Stored):
     """Whether there is a text half to compare."""
     has_picture: bool
     """Whether there is a picture half to compare."""
+    kept: KeptPicture | None = None
+    """Its picture, small, to be shown; None where it was not at hand."""
 
     @model_validator(mode="after")
     def _can_be_found(self) -> Self:
@@ -68,6 +86,9 @@ class Counts(_Stored):
     with_picture: int = Field(ge=0)
     harmful: int = Field(ge=0)
     not_harmful: int = Field(ge=0)
+    kept_pictures: int = Field(ge=0)
+    kept_bytes: int = Field(ge=0)
+    """Size of all pictures that are kept."""
 
     @classmethod
     def of(cls, memes: tuple[LabelledMeme, ...]) -> Counts:
@@ -81,6 +102,8 @@ class Counts(_Stored):
             with_picture=sum(meme.has_picture for meme in memes),
             harmful=harmful,
             not_harmful=len(memes) - harmful,
+            kept_pictures=sum(meme.kept is not None for meme in memes),
+            kept_bytes=sum(meme.kept.size for meme in memes if meme.kept is not None),
         )
 
 
@@ -97,6 +120,10 @@ class Calibration(_Stored):
     """Mean squared difference of probability and label; 0.25 is what a coin is worth."""
     majority: float = Field(ge=0, le=1)
     """Share of the more frequent label: what always saying it would score."""
+    settled_share: float | None = Field(default=None, ge=0, le=1)
+    """Share of the memes that the vote settled, by bounds that were chosen without them."""
+    settled_error: float | None = Field(default=None, ge=0, le=1)
+    """Share of those that it settled wrongly; None where it settled none."""
     note: str = ""
 
 
@@ -108,6 +135,8 @@ class Tuning(_Stored):
     vote: VoteSettings
     floors: Floors
     calibration: Calibration
+    settles: Settles | None = None
+    """Where the vote alone will do; None where nowhere."""
 
 
 class Manifest(_Stored):

@@ -15,6 +15,8 @@ from court.errors import BadPicture, Unavailable
 from court.meme import LIMITS, Picture
 from court.ports import PictureReader
 from retrieval.embedding import Encoder
+from retrieval.kept import Spool, shrink
+from retrieval.manifest import KeptPicture
 from retrieval.sources import Problem, Row
 
 _BATCH = 32
@@ -40,17 +42,19 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is kept of a picture.
+    """What is made of a picture.
 
     Attributes:
         bytes_sha256: Of the file, in hex.
         pixels_sha256: Of the normalised pixels, in hex.
         vector: float32 of shape (picture_dim,).
+        kept: Where it was put to be kept.
     """
 
     bytes_sha256: str
     pixels_sha256: str
     vector: NDArray[np.float32]
+    kept: KeptPicture
 
 
 class _NoPicture(Exception):
@@ -61,9 +65,14 @@ async def embed_pictures_of(
     wanted: Sequence[Wanted],
     reader: PictureReader,
     encoder: Encoder,
+    spool: Spool,
     progress: Callable[[int, int], None],
 ) -> tuple[dict[int, Seen], dict[int, Problem]]:
-    """The pictures, and what was wrong with those that can't be had, both by place in ``wanted``."""
+    """The pictures, and what was wrong with those that can't be had, both by place in ``wanted``.
+
+    Raises:
+        OSError: The disk will not have what is kept of them.
+    """
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def fetch(item: Wanted) -> Picture | str:
@@ -86,12 +95,17 @@ async def embed_pictures_of(
                 row = wanted[place].row
                 problems[place] = Problem(row.source, row.line, row.id, result, kept=bool(row.text.strip()))
         if pictures:
-            frames = [[frame.png for frame in picture.frames] for picture in pictures.values()]
-            vectors: NDArray[np.float32] = await asyncio.to_thread(encoder.embed_pictures, frames)
-            for (place, picture), vector in zip(pictures.items(), vectors, strict=True):
-                seen[place] = Seen(picture.bytes_sha256, picture.pixels_sha256, vector)
+            seen |= zip(pictures, await asyncio.to_thread(_look, list(pictures.values()), encoder, spool), strict=True)
         progress(start + len(batch), len(places))
     return seen, problems
+
+
+def _look(pictures: Sequence[Picture], encoder: Encoder, spool: Spool) -> list[Seen]:
+    vectors = encoder.embed_pictures([[frame.png for frame in picture.frames] for picture in pictures])
+    return [
+        Seen(picture.bytes_sha256, picture.pixels_sha256, vector, spool.append(shrink(picture.frames[0])))
+        for picture, vector in zip(pictures, vectors, strict=True)
+    ]
 
 
 async def _read(reader: PictureReader, data: bytes) -> Picture:

@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from court.errors import BadLibrary
 from retrieval.embedding import UNIT_TOLERANCE, EncoderIdentity
-from retrieval.manifest import FORMAT, MANIFEST, MEMES, VECTORS, Counts, FileEntry, LabelledMeme, Manifest
+from retrieval.kept import PictureFile
+from retrieval.manifest import FORMAT, MANIFEST, MEMES, PICTURES, VECTORS, Counts, FileEntry, LabelledMeme, Manifest
 from retrieval.storage import Pointer, damaged, sha256_of
 
 _BLOCK = 8192
@@ -26,7 +27,7 @@ _BLOCK = 8192
 
 
 def read_manifest(directory: Path, pointer: Pointer) -> Manifest:
-    """The manifest that ``CURRENT`` vouches for. Raises BadLibrary if it is damaged or of a newer format."""
+    """The manifest that ``CURRENT`` vouches for. Raises BadLibrary if it is damaged or of another format."""
     try:
         raw = (directory / MANIFEST).read_bytes()
     except OSError as error:
@@ -36,24 +37,43 @@ def read_manifest(directory: Path, pointer: Pointer) -> Manifest:
     try:
         said = json.loads(raw)
         stated = said.get("format") if isinstance(said, dict) else None
-        if isinstance(stated, int) and stated > FORMAT:
-            raise BadLibrary(
-                f"The precedent library has format {stated}; this version of MemeCourt reads formats up to {FORMAT}. "
-                "Upgrade MemeCourt, or build the library again with this version.",
-                reason="LIBRARY_TOO_NEW",
-            )
+        if isinstance(stated, int) and stated != FORMAT:
+            raise _other_format(stated)
         manifest = Manifest.model_validate_json(raw)
     except (ValueError, RecursionError) as error:
         raise damaged(f"{MANIFEST} can't be understood") from error
-    if manifest.files.keys() != {VECTORS, MEMES}:
-        raise damaged(f"{MANIFEST} does not list the files {MEMES} and {VECTORS}")
+    if manifest.files.keys() != {VECTORS, MEMES, PICTURES}:
+        raise damaged(f"{MANIFEST} does not list the files {MEMES}, {PICTURES} and {VECTORS}")
     return manifest
 
 
-def read_content(directory: Path, manifest: Manifest) -> tuple[tuple[LabelledMeme, ...], NDArray[np.float32]]:
-    """The memes and their rows, the latter memory-mapped. Raises BadLibrary if anything is not as it was written."""
-    for name, entry in manifest.files.items():
-        _check_file(directory / name, entry)
+def _other_format(stated: int) -> BadLibrary:
+    if stated > FORMAT:
+        return BadLibrary(
+            f"The precedent library has format {stated}; this version of MemeCourt reads format {FORMAT}. "
+            "Upgrade MemeCourt, or build the library again with this version.",
+            reason="LIBRARY_TOO_NEW",
+        )
+    return BadLibrary(
+        f"The precedent library has format {stated}, which is older than format {FORMAT} that this version of "
+        "MemeCourt reads. Build it again from its sources.",
+        reason="LIBRARY_TOO_OLD",
+    )
+
+
+def read_content(
+    directory: Path, manifest: Manifest
+) -> tuple[tuple[LabelledMeme, ...], NDArray[np.float32], PictureFile]:
+    """The memes, their rows, memory-mapped, and the file of their pictures.
+
+    Of the pictures only the size and the places are checked: there are ten times as many bytes of them as of all else,
+    and each is held against its own digest when it is read.
+
+    Raises:
+        BadLibrary: Anything else is not as it was written.
+    """
+    for name in (VECTORS, MEMES):
+        _check_file(directory / name, manifest.files[name])
     memes = _read_memes(directory / MEMES)
     if Counts.of(memes) != manifest.counts:
         raise damaged(f"{MEMES} does not hold the memes that {MANIFEST} counts")
@@ -61,7 +81,7 @@ def read_content(directory: Path, manifest: Manifest) -> tuple[tuple[LabelledMem
     problem = problem_of(rows, memes, manifest.encoder)
     if problem:
         raise damaged(problem)
-    return memes, rows
+    return memes, rows, _open_pictures(directory / PICTURES, manifest.files[PICTURES], memes)
 
 
 def problem_of(rows: NDArray[np.float32], memes: Sequence[LabelledMeme], encoder: EncoderIdentity) -> str | None:
@@ -79,6 +99,27 @@ def problem_of(rows: NDArray[np.float32], memes: Sequence[LabelledMeme], encoder
                     f"row {start + int(np.argmin(right))} of {VECTORS} is not a vector of length 1 or 0 as it must be"
                 )
     return None
+
+
+def _open_pictures(path: Path, entry: FileEntry, memes: Sequence[LabelledMeme]) -> PictureFile:
+    """The file of pictures, if it is as long as it must be and the memes share it out without gap or overlap."""
+    try:
+        pictures = PictureFile.open(path)
+        size = pictures.size
+    except OSError as error:
+        raise damaged(f"{path.name} can't be read") from error
+    if size != entry.size:
+        raise damaged(f"{path.name} has {size:,} bytes instead of {entry.size:,}")
+    end = 0
+    for line, meme in enumerate(memes, start=1):
+        if meme.kept is None:
+            continue
+        if meme.kept.offset != end:
+            raise damaged(f"line {line} of {MEMES} does not say where its picture is")
+        end += meme.kept.size
+    if end != size:
+        raise damaged(f"{path.name} does not hold the pictures that {MEMES} says it does")
+    return pictures
 
 
 def _check_file(path: Path, entry: FileEntry) -> None:

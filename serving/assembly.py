@@ -26,6 +26,7 @@ from retrieval.builtin import BuiltinEncoder
 from retrieval.embedding import Encoder
 from retrieval.finder import LibraryFinder
 from retrieval.library import Library
+from retrieval.manifest import FORMAT
 from retrieval.storage import CURRENT
 from serving.bench import open_bench
 from serving.docket.sql import SqlDocket
@@ -216,7 +217,7 @@ async def open_library(
     if settings.library is not None:
         return await asyncio.to_thread(Library.open, settings.library, encoder.identity)
     # Named by what it is made of: an upgrade of ours makes a new one beside the old.
-    made_of = digest({"memes": STARTER_MEMES.read_text("utf-8"), "encoder": encoder.identity.digest})
+    made_of = digest({"memes": STARTER_MEMES.read_text("utf-8"), "encoder": encoder.identity.digest, "format": FORMAT})
     path = settings.home / "libraries" / f"starter-{made_of.removeprefix('sha256:')[:12]}"
     for _ in range(120):
         if (path / CURRENT).exists():

@@ -80,6 +80,9 @@ class FakeFinder:
             raise self.result
         return self.result
 
+    async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
+        return [None] * len(ids)
+
 
 class FakeReader:
     """Reads what it was told to, or raises it, after a while if asked to."""

@@ -221,10 +221,12 @@ async def _info(place: Path | None) -> Library:
     from serving.assembly import open_library
 
     if place := settings_of(library=place).library:
-        return Library.open(place, None)
-    async with _tools() as (encoder, pictures):
-        opened: Library = await open_library(settings_of(), encoder, pictures, tell)
-        return opened
+        opened = Library.open(place, None)
+    else:
+        async with _tools() as (encoder, pictures):
+            opened = await open_library(settings_of(), encoder, pictures, tell)
+    opened.check_pictures()
+    return opened
 
 
 def _progress() -> Callable[[str, int, int], None]:
@@ -286,6 +288,7 @@ def _describe(library: Library) -> None:
         f"memes        {counts.memes:,}: {counts.harmful:,} harmful, {counts.not_harmful:,} not; "
         f"{counts.with_text:,} with text, {counts.with_picture:,} with picture"
     )
+    click.echo(f"pictures     {counts.kept_pictures:,} kept to be shown, {counts.kept_bytes:,} bytes")
     for source, number in sorted(manifest.sources.items()):
         click.echo(f"  {number:>8,}  {printable(source)}")
     click.echo(
@@ -300,4 +303,15 @@ def _describe(library: Library) -> None:
             f"worth        leaving each out: accuracy {calibration.accuracy:.3f}, macro-F1 {calibration.macro_f1:.3f}, "
             f"Brier {calibration.brier:.3f} over {calibration.n:,} memes; "
             f"always saying the more frequent label {calibration.majority:.3f}"
+        )
+    if tuning.settles is None:
+        click.echo("settles      nothing: a cascade always goes on to the full trial")
+    else:
+        settles = tuning.settles
+        below = "" if settles.below < 0 else f"up to {settles.below:.2f} "
+        above = "" if settles.above > 1 else f"from {settles.above:.2f} on "
+        held_out = "" if calibration.settled_error is None else f", {calibration.settled_error:.1%} wrong when held out"
+        click.echo(
+            f"settles      probabilities {below}{'and ' if below and above else ''}{above}"
+            f"(at most {settles.error:.0%} wrong): {settles.share:.1%} of {settles.n:,} memes{held_out}"
         )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image, PngImagePlugin
 
 from court.errors import BadRequest, Unavailable
 from court.meme import Picture
 from court.verdict import Label
 from retrieval.build import BuildReport, add_to_library, build_library, build_starter
+from retrieval.kept import SIDE, Spool
 from retrieval.library import Library
 from retrieval.readers import read_source
 from retrieval.sources import Source, SourceFormat
@@ -260,6 +263,7 @@ def test_pictures(tmp_path: Path) -> None:
     }
     assert [meme.has_picture for meme in library.memes] == [True] + [False] * 8
     assert report.without_picture == 8
+    assert [meme.kept is not None for meme in library.memes] == [True] + [False] * 8
 
 
 def test_a_folder_that_is_not_there_is_said_once(tmp_path: Path) -> None:
@@ -358,6 +362,7 @@ def test_the_starter_library(tmp_path: Path) -> None:
     assert counts.memes >= 60 and counts.with_text == counts.with_picture == counts.memes
     assert min(counts.harmful, counts.not_harmful) >= counts.memes / 3
     assert library.manifest.tuning.calibration.method == "leave-one-out"
+    assert counts.kept_pictures == counts.memes and max(kept_of(library, 0).size) <= SIDE
 
 
 def test_what_a_reader_must_refuse_is_not_swallowed(tmp_path: Path) -> None:
@@ -369,3 +374,104 @@ def test_what_a_reader_must_refuse_is_not_swallowed(tmp_path: Path) -> None:
     source = Source(lines(tmp_path / "data", harmeme("a", "not harmful", "x")), pictures=tmp_path)
     with pytest.raises(KeyError):
         build(tmp_path, source, picture_reader=Broken())
+
+
+JFIF = {"jfif", "jfif_version", "jfif_unit", "jfif_density"}
+
+
+def kept_of(library: Library, row: int) -> Image.Image:
+    data = library.picture(row)
+    assert data is not None
+    with Image.open(io.BytesIO(data), formats=["JPEG"]) as picture:
+        picture.load()
+        return picture
+
+
+def test_pictures_are_kept_small_and_bare(tmp_path: Path) -> None:
+    wide = Image.effect_noise((1280, 300), 90).convert("RGB")
+    told = PngImagePlugin.PngInfo()
+    told.add_text("Comment", SECRET)
+    wide.save(tmp_path / "wide.png", pnginfo=told, dpi=(300, 300), exif=b"Exif\0\0" + SECRET.encode())
+    (tmp_path / "small.png").write_bytes(png_of((250, 5, 5), (5, 5, 250)))
+    Image.new("RGB", (1280, 1)).save(tmp_path / "line.png")
+    source = lines(
+        tmp_path / "data",
+        *(harmeme(name, "not harmful", f"text of {name}") for name in ("wide", "gone", "small", "line")),
+    )
+    library, _ = build(tmp_path, Source(source, pictures=tmp_path), picture_reader=PlainPictureReader())
+
+    shown = kept_of(library, 0)
+    assert (shown.mode, shown.size) == ("RGB", (SIDE, 120))
+    assert SECRET.encode() not in (library.picture(0) or b"") and shown.info.keys() == JFIF
+    smooth = np.asarray(wide.resize(shown.size, Image.Resampling.LANCZOS), dtype=float)
+    assert np.abs(np.asarray(shown, dtype=float) - smooth).mean() < 4
+    assert library.picture(1) is None
+    assert kept_of(library, 2).size == (16, 8) and kept_of(library, 3).size == (SIDE, 1)
+    counts = library.manifest.counts
+    assert (counts.kept_pictures, counts.kept_bytes) == (3, library.manifest.files["pictures.bin"].size)
+
+
+def test_a_picture_is_kept_though_it_has_nothing_to_compare(tmp_path: Path) -> None:
+    class Blind(WordEncoder):
+        def embed_pictures(self, pictures: Any) -> Any:
+            return np.zeros((len(pictures), 12), np.float32)
+
+    (tmp_path / "a.png").write_bytes(png_of((1, 2, 3)))
+    source = lines(tmp_path / "data", harmeme("b", "not harmful", "", image="a.png"), harmeme("a", "not harmful", "x"))
+    library, report = build(
+        tmp_path, Source(source, pictures=tmp_path), encoder=Blind(), picture_reader=PlainPictureReader()
+    )
+    # The first has nothing at all to compare: it stays out, and so does its picture.
+    assert [meme.id for meme in library.memes] == ["a"] and reasons(report)[0][1] == "b"
+    assert not library.memes[0].has_picture and kept_of(library, 0).size == (8, 8)
+    assert library.manifest.counts.kept_bytes == len(library.picture(0) or b"")
+
+
+def test_adding_keeps_the_pictures_of_before(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(png_of((80 * number, 0, 9)))
+    one, two = (
+        Source(lines(tmp_path / name, *(harmeme(str(i), "not harmful", f"w{i}") for i in ids)), pictures=tmp_path)
+        for name, ids in (("one", [0, 1]), ("two", [2]))
+    )
+    library, _ = build(tmp_path, one, picture_reader=PlainPictureReader())
+    larger, _ = asyncio.run(add_to_library(library, [two], encoder=ENCODER, picture_reader=PlainPictureReader()))
+    assert [larger.picture(row) for row in (0, 1)] == [library.picture(row) for row in (0, 1)]
+    assert [round(kept_of(larger, row).getpixel((4, 4))[0] / 80) for row in range(3)] == [0, 1, 2]
+    assert larger.manifest.counts.kept_pictures == 3
+    without, _ = build(tmp_path, one, replace=True)
+    assert without.manifest.counts.kept_pictures == without.manifest.files["pictures.bin"].size == 0
+
+
+def test_pictures_are_put_down_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(70):
+        (tmp_path / f"{i}.png").write_bytes(png_of((i, 0, 0)))
+    source = lines(tmp_path / "data", *(harmeme(str(i), "not harmful", f"w{i}") for i in range(70)))
+    put: list[int] = []
+    real = Spool.append
+    monkeypatch.setattr(Spool, "append", lambda spool, data: (put.append(1), real(spool, data))[1])
+    after: list[int] = []
+    build(
+        tmp_path,
+        Source(source, pictures=tmp_path),
+        picture_reader=PlainPictureReader(),
+        progress=lambda step, done, total: after.append(len(put)) if step == "pictures" else None,
+    )
+    assert after == [32, 64, 70]
+
+
+def test_a_full_disk_while_pictures_are_put_down_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "a.png").write_bytes(png_of((1, 2, 3)))
+    source = Source(lines(tmp_path / "data", harmeme("a", "not harmful", "x")), pictures=tmp_path)
+    before = sorted(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space"):
+            build(tmp_path, source, picture_reader=PlainPictureReader())
+    assert sorted(tmp_path.iterdir()) == before
+    assert build(tmp_path, source, picture_reader=PlainPictureReader())[0].picture(0) is not None

@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from court.precedents import Floors, VoteSettings
+from court.precedents import Floors, Settles, VoteSettings
 from court.verdict import Label
 from court.vote import probability, share
 from retrieval.calibrate import calibrate, fit_logistic, probabilities_of, shares
 from retrieval.embedding import unit_rows
 from retrieval.left_out import neighbours
 from retrieval.manifest import LabelledMeme, Tuning
+from retrieval.settling import CONFIDENCE, choose_settles, settled, within
 
 FLOORS = Floors(text=0.3, picture=0.5)
 DIM = 8
@@ -182,3 +183,121 @@ def test_logistic_fit_agrees_with_scikit_learn_and_never_turns_round() -> None:
 def test_logistic_fit_of_separable_data_stays_finite() -> None:
     intercept, slope = fit_logistic(np.array([[-4.0, -3.0, 3.0, 4.0]]), np.array([False, False, True, True]))
     assert np.isfinite(intercept).all() and 0 < slope[0] <= 10
+
+
+def votes_of(n: int, seed: int = 0, *, honest: bool = True) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Probabilities, and labels that are as likely as they say; or half as sure."""
+    random = np.random.default_rng(seed)
+    p = random.beta(0.4, 0.4, size=n)
+    return p, random.random(n) < (p if honest else 0.25 + p / 2)
+
+
+@pytest.mark.parametrize("error", [0.01, 0.05, 0.2])
+def test_the_bound_is_that_of_clopper_and_pearson(error: float) -> None:
+    beta = pytest.importorskip("scipy.stats").beta
+    for n in (1, 44, 45, 46, 150, 1000, 4000):
+        allowed = [wrong for wrong in range(n) if beta.ppf(CONFIDENCE, wrong + 1, n - wrong) <= error]
+        assert [wrong for wrong in range(n) if within(wrong, n, error)] == allowed
+    assert not within(0, 0, error) and not within(3, 3, error)
+
+
+def test_without_an_error_it_takes_45_memes_to_say_five_percent() -> None:
+    assert within(0, 45, 0.05) and not within(0, 44, 0.05)
+
+
+def test_settles_what_can_be_settled_and_no_more() -> None:
+    p, labels = votes_of(4000)
+    settles = choose_settles(p, labels, 0.5, 0.05)
+    assert settles is not None and settles.error == 0.05 and settles.n == 4000
+    # Among votes that are right in their own measure, 5 % are wrong up to about p = 0.13.
+    assert 0.05 < settles.below < 0.2 and 0.8 < settles.above < 0.95
+    sure = settled(p, settles)
+    assert settles.share == pytest.approx(sure.mean()) and settles.share > 0.3
+    for side, wrong in ((p <= settles.below, labels), (p >= settles.above, ~labels)):
+        assert wrong[side].mean() < 0.05
+    wider = choose_settles(p, labels, 0.5, 0.2)
+    assert wider is not None and wider.below > settles.below and wider.above < settles.above
+
+
+def test_nothing_is_settled_where_nothing_can_be() -> None:
+    assert choose_settles(*votes_of(4000, honest=False), 0.5, 0.05) is None
+    assert choose_settles(*votes_of(60), 0.5, 0.05) is None
+    assert not settled(np.array([0.0, 0.5, 1.0]), None).any()
+
+
+@pytest.mark.parametrize("harmful", [False, True])
+def test_one_side_may_settle_alone_and_the_other_has_its_bound_where_no_probability_is(harmful: bool) -> None:
+    p = np.linspace(0, 1, 1001)
+    sure = p >= 0.8 if harmful else p <= 0.2
+    # Sure of one label where it is sure, and a coin elsewhere.
+    labels = np.where(sure, harmful, np.arange(p.size) % 2 == 0)
+    settles = choose_settles(p, labels, 0.5, 0.05)
+    assert settles is not None
+    assert (settles.below, settles.above > 1) == (-1.0, False) if harmful else (settles.below > 0, settles.above == 2)
+    assert settled(np.array([0.0, 1.0]), settles).tolist() == [not harmful, harmful]
+
+
+def test_no_side_reaches_across_the_threshold() -> None:
+    p = np.linspace(0, 1, 1001)
+    settles = choose_settles(p, np.zeros(p.size, np.bool_), 0.4, 0.05)
+    assert settles is not None and (settles.below, settles.above) == (0.39, 2.0)
+    settles = choose_settles(p, np.ones(p.size, np.bool_), 0.4, 0.05)
+    assert settles is not None and (settles.below, settles.above) == (-1.0, 0.4)
+
+
+def test_what_is_settled_is_seldom_more_wrong_than_was_said() -> None:
+    over = sides = 0
+    for seed in range(200):
+        settles = choose_settles(*votes_of(800, seed), 0.5, 0.05)
+        if settles is None:
+            continue
+        p, labels = votes_of(100_000, 1000)
+        for side, wrong in ((p <= settles.below, labels), (p >= settles.above, ~labels)):
+            if side.any():
+                sides, over = sides + 1, over + int(wrong[side].mean() > 0.05)
+    assert sides > 100
+    assert over / sides <= 1 - CONFIDENCE + 0.03
+
+
+def test_bounds_that_cross_are_refused() -> None:
+    with pytest.raises(ValueError, match="both ways"):
+        Settles(error=0.05, below=0.5, above=0.5, share=1, n=1)
+
+
+def test_a_library_that_tells_the_labels_apart_settles_and_says_what_it_was_worth() -> None:
+    tuning = calibrate(*world(600, text=0.7, picture=0.7), DIM, FLOORS)
+    settles, figures = tuning.settles, tuning.calibration
+    assert settles is not None and settles.n == figures.n == 600
+    assert settles.below < tuning.vote.threshold <= settles.above
+    assert figures.settled_share is not None and figures.settled_share > 0.5
+    assert figures.settled_error is not None and figures.settled_error <= 0.05
+
+
+def test_a_library_that_tells_nothing_settles_nothing() -> None:
+    for seed in range(4):
+        tuning = calibrate(*world(300, text=0.0, seed=seed), DIM, FLOORS)
+        assert tuning.settles is None
+        assert (tuning.calibration.settled_share, tuning.calibration.settled_error) == (0.0, None)
+    few = calibrate(*world(19, text=1.0), DIM, FLOORS)
+    assert few.settles is few.calibration.settled_share is None
+
+
+def test_what_was_settled_is_measured_on_memes_that_had_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, memes = world(300, text=0.3)
+    seen: list[list[bool]] = []
+
+    def settle_all(p: NDArray[np.float64], labels: NDArray[np.bool_], threshold: float, error: float) -> Settles:
+        seen.append(labels.tolist())
+        return Settles(error=error, below=threshold - 1e-9, above=threshold, share=1, n=p.size)
+
+    monkeypatch.setattr("retrieval.calibrate.choose_settles", settle_all)
+    figures = calibrate(rows, memes, DIM, FLOORS).calibration
+    of_fold = [(i % 5, m.harmful) for i, m in enumerate(memes)]
+    assert seen[0] == [harmful for _, harmful in sorted(of_fold, key=lambda pair: pair[0])]
+    for fold, labels in enumerate(seen[1:]):
+        others = [pair for pair in of_fold if pair[0] != fold]
+        assert labels == [harmful for _, harmful in sorted(others, key=lambda pair: pair[0])]
+    assert len(seen) == 6
+    # Where all is settled, what is settled wrongly is what is voted wrongly.
+    assert figures.settled_share == 1 and figures.accuracy is not None
+    assert figures.settled_error == pytest.approx(1 - figures.accuracy)

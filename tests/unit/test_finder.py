@@ -1,21 +1,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import io
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from court.errors import BadLibrary, Unavailable
 from court.meme import Frame
 from court.ports import PrecedentFinder
-from court.precedents import Findings, Floors, Relation, VoteSettings
+from court.precedents import Findings, Floors, Relation, Settles, VoteSettings
 from court.verdict import Label
 from retrieval.finder import LibraryFinder
+from retrieval.kept import SIDE, Spool, shrink
 from retrieval.library import Library
-from retrieval.manifest import Calibration, LabelledMeme, Tuning
+from retrieval.manifest import Calibration, KeptPicture, LabelledMeme, Tuning
 from tests.encoders import WordEncoder, picture_of, png_of
 
 RED, GREEN, BLUE = (250, 5, 5), (5, 250, 5), (5, 5, 250)
@@ -31,8 +35,12 @@ SPECS: list[Spec] = [
 ]
 
 
-def library_of(path: Path, specs: list[Spec], *, alpha: float = 0.5, k: int = 3) -> Library:
+def library_of(
+    path: Path, specs: list[Spec], *, alpha: float = 0.5, k: int = 3, settles: Settles | None = None
+) -> Library:
     memes, rows = [], np.zeros((len(specs), ENCODER.identity.dim), np.float32)
+    path.mkdir(parents=True, exist_ok=True)
+    spool = Spool(path)
     for row, (id_, harmful, text, png) in zip(rows, specs, strict=True):
         row[:16] = ENCODER.embed_texts([text]).vectors[0]
         if png:
@@ -47,6 +55,7 @@ def library_of(path: Path, specs: list[Spec], *, alpha: float = 0.5, k: int = 3)
                 pixels_sha256=picture_of(png).pixels_sha256 if png else "",
                 has_text=bool(text),
                 has_picture=bool(png),
+                kept=keep(spool, png) if png else None,
             )
         )
     tuning = Tuning(
@@ -54,8 +63,15 @@ def library_of(path: Path, specs: list[Spec], *, alpha: float = 0.5, k: int = 3)
         vote=VoteSettings(k=k, tau=0.1, prior=0.5),
         floors=Floors(text=0.3, picture=0.5),
         calibration=Calibration(method="defaults", n=0, majority=0.5),
+        settles=settles,
     )
-    return Library.create(path, name="n", encoder=ENCODER.identity, memes=memes, rows=rows, tuning=tuning)
+    return Library.create(
+        path, name="n", encoder=ENCODER.identity, memes=memes, rows=rows, tuning=tuning, pictures=spool
+    )
+
+
+def keep(spool: Spool, png: bytes) -> KeptPicture:
+    return spool.append(shrink(picture_of(png).frames[0]))
 
 
 @pytest.fixture
@@ -277,3 +293,93 @@ def test_searches_see_the_old_or_the_new_library_and_never_half(tmp_path: Path, 
         is_new = findings.library.digest == new.digest
         assert all(entry.id.startswith("n-") == is_new for entry in findings.tally)
     assert {findings.library.digest for findings in seen} == {old.digest, new.digest}
+
+
+def pictures(finder: LibraryFinder, *ids: str) -> Sequence[Frame | None]:
+    port: PrecedentFinder = finder
+    return asyncio.run(port.pictures(ids))
+
+
+def test_pictures_of_precedents_are_png_of_the_size_they_say(finder: LibraryFinder) -> None:
+    cat, nobody, text_only, again = pictures(finder, "cat", "nobody", "text-only", "cat")
+    assert nobody is None and text_only is None and again == cat
+    assert cat is not None and (cat.width, cat.height) == (16, 8)
+    with Image.open(io.BytesIO(cat.png), formats=["PNG"]) as shown:
+        assert shown.mode == "RGB" and shown.size == (16, 8)
+        left, right = shown.getpixel((2, 4)), shown.getpixel((13, 4))
+    assert np.allclose(left, RED, atol=12) and np.allclose(right, GREEN, atol=12)
+    assert pictures(finder) == []
+
+
+def test_pictures_are_read_outside_the_event_loop(finder: LibraryFinder, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, threads = Library.picture, []
+
+    def noting(library: Library, row: int) -> bytes | None:
+        threads.append(threading.current_thread().name)
+        return real(library, row)
+
+    monkeypatch.setattr(Library, "picture", noting)
+    assert pictures(finder, "cat")[0] is not None
+    assert threads[0].startswith("precedents")
+
+
+def test_pictures_outlive_the_generation_that_they_were_found_in(tmp_path: Path) -> None:
+    old = library_of(tmp_path, SPECS[:1])
+    finder, spool, bare = LibraryFinder(old, ENCODER), Spool(tmp_path), old.memes[0]
+    grown = old
+    for number in range(3):
+        meme = bare.model_copy(update={"id": f"new{number}", "kept": keep(spool, png_of(BLUE))})
+        grown = grown.add([meme], np.array(old.rows), pictures=spool)
+    assert not (tmp_path / "generations" / old.generation).exists()
+    assert pictures(finder, "cat", "new0") == [pictures(LibraryFinder(grown, ENCODER), "cat")[0], None]
+    finder.swap(grown)
+    assert all(pictures(finder, "cat", "new0", "new2"))
+
+
+def test_a_damaged_picture_is_neither_shown_nor_passed_over(tmp_path: Path) -> None:
+    library = library_of(tmp_path, SPECS)
+    finder, kept = LibraryFinder(library, ENCODER), library.memes[1].kept
+    assert kept is not None
+    with (tmp_path / "generations" / library.generation / "pictures.bin").open("r+b") as file:
+        file.seek(kept.offset + kept.size // 2)
+        file.write(b"?!")
+    assert pictures(finder, "cat")[0] is not None
+    with pytest.raises(BadLibrary, match="a picture in it is not what it was when written") as refusal:
+        pictures(finder, "cat", "dog")
+    assert refusal.value.reason == "LIBRARY_DAMAGED"
+
+
+@pytest.mark.parametrize("what", ["no picture", "png", "large", "cut"])
+def test_what_we_did_not_write_is_not_shown_though_its_digest_is_right(tmp_path: Path, what: str) -> None:
+    good = shrink(Frame(png_of(*[RED, GREEN] * 40), 640, 8))
+    out = io.BytesIO()
+    Image.new("RGB", (SIDE + 1, 1)).save(out, "JPEG")
+    bytes_of = {"no picture": b"x", "png": png_of(RED), "large": out.getvalue(), "cut": good[: len(good) // 2]}
+    spool = Spool(tmp_path)
+    whole = library_of(tmp_path / "library", SPECS[:1])
+    forged = whole.memes[0].model_copy(update={"id": "forged", "kept": spool.append(bytes_of[what])})
+    finder = LibraryFinder(whole.add([forged], np.array(whole.rows), pictures=spool), ENCODER)
+    with pytest.raises(BadLibrary) as refusal:
+        pictures(finder, "forged")
+    assert refusal.value.reason == "LIBRARY_DAMAGED"
+
+
+def test_pictures_that_can_not_be_read_now_are_unavailable(
+    finder: LibraryFinder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("/secret/place")
+
+    monkeypatch.setattr(Library, "picture", fail)
+    with pytest.raises(Unavailable) as refusal:
+        pictures(finder, "cat")
+    assert "secret" not in refusal.value.message
+    finder.close()
+    with pytest.raises(Unavailable):
+        pictures(finder, "cat")
+
+
+def test_what_the_vote_settles_is_passed_on(tmp_path: Path, finder: LibraryFinder) -> None:
+    assert find(finder, "x").settles is None
+    settles = Settles(error=0.05, below=0.1, above=2, share=0.2, n=500)
+    assert find(LibraryFinder(library_of(tmp_path / "other", SPECS, settles=settles), ENCODER), "x").settles == settles

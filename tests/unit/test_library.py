@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +22,9 @@ from court.errors import BadLibrary, BadRequest, Unavailable
 from court.precedents import Floors, VoteSettings
 from court.verdict import Label
 from retrieval import storage
+from retrieval.kept import Spool
 from retrieval.library import Library
-from retrieval.manifest import Calibration, LabelledMeme, Tuning
+from retrieval.manifest import Calibration, KeptPicture, LabelledMeme, Tuning
 from tests.encoders import WordEncoder
 
 ENCODER = WordEncoder()
@@ -35,7 +36,7 @@ TUNING = Tuning(
 )
 
 
-def content(*ids: str) -> tuple[list[LabelledMeme], NDArray[np.float32]]:
+def content(*ids: str, kept: Mapping[str, KeptPicture] | None = None) -> tuple[list[LabelledMeme], NDArray[np.float32]]:
     memes = [
         LabelledMeme(
             id=id_,
@@ -45,6 +46,7 @@ def content(*ids: str) -> tuple[list[LabelledMeme], NDArray[np.float32]]:
             source="test",
             has_text=True,
             has_picture=False,
+            kept=(kept or {}).get(id_),
         )
         for number, id_ in enumerate(ids)
     ]
@@ -57,9 +59,29 @@ def create(root: Path, *ids: str, **kwargs: object) -> Library:
     return Library.create(root, name="n", encoder=ENCODER.identity, memes=memes, rows=rows, tuning=TUNING, **kwargs)
 
 
+PICTURES = {"a": b"first picture", "c": b"another picture, longer"}
+
+
 @pytest.fixture
 def library(tmp_path: Path) -> Library:
-    return create(tmp_path / "library", "a", "b", "c")
+    """Two of its three memes keep a picture."""
+    spool = Spool(tmp_path)
+    spool.append(b"of a meme that was dropped on the way")
+    memes, rows = content("a", "b", "c", kept={id_: spool.append(data) for id_, data in PICTURES.items()})
+    return Library.create(
+        tmp_path / "library",
+        name="n",
+        encoder=ENCODER.identity,
+        memes=memes,
+        rows=rows,
+        tuning=TUNING,
+        pictures=spool,
+    )
+
+
+def pictures_of(library: Library) -> dict[str, bytes]:
+    found = {meme.id: library.picture(row) for row, meme in enumerate(library.memes)}
+    return {id_: data for id_, data in found.items() if data is not None}
 
 
 def ids_of(library: Library) -> list[str]:
@@ -88,7 +110,9 @@ def forge(library: Library, change: Callable[[Path, dict], None]) -> None:
 def test_what_is_written_is_read_back(library: Library) -> None:
     again = Library.open(library.root, ENCODER.identity)
     memes, rows = content("a", "b", "c")
-    assert again.memes == tuple(memes)
+    assert [meme.model_copy(update={"kept": None}) for meme in again.memes] == memes
+    assert pictures_of(again) == PICTURES
+    assert [meme.kept and meme.kept.offset for meme in again.memes] == [0, None, len(PICTURES["a"])]
     assert np.array_equal(again.rows, rows)
     assert (
         again.digest
@@ -101,6 +125,8 @@ def test_what_is_written_is_read_back(library: Library) -> None:
         "with_picture": 0,
         "harmful": 1,
         "not_harmful": 2,
+        "kept_pictures": 2,
+        "kept_bytes": sum(map(len, PICTURES.values())),
     }
     assert again.manifest.sources == {"test": 3}
     assert again.identity.size == 3
@@ -178,6 +204,8 @@ def test_rows_that_do_not_fit_are_not_written(library: Library) -> None:
 
 def test_a_flipped_bit_is_found_wherever_it_is(library: Library) -> None:
     for name, path in files_of(library).items():
+        if name == "pictures.bin":
+            continue  # that is found when a picture is read: see below
         good = path.read_bytes()
         places = range(len(good)) if name == "CURRENT" else random.Random(name).sample(range(len(good)), 60)
         for place in places:
@@ -191,7 +219,64 @@ def test_a_flipped_bit_is_found_wherever_it_is(library: Library) -> None:
     Library.open(library.root, ENCODER.identity)
 
 
-@pytest.mark.parametrize("name", ["CURRENT", "manifest.json", "memes.jsonl", "vectors.npy"])
+def test_a_flipped_bit_in_a_picture_is_found_when_it_is_read_and_not_carried_on(library: Library) -> None:
+    path = files_of(library)["pictures.bin"]
+    good = path.read_bytes()
+    for place in range(len(good)):
+        bad = bytearray(good)
+        bad[place] ^= 1 << (place % 8)
+        path.write_bytes(bad)
+        opened = Library.open(library.root, ENCODER.identity)
+        spoilt, whole = (0, 2) if place < len(PICTURES["a"]) else (2, 0)
+        assert opened.picture(whole) == PICTURES[opened.memes[whole].id] and opened.picture(1) is None
+        with pytest.raises(BadLibrary, match="a picture in it is not what it was") as refusal:
+            opened.picture(spoilt)
+        assert refusal.value.reason == "LIBRARY_DAMAGED"
+        with pytest.raises(BadLibrary, match="a picture in it is not what it was"):
+            opened.add(*content("d"))
+        with pytest.raises(BadLibrary, match=r"pictures\.bin is not what it was"):
+            opened.check_pictures()
+    path.write_bytes(good)
+    Library.open(library.root, None).check_pictures()
+    assert pictures_of(Library.open(library.root, ENCODER.identity).add(*content("d"))) == PICTURES
+
+
+def test_pictures_are_carried_on_and_those_of_an_open_library_stay(library: Library, tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.append(b"dropped")
+    memes, rows = content("d", "e", kept={"e": spool.append(b"a third")})
+    larger = library.add(memes, rows, pictures=spool)
+    assert pictures_of(larger) == PICTURES | {"e": b"a third"}
+    assert (larger.manifest.counts.kept_pictures, larger.manifest.counts.kept_bytes) == (
+        3,
+        larger.manifest.files["pictures.bin"].size,
+    )
+    largest = larger.add(*content("f")).add(*content("g"))
+    assert pictures_of(largest) == pictures_of(larger) and pictures_of(library) == PICTURES
+
+
+def test_a_row_that_is_not_there_has_no_picture_not_even_the_last(library: Library) -> None:
+    for row in (-1, 3):
+        with pytest.raises(IndexError):
+            library.picture(row)
+
+
+def test_pictures_without_their_file_are_a_mistake_of_ours(library: Library) -> None:
+    kept = library.memes[0].kept
+    assert kept is not None
+    with pytest.raises(ValueError, match="without the file"):
+        library.add(*content("d", kept={"d": kept}))
+
+
+def test_a_spool_leaves_nothing_behind_and_takes_no_giants(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "not" / "there" / "yet")
+    assert spool.read(spool.append(b"x" * 1000)) == b"x" * 1000
+    with pytest.raises(ValueError, match="larger than any"):
+        spool.append(bytes(2 << 20))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["CURRENT", "manifest.json", "memes.jsonl", "pictures.bin", "vectors.npy"])
 def test_a_file_that_is_cut_empty_longer_or_gone_is_named(library: Library, name: str) -> None:
     path = files_of(library)[name]
     good = path.read_bytes()
@@ -241,6 +326,16 @@ def _with_row(change: Callable[[NDArray[np.float32]], None]) -> NDArray[np.float
     return rows
 
 
+def _with_kept(row: int, **values: int) -> Callable[[Path, dict], None]:
+    def change(directory: Path, manifest: dict) -> None:
+        memes = [json.loads(line) for line in (directory / "memes.jsonl").read_text().splitlines()]
+        memes[row]["kept"] |= values
+        (directory / "memes.jsonl").write_text("".join(f"{json.dumps(meme)}\n" for meme in memes))
+        manifest["counts"]["kept_bytes"] = sum(meme["kept"]["size"] for meme in memes if meme["kept"])
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -253,6 +348,13 @@ def _with_row(change: Callable[[NDArray[np.float32]], None]) -> NDArray[np.float
         (_save(_with_row(lambda rows: rows.__setitem__((0, 20), 1))), "row 0 of"),
         (lambda directory, _: (directory / "memes.jsonl").write_text("{}\n"), "line 1 of memes.jsonl"),
         (lambda directory, _: (directory / "memes.jsonl").write_text(""), "memes.jsonl is empty"),
+        (lambda directory, _: (directory / "pictures.bin").write_bytes(b"short"), "does not hold the pictures"),
+        (_with_kept(0, offset=1), "line 1 of memes.jsonl does not say where its picture is"),
+        (_with_kept(2, offset=0), "line 3 of memes.jsonl does not say where its picture is"),
+        (_with_kept(2, size=5), "pictures that memes.jsonl says"),
+        (_with_kept(2, size=1 << 40), "line 3 of memes.jsonl can't be understood"),
+        (_with_kept(0, offset=-1), "line 1 of memes.jsonl can't be understood"),
+        (lambda _, manifest: manifest["files"].pop("pictures.bin"), "does not list"),
         (lambda _, manifest: manifest["counts"].update(harmful=2, not_harmful=1), "counts"),
         (lambda _, manifest: manifest.update(surprise=1), "manifest.json can't be understood"),
         (lambda _, manifest: manifest["files"].pop("memes.jsonl"), "does not list"),
@@ -268,10 +370,17 @@ def test_what_contradicts_the_manifest_is_named(
 
 
 def test_a_newer_format_asks_for_an_upgrade(library: Library) -> None:
-    forge(library, lambda _, manifest: manifest.update(format=2, surprise=1))
+    forge(library, lambda _, manifest: manifest.update(format=3, surprise=1))
     with pytest.raises(BadLibrary, match="Upgrade MemeCourt") as refusal:
         Library.open(library.root, ENCODER.identity)
     assert refusal.value.reason == "LIBRARY_TOO_NEW"
+
+
+def test_an_older_format_asks_to_be_built_again(library: Library) -> None:
+    forge(library, lambda _, manifest: manifest.update(format=1))
+    with pytest.raises(BadLibrary, match=r"older than format 2.*Build it again") as refusal:
+        Library.open(library.root, ENCODER.identity)
+    assert refusal.value.reason == "LIBRARY_TOO_OLD"
 
 
 def test_another_encoder_is_refused_and_both_are_named(library: Library) -> None:
