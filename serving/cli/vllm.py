@@ -1,0 +1,127 @@
+"""``memecourt vllm``: a vLLM on this machine, set up for the court."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from serving.cli.common import printable, run, tell
+
+if TYPE_CHECKING:
+    from serving.vllm import VllmServer, VllmSettings
+
+KEY = "MEMECOURT_LLM__API_KEY"
+"""Where the key is looked for here and by the commands that ask the server."""
+
+
+@click.command()
+@click.option("--model", required=True, metavar="NAME", help="A name on the hub, or a folder.")
+@click.option("--name", help="What clients call it. [default: the model's name]")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="0 for a free one.")
+@click.option("--context", type=click.IntRange(1024), help="Tokens of prompt and reply together. [default: 32768]")
+@click.option("--images", type=click.IntRange(0, 64), help="Pictures in one prompt; 0 for a text model. [default: 8]")
+@click.option(
+    "--max-pixels",
+    type=click.IntRange(0),
+    help="Larger pictures are made smaller; 0 for a model that knows no such bound. [default: 1003520]",
+)
+@click.option(
+    "--python",
+    type=click.Path(path_type=Path),
+    help="A Python that has vLLM. [default: MEMECOURT_VLLM_PYTHON, else the one this runs on]",
+)
+@click.option("--log-file", type=click.Path(path_type=Path, dir_okay=False), help="Where to keep vLLM's log.")
+@click.option("--verbose", is_flag=True, help="Show vLLM's log as it is said.")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- MORE FLAGS OF VLLM]")
+def vllm(
+    model: str,
+    name: str | None,
+    port: int,
+    context: int | None,
+    images: int | None,
+    max_pixels: int | None,
+    python: Path | None,
+    log_file: Path | None,
+    verbose: bool,
+    flags: tuple[str, ...],
+) -> None:
+    """Starts vLLM on this machine with what the court needs, until Ctrl-C or SIGTERM.
+
+    It listens on loopback only, keeps prefixes, takes pictures as bytes and never fetches one, and asks for a key: the
+    one in MEMECOURT_LLM__API_KEY, else a new one, which is printed once, on standard output. On standard error it says
+    what takes long; if vLLM fails, the last lines of its log.
+    """
+    from pydantic import ValidationError
+
+    from serving.vllm import VllmSettings
+
+    given = {
+        "model": model,
+        "name": name,
+        "port": port,
+        "context": context,
+        "images": images,
+        "max_pixels": max_pixels,
+        "python": python,
+        "log_file": log_file,
+        "flags": flags,
+        "api_key": os.environ.get(KEY) or None,
+    }
+    try:
+        settings = VllmSettings.model_validate({key: value for key, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise click.UsageError("; ".join(fault["msg"] for fault in error.errors(include_input=False))) from None
+    run(_hold(settings, verbose))
+
+
+async def _hold(settings: VllmSettings, verbose: bool) -> None:
+    """Runs it until told to stop; raises what went wrong, after its log was shown."""
+    from serving.vllm import VllmFailed, VllmServer
+
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    server = VllmServer(settings, log=_show if verbose else lambda _: None)
+    tell(f"starting vLLM with {settings.model}; this can take minutes, longer where the model must be fetched")
+    work = asyncio.ensure_future(_serve(server))
+    told = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((work, told), return_when=asyncio.FIRST_COMPLETED)
+    if not work.done():
+        tell("stopping vLLM")
+        work.cancel()
+        await asyncio.wait((work,))
+        return
+    told.cancel()
+    try:
+        work.result()
+    except VllmFailed as error:
+        if not verbose:
+            for line in error.log:
+                _show(line)
+        raise
+
+
+async def _serve(server: VllmServer) -> None:
+    from serving.vllm import VllmFailed
+
+    async with server:
+        click.echo(f"vLLM answers at {server.base_url} as {server.model}")
+        if not os.environ.get(KEY):
+            click.echo(f"key: {server.api_key}")
+        click.echo(f"use it: {KEY}=… memecourt serve --llm-url {server.base_url} --model {shlex.quote(server.model)}")
+        code = await server.ended()
+        raise VllmFailed(
+            f"vLLM ended with code {code} though nobody told it to; the last lines of its log stand above.",
+            reason="VLLM_ENDED",
+            log=server.log(),
+        )
+
+
+def _show(line: str) -> None:
+    tell(f"vllm| {printable(line)}")

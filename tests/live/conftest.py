@@ -1,0 +1,159 @@
+"""A real vLLM on the CPU with the tiny model, one for all tests here; it is started anew after a test that ended it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from serving.vllm import VllmServer, VllmSettings
+from tests.live.tiny_model import NAME, make_tiny_model
+
+ROOT = Path(__file__).parents[2]
+CPU_FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32", "--max-logprobs", "20")
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.live)
+
+
+class LiveVllm:
+    """For tests that may have loops of their own: vLLM is watched from a loop on another thread.
+
+    Address, key and model's name stay the same when it is started anew.
+    """
+
+    def __init__(self, settings: VllmSettings) -> None:
+        self._settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="live-vllm", daemon=True)
+        self._thread.start()
+        self.server = VllmServer(settings)
+        self.starts = 0
+
+    def _do(self, work, seconds: float = 600):
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+
+    @property
+    def base_url(self) -> str:
+        return self.server.base_url
+
+    @property
+    def root_url(self) -> str:
+        return self.server.root_url
+
+    @property
+    def api_key(self) -> str:
+        return self.server.api_key
+
+    @property
+    def model(self) -> str:
+        return self.server.model
+
+    @property
+    def running(self) -> bool:
+        return self.server.running
+
+    def start(self) -> None:
+        """Returns once it answers; does nothing if it does already."""
+        if not self.running:
+            self.server = VllmServer(self._settings)
+            self._do(self.server.__aenter__())
+            self.starts += 1
+
+    def stop(self) -> None:
+        """In order."""
+        self._do(self.server.stop())
+
+    def kill(self) -> int:
+        """At once, as the kernel does when memory runs out; returns when it is gone, with its exit code."""
+        os.kill(self.server.pid, signal.SIGKILL)
+        return self.ended(30)
+
+    def restart(self) -> None:
+        """At the same address, with the same key."""
+        self.stop()
+        self.start()
+
+    def ended(self, seconds: float) -> int:
+        """Waits until its end is noticed; the exit code."""
+        return self._do(self.server.ended(), seconds)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A figure of /metrics, over all series with these labels; 0 if there is none."""
+        text = httpx2.get(f"{self.root_url}/metrics", trust_env=False, timeout=10).text
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in text.splitlines()
+            if line.startswith((f"{name}{{", f"{name} ")) and all(part in line for part in wanted)
+        )
+
+    def client(self, **options) -> httpx2.Client:
+        """With the key; paths are those below ``root_url``."""
+        headers = {"Authorization": f"Bearer {self.api_key}"}
+        return httpx2.Client(
+            **{"base_url": self.root_url, "headers": headers, "trust_env": False, "timeout": 120, **options}
+        )
+
+    def close(self) -> None:
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_python():
+    """A Python that has vLLM: the one that is named, else the one that the script makes."""
+    named = os.environ.get("MEMECOURT_VLLM_PYTHON")
+    if named:
+        return Path(named)
+    made = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "vllm_cpu.py"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return Path(made.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("model") / NAME)
+
+
+@pytest.fixture(scope="session")
+def vllm_settings(vllm_python, tiny_model):
+    """For a vLLM on the CPU with the tiny model."""
+    return VllmSettings(
+        model=str(tiny_model),
+        python=vllm_python,
+        context=16_384,
+        flags=CPU_FLAGS,
+        environment=CPU_ENVIRONMENT,
+        start_seconds=600,
+    )
+
+
+@pytest.fixture(scope="session")
+def vllm(vllm_settings):
+    """``base_url``, ``api_key``, ``model``, ``metric(name)``, ``kill()``, ``restart()``."""
+    from serving.vllm import free_port
+
+    live = LiveVllm(vllm_settings.model_copy(update={"port": free_port(vllm_settings.host)}))
+    live.start()
+    yield live
+    live.close()
+
+
+@pytest.fixture(autouse=True)
+def _vllm_is_up(request):
+    """Each test that asks for vLLM finds it running, whatever the one before did to it."""
+    if "vllm" in request.fixturenames:
+        request.getfixturevalue("vllm").start()

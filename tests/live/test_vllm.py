@@ -1,0 +1,280 @@
+"""What we lean on in vLLM, and that it is started, watched and ended in order."""
+
+import asyncio
+import base64
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from serving.vllm import VllmFailed, VllmServer
+from tests.live.conftest import CPU_ENVIRONMENT, CPU_FLAGS
+from tests.pictures import captioned, encode, quarters
+
+RULING = {
+    "type": "object",
+    "properties": {
+        "label": {"enum": ["HARMFUL", "NOT_HARMFUL"]},
+        "evidence": {"type": "array", "maxItems": 3, "items": {"type": "string", "maxLength": 30}},
+        "rationale": {"type": "string", "maxLength": 80},
+    },
+    "required": ["label", "evidence", "rationale"],
+    "additionalProperties": False,
+}
+
+
+def picture(shown=None):
+    data = base64.b64encode(encode(shown or quarters(), "PNG")).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def words(text="What is in the picture?"):
+    return {"type": "text", "text": text}
+
+
+def request(vllm, *content, **options):
+    messages = [{"role": "system", "content": "You describe. " * 20}, {"role": "user", "content": list(content)}]
+    return {"model": vllm.model, "messages": messages, "max_tokens": 8, "temperature": 0, **options}
+
+
+def ask(vllm, *content, **options):
+    with vllm.client() as client:
+        return client.post("/v1/chat/completions", json=request(vllm, *content, **options))
+
+
+def group(leader):
+    """Process ids of a process group that are more than waiting to be reaped."""
+    listed = subprocess.run(["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in listed.splitlines()]
+    return {int(pid) for pid, of, state in rows if int(of) == leader and not state.startswith("Z")}
+
+
+def shared_memory(leader):
+    """The files of shared memory that a process group has open."""
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in group(leader))
+    return {Path(found) for found in re.findall(r"/dev/shm/psm_\w+", maps)}
+
+
+def until(true, seconds):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("count", [1, 4, 8])
+def test_it_takes_pictures_and_tells_them_apart(vllm, count):
+    shown = [picture(quarters((64 + 28 * number, 48))) for number in range(count)]
+    answer = ask(vllm, *shown, words())
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    assert usage["completion_tokens"] == 8 and usage["prompt_tokens_details"]["multimodal_tokens"]["image"] >= 4 * count
+    other = ask(vllm, *shown[:-1], picture(captioned("other")), words())
+    assert other.json()["choices"][0]["message"]["content"] != answer.json()["choices"][0]["message"]["content"]
+
+
+def test_more_pictures_than_are_allowed_are_refused(vllm):
+    answer = ask(vllm, *[picture()] * 9, words())
+    assert answer.status_code == 400 and "At most 8 image(s)" in answer.text
+
+
+def test_a_large_picture_is_made_smaller(vllm):
+    details = ask(vllm, picture(quarters((3000, 3000))), words()).json()["usage"]["prompt_tokens_details"]
+    assert 1000 < details["multimodal_tokens"]["image"] <= 1280
+
+
+def test_a_schema_is_kept_to_every_time(vllm):
+    shape = {"type": "json_schema", "json_schema": {"name": "ruling", "strict": True, "schema": RULING}}
+    for seed in range(8):
+        choice = ask(
+            vllm, picture(), words("Judge."), temperature=1, seed=seed, max_tokens=600, response_format=shape
+        ).json()["choices"][0]
+        said = choice["message"]["content"]
+        assert choice["finish_reason"] == "stop"
+        ruling = json.loads(said)  # strictly: raw control characters in a string are a fault
+        assert list(ruling) == RULING["required"] and ruling["label"] in RULING["properties"]["label"]["enum"]
+        assert len(ruling["rationale"]) <= 80 and all(len(item) <= 30 for item in ruling["evidence"])
+        assert '": ' not in said and "\n" not in said  # no padding, which a model may go on with for ever
+
+
+def test_a_word_s_probability_can_be_read(vllm):
+    choice = ask(vllm, words("A or B?"), max_tokens=1, logprobs=True, top_logprobs=20).json()["choices"][0]
+    assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 20
+    with vllm.client() as client:
+        counted = [
+            client.post("/tokenize", json={"model": vllm.model, "prompt": text, "add_special_tokens": False}).json()
+            for text in ("A", "B", " A", " B", " HARMFUL")
+        ]
+    assert [one["count"] for one in counted] == [1] * 5
+
+
+def test_a_prefix_that_was_seen_is_not_read_again(vllm):
+    shown = picture(captioned("seen before", size=(420, 280)))
+    hits, queries = (vllm.metric(f"vllm:prefix_cache_{kind}_total") for kind in ("hits", "queries"))
+    first = ask(vllm, shown, words("One question? " * 10)).json()["usage"]
+    again = ask(vllm, shown, words("One question? " * 10 + "Another?")).json()["usage"]
+    cached = again["prompt_tokens_details"]["cached_tokens"]
+    assert first["prompt_tokens"] - 64 <= cached <= first["prompt_tokens"]
+    assert vllm.metric("vllm:prefix_cache_hits_total") - hits >= cached
+    assert vllm.metric("vllm:prefix_cache_queries_total") > queries
+
+
+def test_a_score_keeps_the_true_mass(vllm):
+    """The word must be one of two, and what is told is each one's share of everything the model might have said."""
+    with vllm.client() as client:
+        ids = [
+            client.post("/tokenize", json={"model": vllm.model, "prompt": text, "add_special_tokens": False}).json()
+            for text in ("A", "B")
+        ]
+    two = [one["tokens"][0] for one in ids]
+    given = {"max_tokens": 1, "logprobs": True, "allowed_token_ids": two, "logprob_token_ids": two}
+    choice = ask(vllm, words("A or B?"), **given).json()["choices"][0]
+    told = {one["token"]: math.exp(one["logprob"]) for one in choice["logprobs"]["content"][0]["top_logprobs"]}
+    assert set(told) == {"A", "B"} and 0 < sum(told.values()) < 0.5
+    assert choice["message"]["content"] == max(told, key=told.get)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/cat.png", "https://example.com/cat.png"])
+def test_it_fetches_nothing(vllm, url):
+    answer = ask(vllm, {"type": "image_url", "image_url": {"url": url}}, words())
+    assert answer.status_code == 400 and "allowed domains" in answer.text
+
+
+def test_it_opens_no_file_and_takes_no_film(vllm):
+    # 500, not 400: it can't be told from a fault of the server, so nobody may be able to ask for it.
+    assert ask(vllm, {"type": "image_url", "image_url": {"url": "file:///etc/hostname"}}).status_code >= 400
+    film = {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,AAAA"}}
+    assert ask(vllm, film).status_code == 400
+
+
+def test_it_asks_for_the_key_where_it_says_so(vllm):
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        with vllm.client(headers=headers) as stranger:
+            assert stranger.post("/v1/chat/completions", json=request(vllm, words())).status_code == 401
+            assert stranger.get("/v1/models").status_code == 401
+            # This one it forgets, which is why it may only listen on loopback.
+            assert stranger.post("/tokenize", json={"model": vllm.model, "prompt": "x"}).status_code == 200
+    with vllm.client() as client:
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [vllm.model]
+
+
+def test_the_key_is_in_neither_log_nor_command_line(vllm):
+    assert vllm.api_key not in "\n".join(vllm.server.log(1000))
+    shown = subprocess.run(["ps", "-eo", "args=", "-ww"], capture_output=True, text=True, check=True).stdout
+    assert str(vllm.server.settings.model) in shown and vllm.api_key not in shown
+
+
+def test_a_caller_who_hangs_up_frees_the_engine(vllm):
+    with vllm.client() as client, pytest.raises(httpx2.ReadTimeout):
+        client.post(
+            "/v1/chat/completions", json=request(vllm, words(), max_tokens=15_000, ignore_eos=True), timeout=1.5
+        )
+    until(lambda: vllm.metric("vllm:num_requests_running") == 0, 5)  # 15,000 tokens would take a minute
+    assert vllm.metric("vllm:num_requests_waiting") == 0
+    assert ask(vllm, words()).status_code == 200
+
+
+def test_the_engine_s_death_is_noticed(vllm):
+    leader = vllm.server.pid
+    listed = subprocess.run(["ps", "-eo", "pid=,pgid=,args="], capture_output=True, text=True, check=True).stdout
+    engine = [line.split() for line in listed.splitlines() if "EngineCore" in line]
+    (pid,) = [int(pid) for pid, of, *_ in engine if int(of) == leader]
+    os.kill(pid, signal.SIGKILL)
+    vllm.ended(30)
+    assert not vllm.running and not group(leader)
+
+
+def test_it_is_killed_and_comes_back_at_the_same_address(vllm):
+    leader, address = vllm.server.pid, vllm.base_url
+    assert len(group(leader)) >= 3
+    shared = shared_memory(leader)
+    assert shared
+    assert vllm.kill() == -signal.SIGKILL
+    assert not vllm.running and not group(leader)  # engine and workers would have stayed
+    assert not any(file.exists() for file in shared)  # and this until the machine is started anew
+    with pytest.raises(httpx2.ConnectError):
+        ask(vllm, words())
+    vllm.restart()
+    assert vllm.base_url == address and vllm.server.pid != leader
+    assert ask(vllm, words()).status_code == 200
+
+
+def test_a_model_that_is_not_there_is_said_with_the_log(vllm_settings):
+    settings = vllm_settings.model_copy(update={"model": "nobody/nothing-of-the-kind"})
+
+    async def start():
+        async with VllmServer(settings):
+            pass
+
+    with pytest.raises(VllmFailed) as caught:
+        asyncio.run(start())
+    assert caught.value.reason == "VLLM_ENDED"
+    assert "Error" in "\n".join(caught.value.log[-10:]) and len(caught.value.log) <= 40
+    assert "nobody" not in caught.value.message
+
+
+class Command:
+    """``memecourt vllm`` as a user starts it."""
+
+    def __init__(self, model, python):
+        command = [sys.executable, "-m", "serving.cli", "vllm", "--model", str(model), "--port", "0", "--verbose"]
+        kept = {name: value for name, value in os.environ.items() if name != "MEMECOURT_LLM__API_KEY"}
+        self.process = subprocess.Popen(
+            [*command, "--context", "4096", "--", *CPU_FLAGS],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**kept, **CPU_ENVIRONMENT, "MEMECOURT_VLLM_PYTHON": str(python)},
+        )
+
+    def child(self):
+        """vLLM's process; nothing before it is started."""
+        shown = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+        rows = [line.split(None, 2) for line in shown.splitlines()]
+        return next((int(pid) for pid, of, args in rows if int(of) == self.process.pid and "vllm_child" in args), None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def test_the_command_stops_while_it_starts(tiny_model, vllm_python):
+    with Command(tiny_model, vllm_python) as command:
+        until(command.child, 30)
+        leader = command.child()
+        time.sleep(3)
+        command.process.send_signal(signal.SIGINT)
+        assert command.process.wait(60) == 0
+        assert not group(leader)
+
+
+def test_the_command_says_where_and_with_which_key_and_leaves_nothing_when_it_is_killed(tiny_model, vllm_python):
+    with Command(tiny_model, vllm_python) as command:
+        said = [command.process.stdout.readline().strip() for _ in range(3)]
+        url = said[0].split()[3]
+        headers = {"Authorization": f"Bearer {said[1].removeprefix('key: ')}"}
+        assert httpx2.get(f"{url}/models", headers=headers, trust_env=False).status_code == 200
+        assert f"--llm-url {url} --model {tiny_model.name}" in said[2]
+        leader = command.child()
+        command.process.kill()
+        until(lambda: not group(leader), 40)
+
+
+def test_it_stops_in_order_and_leaves_nothing(vllm):
+    leader = vllm.server.pid
+    vllm.stop()
+    assert vllm.ended(1) == 0
+    assert not group(leader) and not vllm.running
+    vllm.stop()  # once more does nothing

@@ -1,0 +1,263 @@
+"""Starting, watching and ending a vLLM, on a stand-in for its API server; the real one is asked in ``tests/live``."""
+
+import asyncio
+import itertools
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+from click.testing import CliRunner
+from pydantic import SecretStr, ValidationError
+
+from court.errors import BadRequest, NotLoaded
+from serving.cli.main import cli
+from serving.vllm import VllmFailed, VllmServer, VllmSettings
+
+STAND_IN = """
+import http.server, json, os, signal, subprocess, sys, time
+
+MODE = os.environ.get("MODE", "")
+print("arguments", json.dumps(sys.argv[1:]))
+print("search path", json.dumps(sys.path))
+print("its key is " + os.environ["VLLM_API_KEY"])
+print("ours", sorted(name for name in os.environ if name.startswith("MEMECOURT_")))
+if MODE == "fails":
+    print("line\\n" * 100 + "ValueError: no such model")
+    sys.exit(3)
+if MODE == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("worker", subprocess.Popen(["sleep", "600"]).pid)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self, status):
+        self.send_response(status)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def do_GET(self):
+        self.answer(503 if MODE == "never" else 200)
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        print("asked", len(asked["messages"][0]["content"]), asked["max_tokens"])
+        if MODE == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        allowed = self.headers["Authorization"] == "Bearer " + os.environ["VLLM_API_KEY"]
+        self.answer((400 if MODE == "refuses" else 200) if allowed else 401)
+
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN if MODE == "deaf" else lambda *_: os._exit(0))
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def settings(tmp_path):
+    folder = tmp_path / "site" / "vllm" / "entrypoints" / "openai"
+    folder.mkdir(parents=True)
+    for package in (folder, folder.parent, folder.parent.parent):
+        (package / "__init__.py").touch()
+    (folder / "api_server.py").write_text(STAND_IN)
+
+    def make(mode="", **more):
+        environment = {"PYTHONPATH": str(tmp_path / "site"), "MODE": mode}
+        given = {"model": "some/model", "python": sys.executable, "environment": environment, "grace": 5, **more}
+        return VllmSettings(**given)
+
+    return make
+
+
+def said(server, word):
+    """What the stand-in said after a word."""
+    return next(line.removeprefix(f"{word} ") for line in server.log(1000) if line.startswith(f"{word} "))
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def started(settings, then=None, **options):
+    """Starts, does something while it runs, stops; the server, for what is left of it."""
+
+    async def work():
+        server = VllmServer(settings, **options)
+        async with server:
+            assert server.running
+            if then:
+                await then(server)
+        assert not server.running
+        return server
+
+    return asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_it_answers_under_its_address_name_and_key(settings):
+    async def ask(server):
+        headers = {"Authorization": f"Bearer {server.api_key}"}
+        async with httpx2.AsyncClient(base_url=server.base_url, trust_env=False, headers=headers) as client:
+            assert (
+                await client.post("/chat/completions", json={"messages": [{"content": ""}], "max_tokens": 1})
+            ).is_success
+
+    server = started(settings(name="judge"), ask)
+    assert server.model == "judge" and server.base_url.startswith("http://127.0.0.1:")
+    assert said(server, "asked") == "2 1"  # a picture and a question, one token
+
+
+def test_every_start_has_another_key_which_is_neither_said_nor_shown(settings, monkeypatch, tmp_path):
+    monkeypatch.setenv("MEMECOURT_LLM__API_KEY", "hunter2")
+    heard, kept = [], tmp_path / "vllm.log"
+    server = started(settings(log_file=kept), log=heard.append)
+    assert server.api_key not in said(server, "arguments")
+    assert said(server, "its key is") == "[key]"
+    assert tuple(heard) == server.log(1000) == tuple(kept.read_text().splitlines())
+    assert said(server, "ours") == "[]"
+    assert settings().api_key != settings().api_key
+    assert server.api_key not in repr(server.settings)
+
+
+def test_our_own_folder_does_not_hide_vllm_s_modules(settings):
+    server = started(settings())
+    assert f'{Path(__file__).parents[2] / "serving"}"' not in said(server, "search path")
+
+
+@pytest.mark.parametrize("mode", ["", "deaf"])
+def test_nothing_of_its_group_is_left(settings, mode):
+    begun = time.monotonic()
+    server = started(settings(mode, grace=1))
+    assert not alive(server.pid) and not alive(said(server, "worker"))
+    assert (time.monotonic() - begun > 1) or mode != "deaf"
+
+
+def test_stopping_twice_or_before_the_start_does_nothing(settings):
+    asyncio.run(VllmServer(settings()).stop())
+    started(settings(), VllmServer.stop)
+
+
+def test_its_death_is_noticed_and_its_workers_go_with_it(settings):
+    async def kill(server):
+        os.kill(server.pid, signal.SIGKILL)
+        assert await server.ended() == -signal.SIGKILL
+        assert not server.running and not alive(said(server, "worker"))
+
+    started(settings(), kill)
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason", "last"),
+    [
+        ("fails", "VLLM_ENDED", "ValueError: no such model"),
+        ("dies", "VLLM_ENDED", "asked 2 1"),
+        ("refuses", "VLLM_REFUSES", "{}"),
+        ("never", "VLLM_NOT_READY", None),
+    ],
+)
+def test_a_failed_start_is_said_with_the_end_of_the_log(settings, mode, reason, last):
+    with pytest.raises(VllmFailed) as caught:
+        started(settings(mode, start_seconds=2 if mode == "never" else 30))
+    assert caught.value.reason == reason
+    assert 0 < len(caught.value.log) <= 40 and (last is None or caught.value.log[-1] == last)
+    for line in caught.value.log:
+        assert not line.startswith("worker") or not alive(line.split()[1])
+
+
+def test_a_start_that_is_called_off_leaves_nothing(settings):
+    async def work():
+        loop, up = asyncio.get_running_loop(), asyncio.Event()
+        server = VllmServer(
+            settings("never"), log=lambda line: line.startswith("worker ") and loop.call_soon_threadsafe(up.set)
+        )
+        starting = asyncio.ensure_future(server.__aenter__())
+        await up.wait()
+        starting.cancel()
+        await asyncio.wait((starting,))
+        assert starting.cancelled() and not server.running and not alive(said(server, "worker"))
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_when_we_are_gone_it_ends(settings):
+    """The pipe that its standard input is closes with us, however we end."""
+
+    async def leave(server):
+        server._group._process.stdin.close()
+        assert await asyncio.wait_for(server.ended(), 10) == 0
+        assert not alive(said(server, "worker"))
+
+    started(settings(), leave)
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "true-but-without-vllm"])
+def test_a_missing_vllm_is_said_with_what_to_do(settings, tmp_path, python):
+    if not python.startswith("/"):
+        python = tmp_path / python
+        python.write_text("#!/bin/sh\nexit 1\n")
+        python.chmod(0o755)
+    with pytest.raises(NotLoaded, match="pip install vllm, or name a Python") as caught:
+        started(settings(python=python))
+    assert caught.value.reason == "VLLM_MISSING"
+
+
+def test_a_log_that_can_not_be_kept_is_said(settings, tmp_path):
+    with pytest.raises(BadRequest):
+        started(settings(log_file=tmp_path / "no" / "such" / "folder.log"))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1"])
+def test_it_listens_where_others_can_not_reach_it(settings, host):
+    with pytest.raises(ValidationError, match="loopback"):
+        settings(host=host)
+
+
+@pytest.mark.parametrize("flag", ["--port=1", "--api-key", "--api_key", "--host", "--served-model-name"])
+def test_flags_that_are_settings_are_refused(settings, flag):
+    with pytest.raises(ValidationError, match="is a setting of memecourt"):
+        settings(flags=(flag, "x"))
+
+
+def test_the_command_line():
+    given = VllmSettings(model="m", images=4, flags=("--dtype", "float32"), api_key=SecretStr("secret"))
+    arguments = given.arguments(1234)
+    pairs = dict(itertools.pairwise(arguments))
+    assert pairs["--port"] == "1234" and pairs["--limit-mm-per-prompt"] == '{"image": 4, "video": 0}'
+    assert '"longest_edge": 1003520' in pairs["--mm-processor-kwargs"]
+    assert pairs["--allowed-media-domains"] == "none.invalid"
+    assert pairs["--structured-outputs-config"] == '{"backend": "guidance", "disable_any_whitespace": true}'
+    assert arguments[-2:] == ["--dtype", "float32"] and "secret" not in " ".join(arguments)
+    assert "--mm-processor-kwargs" not in VllmSettings(model="m", images=0).arguments(1)
+
+
+def test_a_folder_s_path_is_not_its_name(tmp_path):
+    (tmp_path / "qwen").mkdir()
+    assert VllmSettings(model=str(tmp_path / "qwen")).served_name == "qwen"
+    assert VllmSettings(model="Qwen/Qwen2.5-VL-7B-Instruct").served_name == "Qwen/Qwen2.5-VL-7B-Instruct"
+
+
+def test_the_command_has_help():
+    said = CliRunner().invoke(cli, ["vllm", "--help"]).output
+    assert "MORE FLAGS OF VLLM" in said and "MEMECOURT_LLM__API_KEY" in said
+
+
+def test_the_command_says_what_is_missing(tmp_path):
+    outcome = CliRunner().invoke(cli, ["vllm", "--model", "m", "--python", str(tmp_path / "none")])
+    assert outcome.exit_code == 1 and "pip install vllm" in outcome.output
+    outcome = CliRunner().invoke(cli, ["vllm", "--model", "m", "--", "--port", "1"])
+    assert outcome.exit_code == 2 and "is a setting of memecourt" in outcome.output
+
+
+def test_the_command_shows_the_log_of_a_start_that_failed(settings, monkeypatch):
+    for name, value in settings("fails").environment.items():
+        monkeypatch.setenv(name, value)
+    outcome = CliRunner().invoke(cli, ["vllm", "--model", "m", "--port", "0"])
+    assert outcome.exit_code == 1
+    assert "vllm| ValueError: no such model" in outcome.output and "ended with code 3" in outcome.output
