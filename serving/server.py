@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from court.errors import BadRequest, CourtError
+from court.errors import BadRequest, CourtError, Unavailable
 from court.meme import LIMITS
 from serving.assembly import Courthouse, open_courthouse
 from serving.service import SERVICE, CourtService
@@ -31,6 +31,7 @@ async def serve(
     address: str,
     *,
     resume: bool = False,
+    ended: Callable[[], Awaitable[int]] | None = None,
     bound: Callable[[str], None] = lambda _: None,
     ready: Callable[[], None] = lambda: None,
     tell: Callable[[str], None] = lambda _: None,
@@ -41,6 +42,7 @@ async def serve(
         settings: What to serve.
         address: ``host:port``; port 0 for a free one.
         resume: Whether trials that were cut off are taken up, beside the new ones.
+        ended: Returns when a model server that was started for this court has ended by itself; the court then ends too.
         bound: Is told the address with its port as soon as the server listens.
         ready: Is called when asks are heard.
         tell: Is told what takes long, in a sentence.
@@ -48,6 +50,7 @@ async def serve(
     Raises:
         BadRequest: The address can't be listened on.
         CourtError: The courthouse can't be opened.
+        Unavailable: The model server ended.
     """
     service = CourtService(settings.concurrent_trials, settings.procedure)
     server, healthy = await make_server(service)
@@ -59,6 +62,8 @@ async def serve(
         bound(f"{address.rpartition(':')[0]}:{port}")
         opening = asyncio.ensure_future(stack.enter_async_context(open_courthouse(settings, tell=tell)))
         waiting = asyncio.ensure_future(stopping.wait())
+        widowed = asyncio.ensure_future(_stop_when(ended, stopping))
+        stack.push_async_callback(_end, widowed)
         await asyncio.wait((opening, waiting), return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():
             opening.cancel()
@@ -78,6 +83,14 @@ async def serve(
         service.close()
         await server.stop(settings.grace)
         await service.empty(seconds=5)
+        if widowed.done():
+            raise Unavailable("The model server ended by itself, and the court with it.", reason="MODEL_SERVER_ENDED")
+
+
+async def _stop_when(ended: Callable[[], Awaitable[int]] | None, stopping: asyncio.Event) -> None:
+    await (ended() if ended else asyncio.Event().wait())
+    _log.error("the model server ended by itself")
+    stopping.set()
 
 
 async def _resume(courthouse: Courthouse, cut_off: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 )
 @click.option("--concurrent-trials", type=int, help="Trials held at once; beyond, callers are asked to come again.")
 @click.option("--vllm", metavar="MODEL", help="Start a vLLM with this model too, and ask it in full trials.")
+@click.option(
+    "--vllm-flag", multiple=True, metavar="FLAG", help="Hand a flag on to vLLM: --vllm-flag=--quantization=fp8."
+)
 @click.option("--resume", is_flag=True, help="First take up the trials that were cut off when the server last ended.")
 @trial_options
 @library_option
@@ -34,6 +37,7 @@ def serve(
     address: str,
     concurrent_trials: int | None,
     vllm: str | None,
+    vllm_flag: tuple[str, ...],
     resume: bool,
     library: Path | None,
     docket: Path | None,
@@ -53,11 +57,12 @@ def serve(
         raise click.UsageError("--vllm starts a model server; leave --llm-url and --model out with it.")
 
     async def work() -> None:
-        async with _models(vllm, given) as settings:
+        async with _models(vllm, vllm_flag, given) as (settings, ended):
             await serve_until_stopped(
                 settings,
                 address,
                 resume=resume,
+                ended=ended,
                 bound=lambda where: click.echo(f"listening on {where}"),
                 ready=lambda: click.echo("ready"),
                 tell=tell,
@@ -67,16 +72,23 @@ def serve(
 
 
 @asynccontextmanager
-async def _models(model: str | None, given: dict[str, Any]) -> AsyncIterator[Settings]:
-    """The settings, with a vLLM behind them if one is to be started."""
+async def _models(
+    model: str | None, flags: tuple[str, ...], given: dict[str, Any]
+) -> AsyncIterator[tuple[Settings, Callable[[], Awaitable[int]] | None]]:
+    """The settings, with a vLLM behind them if one is to be started, and what tells of its end."""
     if model is None:
-        yield settings_of(**given)
+        yield settings_of(**given), None
         return
-    from serving.vllm import VllmServer
+    from serving.vllm import VllmFailed, VllmServer
     from serving.vllm_settings import VllmSettings
 
     settings_of(**given)  # what is wrong with them is said before minutes are spent on a model
-    tell(f"Starting vLLM with {model}; the first time, it fetches the model …")
-    async with VllmServer(VllmSettings(model=model)) as server:
-        llm = {"url": server.base_url, "model": server.model, "api_key": server.api_key}
-        yield settings_of(**{**given, "llm": llm})
+    tell(f"Starting vLLM with {model}; this can take minutes, longer where the model must be fetched …")
+    try:
+        async with VllmServer(VllmSettings(model=model, flags=flags)) as server:
+            llm = {"url": server.base_url, "model": server.model, "api_key": server.api_key}
+            yield settings_of(**{**given, "llm": llm}), server.ended
+    except VllmFailed as error:
+        for line in error.log:
+            tell(line)
+        raise
