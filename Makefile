@@ -25,8 +25,9 @@ lint: .venv/dev ## Style, types, import rules, the wire contract
 	cd proto && ../$(BIN)/buf lint
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_proto.py --check
 
-corpus: .venv/dev ## Download Pillow's own test pictures, for the tests that feed them to the picture reader
+corpus: .venv/dev ## Download Pillow's own test pictures and public prompt injections, for the tests that are fed with them
 	$(BIN)/python scripts/fetch_corpus.py
+	$(BIN)/python scripts/fetch_injections.py
 
 proto: .venv/dev ## Regenerate the code for the wire contract
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_proto.py

@@ -6,14 +6,15 @@ and has no frames; each knows its own side's exchanges and no other's. Only the 
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from court import prompts, replies
 from court.budget import Budget
-from court.errors import ReplyUnusable
+from court.errors import Overrun, ReplyUnusable
 from court.events import ModelCall, OddsGiven, Role, Side
 from court.meme import Frame
 from court.policy import Policy
@@ -21,7 +22,7 @@ from court.ports import ChatModel, ChatReply, ChatRequest, FinishReason
 from court.precedents import Precedent, Vote
 from court.prompts import Prompt
 from court.replies import Argument, Fault, Ruling
-from court.untrusted import Fence, neutralise
+from court.untrusted import Fence
 from court.verdict import Label, rule
 
 T = TypeVar("T")
@@ -29,6 +30,7 @@ T = TypeVar("T")
 _QUOTED = 2000  # characters of a reply that are shown when it is asked for again
 _TOKENS = {"describe": 500, "answer": 200, "ask": 200, "summarise": 900, "judge": 1800, "odds": 1}
 _OPTIONS = ("A", "B")
+_GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,12 @@ class _Agent:
         """One call, and one more that names the fault where the first reply can't be used.
 
         Raises:
-            ReplyUnusable: Neither reply could be used.
+            ReplyUnusable: Neither reply could be used, or one gave its instructions away.
             Overrun: There is no time.
             Unavailable, ModelRefused: The server gave none.
         """
         request = ChatRequest(system, _apart(parts), schema, _TOKENS[task], self.chair.temperature)
-        first = await self._call(request)
+        first = await self._call(request, role, task)
         try:
             return Said(_read(first, parse, last=False), _figures(role, prompt, task, first))
         except Fault as fault:
@@ -122,15 +124,19 @@ class _Agent:
                 raise ReplyUnusable(role, task, fault.reason, fault.what) from None
             why = fault.what
         again = (*parts, self.fence.around(first.text[:_QUOTED]), prompts.load("repair").task("repair", fault=why))
-        second = await self._call(dataclasses.replace(request, parts=_apart(again)))
+        second = await self._call(dataclasses.replace(request, parts=_apart(again)), role, task)
         try:
             return Said(_read(second, parse, last=True), _figures(role, prompt, task, first, second, fault=why))
         except Fault as fault:
             raise ReplyUnusable(role, task, fault.reason, fault.what) from None
 
-    async def _call(self, request: ChatRequest) -> ChatReply:
-        reply = await self.chair.model.reply(request, within_s=self.budget.for_call())
+    async def _call(self, request: ChatRequest, role: Role, task: str) -> ChatReply:
+        within_s = self.budget.for_call()
+        reply = await _in_time(self.chair.model.reply(request, within_s=within_s), within_s)
         self.budget.took(reply.latency_s)
+        if prompts.given_away(reply.text):
+            # Whoever made it do that had it in hand: it is not asked again, and none of it is kept.
+            raise ReplyUnusable(role, task, "SYSTEM_LEAKED", "it gave its instructions away")
         return reply
 
 
@@ -270,8 +276,10 @@ class Judge(_Agent):
         for first, second in (words, words[::-1]):
             parts = (*self._material(prompt), prompt.task("odds", a=first, b=second))
             request = ChatRequest(self._system(prompt), _apart(parts), None, _TOKENS["odds"])
-            odds = await self.chair.model.odds(request, _OPTIONS, within_s=self.budget.for_call())
-            if odds is None:
+            within_s = self.budget.for_call()
+            odds = await _in_time(self.chair.model.odds(request, _OPTIONS, within_s=within_s), within_s)
+            # What is no probability says as little as none.
+            if odds is None or not all(0 <= mass <= 1 for mass in odds.masses):
                 return None
             masses = odds.masses if first == "harmful" else odds.masses[::-1]
             harmful.append(masses[0])
@@ -289,7 +297,7 @@ class Judge(_Agent):
         for number, exhibit in enumerate(self.exhibits, 1):
             if exhibit.frame is not None:
                 parts += [exhibit.frame, prompt.task("precedent", number=str(number))]
-            parts.append(self._precedent(prompt, number, exhibit.precedent))
+            parts += self._precedent(prompt, number, exhibit.precedent)
         if self.vote is not None:
             tally = prompt.task(
                 "tally",
@@ -307,20 +315,34 @@ class Judge(_Agent):
             parts.append(prompt.task("arguments", accuser=accuser, defender=defender))
         return parts
 
-    def _precedent(self, prompt: Prompt, number: int, precedent: Precedent) -> str:
+    def _precedent(self, prompt: Prompt, number: int, precedent: Precedent) -> list[str]:
         halves = [
             f"{name} {value:.2f}"
             for name, value in (("text", precedent.text_similarity), ("picture", precedent.picture_similarity))
             if value is not None
         ]
-        return prompt.task(
+        said = prompt.task(
             "precedent_text",
             number=str(number),
             label="harmful" if precedent.label is Label.HARMFUL else "not harmful",
-            categories=f" ({', '.join(map(neutralise, precedent.categories))})" if precedent.categories else "",
             similarity=", ".join(halves) or "unknown",
             text=self.fence.around(precedent.text),
         )
+        if not precedent.categories:
+            return [said]
+        categories = self.fence.around(", ".join(precedent.categories))
+        return [said, prompt.task("precedent_categories", number=str(number), categories=categories)]
+
+
+async def _in_time(call: Awaitable[T], within_s: float) -> T:
+    """Ends a call that does not end by itself in the time it was given. Raises Overrun then."""
+    try:
+        async with asyncio.timeout(within_s + _GRACE_S) as clock:
+            return await call
+    except TimeoutError:
+        if not clock.expired():
+            raise  # of the model's own making: no error that a model may raise
+        raise Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW") from None
 
 
 def _apart(parts: Sequence[str | Frame]) -> tuple[str | Frame, ...]:

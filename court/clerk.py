@@ -76,15 +76,17 @@ class Clerk:
         # A trial may be cancelled at any moment, but not between an event's being kept and its being counted: the next
         # one would take its number.
         telling = asyncio.ensure_future(self._watch(event))  # type: ignore[arg-type]  # each Event is in the union
-        try:
-            await asyncio.shield(telling)
-        except asyncio.CancelledError:
-            await asyncio.wait([telling])
-            if telling.cancelled() or telling.exception() is not None:
-                raise
+        cancelled: asyncio.CancelledError | None = None
+        while not telling.done():  # more than once, too: when the other side fails, and then by the caller
+            try:
+                await asyncio.wait([telling])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if not telling.cancelled() and telling.exception() is None:
             self._events.append(event)  # type: ignore[arg-type]
-            raise
-        self._events.append(event)  # type: ignore[arg-type]
+        if cancelled is not None:
+            raise cancelled
+        telling.result()
         return event
 
     async def fail(self, cause: CourtError) -> None:

@@ -133,7 +133,8 @@ class ReplyUnusable(CourtError):
     """A model's reply can't be used, also when it was asked again with the fault named. Never guessed at.
 
     Attributes:
-        reason: REPLY_EMPTY, REPLY_CUT, REPLY_REFUSED or REPLY_MALFORMED.
+        reason: REPLY_EMPTY, REPLY_CUT, REPLY_REFUSED or REPLY_MALFORMED; SYSTEM_LEAKED where the reply gave the
+            model's instructions away: then it is not asked again.
         role: Who was to speak.
         task: What was asked.
     """

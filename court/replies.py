@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, NoReturn, TypeVar
+import unicodedata
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from court.policy import Policy
 from court.verdict import Label, Strength
 
 _NONE = "none"
 _MOST_EVIDENCE = 6
+_MOST = 50_000  # characters of a reply: more than any that is asked for can have
 
 
 class Fault(Exception):
@@ -28,6 +30,21 @@ class Fault(Exception):
         self.what = what
 
 
+def _says(text: str) -> bool:
+    """Whether there is anything to read in it: a letter, a digit or a picture sign."""
+    return any(unicodedata.category(character)[0] in "LNS" for character in text)
+
+
+def _saying(text: str) -> str:
+    if not _says(text):
+        raise ValueError("nothing is said")
+    return text.strip()
+
+
+Words = Annotated[str, AfterValidator(_saying)]
+"""Of a model's own: never blank."""
+
+
 class _Reply(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -35,14 +52,14 @@ class _Reply(BaseModel):
 class Question(_Reply):
     """What an advocate asks."""
 
-    question: str = Field(min_length=5, max_length=500)
+    question: Words = Field(min_length=5, max_length=500)
 
 
 class Argument(_Reply):
     """What an advocate concludes."""
 
-    summary: str = Field(min_length=1, max_length=2000)
-    justification: str = Field(min_length=1, max_length=2000)
+    summary: Words = Field(min_length=1, max_length=2000)
+    justification: Words = Field(min_length=1, max_length=2000)
 
 
 class PrecedentReading(_Reply):
@@ -52,11 +69,14 @@ class PrecedentReading(_Reply):
     supports: Literal["harmful", "harmless", "neither"]
 
 
+_Evidence = Annotated[Words, Field(max_length=600)]
+
+
 class Ruling(_Reply):
     """What the Judge says."""
 
-    harmful_evidence: tuple[str, ...] = Field(max_length=_MOST_EVIDENCE)
-    harmless_evidence: tuple[str, ...] = Field(max_length=_MOST_EVIDENCE)
+    harmful_evidence: tuple[_Evidence, ...] = Field(max_length=_MOST_EVIDENCE)
+    harmless_evidence: tuple[_Evidence, ...] = Field(max_length=_MOST_EVIDENCE)
     precedents: tuple[PrecedentReading, ...]
     harmful_strength: Strength
     harmless_strength: Strength
@@ -64,7 +84,7 @@ class Ruling(_Reply):
     category: str
     clause: str
     target: str
-    rationale: str = Field(min_length=1, max_length=3000)
+    rationale: Words = Field(min_length=1, max_length=3000)
 
 
 R = TypeVar("R", bound=_Reply)
@@ -126,7 +146,7 @@ def ruling_schema(policy: Policy, precedents: int) -> dict[str, Any]:
 def parse_text(text: str, most: int = 4000) -> str:
     """A free reply. Raises Fault if it is empty, too long, or can't be written down."""
     words = text.strip()
-    if not words:
+    if not _says(words):
         raise Fault("REPLY_EMPTY", "it was empty")
     if len(words) > most:
         raise Fault("REPLY_MALFORMED", f"it was longer than {most} characters")
@@ -135,7 +155,7 @@ def parse_text(text: str, most: int = 4000) -> str:
 
 def parse_question(text: str) -> str:
     """A question. Raises Fault."""
-    return _parse(Question, text).question.strip()
+    return _parse(Question, text).question
 
 
 def parse_argument(text: str) -> Argument:
@@ -173,6 +193,8 @@ def _parse(kind: type[R], text: str) -> R:
 def _object(text: str) -> dict[str, Any]:
     if not text.strip():
         raise Fault("REPLY_EMPTY", "it was empty")
+    if len(text) > _MOST:
+        _malformed("it was far too long")
     try:
         content = json.loads(text, object_pairs_hook=_once, parse_constant=lambda _: _malformed("it held no number"))
     except (ValueError, RecursionError):

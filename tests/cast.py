@@ -45,7 +45,7 @@ def task_of(request: ChatRequest) -> str:
     last = next(
         part
         for part in reversed(request.parts)
-        if isinstance(part, str) and "could not be used" not in part and not part.startswith("[begin")
+        if isinstance(part, str) and not part.startswith(("Your last reply could not be used", "[begin"))
     )
     for task, words in (
         ("describe", "Describe the picture"),
@@ -61,7 +61,7 @@ def task_of(request: ChatRequest) -> str:
 
 
 def is_repair(request: ChatRequest) -> bool:
-    return "could not be used" in str(request.parts[-1])
+    return str(request.parts[-1]).startswith("Your last reply could not be used")
 
 
 class Cast:

@@ -10,6 +10,10 @@ from importlib.resources import files
 from typing import Any
 
 from court.digests import digest
+from court.untrusted import SECRET_PREFIX, bare, secrets_in
+
+ROLES = ("proposer", "advocate", "judge")
+"""Those with a system message; ``repair`` adds to theirs."""
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 
@@ -20,18 +24,21 @@ class Prompt:
     Attributes:
         id: Role and version, ``judge/1``.
         digest: SHA-256 of all its words.
+        secret: Stands in the system message, which says never to write it. It follows from the digest, so that a
+            system message stays the same from trial to trial; what is untrusted can't show it (court.untrusted).
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.id = f"{content['id']}/{content['version']}"
         self.digest = digest(dict(content))
+        self.secret = SECRET_PREFIX + digest(f"secret of {self.digest}").removeprefix("sha256:")[:16]
         self._system: str = content["system"]
         self._tasks: Mapping[str, str] = content["tasks"]
         self._stances: Mapping[str, str] = content.get("stances", {})
 
     def system(self, **values: str) -> str:
         """The system message. Nothing of a meme may be among the values: they are the policy and the stance."""
-        return render(self._system, values)
+        return render(self._system, {**values, "secret": self.secret})
 
     def stance(self, name: str) -> str:
         """The words for a stance. Raises KeyError if there are none."""
@@ -63,6 +70,14 @@ def load(role: str, version: int = 1) -> Prompt:
     return Prompt(tomllib.loads((files(__name__) / f"{role}.{version}.toml").read_text("utf-8")))
 
 
+def given_away(reply: str) -> bool:
+    """Whether a reply holds the secret of a system message, be it spaced out, escaped or in other letters.
+
+    It finds instructions that are repeated as they stand, not a model that tells them in other words.
+    """
+    return not secrets_in(reply).isdisjoint(bare(load(role).secret) for role in ROLES)
+
+
 def prompt_set_digest() -> str:
     """Digest of all prompts in use, for the record."""
-    return digest({role: load(role).digest for role in ("proposer", "advocate", "judge", "repair")})
+    return digest({role: load(role).digest for role in (*ROLES, "repair")})

@@ -1,0 +1,472 @@
+"""PI-5: a model's reply is read strictly. Whatever is not a complete, valid acquittal by the rule acquits nobody."""
+
+import asyncio
+import json
+import random
+
+import pytest
+
+from court import judgment
+from court.agents import Chair, Exhibit, Judge
+from court.backends.scripted import ScriptedModel
+from court.budget import Budget
+from court.errors import ReplyUnusable
+from court.events import TextRead, TextSource
+from court.meme import Frame
+from court.policy import DEFAULT_POLICY
+from court.ports import ChatReply, FinishReason
+from court.replies import Fault, parse_argument, parse_question, parse_ruling, parse_text
+from court.settings import TrialSettings
+from court.untrusted import Fence
+from court.verdict import Label, rule
+from tests.cast import ACQUITTAL, RULING
+from tests.fakes import H, findings
+
+LEVELS = {"weak": 1, "moderate": 2, "strong": 3}
+
+
+# An oracle of its own: a reader of JSON after RFC 8259, and the form of a ruling in plain conditions. It shares no line
+# with court.replies, pydantic or the json module.
+
+
+class NoJson(Exception):
+    pass
+
+
+class Reader:
+    """Reads one JSON value; refuses doubled names, what stands before or behind it, and half characters."""
+
+    def __init__(self, text):
+        self.text, self.at = text, 0
+
+    def whole(self):
+        value = self.value(0)
+        self.blank()
+        if self.at != len(self.text):
+            raise NoJson
+        return value
+
+    def peek(self):
+        return self.text[self.at : self.at + 1]
+
+    def blank(self):
+        while self.peek() and self.peek() in " \t\n\r":
+            self.at += 1
+
+    def take(self, literal):
+        if not self.text.startswith(literal, self.at):
+            raise NoJson
+        self.at += len(literal)
+
+    def value(self, depth):
+        if depth > 50:
+            raise NoJson
+        self.blank()
+        match self.peek():
+            case "{":
+                return self.object(depth)
+            case "[":
+                return self.array(depth)
+            case '"':
+                return self.string()
+        for word, value in (("true", True), ("false", False), ("null", None)):
+            if self.text.startswith(word, self.at):
+                self.at += len(word)
+                return value
+        return self.number()
+
+    def object(self, depth):
+        found = {}
+        self.take("{")
+        self.blank()
+        if self.peek() == "}":
+            self.at += 1
+            return found
+        while True:
+            self.blank()
+            name = self.string()
+            if name in found:
+                raise NoJson
+            self.blank()
+            self.take(":")
+            found[name] = self.value(depth + 1)
+            self.blank()
+            if self.peek() == "}":
+                self.at += 1
+                return found
+            self.take(",")
+
+    def array(self, depth):
+        found = []
+        self.take("[")
+        self.blank()
+        if self.peek() == "]":
+            self.at += 1
+            return found
+        while True:
+            found.append(self.value(depth + 1))
+            self.blank()
+            if self.peek() == "]":
+                self.at += 1
+                return found
+            self.take(",")
+
+    def string(self):
+        self.take('"')
+        units = []
+        while True:
+            character = self.peek()
+            self.at += 1
+            if character == "" or ord(character) < 0x20:
+                raise NoJson
+            if character == '"':
+                break
+            if character != "\\":
+                if 0xD800 <= ord(character) < 0xE000:
+                    raise NoJson
+                units.append(character.encode("utf-16-be"))
+                continue
+            escaped = self.peek()
+            self.at += 1
+            if escaped == "u":
+                digits = self.text[self.at : self.at + 4]
+                if len(digits) < 4 or any(d not in "0123456789abcdefABCDEF" for d in digits):
+                    raise NoJson
+                units.append(bytes.fromhex(digits))
+                self.at += 4
+            elif escaped and escaped in '"\\/bfnrt':
+                units.append(
+                    {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}.get(escaped, escaped).encode("utf-16-be")
+                )
+            else:
+                raise NoJson
+        try:
+            return b"".join(units).decode("utf-16-be")
+        except UnicodeDecodeError:
+            raise NoJson from None
+
+    def number(self):
+        began = self.at
+        if self.peek() == "-":
+            self.at += 1
+        self.digits(leading=True)
+        whole = True
+        if self.peek() == ".":
+            whole = False
+            self.at += 1
+            self.digits()
+        if self.peek() and self.peek() in "eE":
+            whole = False
+            self.at += 1
+            if self.peek() and self.peek() in "+-":
+                self.at += 1
+            self.digits()
+        words = self.text[began : self.at]
+        if len(words) > 4000:
+            raise NoJson
+        return int(words) if whole else float(words)
+
+    def digits(self, leading=False):
+        began = self.at
+        while self.peek() and self.peek() in "0123456789":
+            self.at += 1
+        if self.at == began or (leading and self.at - began > 1 and self.text[began] == "0"):
+            raise NoJson
+
+
+def speaks(words):
+    return any(character.isalnum() for character in words)
+
+
+def acquits_validly(text, precedents=3):
+    """Whether a reply is a whole and valid ruling that acquits by the rule."""
+    try:
+        said = Reader(text).whole()
+    except (NoJson, RecursionError):
+        return False
+    policy = DEFAULT_POLICY
+    return (
+        isinstance(said, dict)
+        and set(said) == set(ACQUITTAL)
+        and all(
+            isinstance(said[name], list)
+            and len(said[name]) <= 6
+            and all(isinstance(each, str) and len(each) <= 600 and speaks(each) for each in said[name])
+            for name in ("harmful_evidence", "harmless_evidence")
+        )
+        and isinstance(said["precedents"], list)
+        and all(
+            isinstance(each, dict)
+            and set(each) == {"number", "supports"}
+            and type(each["number"]) is int
+            and each["supports"] in ("harmful", "harmless", "neither")
+            for each in said["precedents"]
+        )
+        and sorted(each["number"] for each in said["precedents"]) == list(range(1, precedents + 1))
+        and all(
+            isinstance(said[name], str) and said[name] in LEVELS for name in ("harmful_strength", "harmless_strength")
+        )
+        and isinstance(said["label"], str)
+        and said["label"] in ("harmful", "not harmful")
+        and isinstance(said["category"], str)
+        and said["category"] in (*policy.categories, "none")
+        and isinstance(said["clause"], str)
+        and said["clause"] in (*(clause.number for clause in policy.clauses), "none")
+        and isinstance(said["target"], str)
+        and said["target"] in (*policy.targets, "none")
+        and isinstance(said["rationale"], str)
+        and len(said["rationale"]) <= 3000
+        and speaks(said["rationale"])
+        and said["harmless_strength"] == "strong"
+        and LEVELS["strong"] > LEVELS[said["harmful_strength"]]
+    )
+
+
+# What a broken, cut, confused or hostile model writes
+
+ODD = (
+    *(None, True, False, 0, 1, 1.0, -1, 4, 10**400, 1e308, [], {}, [[]], [None], {"a": 1}, ["strong"], ["not harmful"]),
+    *(
+        "",
+        " ",
+        "\u200b",
+        "strong",
+        "STRONG",
+        "Strong",
+        " strong",
+        "strong ",
+        "ѕtrong",
+        "ｓｔｒｏｎｇ",
+        "harmless",
+        "benign",
+    ),
+    *("not harmful", "NOT_HARMFUL", "not_harmful", "Not harmful", "not\u00a0harmful", "nоt harmful", "not harmful."),
+    *("UNDECIDED", "both", "none", "x" * 700, "x" * 3500, "\ud800", "a\x00b", "11", {"label": "not harmful"}),
+    [{"number": 1, "supports": "harmless"}],
+)
+PROSE = (
+    "Sure! ",
+    "Here is my ruling:\n",
+    "```json\n",
+    "\ufeff",
+    "<think>hm</think>",
+    "// ok\n",
+    "[",
+    "{",
+    '{"label": "not harmful"}\n',
+)
+TAILS = (
+    "```",
+    "\n\nI hope this helps.",
+    "]",
+    "}",
+    ",",
+    '{"label": "not harmful"}',
+    "\x00",
+    "\u2028",
+    "<|im_end|>",
+    " ",
+)
+REFUSALS = (
+    *("", " ", "\n", "null", "true", "NaN", "Infinity", "0", '""', "[]", "{}", "A", "not harmful", "NOT_HARMFUL"),
+    *("I can't help with that.", '"not harmful"', '["not harmful"]', "label: not harmful", "not harmful\nharmful"),
+    *("{'label': 'not harmful'}", '{"label": "not harmful"}', '{"label": "harmful", "label": "not harmful"}'),
+    *("[" * 5000, '{"a":' * 3000 + "1" + "}" * 3000, "x" * 60_000, "9" * 5000, '{"label": ' + "9" * 5000 + "}"),
+    *("\ud83d", "\x00", "\ufeff{}"),
+)
+
+
+def babble(chance):
+    """One reply."""
+    if chance.random() < 0.03:
+        return chance.choice(REFUSALS)
+    said = json.loads(json.dumps(chance.choice((ACQUITTAL, ACQUITTAL, RULING))))
+    for _ in range(chance.choice((0, 1, 1, 1, 2, 3))):
+        name = chance.choice(list(said) or ["label"])
+        match chance.randrange(9):
+            case 0:
+                said.pop(name, None)
+            case 1:
+                said[name] = chance.choice(ODD)
+            case 2:
+                said[chance.choice(("verdict", "Label", "label ", "labеl", "score", "__proto__", ""))] = chance.choice(
+                    ODD
+                )
+            case 3:
+                said["harmful_strength"] = chance.choice((*LEVELS, chance.choice(ODD)))
+            case 4:
+                said["harmless_strength"] = chance.choice((*LEVELS, chance.choice(ODD)))
+            case 5:
+                said["label"] = chance.choice(("harmful", "not harmful", chance.choice(ODD)))
+            case 6:
+                readings = [
+                    {"number": n, "supports": chance.choice(("harmless", "harmful", "neither", "", 1))}
+                    for n in (1, 2, 3)
+                ]
+                said["precedents"] = chance.choice(
+                    (readings, readings[:2], readings * 2, [*readings, readings[0]], readings[::-1])
+                )
+            case 7:
+                said[name] = [said[name]]
+            case 8:
+                items = list(said.items())
+                chance.shuffle(items)
+                said = dict(items)
+    text = json.dumps(said, ensure_ascii=chance.random() < 0.5, indent=chance.choice((None, None, 1)))
+    for _ in range(chance.choice((0, 0, 0, 1, 1, 2))):
+        match chance.randrange(10):
+            case 0:
+                text = text[: chance.randrange(len(text) + 1)]
+            case 1:
+                text = chance.choice(PROSE) + text
+            case 2:
+                text += chance.choice(TAILS)
+            case 3:
+                text = "```json\n" + text + "\n```"
+            case 4:
+                text = text.replace('"label"', '"label": "harmful", "label"', 1)
+            case 5:
+                text = text.replace("}", ",}", 1) if chance.random() < 0.5 else text.replace("]", ",]", 1)
+            case 6:
+                place = chance.randrange(len(text) + 1)
+                text = text[:place] + chance.choice('"\\{}[],:\x00\n \u2028\ud800е0') + text[place:]
+            case 7:
+                place = chance.randrange(len(text) + 1)
+                text = text[:place] + text[place + 1 :]
+            case 8:
+                text = text.replace('"', chance.choice("'“`"))
+            case 9:
+                text = chance.choice(
+                    (text + text, text.replace("weak", chance.choice(("NaN", "-Infinity", "1e999", "weak\\ud800"))))
+                )
+    return text
+
+
+def label_of(text):
+    """The label by the rule where the reply can be used, or None."""
+    try:
+        ruling = parse_ruling(text, DEFAULT_POLICY, 3)
+    except Fault as fault:
+        assert fault.reason in ("REPLY_EMPTY", "REPLY_MALFORMED")
+        fault.what.encode()
+        return None
+    return rule(ruling.harmful_strength, ruling.harmless_strength)
+
+
+def test_pi_5_nothing_but_a_whole_valid_acquittal_acquits():
+    chance = random.Random(5)
+    acquittals, seen = 0, set()
+    while len(seen) < 100_000:  # no two alike
+        text = babble(chance)
+        if text in seen:
+            continue
+        seen.add(text)
+        acquits = label_of(text) is Label.NOT_HARMFUL
+        # The oracle is slow. It sees every acquittal, and a third of the rest: refusing everything would prove nothing.
+        if acquits or len(seen) % 3 == 0:
+            assert acquits == acquits_validly(text), text[:400]
+        acquittals += acquits
+    assert acquittals > 4_000
+
+
+def test_the_oracle_knows_an_acquittal():
+    assert acquits_validly(json.dumps(ACQUITTAL)) and acquits_validly(json.dumps(ACQUITTAL, indent=2))
+    assert not acquits_validly(json.dumps(RULING))
+    for text in REFUSALS:
+        assert not acquits_validly(text) and label_of(text) is None
+
+
+def test_pi_5_also_when_the_judge_is_asked_again():
+    """What counts is the reply that was used: the first where it can be used as it is, else the second."""
+    chance = random.Random(55)
+    found = findings([H, H, H])
+    exhibits = tuple(Exhibit(precedent, None) for precedent in found.exhibits)
+    text = TextRead(trial_id="t", seq=0, at="2026-01-01T00:00:00Z", text="x", source=TextSource.CALLER)
+    outcomes = {Label.HARMFUL: 0, Label.NOT_HARMFUL: 0, None: 0}
+
+    async def rule_once():
+        says = [reply(chance) for _ in range(2)]
+        model = ScriptedModel([(None, each) for each in says])
+        judge = Judge(
+            Chair(model), Fence("m"), Budget(None, 9), (Frame(b"", 1, 1),), DEFAULT_POLICY, "x", exhibits=exhibits
+        )
+        try:
+            said = await judge.rule()
+        except ReplyUnusable:
+            return says[: len(model.asked)], None
+        return says[: len(model.asked)], judgment.verdict_of(said.value, None, None, (), text, TrialSettings()).label
+
+    async def run():
+        for _ in range(3000):
+            says, label = await rule_once()
+            outcomes[label] += 1
+            used = says[-1]
+            whole = used.finish is FinishReason.STOP and acquits_validly(used.text)
+            assert (label is Label.NOT_HARMFUL) == whole, (says, label)
+
+    asyncio.run(run())
+    assert min(outcomes.values()) > 100
+
+
+def reply(chance):
+    finish = chance.choice((FinishReason.STOP,) * 8 + (FinishReason.LENGTH, FinishReason.REFUSAL))
+    return ChatReply(babble(chance), finish, "m", 1, 1, 0, 0.0)
+
+
+def test_half_of_a_ruling_that_would_parse_is_no_ruling():
+    """How a reply ended is looked at before what it says."""
+    for finish in (FinishReason.LENGTH, FinishReason.REFUSAL):
+        says = ChatReply(json.dumps({**ACQUITTAL, "precedents": []}), finish, "m", 1, 1, 0, 0.0)
+        judge = Judge(
+            Chair(ScriptedModel(lambda _, says=says: says)), Fence(), Budget(None, 9), (), DEFAULT_POLICY, "x"
+        )
+        with pytest.raises(ReplyUnusable):
+            asyncio.run(judge.rule())
+
+
+@pytest.mark.parametrize(
+    "nothing", ["", "   ", "\u200b\u200b\u200b\u200b\u200b", "\n\n\n\n\n\n", "……?!…", "\u3000" * 9]
+)
+def test_what_says_nothing_is_no_reply(nothing):
+    for parse, text in (
+        (parse_text, nothing),
+        (parse_question, json.dumps({"question": nothing})),
+        (parse_argument, json.dumps({"summary": nothing, "justification": "j"})),
+        (parse_argument, json.dumps({"summary": "s", "justification": nothing})),
+    ):
+        with pytest.raises(Fault):
+            parse(text)
+    assert label_of(json.dumps({**ACQUITTAL, "rationale": nothing})) is None
+    assert label_of(json.dumps({**ACQUITTAL, "harmless_evidence": [nothing]})) is None
+
+
+def test_words_of_any_script_say_something():
+    for words in ("什么颜色的旗?", "ما لون العلم؟", "झंडा किस रंग का है?", "🏳️ or 🏴?", "12345"):
+        assert parse_question(json.dumps({"question": words})) == words
+        assert parse_text(f"  {words}\n") == words
+
+
+def test_a_fault_says_nothing_of_the_reply_s_own_words():
+    chance = random.Random(7)
+    word = "Gadolinium"
+    faults = set()
+    for _ in range(3000):
+        text = (
+            babble(chance)
+            .replace("joke", word)
+            .replace("strong", word)
+            .replace("label", f"{word}", chance.randrange(2))
+        )
+        try:
+            parse_ruling(text, DEFAULT_POLICY, 3)
+        except Fault as fault:
+            faults.add(fault.what)
+    assert len(faults) > 5 and not [what for what in faults if word in what]
+
+
+def test_odds_that_are_none_are_as_good_as_no_odds():
+    exhibits = ()
+    for masses in ((float("nan"), 0.5), (1.5, 0.2), (-0.1, 0.5), (float("inf"), 0.1)):
+        model = ScriptedModel([], odds=lambda request, options, masses=masses: masses)
+        judge = Judge(Chair(model), Fence(), Budget(None, 9), (), DEFAULT_POLICY, "x", exhibits=exhibits)
+        assert asyncio.run(judge.odds()) is None
