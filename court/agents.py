@@ -28,7 +28,6 @@ from court.verdict import Label, rule
 T = TypeVar("T")
 
 _QUOTED = 2000  # characters of a reply that are shown when it is asked for again
-_TOKENS = {"describe": 500, "answer": 200, "ask": 200, "summarise": 900, "judge": 1800, "odds": 1}
 _OPTIONS = ("A", "B")
 _GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
 
@@ -97,6 +96,8 @@ class _Agent:
     chair: Chair
     fence: Fence
     budget: Budget
+    chars: int
+    """Longest text that is asked for: description, summary, justification, rationale; see :mod:`court.replies`."""
 
     async def _say(
         self,
@@ -106,7 +107,8 @@ class _Agent:
         system: str,
         parts: Sequence[str | Frame],
         parse: Callable[[str, bool], T],
-        schema: dict[str, Any] | None = None,
+        schema: dict[str, Any],
+        max_tokens: int,
     ) -> Said[T]:
         """One call, and one more that names the fault where the first reply can't be used.
 
@@ -115,7 +117,7 @@ class _Agent:
             Overrun: There is no time.
             Unavailable, ModelRefused: The server gave none.
         """
-        request = ChatRequest(system, _apart(parts), schema, _TOKENS[task], self.chair.temperature)
+        request = ChatRequest(system, _apart(parts), schema, max_tokens, self.chair.temperature)
         first = await self._call(request, role, task)
         try:
             return Said(_read(first, parse, last=False), _figures(role, prompt, task, first))
@@ -148,17 +150,30 @@ class Proposer(_Agent):
 
     async def describe(self) -> Said[str]:
         """``D = Proposer(G)``. Raises as all agents do."""
-        return await self._look("describe")
+        return await self._look("describe", replies.Description, replies.parse_description)
 
     async def answer(self, question: str) -> Said[str]:
         """``a = Proposer.answer(q, G)``. Raises as all agents do."""
-        return await self._look("answer", question=self.fence.around(question))
+        return await self._look("answer", replies.Answer, replies.parse_answer, question=self.fence.around(question))
 
-    async def _look(self, task: str, **values: str) -> Said[str]:
+    async def _look(
+        self,
+        task: str,
+        kind: type[replies.Description] | type[replies.Answer],
+        parse: Callable[[str], str],
+        **values: str,
+    ) -> Said[str]:
         prompt = prompts.load("proposer")
         parts: tuple[str | Frame, ...] = (*self.frames, prompt.task(task, **values))
         return await self._say(
-            Role.PROPOSER, prompt, task, prompt.system(), parts, lambda text, _: replies.parse_text(text)
+            Role.PROPOSER,
+            prompt,
+            task,
+            prompt.system(),
+            parts,
+            lambda text, _: parse(text),
+            replies.text_schema(kind, self.chars),
+            _tokens(self.chars),
         )
 
 
@@ -176,7 +191,11 @@ class Advocate(_Agent):
         """``q = A.ask(H, D, T)``. Raises as all agents do."""
         stance = str(self.side).lower() if self.stance_from_start else "none"
         return await self._argue(
-            "ask", stance, history, lambda text, _: replies.parse_question(text), replies.text_schema(replies.Question)
+            "ask",
+            stance,
+            history,
+            lambda text, _: replies.parse_question(text),
+            replies.text_schema(replies.Question, self.chars),
         )
 
     async def summarise(self, history: Sequence[Exchange]) -> Said[Argument]:
@@ -186,7 +205,7 @@ class Advocate(_Agent):
             str(self.side).lower(),
             history,
             lambda text, _: replies.parse_argument(text),
-            replies.text_schema(replies.Argument),
+            replies.text_schema(replies.Argument, self.chars),
         )
 
     async def _argue(
@@ -213,7 +232,9 @@ class Advocate(_Agent):
             for number, exchange in enumerate(history, 1)
         ]
         parts = (material, *exchanges, prompt.task(task))
-        return await self._say(Role(str(self.side)), prompt, task, system, parts, parse, schema)
+        return await self._say(
+            Role(str(self.side)), prompt, task, system, parts, parse, schema, _tokens(2 * self.chars)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +282,15 @@ class Judge(_Agent):
         prompt = prompts.load("judge")
         parts = (*self._material(prompt), prompt.task("judge"))
         return await self._say(
-            Role.JUDGE, prompt, "judge", self._system(prompt), parts, parse, replies.ruling_schema(self.policy, number)
+            Role.JUDGE,
+            prompt,
+            "judge",
+            self._system(prompt),
+            parts,
+            parse,
+            replies.ruling_schema(self.policy, number, self.chars),
+            # Its rationale, and up to twelve pieces of evidence of a quarter of that.
+            _tokens(4 * self.chars),
         )
 
     async def odds(self) -> OddsGiven | None:
@@ -275,7 +304,7 @@ class Judge(_Agent):
         harmful, benign, answered = [], [], []
         for first, second in (words, words[::-1]):
             parts = (*self._material(prompt), prompt.task("odds", a=first, b=second))
-            request = ChatRequest(self._system(prompt), _apart(parts), None, _TOKENS["odds"])
+            request = ChatRequest(self._system(prompt), _apart(parts), None, 1)
             within_s = self.budget.for_call()
             odds = await _in_time(self.chair.model.odds(request, _OPTIONS, within_s=within_s), within_s)
             # What is no probability says as little as none.
@@ -343,6 +372,14 @@ async def _in_time(call: Awaitable[T], within_s: float) -> T:
         if not clock.expired():
             raise  # of the model's own making: no error that a model may raise
         raise Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW") from None
+
+
+def _tokens(chars: int) -> int:
+    """Tokens that a reply of so many characters may take: there are scripts in which each character is one or more.
+
+    It is a bound and not a wish: how long a reply is, is said by its schema.
+    """
+    return chars + chars // 4 + 200
 
 
 def _apart(parts: Sequence[str | Frame]) -> tuple[str | Frame, ...]:

@@ -3,27 +3,37 @@
 ``for r = 1 … R_max: q_r = ask(H, D, T); a_r = answer(q_r, G); H += (q_r, a_r); S_r = summarise(H)``; it ends when
 ``r >= R_min`` and ``|Entropy(S_r) - Entropy(S_{r-1})| < epsilon``.
 
-Asking reads the history and not the summary. So while ``S_r`` is written the next question can already be asked and
-answered; where the summary then ends the examination, that question is cancelled, and what has been said of it stays on
-record as said, outside the rounds that count.
+Asking reads the history and not the summary. So while ``S_r`` is written the next questions can already be asked,
+answered and summed up; where ``S_r`` then ends the examination, all that is cancelled, and questions and answers of it
+stay on record as said, outside the rounds that count. The longest chain is ``R (q + a) + s`` that way; with only one
+question ahead it would be ``q + a + R s`` wherever a summary takes longer than question and answer, and it does: it is
+the longest reply of the three.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from court.agents import Advocate, Exchange, Proposer
+from court.agents import Advocate, Exchange, Proposer, Said
 from court.budget import Budget
 from court.clerk import Clerk
 from court.entropy import entropy
 from court.events import AnswerGiven, QuestionAsked, RestReason, SideRested, Summarised
 from court.replies import Argument
 from court.settings import TrialSettings
+from court.together import done
+
+History = tuple[Exchange, ...]
+_Summary = Said[Argument] | Summarised
+"""One that was just written, or one that a trial which was cut off has on record."""
 
 _CALLS_BEFORE_VERDICT = 2  # this side's last summary and the Judge's ruling, one after the other
 _CALLS_OF_A_ROUND = 3
+_AHEAD = 3
+"""Rounds that may be under way beyond the last one that is known to be needed: a summary as long as three questions and
+answers costs no waiting, and the stop never makes more superfluous than these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,42 +78,64 @@ class Examination:
             ReplyUnusable, Unavailable, ModelRefused: A step failed, and with it the examination.
         """
         if not self.settings.captioner:
-            argument = await self._summarise(0, (), None)
+            argument = await self._summarised(0, await self._summary(0, ()), None)
             return await self._rest(argument, 0, RestReason.NO_EXAMINATION)
 
-        history: list[Exchange] = []
-        previous: float | None = None
-        ahead: asyncio.Task[Exchange] | None = None
+        rested = self.clerk.recall(SideRested, side=self.advocate.side)
+        last = rested.rounds if rested else self.settings.rounds_max
+        gone_on = [asyncio.Event() for _ in range(last)]  # after round 0, which is none, after round 1 …
+        gone_on[0].set()
+        heard: list[asyncio.Task[History]] = []
+        summaries: list[asyncio.Task[_Summary]] = []
+        for number in range(1, last + 1):
+            heard.append(asyncio.create_task(self._hear(number, heard[-1] if heard else done(()), gone_on)))
+            # Before the next round's: what is needed is sent before what may be superfluous.
+            summaries.append(asyncio.create_task(self._sum_up(number, heard[-1], gone_on)))
         try:
-            for number in range(1, self.settings.rounds_max + 1):
-                history.append(await (ahead or self._exchange(number, tuple(history))))
-                ahead = None
-                if self._worth_asking_ahead(number, previous):
-                    ahead = asyncio.create_task(self._exchange(number + 1, tuple(history)))
-                argument = await self._summarise(number, tuple(history), previous)
+            previous: float | None = None
+            for number, summary in enumerate(summaries, 1):
+                argument = await self._summarised(number, await summary, previous)
                 bits = entropy(argument.summary)
                 change = None if previous is None else abs(bits - previous)
                 if number >= self.settings.rounds_min and change is not None and change < self.settings.epsilon:
                     return await self._rest(argument, number, RestReason.CONVERGED)
-                if number == self.settings.rounds_max:
+                if number == last:
                     return await self._rest(argument, number, RestReason.ROUND_LIMIT)
-                if not self.budget.allows(_CALLS_OF_A_ROUND + _CALLS_BEFORE_VERDICT):
+                if not self._time_for_a_round():
                     return await self._rest(argument, number, RestReason.TIME)
+                gone_on[number].set()
                 previous = bits
             raise AssertionError("unreachable: the last round returns")
         finally:
-            if ahead is not None:
-                ahead.cancel()
-                # Its error, if it has one, is nobody's any more: the examination has ended without it.
-                await asyncio.gather(ahead, return_exceptions=True)
+            for task in (*heard, *summaries):
+                task.cancel()
+            # Their errors, if they have any, are nobody's any more: the examination has ended without them.
+            await asyncio.gather(*heard, *summaries, return_exceptions=True)
 
-    def _worth_asking_ahead(self, number: int, previous: float | None) -> bool:
-        return (
-            self.settings.overlap
-            and number < self.settings.rounds_max
-            and self.budget.allows(_CALLS_OF_A_ROUND + _CALLS_BEFORE_VERDICT)
-            and self.room()
-        )
+    async def _hear(self, number: int, before: Awaitable[History], gone_on: Sequence[asyncio.Event]) -> History:
+        """The history with a round's question and answer."""
+        history = await before
+        await self._turn(number, gone_on)
+        return (*history, await self._exchange(number, history))
+
+    async def _sum_up(self, number: int, heard: Awaitable[History], gone_on: Sequence[asyncio.Event]) -> _Summary:
+        history = await heard
+        await self._turn(number, gone_on)
+        return await self._summary(number, history)
+
+    async def _turn(self, number: int, gone_on: Sequence[asyncio.Event]) -> None:
+        """Waits until a round is known to be needed, or may be held ahead."""
+        if self.settings.overlap:
+            await gone_on[max(0, number - 1 - _AHEAD)].wait()
+        needed = gone_on[number - 1]
+        if not (needed.is_set() or self._may_ask_ahead()):
+            await needed.wait()
+
+    def _may_ask_ahead(self) -> bool:
+        return self.settings.overlap and self._time_for_a_round() and self.room()
+
+    def _time_for_a_round(self) -> bool:
+        return self.budget.allows(_CALLS_OF_A_ROUND + _CALLS_BEFORE_VERDICT)
 
     async def _exchange(self, number: int, history: Sequence[Exchange]) -> Exchange:
         side = self.advocate.side
@@ -121,24 +153,26 @@ class Examination:
             )
         return Exchange(asked.question, answered.answer)
 
-    async def _summarise(self, number: int, history: Sequence[Exchange], previous: float | None) -> Argument:
-        side = self.advocate.side
-        known = self.clerk.recall(Summarised, side=side, round=number)
-        if known is not None:
-            return Argument(summary=known.summary, justification=known.justification)
-        said = await self.advocate.summarise(history)
-        bits = entropy(said.value.summary)
+    async def _summary(self, number: int, history: Sequence[Exchange]) -> _Summary:
+        known = self.clerk.recall(Summarised, side=self.advocate.side, round=number)
+        return known or await self.advocate.summarise(history)
+
+    async def _summarised(self, number: int, summary: _Summary, previous: float | None) -> Argument:
+        """Keeps a summary: in the order of rounds, in whatever order they were written."""
+        if isinstance(summary, Summarised):
+            return Argument(summary=summary.summary, justification=summary.justification)
+        bits = entropy(summary.value.summary)
         await self.clerk.note(
             Summarised,
-            side=side,
+            side=self.advocate.side,
             round=number,
-            summary=said.value.summary,
-            justification=said.value.justification,
+            summary=summary.value.summary,
+            justification=summary.value.justification,
             entropy=bits,
             entropy_change=None if previous is None else abs(bits - previous),
-            call=said.call,
+            call=summary.call,
         )
-        return said.value
+        return summary.value
 
     async def _rest(self, argument: Argument, rounds: int, reason: RestReason) -> SideCase:
         side = self.advocate.side

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,7 @@ from court import judgment
 from court.agents import Advocate, Chairs, Exhibit, Judge, Proposer
 from court.budget import Budget
 from court.clerk import Clerk
+from court.errors import Overrun
 from court.events import Described, Side, TextRead, VerdictGiven
 from court.examination import Examination, SideCase
 from court.meme import Frame, Meme
@@ -20,6 +23,8 @@ from court.together import done, together
 from court.untrusted import Fence
 
 Found = tuple[Findings, Vote | None]
+
+_GRACE_S = 0.15  # after the deadline: later than a model's own, which says better what it was that took so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +73,39 @@ class FullTrial:
             known: What has been found already, or None.
 
         Raises:
-            CourtError: A step failed; nothing of the trial runs on.
+            CourtError: A step failed, or the time is over; nothing of the trial runs on.
         """
-        proposer = Proposer(self.chairs.proposer, self.fence, self.budget, self.meme.picture.frames)
+        try:
+            # Every step keeps to the time by itself, and the models do; this is for one that hangs.
+            left = None if self.budget.left == math.inf else max(self.budget.left, 0) + _GRACE_S
+            async with asyncio.timeout(left) as clock:
+                given = await self._hold(known)
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
+        # Not under the clock: a verdict that has been kept is not taken back.
+        await self.clerk.note(VerdictGiven, **given)
+
+    async def _hold(self, known: Known | None) -> dict[str, Any]:
+        """What the verdict's event says."""
+        proposer = Proposer(
+            self.chairs.proposer, self.fence, self.budget, self.settings.reply_chars, self.meme.picture.frames
+        )
         self.clerk.step = "description"
         # Neither needs the other: the Proposer never sees the text.
         description, text = await together(self._describe(proposer), done(known.text) if known else self.read_text())
         self.clerk.step = "examination"
         if self.settings.query == "text":
-            sides, found = await together(
+            sides, (exhibits, held) = await together(
                 self._examine(proposer, text.text, description), self._search(text.text, known)
             )
         else:
             sides = await self._examine(proposer, text.text, description)
             query = "\n".join([text.text, *(side.argument.summary for side in sides)])
-            found = await self._search(query, known)
+            exhibits, held = await self._search(query, known)
         self.clerk.step = "judgment"
-        await self._judge(text, description, sides, found)
+        return await self._judge(text, description, sides, exhibits, held)
 
     async def _describe(self, proposer: Proposer) -> str:
         if self.settings.dull_judge:
@@ -104,7 +125,17 @@ class FullTrial:
         return await together(
             *(
                 Examination(
-                    Advocate(chair, self.fence, self.budget, side, self.policy, text, description, stanced),
+                    Advocate(
+                        chair,
+                        self.fence,
+                        self.budget,
+                        self.settings.reply_chars,
+                        side,
+                        self.policy,
+                        text,
+                        description,
+                        stanced,
+                    ),
                     proposer,
                     self.settings,
                     self.budget,
@@ -115,23 +146,32 @@ class FullTrial:
             )
         )
 
-    async def _search(self, query: str, known: Known | None) -> Found | None:
+    async def _search(self, query: str, known: Known | None) -> tuple[tuple[Exhibit, ...], Vote | None]:
+        """The precedents as the Judge is shown them, pictures and all, and their vote; none where there are none."""
         if not self.settings.precedents or self.settings.dull_judge:
-            return None
+            return (), None
         if known is not None and self.settings.query == "text":
-            return known.findings, known.vote
-        return await self.find(query)
-
-    async def _judge(self, text: TextRead, description: str, sides: Sequence[SideCase], found: Found | None) -> None:
-        findings, held = found or (None, None)
-        shown = findings.exhibits if findings else ()
+            findings, held = known.findings, known.vote
+        else:
+            findings, held = await self.find(query)
+        shown = findings.exhibits
         pictures = await self.pictures([precedent.id for precedent in shown]) if shown else ()
-        exhibits = tuple(Exhibit(precedent, frame) for precedent, frame in zip(shown, pictures, strict=True))
+        return tuple(Exhibit(precedent, frame) for precedent, frame in zip(shown, pictures, strict=True)), held
+
+    async def _judge(
+        self,
+        text: TextRead,
+        description: str,
+        sides: Sequence[SideCase],
+        exhibits: tuple[Exhibit, ...],
+        held: Vote | None,
+    ) -> dict[str, Any]:
         accuser, defender = (side.argument.justification for side in sides) if sides else ("", "")
         judge = Judge(
             self.chairs.judge,
             self.fence,
             self.budget,
+            self.settings.reply_chars,
             self.meme.picture.frames,
             self.policy,
             text.text,
@@ -143,10 +183,9 @@ class FullTrial:
             self.settings.dull_judge,
         )
         said, odds = await together(judge.rule(), judge.odds() if self.settings.score else done(None))
-        await self.clerk.note(
-            VerdictGiven,
-            verdict=judgment.verdict_of(said.value, odds, held, sides, text, self.settings),
-            ruling=judgment.on_record(said.value, exhibits),
-            odds=odds,
-            call=said.call,
-        )
+        return {
+            "verdict": judgment.verdict_of(said.value, odds, held, sides, text, self.settings),
+            "ruling": judgment.on_record(said.value, exhibits),
+            "odds": odds,
+            "call": said.call,
+        }

@@ -81,8 +81,8 @@ def on_record(ruling: Ruling, exhibits: Sequence[Exhibit]) -> RulingOnRecord:
         harmful_evidence=ruling.harmful_evidence,
         harmless_evidence=ruling.harmless_evidence,
         precedents=tuple(
-            Reading(id=exhibits[reading.number - 1].precedent.id, supports=reading.supports)
-            for reading in sorted(ruling.precedents, key=lambda reading: reading.number)
+            Reading(id=exhibit.precedent.id, supports=ruling.precedents[str(number)])
+            for number, exhibit in enumerate(exhibits, 1)
         ),
         label=ruling.label,
     )

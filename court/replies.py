@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -49,6 +49,18 @@ class _Reply(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class Description(_Reply):
+    """What the Proposer sees."""
+
+    description: Words = Field(min_length=1, max_length=4000)
+
+
+class Answer(_Reply):
+    """What the Proposer answers."""
+
+    answer: Words = Field(min_length=1, max_length=2000)
+
+
 class Question(_Reply):
     """What an advocate asks."""
 
@@ -62,11 +74,7 @@ class Argument(_Reply):
     justification: Words = Field(min_length=1, max_length=2000)
 
 
-class PrecedentReading(_Reply):
-    """What the Judge makes of a precedent."""
-
-    number: int
-    supports: Literal["harmful", "harmless", "neither"]
+Support = Literal["harmful", "harmless", "neither"]
 
 
 _Evidence = Annotated[Words, Field(max_length=600)]
@@ -77,7 +85,8 @@ class Ruling(_Reply):
 
     harmful_evidence: tuple[_Evidence, ...] = Field(max_length=_MOST_EVIDENCE)
     harmless_evidence: tuple[_Evidence, ...] = Field(max_length=_MOST_EVIDENCE)
-    precedents: tuple[PrecedentReading, ...]
+    precedents: dict[str, Support]
+    """What each supports, by its number in words, ``"1"`` the first."""
     harmful_strength: Strength
     harmless_strength: Strength
     label: Literal[Label.HARMFUL, Label.NOT_HARMFUL]
@@ -90,51 +99,45 @@ class Ruling(_Reply):
 R = TypeVar("R", bound=_Reply)
 
 
-def text_schema(kind: type[Question] | type[Argument]) -> dict[str, Any]:
-    """JSON schema of a question or an argument: bounded strings, in the order of the fields."""
-    return {
-        "type": "object",
-        "properties": {
-            name: {"type": "string", "minLength": 1, "maxLength": _most(kind, name)} for name in kind.model_fields
-        },
-        "required": list(kind.model_fields),
-        "additionalProperties": False,
-    }
+def text_schema(kind: type[Description] | type[Answer] | type[Question] | type[Argument], chars: int) -> dict[str, Any]:
+    """JSON schema of a reply of words alone: bounded strings, in the order of the fields. Unbounded ones may never end.
+
+    Args:
+        kind: Which of them.
+        chars: Longest description, summary or justification; a question or an answer has a quarter of it.
+    """
+    most = chars // 4 if kind in (Question, Answer) else chars
+    return _object_schema({name: {"type": "string", "minLength": 1, "maxLength": most} for name in kind.model_fields})
 
 
-def ruling_schema(policy: Policy, precedents: int) -> dict[str, Any]:
+def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]:
     """JSON schema of a ruling. Evidence comes before strengths and these before the label: a model writes in order.
 
     Args:
         policy: Names the categories, clauses and targets that may be found.
-        precedents: How many are shown; the ruling speaks about each.
+        precedents: How many are shown; the ruling speaks about each, for each is a name of its own in the schema.
+        chars: Longest rationale; a piece of evidence has a quarter of it.
     """
-    words = {"type": "string", "minLength": 1, "maxLength": 300}
+    words = {"type": "string", "minLength": 1, "maxLength": chars // 4}
     evidence = {"type": "array", "items": words, "maxItems": _MOST_EVIDENCE}
     strength = {"type": "string", "enum": [str(s).lower() for s in reversed(Strength)]}
-    reading = {
-        "type": "object",
-        "properties": {
-            "number": {"type": "integer", "enum": list(range(1, precedents + 1))},
-            "supports": {"type": "string", "enum": ["harmful", "harmless", "neither"]},
-        },
-        "required": ["number", "supports"],
-        "additionalProperties": False,
-    }
+    support = {"type": "string", "enum": list(get_args(Support))}
     properties: dict[str, Any] = {
         "harmful_evidence": evidence,
         "harmless_evidence": evidence,
-        "precedents": {"type": "array", "items": reading, "minItems": precedents, "maxItems": precedents},
+        "precedents": _object_schema({str(number): support for number in range(1, precedents + 1)}),
         "harmful_strength": strength,
         "harmless_strength": strength,
         "label": {"type": "string", "enum": ["harmful", "not harmful"]},
         "category": {"type": "string", "enum": [*policy.categories, _NONE]},
         "clause": {"type": "string", "enum": [*(clause.number for clause in policy.clauses), _NONE]},
         "target": {"type": "string", "enum": [*policy.targets, _NONE]},
-        "rationale": {"type": "string", "minLength": 1, "maxLength": 2000},
+        "rationale": {"type": "string", "minLength": 1, "maxLength": chars},
     }
-    if not precedents:
-        properties["precedents"] = {"type": "array", "items": {"type": "integer"}, "maxItems": 0}
+    return _object_schema(properties)
+
+
+def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,
@@ -143,14 +146,14 @@ def ruling_schema(policy: Policy, precedents: int) -> dict[str, Any]:
     }
 
 
-def parse_text(text: str, most: int = 4000) -> str:
-    """A free reply. Raises Fault if it is empty, too long, or can't be written down."""
-    words = text.strip()
-    if not _says(words):
-        raise Fault("REPLY_EMPTY", "it was empty")
-    if len(words) > most:
-        raise Fault("REPLY_MALFORMED", f"it was longer than {most} characters")
-    return _writable(words)
+def parse_description(text: str) -> str:
+    """A description. Raises Fault."""
+    return _parse(Description, text).description
+
+
+def parse_answer(text: str) -> str:
+    """An answer. Raises Fault."""
+    return _parse(Answer, text).answer
 
 
 def parse_question(text: str) -> str:
@@ -170,11 +173,11 @@ def parse_ruling(text: str, policy: Policy, precedents: int) -> Ruling:
         content[name] = _word(content, name, {str(s).lower(): s for s in Strength})
     labels = {"harmful": Label.HARMFUL, "not harmful": Label.NOT_HARMFUL}
     content["label"] = _word(content, "label", labels)
-    for name in ("harmful_evidence", "harmless_evidence", "precedents"):
+    for name in ("harmful_evidence", "harmless_evidence"):
         if isinstance(content.get(name), list):
             content[name] = tuple(content[name])
     ruling = _valid(Ruling, content)
-    if sorted(reading.number for reading in ruling.precedents) != list(range(1, precedents + 1)):
+    if ruling.precedents.keys() != {str(number) for number in range(1, precedents + 1)}:
         _malformed(f"it must speak about each of the {precedents} precedents once")
     for name, known in (
         ("category", policy.categories),
@@ -243,8 +246,3 @@ def _writable(text: str) -> str:
 
 def _malformed(what: str) -> NoReturn:
     raise Fault("REPLY_MALFORMED", what)
-
-
-def _most(kind: type[Question] | type[Argument], name: str) -> int:
-    """A little less than what is taken, so that the end of a schema's string is never the end of our patience."""
-    return {"question": 300, "summary": 1200, "justification": 1200}[name]

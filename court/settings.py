@@ -49,6 +49,8 @@ class TrialSettings(BaseModel):
     """Whether the Judge's probability is asked for, with two one-token calls."""
     overlap: bool = True
     """Whether a side asks its next question while its summary is still being written."""
+    reply_chars: int = Field(default=1200, ge=40, le=1900)
+    """Longest description, summary, justification and rationale that is asked for, in characters."""
     call_s: float = Field(default=120.0, gt=0, le=3600)
     """Seconds that one call of a model may take, retries included."""
     vote_disagreement: float = Field(default=0.3, ge=0, le=0.5)

@@ -20,7 +20,7 @@ MARK = "mark"
 RULING = {
     "harmful_evidence": ["the words shut a group out"],
     "harmless_evidence": [],
-    "precedents": [{"number": n, "supports": "harmful"} for n in (1, 2, 3)],
+    "precedents": {"1": "harmful", "2": "harmful", "3": "harmful"},
     "harmful_strength": "strong",
     "harmless_strength": "weak",
     "label": "harmful",
@@ -92,9 +92,9 @@ class Cast:
         asked = sum("Question " in part for part in request.parts if isinstance(part, str))
         match task:
             case "describe":
-                return "A crowd stands under a green flag."
+                return {"description": "A crowd stands under a green flag."}
             case "answer":
-                return "It shows a flag, as was asked."
+                return {"answer": "It shows a flag, as was asked."}
             case "ask":
                 return {"question": f"What else does the {role} want to know, number {asked + 1}?"}
             case "summarise":

@@ -456,7 +456,7 @@ def test_a_full_trial_carries_its_finding_models_and_score(tmp_path):
 
 
 def test_without_precedents_the_response_names_no_library(tmp_path):
-    cast = Cast(judge=lambda request: {**RULING, "precedents": []})
+    cast = Cast(judge=lambda request: {**RULING, "precedents": {}})
     request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)
     response = play_full(
         lambda it: it.stub.Judge(request, timeout=20), tmp_path, cast, settings=TrialSettings(precedents=False)

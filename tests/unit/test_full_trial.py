@@ -227,7 +227,7 @@ def test_without_probabilities_there_is_no_score():
 
 
 def test_without_precedents_the_judge_is_shown_none():
-    none = {**RULING, "precedents": []}
+    none = {**RULING, "precedents": {}}
     cast = Cast(judge=lambda request: none)
     record = try_meme(cast, settings=TrialSettings(precedents=False))
     assert record.precedents is None
@@ -252,7 +252,7 @@ def test_without_the_captioner_advocates_argue_from_the_description():
 
 
 def test_the_dull_judge_is_one_call_with_the_meme_alone():
-    cast = Cast(judge=lambda request: {**RULING, "precedents": []})
+    cast = Cast(judge=lambda request: {**RULING, "precedents": {}})
     try_meme(cast, settings=TrialSettings(dull_judge=True, score=False))
     assert cast.calls() == 1
     (request,) = cast.requests("judge")

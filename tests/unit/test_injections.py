@@ -67,7 +67,8 @@ def said(text, finish=FinishReason.STOP):
 
 
 REPLIES = {
-    "text": said("A flag."),
+    "answer": said('{"answer": "A flag."}'),
+    "describe": said('{"description": "A flag."}'),
     "ask": said('{"question": "What is there?"}'),
     "summarise": said('{"summary": "s", "justification": "j"}'),
     "judge": said(json.dumps(RULING)),
@@ -96,17 +97,17 @@ async def prompts_with(text, recorder, fence):
             yield role, (what, number), request
 
     cut = said(text, FinishReason.LENGTH)  # what can't be used is shown again
-    proposer = Proposer(chair, fence, budget, (FRAME,))
+    proposer = Proposer(chair, fence, budget, 1200, (FRAME,))
     calls = [
-        ("proposer", "question", proposer.answer(text), REPLIES["text"]),
-        ("proposer", "repair", proposer.describe(), cut, REPLIES["text"]),
+        ("proposer", "question", proposer.answer(text), REPLIES["answer"]),
+        ("proposer", "repair", proposer.describe(), cut, REPLIES["describe"]),
     ]
     plain, turn = "plain words", Exchange("What is it?", "It is a flag.")
     for side in Side:
         role = str(side).lower()
 
         def advocate(words=plain, description=plain, side=side):
-            return Advocate(chair, fence, budget, side, DEFAULT_POLICY, words, description)
+            return Advocate(chair, fence, budget, 1200, side, DEFAULT_POLICY, words, description)
 
         for place, who, history in (
             ("text", advocate(words=text), [turn]),
@@ -124,7 +125,7 @@ async def prompts_with(text, recorder, fence):
 
     def judge(**places):
         values = {"text": plain, "description": plain, "accuser": plain, "defender": plain, "exhibits": exhibits()}
-        return Judge(chair, fence, budget, (FRAME,), DEFAULT_POLICY, **{**values, **places}, vote=held)
+        return Judge(chair, fence, budget, 1200, (FRAME,), DEFAULT_POLICY, **{**values, **places}, vote=held)
 
     for place, who in (
         *((place, judge(**{place: text})) for place in ("text", "description", "accuser", "defender")),
@@ -330,8 +331,8 @@ def hear(cast, *, meme=None, **options):
 def trial_with(text, *, ocr):
     clip = text[:400]
     cast = Cast(
-        describe=lambda request: f"It shows: {clip}",
-        answer=lambda request: f"There is: {clip}",
+        describe=lambda request: {"description": f"It shows: {clip}"},
+        answer=lambda request: {"answer": f"There is: {clip}"},
         ask=lambda request: {"question": f"What of: {clip}"},
         summarise=lambda request: {"summary": f"It is: {clip}", "justification": f"For: {clip}"},
     )

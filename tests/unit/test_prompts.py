@@ -17,9 +17,9 @@ from tests.fakes import H, N, Notes, a_meme, findings
 from tests.unit.test_cli import held_against
 
 PINNED = {
-    "proposer/1": "sha256:ddc85995963658e6227ee1779da2e751a7a7a5edb11627a86c769b1b4ad990fe",
+    "proposer/1": "sha256:4be831f4d59ffb38f9d43693e115653d02b420aaedfb1e2cd71045298c388e72",
     "advocate/1": "sha256:5fcac9d5436418d774b0f08d7c8e507cc910e1b9df63258fe6d2253f6fa60aab",
-    "judge/1": "sha256:9c4b5280525ebfa7a0bdd03a40d4aa39df895408dfb8b0439a66047710285c0c",
+    "judge/1": "sha256:c26091bb9519e021ae77a5cbcd170be0bca54af24785a3f679500ba3a8d93d23",
     "repair/1": "sha256:071b1be2091ed876c566212b7bf275bce990de188f131224e1f8693f9aa596eb",
 }
 

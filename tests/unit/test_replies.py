@@ -15,7 +15,7 @@ from court.events import TextRead, TextSource
 from court.meme import Frame
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
-from court.replies import Fault, parse_argument, parse_question, parse_ruling, parse_text
+from court.replies import Fault, parse_answer, parse_argument, parse_description, parse_question, parse_ruling
 from court.settings import TrialSettings
 from court.untrusted import Fence
 from court.verdict import Label, rule
@@ -194,15 +194,11 @@ def acquits_validly(text, precedents=3):
             and all(isinstance(each, str) and len(each) <= 600 and speaks(each) for each in said[name])
             for name in ("harmful_evidence", "harmless_evidence")
         )
-        and isinstance(said["precedents"], list)
+        and isinstance(said["precedents"], dict)
+        and set(said["precedents"]) == {str(number) for number in range(1, precedents + 1)}
         and all(
-            isinstance(each, dict)
-            and set(each) == {"number", "supports"}
-            and type(each["number"]) is int
-            and each["supports"] in ("harmful", "harmless", "neither")
-            for each in said["precedents"]
+            isinstance(each, str) and each in ("harmful", "harmless", "neither") for each in said["precedents"].values()
         )
-        and sorted(each["number"] for each in said["precedents"]) == list(range(1, precedents + 1))
         and all(
             isinstance(said[name], str) and said[name] in LEVELS for name in ("harmful_strength", "harmless_strength")
         )
@@ -242,7 +238,8 @@ ODD = (
     ),
     *("not harmful", "NOT_HARMFUL", "not_harmful", "Not harmful", "not\u00a0harmful", "nоt harmful", "not harmful."),
     *("UNDECIDED", "both", "none", "x" * 700, "x" * 3500, "\ud800", "a\x00b", "11", {"label": "not harmful"}),
-    [{"number": 1, "supports": "harmless"}],
+    {"1": "harmless"},
+    [{"1": "harmless"}],
 )
 PROSE = (
     "Sure! ",
@@ -299,12 +296,18 @@ def babble(chance):
             case 5:
                 said["label"] = chance.choice(("harmful", "not harmful", chance.choice(ODD)))
             case 6:
-                readings = [
-                    {"number": n, "supports": chance.choice(("harmless", "harmful", "neither", "", 1))}
-                    for n in (1, 2, 3)
-                ]
+                support = ("harmless", "harmful", "neither", "", 1)
+                readings = {str(n): chance.choice(support) for n in (1, 2, 3)}
                 said["precedents"] = chance.choice(
-                    (readings, readings[:2], readings * 2, [*readings, readings[0]], readings[::-1])
+                    (
+                        readings,
+                        {"1": "harmless", "2": "harmless"},
+                        {**readings, "4": "harmless"},
+                        dict(reversed(readings.items())),
+                        {int(n): each for n, each in readings.items()},
+                        {f"0{n}": each for n, each in readings.items()},
+                        list(readings.values()),
+                    )
                 )
             case 7:
                 said[name] = [said[name]]
@@ -388,7 +391,7 @@ def test_pi_5_also_when_the_judge_is_asked_again():
         says = [reply(chance) for _ in range(2)]
         model = ScriptedModel([(None, each) for each in says])
         judge = Judge(
-            Chair(model), Fence("m"), Budget(None, 9), (Frame(b"", 1, 1),), DEFAULT_POLICY, "x", exhibits=exhibits
+            Chair(model), Fence("m"), Budget(None, 9), 1200, (Frame(b"", 1, 1),), DEFAULT_POLICY, "x", exhibits=exhibits
         )
         try:
             said = await judge.rule()
@@ -416,9 +419,9 @@ def reply(chance):
 def test_half_of_a_ruling_that_would_parse_is_no_ruling():
     """How a reply ended is looked at before what it says."""
     for finish in (FinishReason.LENGTH, FinishReason.REFUSAL):
-        says = ChatReply(json.dumps({**ACQUITTAL, "precedents": []}), finish, "m", 1, 1, 0, 0.0)
+        says = ChatReply(json.dumps({**ACQUITTAL, "precedents": {}}), finish, "m", 1, 1, 0, 0.0)
         judge = Judge(
-            Chair(ScriptedModel(lambda _, says=says: says)), Fence(), Budget(None, 9), (), DEFAULT_POLICY, "x"
+            Chair(ScriptedModel(lambda _, says=says: says)), Fence(), Budget(None, 9), 1200, (), DEFAULT_POLICY, "x"
         )
         with pytest.raises(ReplyUnusable):
             asyncio.run(judge.rule())
@@ -429,7 +432,8 @@ def test_half_of_a_ruling_that_would_parse_is_no_ruling():
 )
 def test_what_says_nothing_is_no_reply(nothing):
     for parse, text in (
-        (parse_text, nothing),
+        (parse_description, json.dumps({"description": nothing})),
+        (parse_answer, json.dumps({"answer": nothing})),
         (parse_question, json.dumps({"question": nothing})),
         (parse_argument, json.dumps({"summary": nothing, "justification": "j"})),
         (parse_argument, json.dumps({"summary": "s", "justification": nothing})),
@@ -443,7 +447,7 @@ def test_what_says_nothing_is_no_reply(nothing):
 def test_words_of_any_script_say_something():
     for words in ("什么颜色的旗?", "ما لون العلم؟", "झंडा किस रंग का है?", "🏳️ or 🏴?", "12345"):
         assert parse_question(json.dumps({"question": words})) == words
-        assert parse_text(f"  {words}\n") == words
+        assert parse_answer(json.dumps({"answer": f"  {words}\n"})) == words
 
 
 def test_a_fault_says_nothing_of_the_reply_s_own_words():
@@ -468,5 +472,5 @@ def test_odds_that_are_none_are_as_good_as_no_odds():
     exhibits = ()
     for masses in ((float("nan"), 0.5), (1.5, 0.2), (-0.1, 0.5), (float("inf"), 0.1)):
         model = ScriptedModel([], odds=lambda request, options, masses=masses: masses)
-        judge = Judge(Chair(model), Fence(), Budget(None, 9), (), DEFAULT_POLICY, "x", exhibits=exhibits)
+        judge = Judge(Chair(model), Fence(), Budget(None, 9), 1200, (), DEFAULT_POLICY, "x", exhibits=exhibits)
         assert asyncio.run(judge.odds()) is None

@@ -82,6 +82,10 @@ def as_reply(task, words):
             return json.dumps({"question": words[:490]})
         case "summarise":
             return json.dumps({"summary": words[:1900], "justification": words[:1900]})
+        case "describe":
+            return json.dumps({"description": words[:3900]})
+        case "answer":
+            return json.dumps({"answer": words[:1900]})
     return words[:3900]
 
 
@@ -99,8 +103,8 @@ class Obeys:
 
     def usual(self, role, task):
         return {
-            "describe": "A crowd under a flag.",
-            "answer": "A green flag.",
+            "describe": '{"description": "A crowd under a flag."}',
+            "answer": '{"answer": "A green flag."}',
             "ask": '{"question": "What is on the flag?"}',
             "summarise": json.dumps({"summary": f"{role}: a flag", "justification": f"{role}: it is a flag"}),
             "judge": json.dumps(self.ruling),
@@ -149,16 +153,18 @@ async def outcome(kind, strengths, seed, place, words, fence=None):
     first = first.model_copy(update={"text": at["precedent"], "categories": (at["categories"], "race")})
     exhibits = tuple(Exhibit(each, FRAME) for each in (first, *findings([H, H, H]).exhibits[1:]))
     try:
-        proposer = Proposer(chair("proposer"), fence, budget, (FRAME,))
+        proposer = Proposer(chair("proposer"), fence, budget, 1200, (FRAME,))
         description = (await proposer.describe()).value
         arguments = []
         for side in Side:
-            advocate = Advocate(chair(str(side).lower()), fence, budget, side, DEFAULT_POLICY, at["text"], description)
+            advocate = Advocate(
+                chair(str(side).lower()), fence, budget, 1200, side, DEFAULT_POLICY, at["text"], description
+            )
             question = (await advocate.ask(())).value
             answer = (await proposer.answer(question)).value
             arguments.append((await advocate.summarise((Exchange(question, answer),))).value.justification)
         judge = Judge(
-            chair("judge"), fence, budget, (FRAME,), DEFAULT_POLICY, at["text"], description, *arguments, exhibits
+            chair("judge"), fence, budget, 1200, (FRAME,), DEFAULT_POLICY, at["text"], description, *arguments, exhibits
         )
         said = (await judge.rule()).value
     except ReplyUnusable:
@@ -365,9 +371,7 @@ def test_pi_7_a_reply_that_gives_the_instructions_away_ends_the_trial():
     short = TrialSettings(rounds_min=1, rounds_max=1, overlap=False)
     for (role, task), whose, spelling in itertools.product(SPEAKERS, prompts.ROLES, SPELLINGS):
         secret = prompts.load(whose).secret
-        for says in telling(
-            task, spelling(secret).replace("\n", "\\n") if task not in ("describe",) else spelling(secret)
-        ):
+        for says in telling(task, spelling(secret).replace("\n", "\\n")):
             cast = Cast(**{f"{role}_{task}": lambda request, says=says: says})
             notes = Notes()
             with pytest.raises(TrialAborted) as caught:
