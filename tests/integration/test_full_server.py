@@ -1,0 +1,184 @@
+"""Full trials over a real socket: the real server, the real client for model servers, a stand-in model server.
+
+The model server is a process of its own that can be killed. What a real vLLM does with the same requests is shown by
+tests/live.
+"""
+
+import concurrent.futures
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import grpc
+import pytest
+
+from court.events import RestReason, SideRested, TrialResumed
+from court.record import TrialState
+from memecourt.client import Client, JudgeError, judge_request
+from memecourt.v1 import court_pb2 as wire
+from tests.integration.test_server import HARMFUL, drawn, memecourt, records
+
+pytestmark = pytest.mark.integration
+
+FULL = wire.PROCEDURE_FULL
+
+
+class ModelServer:
+    """The stand-in, on a port that stays the same when it is started again."""
+
+    def __init__(self, *options: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.options = options
+        self.process: subprocess.Popen[str] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "eval.perf.stand_in", "--port", str(self.port), *self.options],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert json.loads(self.process.stdout.readline()) == {"port": self.port}
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(timeout=20)
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def models():
+    server = ModelServer("--call-s", "0.15")
+    yield server
+    if server.process.poll() is None:
+        server.kill()
+
+
+def ask(address, **options):
+    with Client(address) as court:
+        return court.ask(judge_request(drawn(*HARMFUL), text=HARMFUL[1], **options), timeout=100)
+
+
+def test_a_full_trial_over_grpc(start, models):
+    server = start(None, "--llm-url", models.url, "--model", "stand-in").ready()
+    response = ask(server.address, procedure=FULL)
+    (record,) = records(server.docket, response.verdict_id)
+    assert response.label == wire.LABEL_HARMFUL
+    assert response.procedure == FULL
+    assert record.state is TrialState.DECIDED
+    assert {event.reason for event in record.all(SideRested)} <= {RestReason.CONVERGED, RestReason.ROUND_LIMIT}
+    assert 0 <= response.harm_score <= 1
+    # The same server still tries by precedents alone where that is asked for.
+    assert ask(server.address, procedure=wire.PROCEDURE_SUMMARY).procedure == wire.PROCEDURE_SUMMARY
+
+
+def test_a_model_server_that_dies_in_mid_trial_is_unavailable_and_the_trial_is_resumed_when_it_is_back(
+    start, models, home
+):
+    options = ("--llm-url", models.url, "--model", "stand-in")
+    server = start(None, *options).ready()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, server.address, procedure=FULL)
+        server.wait_for(lambda line: "event=AnswerGiven" in line)
+        models.kill()
+        with pytest.raises(JudgeError) as caught:
+            asked.result()
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.reason == "MODEL_GONE" and caught.value.retry_after is not None
+    trial_id = caught.value.metadata["trial_id"]
+    (failed,) = records(server.docket, trial_id)
+    assert failed.state is TrialState.FAILED and failed.verdict is None
+    server.end()
+
+    models.start()
+    resumed = memecourt("records", "resume", trial_id, "--docket", server.docket, *options, home=home)
+    assert resumed.returncode == 0, resumed.stderr
+    (record,) = records(server.docket, trial_id)
+    assert record.state is TrialState.DECIDED
+    assert record.events[: len(failed.events)] == failed.events
+    assert len(record.all(TrialResumed)) == 1
+
+
+def test_a_server_that_was_killed_takes_its_trials_up_when_it_is_started_again(start, models):
+    options = ("--llm-url", models.url, "--model", "stand-in")
+    server = start(None, *options).ready()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, server.address, procedure=FULL)
+        server.wait_for(lambda line: "event=AnswerGiven" in line)
+        server.end(kill=True)
+        with pytest.raises(JudgeError):
+            asked.result()
+    (cut_off,) = records(server.docket).values()
+    assert cut_off.state is TrialState.OPEN
+    again = start(server.docket, "--resume", *options).ready()
+    again.wait_for(lambda line: "resumed state=DECIDED" in line)
+    (record,) = records(server.docket).values()
+    assert record.state is TrialState.DECIDED
+    assert record.events[: len(cut_off.events)] == cut_off.events
+
+
+def test_a_caller_that_leaves_stops_costing(start, models):
+    import urllib.request
+
+    server = start(None, "--llm-url", models.url, "--model", "stand-in").ready()
+    with Client(server.address) as court, pytest.raises(JudgeError):
+        court.ask(judge_request(drawn(*HARMFUL), text="x", procedure=FULL), timeout=0.6)
+    server.wait_for(lambda line: "event=TrialFailed" in line)
+
+    def stats():
+        with urllib.request.urlopen(f"http://127.0.0.1:{models.port}/stats", timeout=10) as answer:
+            return json.load(answer)
+
+    before = stats()
+    assert before["running"] == 0
+    with Client(server.address) as court:
+        assert court.ask(judge_request(drawn(*HARMFUL), text="x"), timeout=60).label
+    assert stats()["calls"] == before["calls"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--procedure", "full"), "needs chat models"),
+        (("--model", "stand-in"), "a model but no server"),
+        (("--llm-url", "http://127.0.0.1:1/v1", "--model", "m"), ""),
+    ],
+)
+def test_a_court_that_can_not_be_set_up_says_why(options, said, home, tmp_path):
+    outcome = memecourt("serve", "--address", "127.0.0.1:0", "--docket", tmp_path / "d.sqlite", *options, home=home)
+    assert outcome.returncode == 1
+    assert said in outcome.stderr and "Error: " in outcome.stderr and "Traceback" not in outcome.stderr
+
+
+def test_a_model_that_the_server_has_not_is_said_at_start(models, home, tmp_path):
+    docket = tmp_path / "d.sqlite"
+    options = ("--docket", docket, "--llm-url", models.url, "--model", "another")
+    outcome = memecourt("judge", "--text", "x", *options, tmp_path / "none.png", home=home)
+    assert outcome.returncode == 1 and "does not list the model" in outcome.stderr
+
+
+def test_the_trial_unfolds_in_the_terminal(models, home, tmp_path):
+    picture = tmp_path / "meme.png"
+    picture.write_bytes(drawn(*HARMFUL))
+    options = ("--procedure", "full", "--watch", "--llm-url", models.url, "--model", "stand-in")
+    outcome = subprocess.run(
+        [sys.executable, "-m", "serving.cli", "judge", "--text", "x", str(picture), *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MEMECOURT_HOME": str(home), "MEMECOURT_DOCKET": str(tmp_path / "d.sqlite")},
+        timeout=200,
+    )
+    assert outcome.returncode == 10
+    for kind in ("Described", "QuestionAsked", "AnswerGiven", "Summarised", "SideRested", "VerdictGiven"):
+        assert kind in outcome.stderr
+    assert "HARMFUL" in outcome.stdout
