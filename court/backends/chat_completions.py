@@ -20,36 +20,18 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_bef
 
 from court.backends import chat_wire as wire
 from court.backends.chat_failures import Again, Failure, garbled, gone, of_sdk, overrun
+from court.backends.chat_http import http_client as http_client  # offered here too: what a model is made with
 from court.backends.chat_wire import Capabilities, LogProbs
 from court.backends.load import Load
 from court.errors import ModelRefused
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, Odds
 
-CONNECT_S = 5.0
-"""For opening a connection: what is not there is noticed while there is time to ask again."""
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 """Of one answer. Far above what any ``max_tokens`` of ours can fill."""
 _KNOWN = 4096  # ids of pictures that the server is thought to have
 
 _T = TypeVar("_T")
-
-
-def http_client(connections: int = 1024) -> httpx2.AsyncClient:
-    """A pool of connections that several models may share.
-
-    Keep-alive outlasts the pauses within a trial. The environment is not looked at: a proxy that happens to be set
-    there is no place for pictures and keys to go. Redirects are not followed, for the same reason.
-    """
-    return httpx2.AsyncClient(
-        limits=httpx2.Limits(
-            max_connections=connections, max_keepalive_connections=connections // 4, keepalive_expiry=30.0
-        ),
-        # All but connecting is bounded by the deadline of the call, which holds for the whole of it.
-        timeout=httpx2.Timeout(None, connect=CONNECT_S),
-        trust_env=False,
-        follow_redirects=False,
-    )
 
 
 class ChatCompletions:

@@ -9,6 +9,10 @@ from importlib import import_module
 
 BENCHMARKS = {
     "startup": ("eval.perf.startup", "CPU time of `memecourt --help` over that of an empty Python"),
+    "trial-floor": ("eval.perf.trial_floor", "wall time of a full trial over its longest chain of calls"),
+    "trial-naive": ("eval.perf.trial_naive", "wall time of Algorithm 1 as printed over that of a full trial"),
+    "saturation": ("eval.perf.saturation", "share of a busy model server's capacity that becomes verdicts"),
+    "call-cpu": ("eval.perf.call_cpu", "CPU time of this process for a call of a model"),
 }
 """Name of each benchmark, the module that holds its ``measure() -> Result``, and what it measures."""
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from aiohttp import web
 
+from eval.perf.play import play
 from eval.perf.stand_in_faults import Fault, Faults, Kind
 from eval.perf.stand_in_model import PrefixCache, Speaker, first_token, prompt_tokens, token_id, tokens_of
 from eval.perf.stand_in_settings import Settings, Stats, parsed
@@ -65,7 +66,7 @@ class StandIn:
         self.faults = Faults(self.settings.faults, self.settings.script, self.settings.seed)
         self.requests: list[dict[str, Any]] = []
         self._keep = keep
-        self._answer = answer
+        self._answer = answer or (play if self.settings.play else None)
         self._speaker = Speaker(seed=self.settings.seed, words=self.settings.words, values=self.settings.values)
         self._prefixes = PrefixCache()
         self._pictures: dict[str, bytes] = {}
@@ -131,9 +132,12 @@ class StandIn:
         except (KeyError, TypeError, ValueError):
             self.stats.refused += 1
             return _error(400, "the body is not what the API has")
-        except (asyncio.CancelledError, ConnectionError):
+        except asyncio.CancelledError:
             self.stats.disconnects += 1
             raise
+        except ConnectionError:  # it went away while the answer was being sent
+            self.stats.disconnects += 1
+            return web.Response()
 
     async def _before(self, request: web.Request, fault: Fault) -> web.Response | None:
         """Faults that need no model."""

@@ -89,8 +89,8 @@ def test_asking_ahead_changes_nothing_but_time():
         for kind, words in ((Summarised, "summary"), (QuestionAsked, "question")):
             one = [getattr(event, words) for event in of_side(apart, kind, side)]
             two = [getattr(event, words) for event in of_side(ahead, kind, side)]
-            # One more question may have been asked that the stop made superfluous; it counts for nothing.
-            assert two[: len(one)] == one and len(two) <= len(one) + 1
+            # Up to three more questions may have been asked that the stop made superfluous; they count for nothing.
+            assert two[: len(one)] == one and len(two) <= len(one) + 3
     assert apart.verdict == ahead.verdict
 
 

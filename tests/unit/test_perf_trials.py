@@ -1,0 +1,301 @@
+"""What the benchmarks of trials count and divide; not what comes of them."""
+
+import asyncio
+import itertools
+import re
+
+import pytest
+
+from court.backends.chat_completions import ChatCompletions
+from court.backends.chat_http import Spread, http_client
+from court.backends.load import Load
+from court.entropy import entropy
+from court.errors import Unavailable
+from court.events import ModelCall, QuestionAsked, Role, Side, SideRested
+from court.policy import DEFAULT_POLICY
+from court.ports import ChatRequest
+from court.replies import (
+    Answer,
+    Argument,
+    Description,
+    Question,
+    parse_answer,
+    parse_argument,
+    parse_description,
+    parse_question,
+    parse_ruling,
+    ruling_schema,
+    text_schema,
+)
+from court.settings import TrialSettings
+from eval.perf import bench, saturation
+from eval.perf.play import TOKENS, meme_text, play
+from eval.perf.stand_in import StandIn, serving
+from eval.perf.stand_in_model import tokens_of
+from eval.perf.stand_in_settings import Settings, parsed
+from eval.perf.trial_naive import naive
+from eval.perf.trials import Examined, Speed, Times, bar, case, of_tokens, times, unwatched
+from tests.cast import Cast, task_of, try_meme
+
+
+def call(*, tokens_in=100, cached=0, out=10, fault=""):
+    return ModelCall(
+        role=Role.ACCUSER,
+        model="m",
+        prompt_id="p",
+        prompt_digest="d",
+        tokens_in=tokens_in,
+        tokens_out=out,
+        tokens_cached=cached,
+        latency_s=0.0,
+        fault=fault,
+    )
+
+
+# Arithmetic
+
+
+def test_what_a_call_takes_is_the_server_s_settings_by_its_own_count():
+    speed = Speed(call_s=1.0, prompt_token_s=0.01, output_token_s=0.1)
+    assert speed.of(call()) == pytest.approx(1 + 1 + 1)
+    assert speed.of(call(cached=60)) == pytest.approx(1 + 0.4 + 1)
+    assert speed.of(call(), calls=2) == pytest.approx(2 + 1 + 1)
+    with pytest.raises(ValueError, match="twice"):
+        speed.of(call(fault="it was empty"))
+
+
+def test_the_floor_is_the_slower_side_s_chain_and_naive_is_everything():
+    slow = Examined(questions=(2.0, 3.0), answers=(1.0, 1.0), summaries=(5.0, 7.0))
+    quick = Examined(questions=(1.0,), answers=(1.0,), summaries=(4.0,))
+    trial = Times(describe=10.0, sides=(slow, quick), judge=20.0, score=0.5)
+    assert trial.floor == 10 + (2 + 1 + 3 + 1 + 7) + 20
+    assert trial.naive == 10 + (2 + 1 + 5 + 3 + 1 + 7) + (1 + 1 + 4) + 20
+    assert trial.needed == trial.naive + 0.5
+    assert (slow.rounds, quick.rounds) == (2, 1)
+
+
+@pytest.mark.parametrize("rounds", [1, 4, 10])
+def test_the_lengths_alone_give_the_published_formulas(rounds):
+    d, q, a, s, j = (TOKENS[task] for task in ("describe", "ask", "answer", "summarise", "judge"))
+    alone = of_tokens(Speed(output_token_s=1.0), TOKENS, rounds)
+    assert alone.floor == d + rounds * (q + a) + s + j
+    assert alone.naive == d + 2 * rounds * (q + a + s) + j
+
+
+def test_the_share_of_capacity():
+    assert saturation.share(needed=160.0, wall=10.0, capacity=16) == 1.0
+    assert saturation.share(needed=152.0, wall=10.0, capacity=16) == 0.95
+
+
+def test_what_the_stop_made_superfluous_is_no_part_of_what_a_trial_needs():
+    record = try_meme(Cast(rounds=2))
+    rounds = {event.side: event.rounds for event in record.all(SideRested)}
+    assert max(event.round for event in record.all(QuestionAsked)) > rounds[Side.ACCUSER]
+    needed = times(record, Speed(call_s=1.0))
+    assert [side.rounds for side in needed.sides] == [2, 2]
+    assert needed.needed == 2 + 3 * 4 + 2  # with the two calls for the score
+    assert needed.floor == 1 + 2 * 2 + 1 + 1
+
+
+def test_all_benchmarks_are_listed():
+    assert {"trial-floor", "trial-naive", "saturation", "call-cpu"} <= set(bench.BENCHMARKS)
+
+
+# The part that the stand-in plays
+
+
+CHARS = TrialSettings().reply_chars
+
+
+def played(words, schema):
+    payload = {"messages": [{"role": "user", "content": words}]}
+    payload["response_format"] = {"json_schema": {"schema": schema}}
+    return play(payload)
+
+
+def said(kind, words="x"):
+    return played(words, text_schema(kind, CHARS))
+
+
+def test_replies_have_the_length_that_is_said_and_can_be_used():
+    ruling = played("x", ruling_schema(DEFAULT_POLICY, 3, CHARS))
+    replies = {
+        "describe": said(Description, [{"type": "image_url"}, {"type": "text", "text": "Describe"}]),
+        "ask": said(Question),
+        "answer": said(Answer),
+        "summarise": said(Argument, meme_text("m", 4)),
+        "judge": ruling,
+    }
+    assert {task: len(tokens_of(reply)) for task, reply in replies.items()} == dict(TOKENS)
+    assert parse_description(replies["describe"]) and parse_answer(replies["answer"])
+    assert parse_question(replies["ask"]) and parse_argument(replies["summarise"]).summary
+    assert len(parse_ruling(ruling, DEFAULT_POLICY, 3).precedents) == 3
+    alone = played("x", ruling_schema(DEFAULT_POLICY, 0, CHARS))
+    assert not parse_ruling(alone, DEFAULT_POLICY, 0).precedents
+
+
+def test_what_is_no_part_of_a_trial_is_left_to_the_stand_in():
+    assert played("x", {"type": "object", "properties": {"word": {"type": "string"}}}) is None
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 6, 10])
+def test_summaries_gain_until_the_round_that_was_named(rounds):
+    heard = [meme_text("m", rounds) + said(Answer) * count for count in range(1, rounds + 2)]
+    bits = [entropy(parse_argument(said(Argument, words)).summary) for words in heard]
+    changes = [abs(one - other) for one, other in itertools.pairwise(bits)]
+    epsilon = TrialSettings().epsilon
+    assert all(change > epsilon for change in changes[: rounds - 2])
+    assert all(change < epsilon for change in changes[rounds - 2 :])
+
+
+def test_the_stand_in_plays_where_it_is_told_to():
+    assert parsed(["--play"])[0].play and not parsed([])[0].play
+
+    async def run():
+        async with serving(StandIn(Settings(play=True))) as port, bar(f"http://127.0.0.1:{port}") as it:
+            record = await it.court.hear(case("m", 3), unwatched)
+            return record, await naive(it.court, case("n", 3))
+
+    record, rounds = asyncio.run(run())
+    assert rounds == (3, 3)
+    assert [event.rounds for event in record.all(SideRested)] == [3, 3]
+    needed = times(record, Speed(output_token_s=1.0))
+    alone = of_tokens(Speed(output_token_s=1.0), TOKENS, 3)
+    assert (needed.floor, needed.naive, needed.score) == (alone.floor, alone.naive, 2)
+
+
+# Load: whether there is room
+
+
+def test_there_is_room_below_the_limit():
+    load = Load(2)
+    with load.call():
+        assert load.room() and load.in_flight == 1
+        with load.call():
+            assert not load.room()
+        assert load.room()
+    assert load.in_flight == 0
+    with pytest.raises(ValueError, match="at least one"):
+        Load(0)
+
+
+HELLO = ChatRequest("s", ("hello",), None, 8)
+
+
+def test_a_load_counts_the_calls_of_all_models_however_they_end():
+    async def run():
+        load = Load(3)
+        async with serving(StandIn(Settings(call_s=60, faults=()))) as port:
+            url = f"http://127.0.0.1:{port}/v1"
+            models = [ChatCompletions(base_url=url, model=name, load=load, attempts=1) for name in ("stand-in", "none")]
+            asking = [asyncio.create_task(models[0].reply(HELLO, within_s=60)) for _ in range(3)]
+            for _ in range(20):  # each comes to its call within a few turns of the loop
+                await asyncio.sleep(0)
+            full = (load.in_flight, load.room())
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+            with pytest.raises(Exception, match="does not know the model"):
+                await models[1].reply(HELLO, within_s=5)
+            for model in models:
+                await model.aclose()
+        return full, load.in_flight
+
+    assert asyncio.run(run()) == ((3, False), 0)
+
+
+# Asking ahead
+
+
+def ordered(cast, role="accuser"):
+    return [task_of(request) for request in cast.requests(role)]
+
+
+def slow_summaries(rounds=4, times_longer=6, **lines):
+    """Summaries that take as long as several questions and answers."""
+    cast = Cast(rounds=rounds, delay_s=0.005, **lines)
+    speak = {role: cast.models[role].reply for role in ("accuser", "defender")}
+
+    def slowly(role):
+        async def reply(request, *, within_s):
+            if task_of(request) == "summarise":
+                await asyncio.sleep(0.005 * times_longer)
+            return await speak[role](request, within_s=within_s)
+
+        return reply
+
+    for role in speak:
+        object.__setattr__(cast.models[role], "reply", slowly(role))
+    return cast
+
+
+def test_rounds_go_on_while_summaries_are_written_and_never_more_than_three_of_them():
+    cast = slow_summaries(rounds=4, times_longer=20)
+    record = try_meme(cast)
+    assert {event.rounds for event in record.all(SideRested)} == {4}
+    asked = [event.round for event in record.all(QuestionAsked) if event.side is Side.ACCUSER]
+    assert asked == list(range(1, len(asked) + 1))
+    assert 4 < len(asked) <= 4 + 3
+
+
+def test_summaries_are_kept_in_the_order_of_rounds_whichever_is_written_first():
+    order = iter([30, 1, 1, 1, 1, 1, 1, 1])
+    cast = Cast(rounds=4, delay_s=0.002)
+    speak = cast.models["accuser"].reply
+
+    async def reply(request, *, within_s):
+        if task_of(request) == "summarise":
+            await asyncio.sleep(0.002 * next(order))
+        return await speak(request, within_s=within_s)
+
+    object.__setattr__(cast.models["accuser"], "reply", reply)
+    record = try_meme(cast)
+    kept = [event for event in record.events if event.kind == "Summarised" and event.side is Side.ACCUSER]
+    assert [event.round for event in kept] == [1, 2, 3, 4]
+    plain = try_meme(Cast(rounds=4), settings=TrialSettings(overlap=False))
+    expected = [event for event in plain.events if event.kind == "Summarised" and event.side is Side.ACCUSER]
+    assert [(e.entropy, e.entropy_change) for e in kept] == [(e.entropy, e.entropy_change) for e in expected]
+
+
+def test_without_room_nothing_is_asked_ahead():
+    cast = slow_summaries()
+    try_meme(cast, room=lambda: False)
+    assert ordered(cast) == ["ask", "summarise"] * 4
+
+
+def test_a_failure_ahead_of_the_stop_is_nobody_s_and_one_before_it_ends_the_trial():
+    def fails_at(number):
+        def line(request):
+            asked = sum("Question " in part for part in request.parts if isinstance(part, str))
+            return Unavailable("gone", reason="MODEL_GONE") if asked + 1 == number else None
+
+        return line
+
+    record = try_meme(slow_summaries(rounds=3, accuser_ask=fails_at(4)))
+    assert {event.rounds for event in record.all(SideRested)} == {3}
+    with pytest.raises(Exception, match="gone"):
+        try_meme(slow_summaries(rounds=3, accuser_ask=fails_at(3)))
+
+
+# Connections
+
+
+def test_a_request_goes_to_the_pool_with_the_fewest_in_flight():
+    async def run():
+        async with serving(StandIn(Settings())) as port, http_client(connections=64) as http:
+            spread = http._transport
+            assert isinstance(spread, Spread) and len(spread._pools) == 4
+            url = f"http://127.0.0.1:{port}/health"
+            seen = []
+            async with http.stream("GET", url), http.stream("GET", url) as second:
+                seen.append(list(spread._in_flight))
+                await second.aread()
+                await second.aclose()
+                await second.aclose()  # counted once
+                seen.append(list(spread._in_flight))
+            with pytest.raises(Exception, match=re.compile("connect", re.IGNORECASE)):
+                await http.get("http://127.0.0.1:1/")
+            seen.append(list(spread._in_flight))
+            return seen
+
+    assert asyncio.run(run()) == [[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
