@@ -130,7 +130,10 @@ def _told(event: AnyEvent) -> list[str]:
                 fact("bytes", f"sha256:{meme.bytes_sha256}"),
                 fact("pixels", f"sha256:{meme.pixels_sha256}"),
                 fact("policy", f"{event.policy.id} version {event.policy.version}, {event.policy.digest}"),
-                fact("settings", json.dumps(event.settings)),
+                f"{indent}settings",
+                paragraph(
+                    ", ".join(f"{name} {json.dumps(value)}" for name, value in event.settings.items()), indent * 2
+                ),
                 fact("software", f"memecourt {versions.software}"),
                 fact("encoder", versions.encoder),
                 fact("library", versions.library),
