@@ -107,7 +107,10 @@ def text_schema(kind: type[Description] | type[Answer] | type[Question] | type[A
         chars: Longest description, summary or justification; a question or an answer has a quarter of it.
     """
     most = chars // 4 if kind in (Question, Answer) else chars
-    return _object_schema({name: {"type": "string", "minLength": 1, "maxLength": most} for name in kind.model_fields})
+    least = 5 if kind is Question else 1  # as the fields above: what is asked for is what is taken
+    return _object_schema(
+        {name: {"type": "string", "minLength": least, "maxLength": most} for name in kind.model_fields}
+    )
 
 
 def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]:

@@ -191,10 +191,11 @@ class ChatCompletions:
 
     async def _ask(self, request: ChatRequest, frames: Sequence[Frame], fields: dict[str, Any]) -> wire.Answer:
         ids = [wire.digest(frame) for frame in frames] if self.capabilities.picture_ids else []
+        # Looked up now: until the answer is here, another call may have found out that the server lost them.
+        named = [i for i in ids if i in self._known]
         try:
             answer = wire.read(await self._post(request, fields, self._known))
         except Failure as failure:
-            named = [i for i in ids if i in self._known]
             if not named or not isinstance(failure.error, ModelRefused) or failure.error.status != 400:
                 raise
             # It may have dropped a picture that it had. Refused is refused: this is not a retry, nothing has run.

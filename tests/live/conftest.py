@@ -16,7 +16,11 @@ from tests.live.tiny_model import NAME, make_tiny_model
 
 ROOT = Path(__file__).parents[2]
 CPU_FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32", "--max-logprobs", "20")
-CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+CPU_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": str(Path(__file__).parent / "patience"),
+}
 
 
 def pytest_collection_modifyitems(items):

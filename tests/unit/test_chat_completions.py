@@ -15,7 +15,16 @@ import pytest
 from court.backends.chat_completions import ChatCompletions, http_client
 from court.backends.chat_failures import MAPPED, Again, Failure, of_sdk, of_status, retry_after
 from court.backends.chat_probe import probe
-from court.backends.chat_wire import Capabilities, LogProbs, in_words, masses_of_words, read, read_models, read_tokens
+from court.backends.chat_wire import (
+    Capabilities,
+    LogProbs,
+    digest,
+    in_words,
+    masses_of_words,
+    read,
+    read_models,
+    read_tokens,
+)
 from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatRequest, FinishReason
@@ -586,3 +595,24 @@ def test_the_sdk_has_no_error_that_nobody_looked_at():
     unmapped = {kind.__name__ for kind in kinds if not issubclass(kind, tuple(MAPPED))}
     assert unmapped <= UNUSED
     assert of_sdk(openai.OpenAIError()).error.reason == "MODEL_GARBLED"
+
+
+def test_a_picture_that_the_server_lost_is_sent_again_by_each_call_that_named_it():
+    async def steps(chat, server):
+        request = ChatRequest("s", ("p", FRAME), None, 9)
+        await chat.reply(request, within_s=5)
+        server._pictures.clear()
+        post, both = chat._post, asyncio.Barrier(2)
+
+        async def post_together(request, fields, known):
+            named = digest(FRAME) in known
+            try:
+                return await post(request, fields, known)
+            finally:
+                if named:
+                    await both.wait()  # neither learns that it is lost before the other has named it too
+
+        chat._post = post_together
+        await asyncio.gather(*(chat.reply(request, within_s=5) for _ in range(2)))
+
+    talking(steps, capabilities=Capabilities(picture_ids=True))
