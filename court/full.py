@@ -1,4 +1,4 @@
-"""The full procedure: description, examination by both sides at once, precedents, judgment (design, section 2)."""
+"""The full procedure: description, examination by both sides at once, precedents, judgment (docs/trials.md)."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_an_examination_that_does_not_converge_ends_at_r_max():
     assert (rested.rounds, rested.reason) == (4, RestReason.ROUND_LIMIT)
 
 
-def test_calls_are_those_of_the_design():
+def test_calls_are_counted():
     """2 + 3 (r_A + r_D), and two one-token calls for the score; nothing superfluous where nothing is asked ahead."""
     cast = Cast(rounds=3)
     record = try_meme(cast, settings=TrialSettings(overlap=False))

@@ -1,4 +1,4 @@
-"""The lines of the design that hold the folders apart, and what is committed that was generated."""
+"""The lines that hold the folders apart (CONTRIBUTING.md), and what is committed that was generated."""
 
 import itertools
 import re

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from court.verdict import Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict, rule
 
-# The rule as the design states it, written out: (harmful, benign) -> label.
+# The rule written out: (harmful, benign) -> label.
 TABLE = {
     ("WEAK", "WEAK"): "HARMFUL",
     ("WEAK", "MODERATE"): "HARMFUL",  # benign is above, but not strong
@@ -21,7 +21,7 @@ TABLE = {
 REVIEW = (Review(reason=ReviewReason.NO_SIMILAR_PRECEDENT, detail="too far"),)
 
 
-def test_the_rule_is_the_design_s_table():
+def test_the_rule_is_this_table():
     assert {(str(h), str(b)): str(rule(h, b)) for h, b in itertools.product(Strength, Strength)} == TABLE
 
 
