@@ -1,0 +1,31 @@
+"""What counts as harmful: the protocols that make two classes of a data set's own labels."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+
+class Level(IntEnum):
+    """HarMeme's three labels, in their order (Pramanick et al. 2021, section 3)."""
+
+    NOT_HARMFUL = 0
+    SOMEWHAT_HARMFUL = 1
+    VERY_HARMFUL = 2
+
+
+class Protocol(StrEnum):
+    """How a gold label becomes one of two classes. A figure without its protocol can't be compared with another."""
+
+    MERGED = "merged"
+    """Somewhat and very harmful are harmful: what nearly everyone reports on HarMeme."""
+    EXTREME = "extreme"
+    """Memes that are somewhat harmful are dropped: what the court's paper did."""
+    PLAIN = "plain"
+    """The data set has two classes of its own."""
+
+
+def of_level(level: Level, protocol: Protocol) -> bool | None:
+    """Whether a meme of this level is harmful; None where the protocol drops it."""
+    if protocol is Protocol.EXTREME and level is Level.SOMEWHAT_HARMFUL:
+        return None
+    return level is not Level.NOT_HARMFUL

@@ -1,0 +1,1 @@
+"""Runs: a data set judged once, as files of plain formats that can be resumed, reported and compared."""

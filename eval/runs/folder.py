@@ -1,0 +1,218 @@
+"""A run on disk.
+
+=====================  =================================================================================
+``manifest.json``      everything that has to be the same for the run to be repeated (:class:`RunManifest`)
+``memes.jsonl``        the memes to be judged, in order, with gold labels (:class:`JudgedMeme`)
+``excluded.jsonl``     precedents that were left out because they are too near to what is judged
+``predictions.jsonl``  what was said, a line a meme, in the order in which they were done
+``docket.sqlite``      the records of all trials
+``library/``           the precedents that the run was held with
+=====================  =================================================================================
+
+The store of model calls is the run's own (``calls.sqlite``), or one that runs share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from court.errors import BadRequest
+from court.events import Procedure
+from eval.datasets.protocol import Level, Protocol, of_level
+from eval.runs.prediction import Prediction
+
+FORMAT = 1
+MANIFEST, MEMES, EXCLUDED, PREDICTIONS = "manifest.json", "memes.jsonl", "excluded.jsonl", "predictions.jsonl"
+DOCKET, LIBRARY, CALLS = "docket.sqlite", "library", "calls.sqlite"
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class JudgedMeme(_Stored):
+    """A meme that is to be judged; one line of ``memes.jsonl``."""
+
+    id: str = Field(min_length=1)
+    split: str
+    line: int = Field(ge=0)
+    """Where it stands in its file, counted from 1."""
+    image: str
+    """Name of its picture's file, below the data set's folder of pictures."""
+    text: str
+    harmful: bool
+    """By the data set's own two classes, or ``merged`` where it has three."""
+    level: Level | None = None
+    """Where the data set has three."""
+    source_label: str
+    """In the data set's own words."""
+    targets: tuple[str, ...] = ()
+
+    def gold(self, protocol: Protocol) -> bool | None:
+        """Whether it is harmful; None where the protocol drops it.
+
+        Raises:
+            ValueError: The protocol is not for a data set of this kind.
+        """
+        if self.level is None:
+            if protocol is not Protocol.PLAIN:
+                raise ValueError(f"a data set of two classes has no protocol {protocol}")
+            return self.harmful
+        if protocol is Protocol.PLAIN:
+            raise ValueError("a data set of three levels needs the protocol merged or extreme")
+        return of_level(self.level, protocol)
+
+
+class Excluded(_Stored):
+    """A precedent that the run was held without; one line of ``excluded.jsonl``."""
+
+    precedent: str
+    meme: str
+    """Id of the judged meme that it is too near to (the first found)."""
+    why: str
+    """``same id``, ``same file``, ``same picture``, ``same text`` or ``near-duplicate``."""
+    text_similarity: float | None = None
+    picture_similarity: float | None = None
+
+
+class RunManifest(_Stored):
+    """What a run is. Written before the first trial; ``finished`` and ``interruptions`` are all that changes."""
+
+    format: int = FORMAT
+    name: str
+    """What people call it; the arm's name in an ablation."""
+    created: AwareDatetime
+    finished: AwareDatetime | None = None
+    interruptions: int = 0
+    """How often it was taken up again."""
+    dataset: str
+    split: str
+    data: dict[str, str]
+    """SHA-256 of every data file, by its name below the data set's directory."""
+    data_dir: str = ""
+    """Where the data set was; pictures are looked for here again by a report."""
+    pictures_dir: str = ""
+    protocols: tuple[Protocol, ...]
+    limit: int | None = None
+    seed: int = 0
+    procedure: Procedure
+    settings: dict[str, JsonValue]
+    """The trial's settings as they stand in every record."""
+    settings_digest: str
+    models: dict[str, str] = Field(default_factory=dict)
+    """Per role; empty where no model is asked."""
+    prompts: str = ""
+    """Digest of the prompt set; empty likewise."""
+    policy: str
+    library: str
+    """Digest of the library."""
+    library_size: int
+    encoder: str
+    excluded: dict[str, int] = Field(default_factory=dict)
+    """Precedents left out, by why."""
+    control: str = ""
+    """What was altered to see what it is worth: ``random precedents``, ``shuffled labels``, ``swapped sides``."""
+    software: str
+    commit: str = ""
+    """Of the source tree, ``+`` appended where it was changed; empty where it is not one."""
+    python: str
+    machine: str
+    """System, processor kind, number of cores."""
+    command: str
+    """As it was called."""
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A directory that holds, or will hold, a run."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        """The directory's own name."""
+        return self.root.name
+
+    def manifest(self) -> RunManifest:
+        """What the run is. Raises BadRequest if there is none, or none of this format."""
+        try:
+            return RunManifest.model_validate_json((self.root / MANIFEST).read_bytes())
+        except FileNotFoundError:
+            raise BadRequest(f"{self.root} holds no run: there is no {MANIFEST}.", reason="RUN_MISSING") from None
+        except ValidationError as error:
+            raise BadRequest(
+                f"{self.root / MANIFEST} can't be read as a run of format {FORMAT}: {error.error_count()} fields are "
+                "wrong. It was written by another version, or changed by hand.",
+                reason="RUN_UNREADABLE",
+            ) from None
+
+    def memes(self) -> tuple[JudgedMeme, ...]:
+        """What is judged, in order. Raises BadRequest if a line can't be read."""
+        return tuple(self._read(MEMES, JudgedMeme))
+
+    def excluded(self) -> tuple[Excluded, ...]:
+        """What was left out of the precedents; nothing where none was looked for."""
+        return tuple(self._read(EXCLUDED, Excluded)) if (self.root / EXCLUDED).exists() else ()
+
+    def predictions(self) -> tuple[Prediction, ...]:
+        """What was said so far. A last line that a crash cut is passed over: its meme is judged again."""
+        return tuple(self._read(PREDICTIONS, Prediction, torn=True)) if (self.root / PREDICTIONS).exists() else ()
+
+    def write_manifest(self, manifest: RunManifest) -> None:
+        """In one step: a reader sees the old one or the new one."""
+        self._write(MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+
+    def write_memes(self, memes: Sequence[JudgedMeme]) -> None:
+        """In one step."""
+        self._write(MEMES, _lines(memes))
+
+    def write_excluded(self, excluded: Sequence[Excluded]) -> None:
+        """In one step."""
+        self._write(EXCLUDED, _lines(excluded))
+
+    def write_predictions(self, predictions: Sequence[Prediction]) -> None:
+        """In one step, in place of those that are there."""
+        self._write(PREDICTIONS, _lines(predictions))
+
+    def _read(self, name: str, kind: type[S], *, torn: bool = False) -> Iterator[S]:
+        try:
+            content = (self.root / name).read_bytes()
+        except FileNotFoundError:
+            raise BadRequest(f"{self.root} holds no run: there is no {name}.", reason="RUN_MISSING") from None
+        lines = content.split(b"\n")
+        last = lines.pop()  # empty, but where a crash cut the last line
+        if last and not torn:
+            lines.append(last)
+        for number, line in enumerate(lines, 1):
+            try:
+                yield kind.model_validate_json(line)
+            except ValidationError:
+                raise BadRequest(
+                    f"{self.root / name}, line {number}, can't be read. It was changed by hand, or the disk is at "
+                    "fault.",
+                    reason="RUN_UNREADABLE",
+                ) from None
+
+    def _write(self, name: str, content: str) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        new = self.root / f"{name}.new"
+        with new.open("w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.root / name)
+
+
+def _lines(items: Iterable[BaseModel]) -> str:
+    # ASCII only, so that no character within a text ends a line for a reader that splits at more than line feeds.
+    return "".join(json.dumps(item.model_dump(mode="json"), ensure_ascii=True) + "\n" for item in items)

@@ -1,0 +1,86 @@
+"""What a system said of one meme: the one form in which runs, scores, reports and comparisons exchange it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from eval.datasets.protocol import Level
+
+
+class Outcome(StrEnum):
+    """What came of a meme."""
+
+    HARMFUL = "HARMFUL"
+    NOT_HARMFUL = "NOT_HARMFUL"
+    UNDECIDED = "UNDECIDED"
+    """The system would not say: counts against coverage, and as wrong in the strict figures."""
+    FAILED = "FAILED"
+    """There was no answer: counted like UNDECIDED, and told apart from it."""
+
+    @property
+    def harmful(self) -> bool | None:
+        """The class that was said; None where none was."""
+        return {Outcome.HARMFUL: True, Outcome.NOT_HARMFUL: False}.get(self)
+
+
+class Cost(BaseModel):
+    """What one meme cost, in the model server's own figures.
+
+    A reply that came out of the run's store of calls is counted like any other: it is what the trial takes, not what
+    this machine happened to pay. ``stored`` says how many those were.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    calls: int = Field(default=0, ge=0)
+    stored: int = Field(default=0, ge=0)
+    """Of ``calls``, those answered from the store."""
+    tokens_in: int = Field(default=0, ge=0)
+    tokens_out: int = Field(default=0, ge=0)
+    tokens_cached: int = Field(default=0, ge=0)
+    """Of ``tokens_in``, those from the server's prefix cache."""
+    chain: int = Field(default=0, ge=0)
+    """Calls on the longest chain of which each waits for the one before."""
+    seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """From the beginning of the trial to its end."""
+
+
+class SideCourse(BaseModel):
+    """How one side's examination went."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rounds: int = Field(ge=0)
+    rested: str = ""
+    """Why it ended, as ``court.events.RestReason``."""
+    entropies: tuple[float, ...] = ()
+    """Of the summary of each round, in bits."""
+
+
+class Prediction(BaseModel):
+    """One line of ``predictions.jsonl``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    meme: str = Field(min_length=1)
+    """Id of the meme in its data set."""
+    outcome: Outcome
+    score: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    """Probability of harm, where the system gives one."""
+    level: Level | None = None
+    """For data sets of three levels: which one was said. Of a court's verdict: very harmful where the harmful evidence
+    is strong, somewhat harmful where a harmful verdict rests on less."""
+    vote: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    """The precedents' vote as a probability of harm, held however far they are; None where none could be held."""
+    vote_harmful: bool | None = None
+    """Its label, by the library's own threshold."""
+    needs_review: bool = False
+    reason: str = ""
+    """Why there is no class: a failure's reason, or the first review reason of an undecided verdict."""
+    trial: str = ""
+    """Id of the trial in the run's docket; empty for predictions from elsewhere."""
+    cost: Cost = Cost()
+    sides: dict[str, SideCourse] = Field(default_factory=dict)
+    """Per side, ``ACCUSER`` and ``DEFENDER``; empty where there were none."""

@@ -1,0 +1,75 @@
+"""Gold labels and predictions side by side: what is scored, reported and compared, wherever it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from eval.datasets.protocol import Protocol
+from eval.runs.folder import JudgedMeme, RunFolder, RunManifest
+from eval.runs.prediction import Outcome, Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A meme and what was said of it; ``prediction`` is one of outcome FAILED where nothing was."""
+
+    meme: JudgedMeme
+    prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Everything that was said of a split, or of the part of it that a run was limited to.
+
+    Attributes:
+        name: What people call the system.
+        dataset: Of :mod:`eval.datasets.known`.
+        split: Of the data set.
+        protocols: Under which it is scored.
+        judged: In the order of the split, every meme once.
+        manifest: Of the run; None for predictions from elsewhere.
+        root: Where the run lies, so that records can be looked up; None likewise.
+    """
+
+    name: str
+    dataset: str
+    split: str
+    protocols: tuple[Protocol, ...]
+    judged: tuple[Judged, ...]
+    manifest: RunManifest | None = None
+    root: Path | None = None
+
+    def under(self, protocol: Protocol) -> tuple[tuple[bool, Judged], ...]:
+        """Gold (harmful or not) and what was said, without the memes that the protocol drops."""
+        pairs = ((one.meme.gold(protocol), one) for one in self.judged)
+        return tuple((gold, one) for gold, one in pairs if gold is not None)
+
+
+NOT_JUDGED = "NOT_JUDGED"
+"""Reason of a prediction that stands for a meme of which nothing was said."""
+
+
+def read_results(root: Path) -> Results:
+    """The results of a run, finished or not: memes that were not judged yet have FAILED with reason NOT_JUDGED.
+
+    Raises:
+        BadRequest: There is no run, or it can't be read.
+    """
+    folder = RunFolder(root)
+    manifest = folder.manifest()
+    said = {prediction.meme: prediction for prediction in folder.predictions()}
+    return Results(
+        name=manifest.name,
+        dataset=manifest.dataset,
+        split=manifest.split,
+        protocols=manifest.protocols,
+        judged=tuple(Judged(meme, said.get(meme.id) or not_judged(meme.id)) for meme in folder.memes()),
+        manifest=manifest,
+        root=root,
+    )
+
+
+def not_judged(meme: str) -> Prediction:
+    """What stands for a meme of which nothing was said."""
+    return Prediction(meme=meme, outcome=Outcome.FAILED, reason=NOT_JUDGED)
