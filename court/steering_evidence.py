@@ -1,0 +1,66 @@
+"""What comes of signs of steering: they go on record with the verdict and call a person; the verdict stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from court.clerk import Clerk
+from court.events import (
+    AnswerGiven,
+    AnyEvent,
+    Described,
+    PrecedentsCited,
+    SteeringFound,
+    TextRead,
+    VerdictGiven,
+)
+from court.steering import signals
+from court.verdict import Review, ReviewReason, Verdict
+
+
+async def give_verdict(clerk: Clerk, *, verdict: Verdict, **values: Any) -> VerdictGiven:
+    """Keeps a verdict, and with it the signs of steering in all that strangers and the picture said in the trial.
+
+    Args:
+        clerk: Of the trial.
+        verdict: As the procedure gave it. It gets one more reason for a person to look where there are signs; its
+            label, strengths and score stay.
+        values: What else its event says.
+    """
+    found = steering_in(clerk.record.events)
+    return await clerk.note(VerdictGiven, verdict=with_review(verdict, found), steering=found, **values)
+
+
+def steering_in(events: Iterable[AnyEvent]) -> tuple[SteeringFound, ...]:
+    """The signs in the meme's text, in what the Proposer said of the picture, and in the precedents that were shown."""
+    return tuple(
+        SteeringFound(event=event.seq, precedent=precedent, **signal.model_dump())
+        for event in events
+        for precedent, text in _said(event)
+        for signal in signals(text)
+    )
+
+
+def with_review(verdict: Verdict, found: Sequence[SteeringFound]) -> Verdict:
+    """The same verdict; where there are signs, with a reason for a person to look."""
+    if not found:
+        return verdict
+    kinds = ", ".join(sorted({sign.kind.lower().replace("_", " ") for sign in found}))
+    detail = f"What was said in this trial reads in {len(found)} {'place' if len(found) == 1 else 'places'} like an "
+    detail += f"attempt to steer the court ({kinds}); the record says where."
+    review = Review(reason=ReviewReason.STEERING_SUSPECTED, detail=detail)
+    return verdict.model_copy(update={"review": (*verdict.review, review)})
+
+
+def _said(event: AnyEvent) -> Iterator[tuple[str, str]]:
+    """Id of a precedent, or nothing, and a text that somebody else than the court's own sides wrote."""
+    match event:
+        case TextRead():
+            yield "", event.text
+        case Described():
+            yield "", event.description
+        case AnswerGiven():
+            yield "", event.answer
+        case PrecedentsCited():
+            yield from ((precedent.id, precedent.text) for precedent in event.findings.exhibits)
