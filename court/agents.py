@@ -6,19 +6,19 @@ and has no frames; each knows its own side's exchanges and no other's. Only the 
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from court import prompts, replies
-from court.budget import Budget
+from court.budget import Budget, in_time
 from court.errors import Overrun, ReplyUnusable
 from court.events import ModelCall, OddsGiven, Role, Side
 from court.meme import Frame
 from court.policy import Policy
-from court.ports import ChatModel, ChatReply, ChatRequest, FinishReason
+from court.ports import ChatModel, ChatReply, ChatRequest, FinishReason, ReplicatedModel
 from court.precedents import Precedent, Vote
 from court.prompts import Prompt
 from court.replies import Argument, Fault, Ruling
@@ -30,6 +30,27 @@ T = TypeVar("T")
 _QUOTED = 2000  # characters of a reply that are shown when it is asked for again
 _OPTIONS = ("A", "B")
 _GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
+_LENGTHS: Mapping[Role, int] = {Role.PROPOSER: 1, Role.ACCUSER: 2, Role.DEFENDER: 2, Role.JUDGE: 4}
+"""Longest reply of a role in lengths of ``reply_chars``: a description; a summary and a justification; a rationale, and
+up to twelve pieces of evidence of a quarter of that."""
+
+
+def most_tokens(role: Role, chars: int) -> int:
+    """Tokens that a role's reply may take: there are scripts in which each character is one or more.
+
+    It is a bound and not a wish: how long a reply is, is said by its schema.
+
+    Args:
+        role: Whose.
+        chars: Longest text that is asked for; see :mod:`court.replies`.
+    """
+    longest = _LENGTHS[role] * chars
+    return longest + longest // 4 + 200
+
+
+def fewest_tokens(role: Role, chars: int) -> int:
+    """Tokens that a role's longest reply takes in English, four characters each; most scripts take more."""
+    return _LENGTHS[role] * chars // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +60,15 @@ class Chair:
     Attributes:
         model: The model.
         temperature: 0 for the most likely reply.
+        max_tokens: Of a reply, at most; None for as many as the longest may take in any script.
+        servers: The same model at all servers that have it, where each trial is to keep to one; None where ``model`` is
+            asked as it is.
     """
 
     model: ChatModel
     temperature: float = 0.0
+    max_tokens: int | None = None
+    servers: ReplicatedModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +81,53 @@ class Chairs:
     judge: Chair
 
     @property
-    def models(self) -> dict[str, str]:
-        """The model per role, for the record."""
-        chairs = (self.proposer, self.accuser, self.defender, self.judge)
-        return {str(role): chair.model.name for role, chair in zip(Role, chairs, strict=True)}
+    def by_role(self) -> dict[Role, Chair]:
+        """Each role's."""
+        return dict(zip(Role, (self.proposer, self.accuser, self.defender, self.judge), strict=True))
 
     @property
-    def temperatures(self) -> dict[str, float]:
-        """The temperature per role, for the record."""
-        chairs = (self.proposer, self.accuser, self.defender, self.judge)
-        return {str(role): chair.temperature for role, chair in zip(Role, chairs, strict=True)}
+    def models(self) -> dict[str, str]:
+        """The model per role, for the record."""
+        return {str(role): chair.model.name for role, chair in self.by_role.items()}
+
+    @property
+    def servers(self) -> dict[str, tuple[str, ...]]:
+        """Addresses of the servers per role, for the record; of those that are known."""
+        return {str(role): chair.servers.urls for role, chair in self.by_role.items() if chair.servers}
+
+    def settings(self, chars: int) -> dict[str, Any]:
+        """What else is set per role, for the record.
+
+        Args:
+            chars: Longest text that is asked for; token limits that nobody set follow from it.
+        """
+        return {
+            "temperature": {str(role): chair.temperature for role, chair in self.by_role.items()},
+            "max_tokens": {
+                str(role): chair.max_tokens or most_tokens(role, chars) for role, chair in self.by_role.items()
+            },
+        }
+
+    def pinned(self, key: str) -> Chairs:
+        """Who speaks in the trial of one picture, each through one of its servers; roles that share them, through one.
+
+        Args:
+            key: What decides which server: a digest of the picture, so that a picture comes to where it is known.
+        """
+        pinned: dict[int, ReplicatedModel] = {}
+
+        def of(chair: Chair) -> Chair:
+            if chair.servers is None:
+                return chair
+            # One object for all: when one of the roles finds its server gone, they all move on.
+            model = pinned.setdefault(id(chair.servers), chair.servers.pinned(key))
+            return dataclasses.replace(chair, model=model, servers=model)
+
+        return Chairs(of(self.proposer), of(self.accuser), of(self.defender), of(self.judge))
+
+    def room(self) -> bool:
+        """Whether each server that is asked now would work on one more call at once."""
+        return all(chair.servers.room() for chair in self.by_role.values() if chair.servers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +171,6 @@ class _Agent:
         parts: Sequence[str | Frame],
         parse: Callable[[str, bool], T],
         schema: dict[str, Any],
-        max_tokens: int,
     ) -> Said[T]:
         """One call, and one more that names the fault where the first reply can't be used.
 
@@ -117,6 +179,7 @@ class _Agent:
             Overrun: There is no time.
             Unavailable, ModelRefused: The server gave none.
         """
+        max_tokens = self.chair.max_tokens or most_tokens(role, self.chars)
         request = ChatRequest(system, _apart(parts), schema, max_tokens, self.chair.temperature)
         first = await self._call(request, role, task)
         try:
@@ -133,13 +196,23 @@ class _Agent:
             raise ReplyUnusable(role, task, fault.reason, fault.what) from None
 
     async def _call(self, request: ChatRequest, role: Role, task: str) -> ChatReply:
-        within_s = self.budget.for_call()
-        reply = await _in_time(self.chair.model.reply(request, within_s=within_s), within_s)
+        reply = await self._asked(partial(self.chair.model.reply, request))
+        self.budget.tally.answered(reply)
         self.budget.took(reply.latency_s)
         if prompts.given_away(reply.text):
             # Whoever made it do that had it in hand: it is not asked again, and none of it is kept.
             raise ReplyUnusable(role, task, "SYSTEM_LEAKED", "it gave its instructions away")
         return reply
+
+    async def _asked(self, ask: Callable[..., Awaitable[T]]) -> T:
+        """What a model gives in the seconds that there are. Raises Overrun where it does not keep to them."""
+        within_s = self.budget.for_call()
+        late = Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW")
+        try:
+            return await in_time(ask(within_s=within_s), within_s + _GRACE_S, late)
+        except BaseException:
+            self.budget.tally.unanswered()
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +246,6 @@ class Proposer(_Agent):
             parts,
             lambda text, _: parse(text),
             replies.text_schema(kind, self.chars),
-            _tokens(self.chars),
         )
 
 
@@ -232,9 +304,7 @@ class Advocate(_Agent):
             for number, exchange in enumerate(history, 1)
         ]
         parts = (material, *exchanges, prompt.task(task))
-        return await self._say(
-            Role(str(self.side)), prompt, task, system, parts, parse, schema, _tokens(2 * self.chars)
-        )
+        return await self._say(Role(str(self.side)), prompt, task, system, parts, parse, schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +359,6 @@ class Judge(_Agent):
             parts,
             parse,
             replies.ruling_schema(self.policy, number, self.chars),
-            # Its rationale, and up to twelve pieces of evidence of a quarter of that.
-            _tokens(4 * self.chars),
         )
 
     async def odds(self) -> OddsGiven | None:
@@ -305,8 +373,9 @@ class Judge(_Agent):
         for first, second in (words, words[::-1]):
             parts = (*self._material(prompt), prompt.task("odds", a=first, b=second))
             request = ChatRequest(self._system(prompt), _apart(parts), None, 1)
-            within_s = self.budget.for_call()
-            odds = await _in_time(self.chair.model.odds(request, _OPTIONS, within_s=within_s), within_s)
+            odds = await self._asked(partial(self.chair.model.odds, request, _OPTIONS))
+            if odds is not None:
+                self.budget.tally.answered(odds.reply)
             # What is no probability says as little as none.
             if odds is None or not all(0 <= mass <= 1 for mass in odds.masses):
                 return None
@@ -363,25 +432,6 @@ class Judge(_Agent):
         return [said, prompt.task("precedent_categories", number=str(number), categories=categories)]
 
 
-async def _in_time(call: Awaitable[T], within_s: float) -> T:
-    """Ends a call that does not end by itself in the time it was given. Raises Overrun then."""
-    try:
-        async with asyncio.timeout(within_s + _GRACE_S) as clock:
-            return await call
-    except TimeoutError:
-        if not clock.expired():
-            raise  # of the model's own making: no error that a model may raise
-        raise Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW") from None
-
-
-def _tokens(chars: int) -> int:
-    """Tokens that a reply of so many characters may take: there are scripts in which each character is one or more.
-
-    It is a bound and not a wish: how long a reply is, is said by its schema.
-    """
-    return chars + chars // 4 + 200
-
-
 def _apart(parts: Sequence[str | Frame]) -> tuple[str | Frame, ...]:
     """Parts that stand apart: a server puts nothing of its own between them."""
     return tuple(f"{part}\n\n" if isinstance(part, str) else part for part in parts)
@@ -406,5 +456,6 @@ def _figures(role: Role, prompt: Prompt, task: str, *answered: ChatReply, fault:
         tokens_out=sum(reply.tokens_out for reply in answered),
         tokens_cached=sum(reply.tokens_cached for reply in answered),
         latency_s=sum(reply.latency_s for reply in answered),
+        server=answered[-1].server,
         fault=fault,
     )

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from court.errors import CourtError, Overrun
+from court.tally import Tally
+
+T = TypeVar("T")
 
 _NO_TIME_S = 0.2
 
 
 class Budget:
-    """Time for one trial."""
+    """Time for one trial, and what its calls cost.
 
-    def __init__(self, seconds: float | None, call_s: float) -> None:
+    Attributes:
+        tally: Counts the calls.
+    """
+
+    def __init__(self, seconds: float | None, call_s: float, tally: Tally | None = None) -> None:
         """Begins to run at once.
 
         Args:
             seconds: Until the caller's deadline; None where there is none.
             call_s: Seconds that one call of a model may take at most.
+            tally: Counts the calls, where somebody wants to know.
         """
+        self.tally = tally or Tally()
         self._end = math.inf if seconds is None else time.monotonic() + seconds
         self._call_s = call_s
         self._longest = 0.0
@@ -36,6 +48,10 @@ class Budget:
             raise _over()
         return min(left, self._call_s)
 
+    def at_most(self, seconds: float) -> float:
+        """Seconds that a step may take which is given so many, and never more than are left; 0 where none are."""
+        return max(0.0, min(seconds, self.left))
+
     def blame(self, error: CourtError) -> CourtError:
         """The error that ended a trial, or the deadline, where it was that which left a call no time."""
         return _over() if isinstance(error, Overrun) and self.left < _NO_TIME_S else error
@@ -47,6 +63,17 @@ class Budget:
     def allows(self, calls: int) -> bool:
         """Whether there is time for so many more calls one after another, each as slow as the slowest so far."""
         return self.left > calls * self._longest
+
+
+async def in_time(step: Awaitable[T], within_s: float, late: Overrun) -> T:
+    """What a step comes to, which is ended where it does not end by itself in so many seconds; raises ``late`` then."""
+    try:
+        async with asyncio.timeout(within_s) as clock:
+            return await step
+    except TimeoutError:
+        if not clock.expired():
+            raise  # of the step's own making: no error that it may raise
+        raise late from None
 
 
 def _over() -> Overrun:

@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from court.errors import CourtError, Unavailable
-from court.events import AnyEvent, Event, TrialFailed
+from court.events import AnyEvent, Event, Summarised, SummarisedAhead, TrialFailed, VerdictGiven
 from court.ports import Watcher
 from court.record import TrialRecord, TrialState
+from court.tally import Tally
 
 E = TypeVar("E", bound=Event)
 
@@ -23,6 +24,7 @@ class Clerk:
 
     Attributes:
         step: What the trial is at, for the record of a failure.
+        tally: Counts the calls of models; what no event tells of stands in the last one.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Clerk:
         self._events: list[AnyEvent] = list(before)
         self._writing = asyncio.Lock()
         self.step = "opening"
+        self.tally = Tally()
 
     @property
     def record(self) -> TrialRecord:
@@ -72,7 +75,10 @@ class Clerk:
             return await self._note(kind, values)
 
     async def _note(self, kind: type[E], values: dict[str, Any]) -> E:
-        event = kind(trial_id=self._trial_id, seq=len(self._events), at=self._now(), **values)
+        values |= {"trial_id": self._trial_id, "seq": len(self._events), "at": self._now()}
+        if issubclass(kind, VerdictGiven | TrialFailed):
+            values["unused"] = self.tally.unused(kind(**values))
+        event = kind(**values)
         # A trial may be cancelled at any moment, but not between an event's being kept and its being counted: the next
         # one would take its number.
         telling = asyncio.ensure_future(self._watch(event))  # type: ignore[arg-type]  # each Event is in the union
@@ -83,11 +89,19 @@ class Clerk:
             except asyncio.CancelledError as error:
                 cancelled = error
         if not telling.cancelled() and telling.exception() is None:
+            if not self._told_before(event):
+                self.tally.told(event)
             self._events.append(event)  # type: ignore[arg-type]
         if cancelled is not None:
             raise cancelled
         telling.result()
         return event
+
+    def _told_before(self, event: Event) -> bool:
+        """Whether its call stands in another event already."""
+        if not isinstance(event, Summarised):
+            return False
+        return self.recall(SummarisedAhead, side=event.side, round=event.round) is not None
 
     async def fail(self, cause: CourtError) -> None:
         """Records that the trial ended without a verdict: if it had begun, had none, and that can still be recorded."""

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
 from court.precedents import Findings, Vote
+from court.steering import Signal
 from court.verdict import Label, Verdict
 
 
@@ -78,8 +79,23 @@ class ModelCall(_Value):
     tokens_cached: int = Field(default=0, ge=0)
     """Of ``tokens_in``, those that the server had in its prefix cache."""
     latency_s: float = Field(ge=0, allow_inf_nan=False)
+    server: str = ""
+    """Address of the server that answered, without a key; empty where it was not told."""
     fault: str = ""
     """Why a first reply could not be used, where there was one; figures are then those of both calls together."""
+
+
+class Unused(_Value):
+    """What model calls cost that no event tells of by itself: replies that came when their step had ended, or that were
+    unusable where the trial then failed, and odds that were none."""  # noqa: D205, D209
+
+    calls: int = Field(default=0, ge=0)
+    """That were answered."""
+    tokens_in: int = Field(default=0, ge=0)
+    tokens_out: int = Field(default=0, ge=0)
+    tokens_cached: int = Field(default=0, ge=0)
+    unanswered: int = Field(default=0, ge=0)
+    """Calls that were cancelled, or failed: what those cost, no server says."""
 
 
 class MemeIdentity(_Value):
@@ -158,6 +174,9 @@ class TrialOpened(Event):
     policy: PolicyReference
     settings: dict[str, JsonValue]
     versions: Versions
+    servers: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Addresses of the model servers per role, without keys; the first is the one that the trial keeps to. No part of
+    the settings' digest: a server that has moved is the same."""
 
 
 class TextRead(Event):
@@ -218,6 +237,20 @@ class Summarised(Event):
     call: ModelCall | None = None
 
 
+class SummarisedAhead(Event):
+    """A side summed up a round of which it is not known yet whether it counts.
+
+    Where it does, the same stands in a ``Summarised`` once its turn has come, and the call in both is one.
+    """
+
+    kind: Literal["SummarisedAhead"] = "SummarisedAhead"
+    side: Side
+    round: int = Field(ge=1)
+    summary: str
+    justification: str
+    call: ModelCall
+
+
 class SideRested(Event):
     """A side is done."""
 
@@ -264,6 +297,15 @@ class OddsGiven(_Value):
     call: ModelCall
 
 
+class SteeringFound(Signal):
+    """A sign that something said in the trial tries to steer the court, and where it stands."""
+
+    event: int = Field(ge=0)
+    """Sequence number of the event whose text it stands in."""
+    precedent: str = ""
+    """Id of the precedent whose text it stands in; empty where it is no precedent's."""
+
+
 class VerdictGiven(Event):
     """The Judge ruled. The last event of a trial, reviews aside."""
 
@@ -273,6 +315,11 @@ class VerdictGiven(Event):
     odds: OddsGiven | None = None
     """``None`` where no model is asked, or the server gives no probabilities."""
     call: ModelCall | None = None
+    steering: tuple[SteeringFound, ...] = ()
+    """Evidence for whoever looks; the verdict's label is given without it."""
+    unused: Unused | None = None
+    """Since the trial was opened or last resumed; ``None`` where no model was asked, and in records of before this was
+    kept."""
 
 
 class TrialFailed(Event):
@@ -283,6 +330,8 @@ class TrialFailed(Event):
     reason: str
     message: str
     retryable: bool
+    unused: Unused | None = None
+    """As in a ``VerdictGiven``."""
 
 
 class TrialResumed(Event):
@@ -317,6 +366,7 @@ AnyEvent: TypeAlias = Annotated[
     | QuestionAsked
     | AnswerGiven
     | Summarised
+    | SummarisedAhead
     | SideRested
     | PrecedentsCited
     | VerdictGiven

@@ -4,10 +4,10 @@
 ``r >= R_min`` and ``|Entropy(S_r) - Entropy(S_{r-1})| < epsilon``.
 
 Asking reads the history and not the summary. So while ``S_r`` is written the next questions can already be asked,
-answered and summed up; where ``S_r`` then ends the examination, all that is cancelled, and questions and answers of it
-stay on record as said, outside the rounds that count. The longest chain is ``R (q + a) + s`` that way; with only one
-question ahead it would be ``q + a + R s`` wherever a summary takes longer than question and answer, and it does: it is
-the longest reply of the three.
+answered and summed up; where ``S_r`` then ends the examination, all that is cancelled, and what was said of it stays on
+record as said, outside the rounds that count. The longest chain is ``R (q + a) + s`` that way; with only one question
+ahead it would be ``q + a + R s`` wherever a summary takes longer than question and answer, and it does: it is the
+longest reply of the three.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from court.agents import Advocate, Exchange, Proposer, Said
 from court.budget import Budget
 from court.clerk import Clerk
 from court.entropy import entropy
-from court.events import AnswerGiven, QuestionAsked, RestReason, SideRested, Summarised
+from court.events import AnswerGiven, QuestionAsked, RestReason, SideRested, Summarised, SummarisedAhead
 from court.replies import Argument
 from court.settings import TrialSettings
 from court.together import done
@@ -78,7 +78,7 @@ class Examination:
             ReplyUnusable, Unavailable, ModelRefused: A step failed, and with it the examination.
         """
         if not self.settings.captioner:
-            argument = await self._summarised(0, await self._summary(0, ()), None)
+            argument = await self._summarised(0, await self._summary(0, (), ahead=lambda: False), None)
             return await self._rest(argument, 0, RestReason.NO_EXAMINATION)
 
         rested = self.clerk.recall(SideRested, side=self.advocate.side)
@@ -121,7 +121,7 @@ class Examination:
     async def _sum_up(self, number: int, heard: Awaitable[History], gone_on: Sequence[asyncio.Event]) -> _Summary:
         history = await heard
         await self._turn(number, gone_on)
-        return await self._summary(number, history)
+        return await self._summary(number, history, ahead=lambda: not gone_on[number - 1].is_set())
 
     async def _turn(self, number: int, gone_on: Sequence[asyncio.Event]) -> None:
         """Waits until a round is known to be needed, or may be held ahead."""
@@ -153,9 +153,25 @@ class Examination:
             )
         return Exchange(asked.question, answered.answer)
 
-    async def _summary(self, number: int, history: Sequence[Exchange]) -> _Summary:
-        known = self.clerk.recall(Summarised, side=self.advocate.side, round=number)
-        return known or await self.advocate.summarise(history)
+    async def _summary(self, number: int, history: Sequence[Exchange], ahead: Callable[[], bool]) -> _Summary:
+        """A summary, which is kept at once where its turn has not come: a crash must not cost it."""
+        side = self.advocate.side
+        if known := self.clerk.recall(Summarised, side=side, round=number):
+            return known
+        if early := self.clerk.recall(SummarisedAhead, side=side, round=number):
+            return Said(Argument(summary=early.summary, justification=early.justification), early.call)
+        said = await self.advocate.summarise(history)
+        if ahead():
+            argument = said.value
+            await self.clerk.note(
+                SummarisedAhead,
+                side=side,
+                round=number,
+                summary=argument.summary,
+                justification=argument.justification,
+                call=said.call,
+            )
+        return said
 
     async def _summarised(self, number: int, summary: _Summary, previous: float | None) -> Argument:
         """Keeps a summary: in the order of rounds, in whatever order they were written."""

@@ -13,12 +13,13 @@ from court.agents import Advocate, Chairs, Exhibit, Judge, Proposer
 from court.budget import Budget
 from court.clerk import Clerk
 from court.errors import Overrun
-from court.events import Described, Side, TextRead, VerdictGiven
+from court.events import Described, Side, TextRead
 from court.examination import Examination, SideCase
 from court.meme import Frame, Meme
 from court.policy import Policy
 from court.precedents import Findings, Vote
 from court.settings import TrialSettings
+from court.steering_evidence import give_verdict
 from court.together import done, together
 from court.untrusted import Fence
 
@@ -85,7 +86,7 @@ class FullTrial:
                 raise
             raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
         # Not under the clock: a verdict that has been kept is not taken back.
-        await self.clerk.note(VerdictGiven, **given)
+        await give_verdict(self.clerk, **given)
 
     async def _hold(self, known: Known | None) -> dict[str, Any]:
         """What the verdict's event says."""
@@ -167,6 +168,8 @@ class FullTrial:
         held: Vote | None,
     ) -> dict[str, Any]:
         accuser, defender = (side.argument.justification for side in sides) if sides else ("", "")
+        if self.settings.swap_sides:
+            accuser, defender = defender, accuser
         judge = Judge(
             self.chairs.judge,
             self.fence,

@@ -159,6 +159,7 @@ class ChatReply:
         tokens_out: Of the reply.
         tokens_cached: Of ``tokens_in``, those found in the server's prefix cache; 0 where it does not say.
         latency_s: From sending the request to the end of the reply, retries included, in seconds.
+        server: Address of the server that gave it, without a key; empty where there is none.
     """
 
     text: str
@@ -168,6 +169,7 @@ class ChatReply:
     tokens_out: int
     tokens_cached: int
     latency_s: float
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,4 +219,24 @@ class ChatModel(Protocol):
         Raises:
             As :meth:`reply`.
         """
+        ...
+
+
+class ReplicatedModel(ChatModel, Protocol):
+    """A model that one or several servers have, of which each trial keeps to one."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of the servers, without keys."""
+        ...
+
+    def pinned(self, key: str, /) -> ReplicatedModel:
+        """The model at one of the servers: always the same for the same key, as long as that is there.
+
+        When it is gone, the call that finds out and all later ones go on to the next in an order that the key decides.
+        """
+        ...
+
+    def room(self) -> bool:
+        """Whether the server that is asked now would work on one more call at once."""
         ...

@@ -43,6 +43,8 @@ class TrialSettings(BaseModel):
     """One call of the Judge with the meme alone (ablation)."""
     stance_at: Literal["start", "summary"] = "start"
     """When an advocate is given its side: from its first question on, or only when it sums up (ablation)."""
+    swap_sides: bool = False
+    """The Judge is shown each side's justification under the other side's name (a control of the benchmark's)."""
     query: Literal["text", "text and summaries"] = "text"
     """What is embedded to find precedents: the meme's text (Algorithm 2), or it and the summaries (section 3.4)."""
     score: bool = True
@@ -53,6 +55,10 @@ class TrialSettings(BaseModel):
     """Longest description, summary, justification and rationale that is asked for, in characters."""
     call_s: float = Field(default=120.0, gt=0, le=3600)
     """Seconds that one call of a model may take, retries included."""
+    find_s: float = Field(default=30.0, gt=0, le=3600)
+    """Seconds that the search for precedents may take, and as many that reading their pictures may."""
+    read_s: float = Field(default=120.0, gt=0, le=3600)
+    """Seconds that reading the text off the picture may take, waiting for a free reader included."""
     vote_disagreement: float = Field(default=0.3, ge=0, le=0.5)
     """A person must look where the Judge contradicts a vote that is farther than this from its threshold."""
 

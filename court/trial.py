@@ -10,18 +10,18 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from court import summary
 from court.agents import Chairs
-from court.budget import Budget
+from court.budget import Budget, in_time
 from court.clerk import Clerk
 from court.digests import digest
 from court.entropy import entropy
-from court.errors import CantResume, CourtError, NotLoaded, TrialAborted
+from court.errors import CantResume, CourtError, NotLoaded, Overrun, TrialAborted
 from court.events import (
     Event,
     MemeIdentity,
@@ -37,17 +37,17 @@ from court.events import (
     TrialFailed,
     TrialOpened,
     TrialResumed,
-    VerdictGiven,
     Versions,
 )
 from court.full import FullTrial, Known
-from court.meme import Meme, Picture
+from court.meme import Frame, Meme, Picture
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import PrecedentFinder, TextReader, Watcher
 from court.precedents import Findings, Vote
 from court.prompts import prompt_set_digest
 from court.record import TrialRecord, TrialState
 from court.settings import TrialSettings
+from court.steering_evidence import give_verdict
 from court.untrusted import Fence
 
 _log = logging.getLogger("memecourt.trial")
@@ -89,7 +89,7 @@ class Court:
         settings: Of every trial.
         policy: What counts as harm.
         chairs: Who speaks in a full trial; None for a court without chat models.
-        room: Whether the model server has room for a call that may turn out to be superfluous.
+        room: Whether a call may be made that may turn out to be superfluous, where the chairs' own servers have room.
         fence_mark: What the fences around untrusted text carry; None for a fresh mark a trial. Given only where
             messages are compared.
         now: The time, UTC.
@@ -166,7 +166,7 @@ class Court:
     async def _to_its_end(
         self, case: Case, clerk: Clerk, beginning: type[Event], values: dict[str, Any]
     ) -> TrialRecord:
-        budget = Budget(case.within_s, self.settings.call_s)
+        budget = Budget(case.within_s, self.settings.call_s, clerk.tally)
         try:
             await clerk.note(beginning, **values)
             await self._hold(case, clerk, budget)
@@ -195,9 +195,9 @@ class Court:
             await self._full(case.meme, clerk, budget)
             return
         clerk.step = "text"
-        text = await self._read_text(case.meme, clerk)
+        text = await self._read_text(case.meme, clerk, budget)
         clerk.step = "precedents"
-        findings, held = await self._find_precedents(case.meme, text.text, clerk)
+        findings, held = await self._find_precedents(case.meme, text.text, clerk, budget)
         if case.procedure is Procedure.CASCADE and not summary.settled(findings, held):
             await self._full(case.meme, clerk, budget, Known(text, findings, held))
             return
@@ -217,23 +217,24 @@ class Court:
             if clerk.recall(SideRested, side=side) is None:
                 await clerk.note(SideRested, side=side, rounds=0, reason=RestReason.NO_EXAMINATION)
         clerk.step = "verdict"
-        await clerk.note(VerdictGiven, verdict=summary.weigh(findings, held, text, self.settings))
+        await give_verdict(clerk, verdict=summary.weigh(findings, held, text, self.settings))
 
     async def _full(self, meme: Meme, clerk: Clerk, budget: Budget, known: Known | None = None) -> None:
         """The full procedure; what a cascade has found already is given."""
         assert self.chairs is not None, "checked by require()"
+        chairs = self.chairs.pinned(meme.picture.pixels_sha256)
         await FullTrial(
             meme=meme,
-            chairs=self.chairs,
+            chairs=chairs,
             settings=self.settings,
             policy=self.policy,
             fence=Fence(self.fence_mark),
             budget=budget,
             clerk=clerk,
-            room=self.room,
-            read_text=lambda: self._read_text(meme, clerk),
-            find=lambda query: self._find_precedents(meme, query, clerk),
-            pictures=self.finder.pictures,
+            room=lambda: self.room() and chairs.room(),
+            read_text=lambda: self._read_text(meme, clerk, budget),
+            find=lambda query: self._find_precedents(meme, query, clerk, budget),
+            pictures=lambda ids: self._pictures(ids, budget),
         ).hold(known)
 
     def _require_resumable(self, record: TrialRecord, picture: Picture) -> None:
@@ -267,7 +268,7 @@ class Court:
         asks_nobody = case.procedure is Procedure.SUMMARY
         settings = self.settings.model_dump(mode="json")
         if not asks_nobody and self.chairs is not None:
-            settings["temperature"] = self.chairs.temperatures
+            settings |= self.chairs.settings(self.settings.reply_chars)
         return {
             "procedure": case.procedure,
             "meme": MemeIdentity(
@@ -295,9 +296,10 @@ class Court:
                 library=self.finder.library.digest,
                 text_reader=self.text_reader.identity,
             ),
+            "servers": {} if asks_nobody or self.chairs is None else self.chairs.pinned(picture.pixels_sha256).servers,
         }
 
-    async def _read_text(self, meme: Meme, clerk: Clerk) -> TextRead:
+    async def _read_text(self, meme: Meme, clerk: Clerk, budget: Budget) -> TextRead:
         if known := clerk.recall(TextRead):
             return known
         language = meme.language or ""
@@ -305,7 +307,11 @@ class Court:
             source = TextSource.CALLER if meme.text.strip() else TextSource.NONE
             return await clerk.note(TextRead, text=meme.text, source=source, language=language)
         began = time.perf_counter()
-        reading = await self.text_reader.read(meme.picture)
+        late = Overrun(
+            "The text was not read off the picture in time. Try again later, or send the text with it.",
+            reason="TEXT_TOO_SLOW",
+        )
+        reading = await in_time(self.text_reader.read(meme.picture), budget.at_most(self.settings.read_s), late)
         return await clerk.note(
             TextRead,
             text=reading.text,
@@ -316,11 +322,13 @@ class Court:
             latency_s=time.perf_counter() - began,
         )
 
-    async def _find_precedents(self, meme: Meme, query: str, clerk: Clerk) -> tuple[Findings, Vote | None]:
+    async def _find_precedents(
+        self, meme: Meme, query: str, clerk: Clerk, budget: Budget
+    ) -> tuple[Findings, Vote | None]:
         if known := clerk.recall(PrecedentsCited):
             return known.findings, known.vote
         began = time.perf_counter()
-        findings = await self.finder.find(
+        finding = self.finder.find(
             text=query,
             frames=meme.picture.frames,
             pixels_sha256=meme.picture.pixels_sha256,
@@ -328,6 +336,14 @@ class Court:
             tally=self.settings.tally,
             alpha=self.settings.alpha,
         )
+        findings = await in_time(finding, budget.at_most(self.settings.find_s), _search_late())
         held = summary.hold_vote(findings)
         await clerk.note(PrecedentsCited, findings=findings, vote=held, latency_s=time.perf_counter() - began)
         return findings, held
+
+    async def _pictures(self, ids: Sequence[str], budget: Budget) -> Sequence[Frame | None]:
+        return await in_time(self.finder.pictures(ids), budget.at_most(self.settings.find_s), _search_late())
+
+
+def _search_late() -> Overrun:
+    return Overrun("The precedents were not found in time. Try again later.", reason="SEARCH_TOO_SLOW")

@@ -87,6 +87,8 @@ class ReviewReason(StrEnum):
     """The Judge's probability lies on the other side of its label."""
     CUT_SHORT = "CUT_SHORT"
     """The caller's deadline ended an examination before it had converged."""
+    STEERING_SUSPECTED = "STEERING_SUSPECTED"
+    """Something in the trial reads like an attempt to steer the court."""
 
 
 class Review(BaseModel):

@@ -20,6 +20,7 @@ from retrieval.library import Library
 from retrieval.manifest import LabelledMeme, Tuning
 from retrieval.pictures import Seen, Wanted, embed_pictures_of
 from retrieval.readers import read_source
+from retrieval.settling import ERROR
 from retrieval.sources import Problem, Row, Source, SourceFormat
 
 Progress = Callable[[str, int, int], None]
@@ -74,6 +75,7 @@ async def build_library(
     picture_reader: PictureReader | None = None,
     progress: Progress | None = None,
     replace: bool = False,
+    settle_error: float = ERROR,
 ) -> tuple[Library, BuildReport]:
     """Reads, decodes, embeds, calibrates and writes.
 
@@ -85,6 +87,7 @@ async def build_library(
         picture_reader: Decodes pictures; None to go by the texts alone.
         progress: Told how far it is; called in the event loop's thread or a worker's.
         replace: Whether a library that is there gives way.
+        settle_error: What share of wrong labels is put up with where the vote alone is to do, in (0, 1).
 
     Raises:
         BadRequest: A source can't be read, nothing of them is left, or there is a library already.
@@ -92,7 +95,7 @@ async def build_library(
         OSError: The disk will not have it.
     """
     gathered = await _gather(path, sources, encoder, picture_reader, progress, frozenset())
-    tuning = await _tune(gathered.rows, gathered.memes, encoder, progress)
+    tuning = await _tune(gathered.rows, gathered.memes, encoder, settle_error, progress)
     library = await asyncio.to_thread(
         Library.create,
         path,
@@ -117,6 +120,8 @@ async def add_to_library(
 ) -> tuple[Library, BuildReport]:
     """As :func:`build_library`, into a new generation of a library that is there; it is calibrated anew.
 
+    What error is put up with where the vote alone is to do, stays as it is.
+
     Raises:
         BadLibrary: A picture that was kept is not what it was when written.
         BadRequest: A source can't be read, nothing of them is left, or the library was changed since it was opened.
@@ -126,7 +131,8 @@ async def add_to_library(
     taken = {meme.id for meme in library.memes}
     gathered = await _gather(library.root, sources, encoder, picture_reader, progress, taken)
     rows = np.concatenate([library.rows, gathered.rows])
-    tuning = await _tune(rows, [*library.memes, *gathered.memes], encoder, progress)
+    error = library.manifest.tuning.settle_error
+    tuning = await _tune(rows, [*library.memes, *gathered.memes], encoder, error, progress)
     larger = await asyncio.to_thread(library.add, gathered.memes, gathered.rows, tuning, gathered.pictures)
     return larger, gathered.report
 
@@ -152,7 +158,11 @@ async def build_starter(
 
 
 async def _tune(
-    rows: NDArray[np.float32], memes: Sequence[LabelledMeme], encoder: Encoder, progress: Progress | None
+    rows: NDArray[np.float32],
+    memes: Sequence[LabelledMeme],
+    encoder: Encoder,
+    error: float,
+    progress: Progress | None,
 ) -> Tuning:
     return await asyncio.to_thread(
         calibrate,
@@ -160,6 +170,7 @@ async def _tune(
         memes,
         encoder.identity.text_dim,
         encoder.floors,
+        error=error,
         progress=(lambda done, total: progress("calibration", done, total)) if progress else None,
     )
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from court.precedents import Floors, VoteSettings
 from retrieval.left_out import Neighbours, neighbours
 from retrieval.manifest import Calibration, LabelledMeme, Tuning
-from retrieval.settling import choose_settles, settled
+from retrieval.settling import ERROR, choose_settles, settled
 
 # Each grid begins with what is preferred where several are equally good.
 _ALPHAS = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
@@ -72,7 +72,7 @@ def calibrate(
     text_dim: int,
     floors: Floors,
     *,
-    error: float = 0.05,
+    error: float = ERROR,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tuning:
     """The tuning of a library with these memes.
@@ -90,7 +90,7 @@ def calibrate(
     # As if one more of each kind had been seen: a library of one kind alone still has a prior.
     prior = harmful / n if 0 < harmful < n else (harmful + 1) / (n + 2)
     majority = max(harmful, n - harmful) / n
-    defaults = _defaults(alphas[0], prior, floors, n, majority)
+    defaults = _defaults(alphas[0], prior, floors, n, majority, error)
     if n < _FEWEST or min(harmful, n - harmful) < _FEWEST_OF_A_LABEL:
         return defaults
 
@@ -142,6 +142,7 @@ def calibrate(
             note="" if votes.labels.size == n else f"measured on {votes.labels.size} of {n} memes",
         ),
         settles=settles,
+        settle_error=error,
     )
 
 
@@ -183,7 +184,7 @@ def _alphas(memes: Sequence[LabelledMeme]) -> tuple[float, ...]:
     return _ALPHAS if any(meme.has_text for meme in memes) else (0.0,)
 
 
-def _defaults(alpha: float, prior: float, floors: Floors, n: int, majority: float) -> Tuning:
+def _defaults(alpha: float, prior: float, floors: Floors, n: int, majority: float, error: float) -> Tuning:
     return Tuning(
         alpha=alpha,
         vote=VoteSettings(k=min(15, n), tau=0.1, prior=prior),
@@ -194,6 +195,7 @@ def _defaults(alpha: float, prior: float, floors: Floors, n: int, majority: floa
             majority=majority,
             note=f"nothing was chosen: that takes {_FEWEST} memes that differ, {_FEWEST_OF_A_LABEL} of each label",
         ),
+        settle_error=error,
     )
 
 

@@ -137,6 +137,8 @@ class Tuning(_Stored):
     calibration: Calibration
     settles: Settles | None = None
     """Where the vote alone will do; None where nowhere."""
+    settle_error: float = Field(default=0.05, gt=0, lt=1)
+    """Share of wrong labels that was put up with there; all libraries of before this was kept put up with the same."""
 
 
 class Manifest(_Stored):

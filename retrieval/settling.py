@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from court.precedents import Settles
 
+ERROR = 0.05
+"""Share of wrong labels that is put up with where nobody says."""
 CONFIDENCE = 0.9
 """One-sided, of the statement that a side has no more errors than are put up with."""
 NONE_BELOW, NONE_ABOVE = -1.0, 2.0

@@ -191,15 +191,14 @@ async def open_courthouse(
         library = await open_library(settings, encoder, pictures, tell)
         finder = LibraryFinder(library, encoder)
         stack.callback(finder.close)
-        bench = await open_bench(settings, stack, tell)
+        chairs = await open_bench(settings, stack, tell)
         court = Court(
             finder=finder,
             text_reader=text_reader,
             software=SOFTWARE,
             settings=settings.trial,
             policy=policy,
-            chairs=bench.chairs if bench else None,
-            room=bench.room if bench else lambda: True,
+            chairs=chairs,
         )
         court.require(settings.procedure)
         yield Courthouse(court=court, pictures=pictures, docket=docket)

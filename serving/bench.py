@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 from court.agents import Chair, Chairs
 from court.errors import BadRequest, ModelRefused, NotLoaded
 from court.meme import LIMITS
-from serving.settings import RoleSettings, Settings
+from serving.settings import RoleName, RoleSettings, Settings
 
 if TYPE_CHECKING:
-    from court.backends.chat_completions import ChatCompletions
+    import httpx2
 
-_Role = Literal["proposer", "accuser", "defender", "judge"]
+    from court.backends.chat_completions import ChatCompletions
+    from court.backends.load import Load
+
 _SEES = ("proposer", "judge")
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """The chat models of a court.
-
-    Attributes:
-        chairs: Who speaks.
-        room: Whether a call that may turn out to be superfluous would not be in a needed one's way.
-    """
-
-    chairs: Chairs
-    room: Callable[[], bool]
-
-
-async def open_bench(settings: Settings, stack: AsyncExitStack, tell: Callable[[str], None]) -> Bench | None:
+async def open_bench(settings: Settings, stack: AsyncExitStack, tell: Callable[[str], None]) -> Chairs | None:
     """Connects to the model servers; None where the settings name none.
 
     Args:
@@ -46,12 +34,11 @@ async def open_bench(settings: Settings, stack: AsyncExitStack, tell: Callable[[
         ModelRefused: A server does not have the model, wants another key, or takes no pictures and is to see some.
         Unavailable: A server does not answer.
     """
-    wanted = {role: settings.llm.of_role(role) for role in get_args(_Role)}
+    wanted = {role: settings.llm.of_role(role) for role in get_args(RoleName)}
     if not any(role.url or role.model for role in wanted.values()):
         return None
     try:
-        from court.backends.chat_completions import ChatCompletions, http_client
-        from court.backends.chat_probe import probe
+        from court.backends.chat_completions import http_client
         from court.backends.load import Load
     except ModuleNotFoundError as error:
         raise NotLoaded(
@@ -62,29 +49,53 @@ async def open_bench(settings: Settings, stack: AsyncExitStack, tell: Callable[[
 
     http = http_client()
     stack.push_async_callback(http.aclose)
-    load = Load(settings.llm.concurrency)
-    models: dict[tuple[str, str, str], ChatCompletions] = {}
+    loads: dict[str, Load] = {}
+    models: dict[tuple[tuple[str, ...], str, str], ChatCompletions] = {}
     chairs = {}
     # Up to four frames of the meme, and the precedents' pictures.
     pictures = LIMITS.representative_frames + settings.trial.exhibits
     for role, own in wanted.items():
-        url, name = _both(role, own)
+        urls, name = _both(role, own)
         key = own.api_key.get_secret_value() if own.api_key else ""
-        model = models.get((url, name, key))
+        model = models.get((urls, name, key))
         if model is None:
-            tell(f"Asking the model server for {name} what it can do …")
-            model = ChatCompletions(base_url=url, model=name, api_key=key or None, http=http, load=load)
-            found = await probe(model, pictures=pictures)
-            for sentence in found.sentences:
-                tell(f"{name}: {sentence}")
-            models[url, name, key] = model
+            for url in urls:
+                loads.setdefault(url, Load(settings.llm.concurrency))
+            model = await _probed({url: loads[url] for url in urls}, name, key, http, pictures, tell)
+            models[urls, name, key] = model
         if role in _SEES and not model.capabilities.pictures:
             raise ModelRefused(f"The {role} must see pictures, and {name} takes none. Name another model for it.")
-        chairs[role] = Chair(model, own.temperature or 0.0)
-    return Bench(Chairs(**chairs), load.room)
+        chairs[role] = Chair(model, own.temperature or 0.0, own.max_tokens, servers=model)
+    return Chairs(**chairs)
 
 
-def _both(role: str, own: RoleSettings) -> tuple[str, str]:
+async def _probed(
+    loads: Mapping[str, Load],
+    name: str,
+    key: str,
+    http: httpx2.AsyncClient,
+    pictures: int,
+    tell: Callable[[str], None],
+) -> ChatCompletions:
+    """A model at all of its servers, each of which was asked what it can do; what counts is what all of them can."""
+    from court.backends.chat_completions import ChatCompletions
+    from court.backends.chat_probe import probe
+
+    probed = []
+    for number, (url, load) in enumerate(loads.items(), 1):
+        which = f" ({number} of {len(loads)})" if len(loads) > 1 else ""
+        tell(f"Asking the model server for {name}{which} what it can do …")
+        model = ChatCompletions(base_url=url, model=name, api_key=key or None, http=http, load=load)
+        found = await probe(model, pictures=pictures)
+        for sentence in found.sentences:
+            tell(f"{name}{which}: {sentence}")
+        probed.append(model)
+    if len({model.capabilities for model in probed}) > 1:
+        tell(f"{name}: its servers differ; each is asked only for what all of them can do.")
+    return ChatCompletions.joined(probed)
+
+
+def _both(role: str, own: RoleSettings) -> tuple[tuple[str, ...], str]:
     if not own.url or not own.model:
         raise BadRequest(
             f"The {role} has {'a model but no server' if own.model else 'a server but no model'}. Give both, with "

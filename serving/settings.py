@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, Self, get_args
+from urllib.parse import urlsplit
 
 from platformdirs import user_data_path
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -15,8 +25,9 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from court.agents import fewest_tokens
 from court.errors import BadRequest
-from court.events import Procedure
+from court.events import Procedure, Role
 from court.settings import TrialSettings
 
 CONFIG = "MEMECOURT_CONFIG"
@@ -28,25 +39,65 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+RoleName = Literal["proposer", "accuser", "defender", "judge"]
+
+
+def _split(given: Any) -> Any:
+    """One address, or several with commas between them, as options and the environment give them."""
+    return tuple(part.strip() for part in given.split(",")) if isinstance(given, str) else given
+
+
+def _addresses(urls: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuses what is no address of a server, or holds what must not stand in a record."""
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            whole = (
+                parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+            )
+        except ValueError:
+            whole = False
+        if not whole:
+            raise ValueError("an address of a model server is http://HOST:PORT/v1, or https")
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ValueError("an address stands in records: give the key as api_key, not in it")
+    if not urls or len({url.rstrip("/") for url in urls}) < len(urls):
+        raise ValueError("each model server is named once, and at least one")
+    return urls
+
+
+Urls = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_split),
+    AfterValidator(_addresses),
+    PlainSerializer(lambda urls: urls[0] if len(urls) == 1 else list(urls), return_type=str | list[str]),
+]
+"""One server, or several of the same model and key; written as one address where it is one."""
+
+
 class RoleSettings(BaseModel):
     """What one role has of its own; what it hasn't is that of all."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: str | None = None
+    url: Urls | None = None
+    """Of a server; of several (a list, or commas between them) each trial keeps to one."""
     model: str | None = None
     api_key: SecretStr | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
+    max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Of a reply, at most. Without it, as many as the longest that is asked for may take in any script."""
 
 
 class ModelSettings(RoleSettings):
     """The chat models of the full procedure: any server that speaks OpenAI's chat completions."""
 
     concurrency: int = Field(default=64, ge=1, le=100_000)
-    """Calls in flight from which on nothing is asked ahead: at saturation a superfluous call costs a needed one."""
-    roles: dict[Literal["proposer", "accuser", "defender", "judge"], RoleSettings] = Field(default_factory=dict)
+    """Calls in flight at a server from which on nothing is asked ahead there: at saturation a superfluous call costs a
+    needed one."""
+    roles: dict[RoleName, RoleSettings] = Field(default_factory=dict)
 
-    def of_role(self, role: Literal["proposer", "accuser", "defender", "judge"]) -> RoleSettings:
+    def of_role(self, role: RoleName) -> RoleSettings:
         """What holds for a role: its own where it has that, else what holds for all."""
         own = self.roles.get(role, RoleSettings())
         return RoleSettings(
@@ -54,6 +105,7 @@ class ModelSettings(RoleSettings):
             model=own.model or self.model,
             api_key=own.api_key or self.api_key,
             temperature=next((t for t in (own.temperature, self.temperature) if t is not None), 0.0),
+            max_tokens=own.max_tokens or self.max_tokens,
         )
 
 
@@ -83,6 +135,17 @@ class Settings(BaseSettings):
     """The file of the policy; MemeCourt's own if not given."""
     llm: ModelSettings = Field(default_factory=ModelSettings)
     trial: TrialSettings = Field(default_factory=TrialSettings)
+
+    @model_validator(mode="after")
+    def _room_for_replies(self) -> Self:
+        for name in get_args(RoleName):
+            limit, fewest = self.llm.of_role(name).max_tokens, fewest_tokens(Role(name.upper()), self.trial.reply_chars)
+            if limit is not None and limit < fewest:
+                raise ValueError(
+                    f"max_tokens of the {name} is {limit}: the longest reply that is asked of it takes {fewest} tokens "
+                    f"in English. Allow those, or lower trial.reply_chars, which is {self.trial.reply_chars}."
+                )
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -1,41 +1,38 @@
 """Chat models behind any server that speaks OpenAI's chat completions: vLLM, SGLang, llama.cpp, Ollama and others.
 
 Time is kept and failures are tried again in one place, :meth:`ChatCompletions._within`; the SDK does neither. Its own
-defaults (600 s, two retries) would run a generation three times.
+defaults (600 s, two retries) would run a generation three times. Where several servers have the model, that is also the
+place where a call goes on to the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import copy
+import hashlib
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx2
-import openai
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_before_delay, wait_random_exponential
 
 from court.backends import chat_wire as wire
-from court.backends.chat_failures import Again, Failure, garbled, gone, of_sdk, overrun
+from court.backends.chat_failures import Again, Failure, garbled, overrun
 from court.backends.chat_http import http_client as http_client  # offered here too: what a model is made with
+from court.backends.chat_server import ChatServer
 from court.backends.chat_wire import Capabilities, LogProbs
 from court.backends.load import Load
 from court.errors import ModelRefused
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, Odds
 
-MAX_ANSWER_BYTES = 8 * 1024 * 1024
-"""Of one answer. Far above what any ``max_tokens`` of ours can fill."""
-_KNOWN = 4096  # ids of pictures that the server is thought to have
-
 _T = TypeVar("_T")
 
 
 class ChatCompletions:
-    """A :class:`~court.ports.ChatModel`; safe to call concurrently, within one event loop.
+    """A :class:`~court.ports.ReplicatedModel`; safe to call concurrently, within one event loop.
 
     Attributes:
         capabilities: What the server can do. Set them, or have :func:`~court.backends.chat_probe.probe` find out.
@@ -71,30 +68,48 @@ class ChatCompletions:
         self._model = model
         self._attempts = attempts
         self._jitter = wait_random_exponential(multiplier=pause_s, max=pause_max_s)
-        self._load = load or Load(1)
         self._own_http = http is None
         self._http = http or http_client()
-        self._client = openai.AsyncOpenAI(
-            base_url=base_url,
-            api_key=api_key or "none",  # the SDK wants one; a server that has none set doesn't look at it
-            max_retries=0,
-            timeout=self._http.timeout,
-            http_client=self._http,
-        )
-        # What the SDK found in the environment was not meant for this server.
-        self._client.organization = self._client.project = self._client.admin_api_key = None
-        root = str(self._client.base_url).rstrip("/").removesuffix("/v1")
-        self._tokenize_url = f"{root}/tokenize"
-        self._token_ids: dict[str, int] = {}
-        self._known: OrderedDict[str, None] = OrderedDict()
-        for name in ("openai", "httpx2", "httpcore2"):
-            # They log addresses, and bodies at the lowest level; a marker in a meme must not turn up in a log.
-            logging.getLogger(name).setLevel(logging.WARNING)
+        self._servers: tuple[ChatServer, ...] = (ChatServer(base_url, api_key, self._http, load or Load(1)),)
+        self._at = 0  # which of the servers is asked
+
+    @classmethod
+    def joined(cls, models: Sequence[Self]) -> Self:
+        """One model that several servers have.
+
+        Args:
+            models: The same at each server, probed by itself. What holds for all is what the weakest can do, and how
+                often and when to try again is as with the first.
+        """
+        joined = copy.copy(models[0])
+        joined._servers = tuple(server for model in models for server in model._servers)
+        joined.capabilities = wire.weakest([model.capabilities for model in models])
+        return joined
 
     @property
     def name(self) -> str:
         """The model's name, as calls are made with it."""
         return self._model
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of the servers; the first is the one that is asked first."""
+        return tuple(server.url for server in self._servers)
+
+    def pinned(self, key: str) -> Self:
+        """The same model, for a trial that keeps to one server; see :meth:`court.ports.ReplicatedModel.pinned`.
+
+        Servers stand in the order of their weights for the key (rendezvous hashing, Thaler and Ravishankar 1998): where
+        one is taken away, only the keys that it was first for go elsewhere, evenly.
+        """
+        pinned = copy.copy(self)
+        pinned._at = 0
+        pinned._servers = tuple(sorted(self._servers, key=lambda server: _weight(server.url, key), reverse=True))
+        return pinned
+
+    def room(self) -> bool:
+        """Whether the server that is asked now would work on one more call at once."""
+        return self._servers[self._at].load.room()
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
         """One reply; see :meth:`court.ports.ChatModel.reply`."""
@@ -160,96 +175,60 @@ class ChatCompletions:
         fields = dict(extra or {})
         if request.reply_schema is not None and self.capabilities.json_schema:
             fields["response_format"] = wire.response_format(request.reply_schema)
-        return await self._within(within_s, lambda: self._ask(request, frames, fields))
+        return await self._within(within_s, lambda server: self._ask(server, request, frames, fields))
 
     async def answer_by_id(self, frame: Frame, request: ChatRequest, *, within_s: float) -> wire.Answer:
         """The answer to a request that begins with a picture, which is named and not sent. Raises as :meth:`reply`."""
         request = replace(request, parts=(frame, *request.parts))
         known = {wire.digest(frame): None}
-
-        async def ask() -> wire.Answer:
-            return wire.read(await self._post(request, {}, known))
-
-        return await self._within(within_s, ask)
+        return await self._within(
+            within_s, lambda server: server.chat(self._model, request, self.capabilities, {}, known)
+        )
 
     async def listed(self, *, within_s: float) -> list[str]:
         """Names of the models that the server lists. Raises as :meth:`reply`."""
-
-        async def ask() -> list[str]:
-            try:
-                response = await self._client.get("/models", cast_to=httpx2.Response)
-            except openai.OpenAIError as error:
-                raise of_sdk(error) from None
-            return wire.read_models(response.content)
-
-        return await self._within(within_s, ask)
+        return await self._within(within_s, lambda server: server.models())
 
     async def aclose(self) -> None:
         """Closes the connections, unless they are shared."""
         if self._own_http:
             await self._http.aclose()
 
-    async def _ask(self, request: ChatRequest, frames: Sequence[Frame], fields: dict[str, Any]) -> wire.Answer:
+    async def _ask(
+        self, server: ChatServer, request: ChatRequest, frames: Sequence[Frame], fields: dict[str, Any]
+    ) -> wire.Answer:
         ids = [wire.digest(frame) for frame in frames] if self.capabilities.picture_ids else []
         # Looked up now: until the answer is here, another call may have found out that the server lost them.
-        named = [i for i in ids if i in self._known]
+        named = [i for i in ids if i in server.known]
         try:
-            answer = wire.read(await self._post(request, fields, self._known))
+            answer = await server.chat(self._model, request, self.capabilities, fields, server.known)
         except Failure as failure:
             if not named or not isinstance(failure.error, ModelRefused) or failure.error.status != 400:
                 raise
             # It may have dropped a picture that it had. Refused is refused: this is not a retry, nothing has run.
-            for i in named:
-                self._known.pop(i, None)
-            answer = wire.read(await self._post(request, fields, self._known))
-        for i in ids:
-            self._known[i] = None
-            self._known.move_to_end(i)
-        while len(self._known) > _KNOWN:
-            self._known.popitem(last=False)
+            server.lost(named)
+            answer = await server.chat(self._model, request, self.capabilities, fields, server.known)
+        server.has(ids)
         return answer
 
-    async def _post(self, request: ChatRequest, fields: dict[str, Any], known: Mapping[str, None]) -> bytes:
-        """The body of the answer. Streamed, so that a reply that broke off can be told from one that never began."""
-        try:
-            asking = self._client.chat.completions.with_streaming_response.create(
-                model=self._model,
-                messages=[],  # they go with the extra fields: the SDK would walk through each part, at 2 ms a call
-                # Not max_completion_tokens: servers other than OpenAI's own know this one, not all know the other.
-                max_tokens=request.max_tokens,
-                temperature=request.temperature,
-                extra_body={"messages": wire.messages(request, self.capabilities, known), **fields},
-            )
-            async with asking as response:
-                return await _read(response.http_response)
-        except openai.OpenAIError as error:
-            raise of_sdk(error) from None
-
     async def _token_id(self, option: str, within_s: float) -> int:
-        """Id of the token that an option is."""
-        if option not in self._token_ids:
-
-            async def ask() -> list[int]:
-                try:
-                    response = await self._client.post(
-                        self._tokenize_url,
-                        body={"model": self._model, "prompt": option, "add_special_tokens": False},
-                        cast_to=httpx2.Response,
-                    )
-                except openai.OpenAIError as error:
-                    raise of_sdk(error) from None
-                return wire.read_tokens(response.content)
-
-            ids = await self._within(within_s, ask)
+        """Id of the token that an option is; the same at every server, for the model is."""
+        token_ids = self._servers[0].token_ids
+        if option not in token_ids:
+            ids = await self._within(within_s, lambda server: server.tokens(self._model, option))
             if len(ids) != 1:
                 raise ModelRefused(
                     "An option is not a single token for this model. Choose shorter ones.", reason="MODEL_OPTION"
                 )
-            (self._token_ids[option],) = ids
-        return self._token_ids[option]
+            (token_ids[option],) = ids
+        return token_ids[option]
 
-    async def _within(self, within_s: float, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Asks, and asks again where that makes sense, within the time."""
+    async def _within(self, within_s: float, ask: Callable[[ChatServer], Awaitable[_T]]) -> _T:
+        """Asks, and asks again where that makes sense, within the time.
+
+        A server that is gone is left for the next one, by this call and by those that come after it; whether a call may
+        be made again, and how often, does not depend on how many servers there are.
+        """
         if within_s <= 0:
             raise overrun()
         retrying = AsyncRetrying(
@@ -261,8 +240,15 @@ class ChatCompletions:
         )
 
         async def attempt() -> _T:
-            with self._load.call():  # not while it pauses: the server has nothing to do for it then
-                return await ask()
+            at = self._at
+            server = self._servers[at]
+            with server.load.call():  # not while it pauses: the server has nothing to do for it then
+                try:
+                    return await ask(server)
+                except Failure as failure:
+                    if failure.gone and self._at == at:  # of calls that fail together, one moves on
+                        self._at = (at + 1) % len(self._servers)
+                    raise
 
         try:
             async with asyncio.timeout(within_s):
@@ -273,11 +259,14 @@ class ChatCompletions:
             raise failure.error from None
 
     def _asked_enough(self, state: RetryCallState) -> bool:
-        failure = _failure(state)
-        return state.attempt_number >= (2 if failure.again is Again.ONCE else self._attempts)
+        often = self._attempts + len(self._servers) - 1  # that the last is asked as often as the only one would be
+        return state.attempt_number >= (2 if _failure(state).again is Again.ONCE else often)
 
     def _pause(self, state: RetryCallState) -> float:
-        return _failure(state).after_s + self._jitter(state)
+        failure = _failure(state)
+        if failure.gone and state.attempt_number < len(self._servers):
+            return 0.0  # one that has not been asked yet
+        return failure.after_s + self._jitter(state)
 
 
 def _failure(state: RetryCallState) -> Failure:
@@ -286,16 +275,5 @@ def _failure(state: RetryCallState) -> Failure:
     return failure
 
 
-async def _read(response: httpx2.Response) -> bytes:
-    body = bytearray()
-    try:
-        async for chunk in response.aiter_bytes():
-            body += chunk
-            if len(body) > MAX_ANSWER_BYTES:
-                raise garbled()
-    except httpx2.DecodingError:
-        raise garbled() from None
-    except httpx2.TransportError:
-        # It had begun: the generation has run, and would run again.
-        raise gone(Again.NEVER) from None
-    return bytes(body)
+def _weight(url: str, key: str) -> bytes:
+    return hashlib.sha256(f"{url}\n{key}".encode()).digest()

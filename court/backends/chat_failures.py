@@ -16,6 +16,8 @@ import openai
 
 from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 
+_GONE = "MODEL_GONE"
+
 
 class Again(Enum):
     """Whether a call that failed may be made again."""
@@ -42,6 +44,11 @@ class Failure(Exception):
         self.again = again
         self.after_s = after_s
 
+    @property
+    def gone(self) -> bool:
+        """Whether the server can't be reached or broke off, so that another one is worth asking."""
+        return self.error.reason == _GONE
+
 
 def overrun() -> Overrun:
     """There was no reply in the time given."""
@@ -61,7 +68,7 @@ def garbled() -> Failure:
 def gone(again: Again) -> Failure:
     """There is no connection, or it broke."""
     message = "The model server can't be reached, or broke off. See whether it runs; try again later."
-    return Failure(Unavailable(message, reason="MODEL_GONE"), again)
+    return Failure(Unavailable(message, reason=_GONE), again)
 
 
 def of_sdk(error: openai.OpenAIError) -> Failure:

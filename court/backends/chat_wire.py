@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from court.backends.chat_failures import garbled
 from court.meme import Frame
@@ -27,7 +27,7 @@ _TOKEN_ID = "token_id:"  # how vLLM writes a token when asked for ids
 
 
 class LogProbs(StrEnum):
-    """How a server tells the log-probabilities of a token."""
+    """How a server tells the log-probabilities of a token; the weakest first."""
 
     NONE = "NONE"
     """Not at all."""
@@ -55,6 +55,18 @@ class Capabilities:
     log_probs: LogProbs = LogProbs.NONE
     picture_ids: bool = False
     cached_tokens: bool = False
+
+
+def weakest(found: Sequence[Capabilities]) -> Capabilities:
+    """What all of some servers can do."""
+    worth = list(LogProbs)
+    return Capabilities(
+        json_schema=all(each.json_schema for each in found),
+        pictures=min(each.pictures for each in found),
+        log_probs=min((each.log_probs for each in found), key=worth.index),
+        picture_ids=all(each.picture_ids for each in found),
+        cached_tokens=all(each.cached_tokens for each in found),
+    )
 
 
 def digest(frame: Frame) -> str:
@@ -150,6 +162,8 @@ class Answer(_Strict):
     # Exactly one, as asked for: which of two would count, nobody could say.
     choices: list[_Choice] = Field(min_length=1, max_length=1)
     usage: _Usage | None = None
+    # Not of the body: a server does not say who it is.
+    _server: str = PrivateAttr(default="")
 
     @property
     def says_cached(self) -> bool:
@@ -175,6 +189,7 @@ class Answer(_Strict):
             tokens_out=usage.completion_tokens,
             tokens_cached=details.cached_tokens or 0,
             latency_s=latency_s,
+            server=self._server,
         )
 
     def first_token(self) -> list[_LogProb] | None:
@@ -192,12 +207,14 @@ _FINISHES = {
 }
 
 
-def read(body: bytes) -> Answer:
-    """The answer in a body. Raises Failure if it is anything else."""
+def read(body: bytes, server: str = "") -> Answer:
+    """The answer in a body, and which server gave it. Raises Failure if it is anything else."""
     try:
-        return Answer.model_validate_json(body)
+        answer = Answer.model_validate_json(body)
     except ValidationError:
         raise garbled() from None
+    answer._server = server
+    return answer
 
 
 class _Model(_Strict):

@@ -38,8 +38,13 @@ def trial_options(command: F) -> F:
     """Options that say how a trial is held, and by which models."""
     options = (
         click.option("--procedure", type=click.Choice(["summary", "full", "cascade"]), help="How to try a meme."),
-        click.option("--llm-url", metavar="URL", help="A chat-completions server for full trials: …/v1."),
+        click.option(
+            "--llm-url",
+            metavar="URL[,URL…]",
+            help="A chat-completions server for full trials: …/v1; of several with one model each trial keeps to one.",
+        ),
         click.option("--model", help="The model to ask there; each role may have its own, in the file of settings."),
+        click.option("--max-tokens", type=int, help="Of a model's reply, at most. [default: by trial.reply_chars]"),
         click.option("--policy", type=click.Path(path_type=Path), help="The file of the policy (TOML)."),
         click.option(
             "--without",
@@ -61,6 +66,7 @@ def trial_settings(
     procedure: str | None,
     llm_url: str | None,
     model: str | None,
+    max_tokens: int | None,
     policy: Path | None,
     without: tuple[str, ...],
     dull_judge: bool | None,
@@ -71,7 +77,8 @@ def trial_settings(
     trial |= {
         name: value for name, value in (("dull_judge", dull_judge), ("stance_at", stance_at)) if value is not None
     }
-    llm = {name: value for name, value in (("url", llm_url), ("model", model)) if value is not None}
+    asked = {"url": llm_url, "model": model, "max_tokens": max_tokens}
+    llm = {name: value for name, value in asked.items() if value is not None}
     given = {"procedure": procedure.upper() if procedure else None, "policy": policy, "trial": trial, "llm": llm}
     return {name: value for name, value in given.items() if value}
 
@@ -89,7 +96,10 @@ def settings_of(**given: Any) -> Settings:
         raise click.ClickException(error.message) from None
     except ValidationError as error:
         # Names and reasons only: a value from the environment may be a secret.
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
+        faults = "; ".join(
+            ": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, "))))
+            for e in error.errors(include_input=False)
+        )
         raise click.ClickException(f"Settings can't be used: {faults}") from None
 
 

@@ -30,7 +30,7 @@ _pictures = click.option(
 _format = click.option(
     "--format",
     "layout",
-    type=click.Choice(["harmeme", "fhm", "csv", "memecourt"]),
+    type=click.Choice(["harmeme", "fhm", "mami", "csv", "memecourt"]),
     help="How the files are laid out. [default: told from their content]",
 )
 _source = click.option(
@@ -49,6 +49,13 @@ def precedents() -> None:
 @_sources
 @click.option("--name", help="What to call the library. [default: its folder's name]")
 @click.option("--replace", is_flag=True, help="Put it in the place of a library that is there, in one step.")
+@click.option(
+    "--settle-error",
+    default=0.05,
+    show_default=True,
+    type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
+    help="The share of wrong labels that a cascade may settle by the vote alone, on held-out memes of the library.",
+)
 @_pictures
 @_format
 @_source
@@ -58,6 +65,7 @@ def build(
     sources: tuple[Path, ...],
     name: str | None,
     replace: bool,
+    settle_error: float,
     pictures: Path | None,
     layout: str | None,
     source: str,
@@ -68,6 +76,7 @@ def build(
     \b
     harmeme    JSON a line: id, image, labels (the first is the label), text
     fhm        JSON a line: id, img, label (1 hateful, 0 not), text
+    mami       between tabs: file_name, misogynous (1 or 0), Text Transcription
     csv        a header with id, label and any of text, image, categories
     memecourt  JSON a line: id, label, text, categories, image or scene
 
@@ -75,7 +84,13 @@ def build(
     each meme out in turn; what that vote is worth stands in the library and is printed.
     """  # noqa: D301 - click's mark for text that is not to be wrapped
     library, report = run(
-        _build(place, _sources_of(sources, source, pictures, layout), name or place.resolve().name, replace)
+        _build(
+            place,
+            _sources_of(sources, source, pictures, layout),
+            name or place.resolve().name,
+            replace,
+            settle_error,
+        )
     )
     _told(library, report, as_json)
 
@@ -161,7 +176,9 @@ async def _tools() -> AsyncIterator[tuple[Any, Any]]:
         await pictures.aclose()
 
 
-async def _build(place: Path, sources: list[Source], name: str, replace: bool) -> tuple[Library, BuildReport]:
+async def _build(
+    place: Path, sources: list[Source], name: str, replace: bool, settle_error: float
+) -> tuple[Library, BuildReport]:
     from retrieval.build import build_library
 
     async with _tools() as (encoder, pictures):
@@ -173,6 +190,7 @@ async def _build(place: Path, sources: list[Source], name: str, replace: bool) -
             picture_reader=pictures,
             progress=_progress(),
             replace=replace,
+            settle_error=settle_error,
         )
 
 
@@ -305,7 +323,9 @@ def _describe(library: Library) -> None:
             f"always saying the more frequent label {calibration.majority:.3f}"
         )
     if tuning.settles is None:
-        click.echo("settles      nothing: a cascade always goes on to the full trial")
+        click.echo(
+            f"settles      nothing at an error of {tuning.settle_error:.1%}: a cascade always goes on to the full trial"
+        )
     else:
         settles = tuning.settles
         below = "" if settles.below < 0 else f"up to {settles.below:.2f} "
@@ -313,5 +333,5 @@ def _describe(library: Library) -> None:
         held_out = "" if calibration.settled_error is None else f", {calibration.settled_error:.1%} wrong when held out"
         click.echo(
             f"settles      probabilities {below}{'and ' if below and above else ''}{above}"
-            f"(at most {settles.error:.0%} wrong): {settles.share:.1%} of {settles.n:,} memes{held_out}"
+            f"(at most {settles.error:.1%} wrong): {settles.share:.1%} of {settles.n:,} memes{held_out}"
         )

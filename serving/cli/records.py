@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from serving.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from court.events import AnyEvent
+    from court.events import AnyEvent, Unused
     from court.record import TrialRecord
     from serving.docket.store import DocketLine
     from serving.settings import Settings
@@ -163,6 +164,9 @@ def _told(event: AnyEvent) -> list[str]:
                 speech(event.summary),
                 *([speech(event.justification)] if event.justification else []),
             ]
+        case e.SummarisedAhead():
+            head = f"{indent}{event.side.lower()}, round {event.round}, before it was known whether the round counts"
+            return [head, speech(event.summary), speech(event.justification)]
         case e.SideRested():
             return [fact(event.side.lower(), f"after {event.rounds} rounds: {event.reason.lower().replace('_', ' ')}")]
         case e.VerdictGiven():
@@ -182,16 +186,30 @@ def _told(event: AnyEvent) -> list[str]:
                     else []
                 ),
                 fact("rule", verdict.rule),
+                *_unused(event.unused, fact),
                 speech(verdict.rationale),
                 *(speech(f"a person should look: {review.detail}") for review in verdict.review),
+                *(fact("steering", _sign(sign)) for sign in event.steering),
             ]
         case e.TrialFailed():
             again = "asking again may help" if event.retryable else "asking again will not help"
-            return [fact("at step", event.step), speech(f"{event.message} ({event.reason}; {again})")]
+            return [
+                fact("at step", event.step),
+                *_unused(event.unused, fact),
+                speech(f"{event.message} ({event.reason}; {again})"),
+            ]
         case e.TrialResumed():
             return [fact("software", f"memecourt {event.software}")]
         case e.VerdictReviewed():
             return [fact(event.outcome.lower(), f"{event.label} by {event.reviewer}"), speech(event.reason)]
+
+
+def _unused(unused: Unused | None, fact: Callable[[str, object], str]) -> list[str]:
+    """What calls cost that no event tells of; nothing where there were none."""
+    if unused is None or not (unused.calls or unused.unanswered):
+        return []
+    tokens = f"{unused.tokens_in:,} tokens in, {unused.tokens_out:,} out"
+    return [fact("unused", f"{unused.calls} more calls ({tokens}); {unused.unanswered} not answered")]
 
 
 def _precedents(event: object, indent: str) -> list[str]:
@@ -223,6 +241,14 @@ def _precedents(event: object, indent: str) -> list[str]:
             f"calibrated {held.probability:.3f}, threshold {held.settings.threshold:.3f}"
         )
     return lines
+
+
+def _sign(sign: object) -> str:
+    from court.events import SteeringFound
+
+    assert isinstance(sign, SteeringFound)
+    where = f"event {sign.event}{', precedent ' + sign.precedent if sign.precedent else ''}"
+    return f"{sign.kind.lower().replace('_', ' ')}: {where}, characters {sign.start} to {sign.end}"
 
 
 def _frames(meme: object) -> str:

@@ -53,7 +53,7 @@ def serve(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("memecourt").setLevel(logging.INFO)
     given = {"library": library, "docket": docket, "concurrent_trials": concurrent_trials, **trial_settings(**options)}
-    if vllm and ("llm" in given):
+    if vllm and given.get("llm", {}).keys() & {"url", "model"}:
         raise click.UsageError("--vllm starts a model server; leave --llm-url and --model out with it.")
 
     async def work() -> None:
@@ -86,7 +86,7 @@ async def _models(
     tell(f"Starting vLLM with {model}; this can take minutes, longer where the model must be fetched …")
     try:
         async with VllmServer(VllmSettings(model=model, flags=flags)) as server:
-            llm = {"url": server.base_url, "model": server.model, "api_key": server.api_key}
+            llm = {**given.get("llm", {}), "url": server.base_url, "model": server.model, "api_key": server.api_key}
             yield settings_of(**{**given, "llm": llm}), server.ended
     except VllmFailed as error:
         for line in error.log:

@@ -343,6 +343,24 @@ def test_adding_calibrates_anew_and_leaves_out_ids_that_are_there(tmp_path: Path
         asyncio.run(add_to_library(larger, [Source(first)], encoder=ENCODER))
 
 
+def test_the_error_that_is_put_up_with_is_kept_and_holds_for_what_is_added(tmp_path: Path) -> None:
+    memes = [
+        harmeme(f"m{i}", "very harmful" if i % 2 else "not harmful", f"word{i} {'bad' if i % 2 else 'good'}")
+        for i in range(40)
+    ]
+    usual, _ = build(tmp_path / "usual", Source(lines(tmp_path / "one", *memes)))
+    library, _ = build(tmp_path / "wide", Source(tmp_path / "one"), settle_error=0.2)
+    assert (usual.manifest.tuning.settle_error, library.manifest.tuning.settle_error) == (0.05, 0.2)
+    # 40 memes are too few to be sure of 5 %, and enough for 20 %.
+    assert usual.manifest.tuning.settles is None
+    settles = library.manifest.tuning.settles
+    assert settles is not None and settles.error == 0.2
+    more = lines(tmp_path / "two", harmeme("x", "not harmful", "another good one"))
+    larger, _ = asyncio.run(add_to_library(library, [Source(more)], encoder=ENCODER))
+    assert larger.manifest.tuning.settle_error == 0.2
+    assert larger.manifest.tuning.settles is not None and larger.manifest.tuning.settles.error == 0.2
+
+
 def test_building_twice_gives_the_same_vectors_and_tuning(tmp_path: Path) -> None:
     source = lines(
         tmp_path / "data",

@@ -602,17 +602,18 @@ def test_a_picture_that_the_server_lost_is_sent_again_by_each_call_that_named_it
         request = ChatRequest("s", ("p", FRAME), None, 9)
         await chat.reply(request, within_s=5)
         server._pictures.clear()
-        post, both = chat._post, asyncio.Barrier(2)
+        (sent_to,) = chat._servers
+        ask, both = sent_to.chat, asyncio.Barrier(2)
 
-        async def post_together(request, fields, known):
+        async def ask_together(model, request, capabilities, fields, known):
             named = digest(FRAME) in known
             try:
-                return await post(request, fields, known)
+                return await ask(model, request, capabilities, fields, known)
             finally:
                 if named:
                     await both.wait()  # neither learns that it is lost before the other has named it too
 
-        chat._post = post_together
+        sent_to.chat = ask_together
         await asyncio.gather(*(chat.reply(request, within_s=5) for _ in range(2)))
 
     talking(steps, capabilities=Capabilities(picture_ids=True))

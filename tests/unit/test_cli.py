@@ -8,6 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from court.events import ModelCall, SummarisedAhead, Unused
 from court.record import TrialRecord
 from serving.cli.common import excerpt, printable
 from serving.cli.main import cli
@@ -109,3 +110,19 @@ def test_settings_that_can_not_be_used_are_named_without_their_values(tmp_path):
     outcome = invoke("records", "list", env={"MEMECOURT_CONCURRENT_TRIALS": "hunter2"})
     assert outcome.exit_code == 1
     assert "concurrent_trials" in outcome.output and "hunter2" not in outcome.output
+
+
+def test_what_a_full_trial_cost_besides_is_shown():
+    unused = Unused(calls=2, tokens_in=1200, tokens_out=90, unanswered=3)
+    call = ModelCall(
+        role="ACCUSER", model="m", prompt_id="p", prompt_digest="d", tokens_in=1, tokens_out=1, latency_s=0
+    )
+    given = {"side": "ACCUSER", "round": 3, "summary": "written early", "justification": "so", "call": call}
+    record = hear(a_court())
+    (*before, last) = record.events
+    ahead = SummarisedAhead(trial_id="t", seq=last.seq, at=last.at, **given)
+    ended = last.model_copy(update={"unused": unused, "seq": last.seq + 1})
+    shown = click.unstyle(render(TrialRecord.of((*before, ahead, ended))))
+    assert "accuser, round 3, before it was known whether the round counts" in shown and "written early" in shown
+    assert "unused      2 more calls (1,200 tokens in, 90 out); 3 not answered" in shown
+    assert "unused" not in click.unstyle(render(record))

@@ -10,6 +10,7 @@ KINDS = {
     "QuestionAsked",
     "AnswerGiven",
     "Summarised",
+    "SummarisedAhead",
     "SideRested",
     "PrecedentsCited",
     "VerdictGiven",

@@ -2,17 +2,20 @@
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 import pytest
 
+from court.agents import Chairs
 from court.entropy import entropy
 from court.errors import ModelRefused, Overrun, ReplyUnusable, TrialAborted, Unavailable
-from court.events import Described, QuestionAsked, RestReason, Side, SideRested, Summarised, VerdictGiven
+from court.events import Described, Procedure, QuestionAsked, RestReason, Side, SideRested, Summarised, VerdictGiven
 from court.ports import ChatReply, FinishReason
 from court.record import TrialState
 from court.settings import TrialSettings
+from court.trial import Case
 from court.verdict import Label, ReviewReason, ScoreMeaning
-from tests.cast import ACQUITTAL, RULING, Cast, frames_of, is_repair, shown, task_of, try_meme
+from tests.cast import ACQUITTAL, RULING, Cast, frames_of, full_court, is_repair, shown, task_of, try_meme
 from tests.fakes import FakeReader, H, N, Notes, a_meme, findings
 
 TEXT = "the meme's own words"
@@ -173,6 +176,26 @@ def test_what_is_sent_later_begins_with_what_was_sent_before():
         assert after.parts[: len(before.parts) - 1] == before.parts[:-1]
     judged = cast.requests("judge")
     assert all(request.parts[:-1] == judged[0].parts[:-1] for request in judged)
+
+
+# What each role is given
+
+
+def test_a_reply_may_take_the_tokens_that_its_role_is_given_and_the_record_says_so():
+    cast = Cast(rounds=2)
+    own = {"judge": 5000, "accuser": 700}
+    chairs = cast.chairs
+    limited = Chairs(**{role: replace(getattr(chairs, role), max_tokens=own.get(role)) for role in cast.models})
+    court = replace(full_court(cast), chairs=limited)
+    record = asyncio.run(court.hear(Case("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    usual = {"proposer": 1700, "defender": 3200}  # a token and a quarter a character of the longest, and 200
+    for role, tokens in {**own, **usual}.items():
+        asked = {request.max_tokens for request in cast.requests(role) if task_of(request) != "odds"}
+        assert asked == {tokens}
+        assert record.opened.settings["max_tokens"][role.upper()] == tokens
+    other = asyncio.run(full_court(Cast(rounds=2)).hear(Case("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    assert other.opened.settings["max_tokens"]["JUDGE"] == 6200
+    assert other.opened.versions.settings != record.opened.versions.settings
 
 
 # The ruling

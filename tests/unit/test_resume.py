@@ -1,11 +1,12 @@
 """A trial that was cut off goes on from its record: nobody is asked again for what was said."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 
 from court.errors import CantResume, TrialAborted, Unavailable
-from court.events import Procedure, TrialResumed
+from court.events import Procedure, Side, SideRested, Summarised, SummarisedAhead, TrialResumed
 from court.policy import DEFAULT_POLICY
 from court.record import TrialRecord, TrialState
 from court.settings import TrialSettings
@@ -42,6 +43,109 @@ def test_cut_off_anywhere_it_comes_to_the_same_verdict_and_repeats_no_call(place
     answered = sum(getattr(event, "call", None) is not None for event in EVENTS[:place])
     needed = sum(getattr(event, "call", None) is not None for event in EVENTS)
     assert cast.calls() == needed - answered + 2  # and the two for the score
+
+
+def cut_after(record, *, said):
+    """The record up to and with the last event for which this holds."""
+    place = max(number for number, event in enumerate(record.events) if said(event))
+    return TrialRecord.of(record.events[: place + 1])
+
+
+@pytest.mark.parametrize("side", list(Side))
+def test_where_one_side_has_rested_and_the_other_not_only_the_other_goes_on(side):
+    other = next(each for each in Side if each is not side)
+    # This side's summaries say the same from the first on: it rests after R_min rounds.
+    lines = {f"{side.lower()}_summarise": lambda request: {"summary": "all", "justification": "said"}}
+    first = Cast(rounds=5, **lines)
+    whole = try_meme(first, settings=SETTINGS)
+    cut = cut_after(whole, said=lambda event: isinstance(event, SideRested) and event.side is side)
+    rested = cut.last(SideRested)
+    assert rested.side is side and rested.rounds == 2
+    assert [event.side for event in cut.all(SideRested)] == [side]
+    assert 0 < sum(event.side is other for event in cut.all(Summarised)) < 5
+
+    cast = Cast(rounds=5, **lines)
+    record, _ = resume(cut, cast)
+    assert record.verdict == whole.verdict
+    assert not cast.requests(side.lower()), "the side that rested is asked nothing"
+    assert [event.rounds for event in record.all(SideRested)] == [2, 5]
+    assert Counter(map(said_at, record.events)) - Counter([("TrialResumed", None, None)]) == Counter(
+        map(said_at, whole.events)
+    )
+    judged = [[r for r in each.requests("judge") if task_of(r) == "judge"] for each in (cast, first)]
+    assert judged[0] == judged[1], "the Judge is told the same"
+
+
+def said_at(event):
+    return event.kind, getattr(event, "side", None), getattr(event, "round", None)
+
+
+def ahead_of_time():
+    """A cast whose Accuser's first summary takes until those of rounds 2 and 3 are written and kept."""
+    cast = Cast(rounds=3)
+    speak = cast.models["accuser"].reply
+    written = asyncio.Event()
+
+    async def reply(request, *, within_s):
+        number = questions_in(request) if task_of(request) == "summarise" else 0
+        if number == 1:
+            await written.wait()
+            for _ in range(50):
+                await asyncio.sleep(0)
+        said = await speak(request, within_s=within_s)
+        if number == 3:
+            written.set()
+        return said
+
+    object.__setattr__(cast.models["accuser"], "reply", reply)
+    return cast
+
+
+def questions_in(request):
+    return sum("Question " in part for part in request.parts)
+
+
+def test_a_summary_that_came_before_its_turn_is_kept_and_not_asked_for_again():
+    overlapping = TrialSettings()
+    whole = try_meme(ahead_of_time(), settings=overlapping)
+    early = [event for event in whole.all(SummarisedAhead) if event.side is Side.ACCUSER]
+    assert [event.round for event in early][:2] == [2, 3]
+    kept = {event.round: event for event in whole.all(Summarised) if event.side is Side.ACCUSER}
+    assert list(kept) == [1, 2, 3]
+    for event in early[:2]:  # what is said again when its turn has come is the same, by the same call
+        assert kept[event.round].seq > event.seq
+        assert (kept[event.round].call, kept[event.round].summary) == (event.call, event.summary)
+    # Cut off where two are written and the first is not: only the first is asked for.
+    cut = TrialRecord.of(whole.events[: early[1].seq + 1])
+    assert not [event for event in cut.all(Summarised) if event.side is Side.ACCUSER]
+    cast = Cast(rounds=3)
+    record, _ = resume(cut, cast, settings=overlapping)
+    assert record.verdict == whole.verdict
+    summed = [r for r in cast.requests("accuser") if task_of(r) == "summarise"]
+    rounds = [questions_in(request) for request in summed]
+    assert 1 in rounds and not {2, 3} & set(rounds)
+    assert [e.round for e in record.all(Summarised) if e.side is Side.ACCUSER] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("place", range(3, 20))
+def test_cut_off_anywhere_with_rounds_ahead_nobody_is_asked_again(place):
+    overlapping = TrialSettings()
+    whole = try_meme(ahead_of_time(), settings=overlapping)
+    assert len(whole.events) >= 20
+    cut = TrialRecord.of(whole.events[:place])
+    cast = Cast(rounds=3)
+    record, _ = resume(cut, cast, settings=overlapping)
+    assert record.verdict == whole.verdict
+    known = {
+        (event.call.prompt_id.rpartition("/")[2], event.call.role, getattr(event, "round", 0))
+        for event in cut.events
+        if getattr(event, "call", None)
+    }
+    for role in ("accuser", "defender"):
+        for request in cast.requests(role):
+            task = task_of(request)
+            number = questions_in(request) + (task == "ask")
+            assert (task, role.upper(), number) not in known
 
 
 def test_a_record_that_was_cut_twice_is_resumed_twice():

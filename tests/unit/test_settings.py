@@ -8,8 +8,9 @@ from court.errors import BadRequest
 from court.events import Procedure
 from court.policy import DEFAULT_POLICY, Policy
 from court.settings import TrialSettings
+from serving.cli.common import trial_settings
 from serving.cli.main import cli
-from serving.settings import Settings
+from serving.settings import ModelSettings, Settings
 
 FILE = """
 procedure = "FULL"
@@ -42,21 +43,89 @@ def test_options_go_before_the_environment_and_that_before_the_file(config, monk
     monkeypatch.setenv("MEMECOURT_TRIAL__EPSILON", "0.2")
     settings = Settings(trial={"epsilon": 0.3})
     assert settings.procedure is Procedure.FULL
-    assert (settings.llm.url, settings.llm.model) == ("http://from-file/v1", "from-environment")
+    assert (settings.llm.url, settings.llm.model) == (("http://from-file/v1",), "from-environment")
     assert (settings.trial.rounds_max, settings.trial.epsilon) == (4, 0.3)
 
 
 def test_a_role_has_its_own_and_what_it_has_not_is_that_of_all(config):
     llm = Settings().llm
     judge, accuser = llm.of_role("judge"), llm.of_role("accuser")
-    assert (judge.url, judge.model, judge.temperature) == ("http://from-file/v1", "large", 0.5)
-    assert (accuser.url, accuser.model, accuser.temperature) == ("http://from-file/v1", "from-file", 0.0)
+    assert (judge.url, judge.model, judge.temperature) == (("http://from-file/v1",), "large", 0.5)
+    assert (accuser.url, accuser.model, accuser.temperature) == (("http://from-file/v1",), "from-file", 0.0)
     assert judge.api_key.get_secret_value() == "file-secret"
 
 
 def test_a_role_may_be_given_in_the_environment(monkeypatch):
     monkeypatch.setenv("MEMECOURT_LLM__ROLES__JUDGE__MODEL", "large")
     assert Settings().llm.of_role("judge").model == "large"
+
+
+def test_a_token_limit_of_a_role_goes_before_that_of_all(monkeypatch):
+    monkeypatch.setenv("MEMECOURT_LLM__MAX_TOKENS", "3000")
+    monkeypatch.setenv("MEMECOURT_LLM__ROLES__JUDGE__MAX_TOKENS", "5000")
+    llm = Settings().llm
+    assert (llm.of_role("judge").max_tokens, llm.of_role("accuser").max_tokens) == (5000, 3000)
+    monkeypatch.delenv("MEMECOURT_LLM__MAX_TOKENS")
+    assert Settings().llm.of_role("proposer").max_tokens is None
+
+
+@pytest.mark.parametrize(("role", "fewest"), [("proposer", 300), ("accuser", 600), ("defender", 600), ("judge", 1200)])
+def test_a_limit_that_no_whole_reply_fits_is_refused(role, fewest):
+    """A quarter of 1,200 characters, of twice, and of four times as many."""
+    assert Settings(llm={"roles": {role: {"max_tokens": fewest}}}).llm.of_role(role).max_tokens == fewest
+    with pytest.raises(ValidationError, match=f"max_tokens of the {role} is {fewest - 1}.*{fewest} tokens"):
+        Settings(llm={"roles": {role: {"max_tokens": fewest - 1}}})
+    # Where replies are shorter, it will do.
+    assert Settings(llm={"max_tokens": fewest - 1}, trial={"reply_chars": 40})
+
+
+def test_a_limit_that_is_too_small_is_said_in_the_terminal():
+    outcome = CliRunner().invoke(cli, ["settings"], env={"MEMECOURT_LLM__MAX_TOKENS": "100"})
+    assert outcome.exit_code == 1
+    assert "can't be used: max_tokens of the proposer is 100" in outcome.output
+
+
+SERVERS = ("http://a:8000/v1", "http://b:8000/v1")
+
+
+def test_several_servers_are_a_list_or_stand_between_commas(tmp_path, monkeypatch):
+    assert Settings(llm={"url": list(SERVERS)}).llm.url == SERVERS
+    assert Settings(llm={"url": ", ".join(SERVERS)}).llm.url == SERVERS
+    monkeypatch.setenv("MEMECOURT_LLM__URL", ",".join(SERVERS))
+    assert Settings().llm.of_role("judge").url == SERVERS
+    monkeypatch.setenv("MEMECOURT_LLM__ROLES__JUDGE__URL", "http://c/v1")
+    assert Settings().llm.of_role("judge").url == ("http://c/v1",)
+    shown = CliRunner().invoke(cli, ["settings"]).output
+    assert 'url = ["http://a:8000/v1", "http://b:8000/v1"]' in shown and 'url = "http://c/v1"' in shown
+    (tmp_path / "shown.toml").write_text(shown)
+    monkeypatch.delenv("MEMECOURT_LLM__URL")
+    monkeypatch.setenv("MEMECOURT_CONFIG", str(tmp_path / "shown.toml"))
+    assert Settings().llm.url == SERVERS
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://user:secret@a/v1", "as api_key, not in it"),
+        ("http://a/v1?key=secret", "as api_key, not in it"),
+        ("a:8000", "is http://HOST"),
+        ("ftp://a/v1", "is http://HOST"),
+        ("http://a:99999/v1", "is http://HOST"),
+        ("http://a/v1,", "is http://HOST"),
+        ([], "at least one"),
+        (["http://a/v1", "http://a/v1/"], "once"),
+    ],
+)
+def test_an_address_is_one_and_holds_no_secret(url, said):
+    with pytest.raises(ValidationError, match=said) as caught:
+        Settings(llm={"url": url})
+    assert "secret" not in str(caught.value.errors(include_input=False))
+
+
+def test_options_of_a_trial_become_settings():
+    given = trial_settings(None, "http://a/v1,http://b/v1", "m", 2000, None, (), None, None)
+    assert Settings(**given).llm == ModelSettings(url=("http://a/v1", "http://b/v1"), model="m", max_tokens=2000)
+    assert trial_settings(None, None, None, None, None, (), None, None) == {}
 
 
 def test_a_file_that_is_named_must_be_there(monkeypatch):

@@ -204,6 +204,10 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The Judge's probability lies on the other side of its label."""
     REVIEW_REASON_CUT_SHORT: _ReviewReason.ValueType  # 10
     """The caller's deadline ended an examination before it had converged."""
+    REVIEW_REASON_STEERING_SUSPECTED: _ReviewReason.ValueType  # 11
+    """The meme's text, what was said of its picture, or a precedent reads like an attempt to steer the court. The label is
+    what it would be without this reason.
+    """
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -230,6 +234,10 @@ REVIEW_REASON_SCORE_DISAGREES: ReviewReason.ValueType  # 9
 """The Judge's probability lies on the other side of its label."""
 REVIEW_REASON_CUT_SHORT: ReviewReason.ValueType  # 10
 """The caller's deadline ended an examination before it had converged."""
+REVIEW_REASON_STEERING_SUSPECTED: ReviewReason.ValueType  # 11
+"""The meme's text, what was said of its picture, or a precedent reads like an attempt to steer the court. The label is
+what it would be without this reason.
+"""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:

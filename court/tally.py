@@ -1,0 +1,54 @@
+"""What the model calls of a trial cost, whatever became of them, held against what its events tell of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from court.events import Event, ModelCall, Unused, VerdictGiven
+from court.ports import ChatReply
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts calls as they are made, and those that events tell of as these are kept; by the names of `Unused`."""
+
+    _made: Counter[str] = field(default_factory=Counter)
+    _told: Counter[str] = field(default_factory=Counter)
+
+    def answered(self, reply: ChatReply) -> None:
+        """A call was answered, usably or not."""
+        self._made.update(_figures(reply, calls=1))
+
+    def unanswered(self) -> None:
+        """A call was cancelled, or failed."""
+        self._made["unanswered"] += 1
+
+    def told(self, event: Event) -> None:
+        """An event that was kept tells of its calls."""
+        self._told.update(_told(event))
+
+    def unused(self, last: Event) -> Unused | None:
+        """What no event tells of, neither those that were kept nor this last one; None where nobody was asked."""
+        if not self._made:
+            return None
+        return Unused(**(self._made - self._told - _told(last)))
+
+
+def _told(event: Event) -> Counter[str]:
+    told: Counter[str] = Counter()
+    call: ModelCall | None = getattr(event, "call", None)
+    if call is not None:
+        told.update(_figures(call, calls=2 if call.fault else 1))
+    if isinstance(event, VerdictGiven) and event.odds is not None:
+        told.update(_figures(event.odds.call, calls=len(event.odds.harmful)))
+    return told
+
+
+def _figures(told: ChatReply | ModelCall, *, calls: int) -> dict[str, int]:
+    return {
+        "calls": calls,
+        "tokens_in": told.tokens_in,
+        "tokens_out": told.tokens_out,
+        "tokens_cached": told.tokens_cached,
+    }

@@ -1,0 +1,309 @@
+"""Several servers of one model, over real sockets: a trial keeps to one, and goes on at another when that is gone."""
+
+import asyncio
+import hashlib
+from collections import Counter
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from court.agents import Chair, Chairs
+from court.backends.chat_completions import ChatCompletions, http_client
+from court.backends.chat_wire import Capabilities, LogProbs, weakest
+from court.backends.load import Load
+from court.errors import CourtError, ModelRefused, TrialAborted, Unavailable
+from court.events import Procedure, VerdictGiven
+from court.meme import Meme
+from court.ports import ChatRequest
+from court.record import TrialState
+from court.trial import Case, Court
+from eval.perf.play import meme_text
+from eval.perf.stand_in import StandIn, serving
+from eval.perf.stand_in_settings import FEATURES
+from eval.perf.stand_in_settings import Settings as Behaviour
+from serving.bench import open_bench
+from serving.settings import Settings
+from tests.cast import PictureFinder
+from tests.fakes import FakeReader, H, Notes, a_picture, findings
+
+HELLO = ChatRequest("s", ("hello",), None, 8)
+
+
+def pixels(number):
+    return hashlib.sha256(f"picture {number}".encode()).hexdigest()
+
+
+def replicated(*urls, **options):
+    """A model at servers that nobody connects to."""
+    return ChatCompletions.joined([ChatCompletions(base_url=url, model="m", **options) for url in urls])
+
+
+# Which server
+
+
+def test_a_key_has_its_server_and_many_keys_are_spread_evenly():
+    model = replicated(*(f"http://s{n}:1/v1" for n in range(4)))
+    first = [model.pinned(pixels(n)).urls[0] for n in range(4000)]
+    assert first == [model.pinned(pixels(n)).urls[0] for n in range(4000)]
+    counts = Counter(first)
+    # Binomial, 4000 trials of 1/4: six standard deviations are 164.
+    assert set(counts) == set(model.urls) and all(abs(count - 1000) < 164 for count in counts.values())
+
+
+def test_without_a_server_only_its_share_moves_and_to_the_next_in_order():
+    urls = [f"http://s{n}:1/v1" for n in range(4)]
+    whole, less = replicated(*urls), replicated(*urls[1:])
+    for n in range(500):
+        before, after = whole.pinned(pixels(n)).urls, less.pinned(pixels(n)).urls
+        assert after == tuple(url for url in before if url != urls[0])
+
+
+def test_the_order_in_which_servers_are_named_is_no_matter():
+    urls = [f"http://s{n}:1/v1" for n in range(3)]
+    one, other = replicated(*urls), replicated(*reversed(urls))
+    assert all(one.pinned(pixels(n)).urls == other.pinned(pixels(n)).urls for n in range(50))
+
+
+def test_what_all_servers_can_do_is_what_the_weakest_can():
+    strong = Capabilities(True, 8, LogProbs.CHOSEN, True, True)
+    assert weakest([strong]) == strong
+    assert weakest([strong, Capabilities(False, 2, LogProbs.TOP, False, False)]) == Capabilities(
+        False, 2, LogProbs.TOP, False, False
+    )
+    assert weakest([strong, Capabilities(True, 9, LogProbs.NONE, True, True)]).log_probs is LogProbs.NONE
+
+
+def test_roles_that_share_servers_share_the_one_that_a_trial_keeps_to():
+    shared, own = replicated("http://a:1/v1", "http://b:1/v1"), replicated("http://c:1/v1")
+    chairs = Chairs(Chair(shared, servers=shared), *[Chair(shared, servers=shared)] * 2, Chair(own, servers=own))
+    pinned = chairs.pinned(pixels(1))
+    assert pinned.proposer.model is pinned.accuser.model is pinned.defender.model
+    assert pinned.proposer.model is not shared
+    assert pinned.judge.model.urls == ("http://c:1/v1",)
+    assert set(pinned.servers["PROPOSER"]) == set(shared.urls)
+    # Another trial of the same picture asks at the same place, but goes its own way when that is gone.
+    again = chairs.pinned(pixels(1))
+    assert again.servers == pinned.servers and again.proposer.model is not pinned.proposer.model
+
+
+def test_room_is_a_server_s_own():
+    loads = [Load(1), Load(1)]
+    model = ChatCompletions.joined(
+        [ChatCompletions(base_url=f"http://{n}:1/v1", model="m", load=load) for n, load in enumerate(loads)]
+    )
+    trials = {url: next(p for n in range(99) if (p := model.pinned(pixels(n))).urls[0] == url) for url in model.urls}
+    with loads[0].call():
+        assert [trial.room() for trial in trials.values()] == [False, True]
+    assert trials["http://0:1/v1"].room()
+
+
+# When one is gone
+
+
+@asynccontextmanager
+async def two_servers(**options):
+    """A model at two stand-ins; the stand-ins by their addresses, and what takes each away."""
+    async with AsyncExitStack() as stack:
+        servers, end = {}, {}
+        for _ in range(2):
+            server = StandIn(Behaviour(play=True, words=4, **options))
+            lasting = AsyncExitStack()
+            stack.push_async_callback(lasting.aclose)
+            url = f"http://127.0.0.1:{await lasting.enter_async_context(serving(server))}/v1"
+            servers[url], end[url] = server, lasting.aclose
+        http = await stack.enter_async_context(http_client())
+        model = ChatCompletions.joined(
+            [ChatCompletions(base_url=url, model="stand-in", http=http, pause_s=0.01) for url in servers]
+        )
+        model.capabilities = Capabilities(picture_ids=True, log_probs=LogProbs.CHOSEN, cached_tokens=True)
+        yield model, servers, end
+
+
+def with_two_servers(steps, **options):
+    """Runs ``steps(model, servers, end)``."""
+
+    async def run():
+        async with asyncio.timeout(60), two_servers(**options) as (model, servers, end):
+            return await steps(model, servers, end)
+
+    return asyncio.run(run())
+
+
+def test_a_call_goes_on_at_the_next_server_and_the_later_ones_begin_there():
+    async def steps(model, servers, end):
+        pinned = model.pinned(pixels(0))
+        first, second = pinned.urls
+        before = await pinned.reply(HELLO, within_s=5)
+        await end[first]()
+        after = [await pinned.reply(HELLO, within_s=5) for _ in range(3)]
+        assert before.server == first and {reply.server for reply in after} == {second}
+        assert servers[first].stats.calls == 1 and servers[second].stats.calls == 3
+        assert await pinned.odds(HELLO, ("A", "B"), within_s=5)
+
+    with_two_servers(steps)
+
+
+def test_a_request_that_may_have_killed_a_server_meets_one_more_and_not_all():
+    async def steps(model, servers, end):
+        for server in servers.values():
+            server.faults.script(["reset"] * 9)
+        with pytest.raises(Unavailable) as caught:
+            await model.pinned(pixels(0)).reply(HELLO, within_s=5)
+        assert caught.value.reason == "MODEL_GONE"
+        assert [server.stats.calls for server in servers.values()] == [1, 1]
+
+    with_two_servers(steps)
+
+
+@pytest.mark.parametrize("fault", ["429", "garbage", "cut"])
+def test_a_server_that_is_there_is_not_left(fault):
+    async def steps(model, servers, end):
+        pinned = model.pinned(pixels(0))
+        servers[pinned.urls[0]].faults.script([fault])
+        try:
+            await pinned.reply(HELLO, within_s=5)
+        except CourtError as error:
+            assert error.reason in ("MODEL_GARBLED", "MODEL_GONE")
+        assert servers[pinned.urls[1]].stats.calls == 0
+
+    with_two_servers(steps)
+
+
+def test_when_all_are_gone_it_is_said_within_the_time():
+    async def steps(model, servers, end):
+        for close in end.values():
+            await close()
+        with pytest.raises(Unavailable) as caught:
+            await model.pinned(pixels(0)).reply(HELLO, within_s=5)
+        assert caught.value.reason == "MODEL_GONE"
+
+    with_two_servers(steps)
+
+
+def test_one_that_comes_back_is_asked_again_when_the_other_goes():
+    async def steps(model, servers, end):
+        pinned = model.pinned(pixels(0))
+        first, second = pinned.urls
+        servers[first].faults.script(["reset"])
+        assert (await pinned.reply(HELLO, within_s=5)).server == second
+        await end[second]()
+        assert (await pinned.reply(HELLO, within_s=5)).server == first
+
+    with_two_servers(steps)
+
+
+# Whole trials
+
+
+def court_at(model):
+    chair = Chair(model, servers=model)
+    return Court(
+        finder=PictureFinder(findings([H] * 5)),
+        text_reader=FakeReader(),
+        software="test",
+        chairs=Chairs(chair, chair, chair, chair),
+    )
+
+
+async def trial_of(court, number, watch=None):
+    case = Case(f"t{number}", Meme(a_picture(pixels(number)), meme_text(str(number), 2)), Procedure.FULL)
+    return await court.hear(case, watch or Notes())
+
+
+def answered_by(record):
+    calls = [event.call for event in record.events if getattr(event, "call", None)]
+    odds = [event.odds.call for event in record.all(VerdictGiven)]
+    return {call.server for call in (*calls, *odds)}
+
+
+def test_a_trial_keeps_to_one_server_and_trials_are_spread_over_both():
+    async def steps(model, servers, end):
+        court = court_at(model)
+        records = await asyncio.gather(*(trial_of(court, number) for number in range(16)))
+        again = await trial_of(court, 3)
+        return [*records, again], servers
+
+    records, servers = with_two_servers(steps)
+    for record in records:
+        (server,) = answered_by(record)
+        first = record.opened.servers["JUDGE"][0]
+        assert server == first and set(record.opened.servers["JUDGE"]) == set(servers)
+    assert {next(iter(answered_by(record))) for record in records} == set(servers)
+    assert answered_by(records[3]) == answered_by(records[-1])
+    assert records[-1].opened.servers == records[3].opened.servers
+
+
+def test_a_trial_whose_server_goes_ends_with_a_verdict_from_the_other():
+    async def steps(model, servers, end):
+        first, second = model.pinned(pixels(0)).urls
+        notes = Notes()
+
+        async def watch(event):
+            await notes(event)
+            if event.kind == "AnswerGiven":
+                await end[first]()
+
+        record = await trial_of(court_at(model), 0, watch)
+        return record, first, second
+
+    record, first, second = with_two_servers(steps, call_s=0.02)
+    assert record.state is TrialState.DECIDED
+    assert answered_by(record) == {first, second}
+    assert record.last(VerdictGiven).call.server == second
+    assert record.opened.servers["PROPOSER"] == (first, second)
+
+
+def test_with_one_server_alone_such_a_trial_fails():
+    """What the test above shows is the other server's doing."""
+
+    async def steps(model, servers, end):
+        url, _ = servers
+        async with http_client() as http:
+            alone = ChatCompletions(base_url=url, model="stand-in", http=http, attempts=1)
+
+            async def watch(event):
+                if event.kind == "AnswerGiven":
+                    await end[url]()
+
+            with pytest.raises(TrialAborted) as caught:
+                await trial_of(court_at(alone), 0, watch)
+        return caught.value.reason
+
+    assert with_two_servers(steps, call_s=0.02) == "MODEL_GONE"
+
+
+# Wired
+
+
+async def opened(behaviours, **llm):
+    """The chairs for stand-ins of these kinds, what was told, and the addresses."""
+    said = []
+    async with AsyncExitStack() as stack:
+        ports = [await stack.enter_async_context(serving(StandIn(each))) for each in behaviours]
+        urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
+        settings = Settings(llm={"url": urls, "model": "stand-in", **llm})
+        return await open_bench(settings, stack, said.append), said, urls
+
+
+def test_each_server_is_asked_what_it_can_do_and_the_weakest_counts():
+    chairs, said, urls = asyncio.run(
+        opened([Behaviour(), Behaviour(features=FEATURES - {"json_schema"}, pictures=7)], max_tokens=1500)
+    )
+    assert not chairs.judge.model.capabilities.json_schema
+    assert chairs.judge.model.capabilities.picture_ids
+    assert chairs.judge.max_tokens == 1500
+    assert chairs.judge.model is chairs.accuser.model and chairs.judge.servers.urls == tuple(urls)
+    told = "\n".join(said)
+    assert "(1 of 2)" in told and "(2 of 2): It does not keep replies to a JSON schema" in told
+    assert "only for what all of them can do" in told
+    assert not any(url in told for url in urls)
+
+
+def test_each_server_must_have_the_model():
+    with pytest.raises(ModelRefused, match="does not list the model"):
+        asyncio.run(opened([Behaviour(), Behaviour(model="another")]))
+
+
+def test_servers_that_are_alike_are_not_said_to_differ():
+    _, said, _ = asyncio.run(opened([Behaviour(), Behaviour()]))
+    assert not any("differ" in sentence for sentence in said)

@@ -1,0 +1,54 @@
+"""What a cascade may settle wrongly is said when a library is built, and shown when it is described."""
+
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from click.testing import CliRunner
+
+from serving.cli import precedents
+from serving.cli.main import cli
+from tests.unit.test_build import ENCODER, harmeme, lines
+
+
+@pytest.fixture
+def invoke(monkeypatch):
+    @asynccontextmanager
+    async def tools():
+        yield ENCODER, None
+
+    monkeypatch.setattr(precedents, "_tools", tools)
+    return lambda *arguments: CliRunner().invoke(cli, ["precedents", *map(str, arguments)])
+
+
+@pytest.fixture
+def memes(tmp_path):
+    return lines(
+        tmp_path / "memes.jsonl",
+        *(
+            harmeme(f"m{i}", "very harmful" if i % 2 else "not harmful", f"word{i} {'bad' if i % 2 else 'good'}")
+            for i in range(40)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ((), 0.05, "nothing at an error of 5.0%"),
+        (("--settle-error", "0.2"), 0.2, "(at most 20.0% wrong)"),
+    ],
+)
+def test_the_error_that_is_put_up_with_is_told_and_shown(invoke, memes, tmp_path, options, error, said):
+    built = invoke("build", tmp_path / "library", memes, *options)
+    assert built.exit_code == 0 and said in built.stdout
+    shown = invoke("info", "--library", tmp_path / "library")
+    assert shown.exit_code == 0 and said in shown.stdout
+    manifest = json.loads(invoke("info", "--library", tmp_path / "library", "--json").stdout)
+    assert manifest["tuning"]["settle_error"] == error
+
+
+@pytest.mark.parametrize("error", ["0", "0.5", "-0.1", "5"])
+def test_an_error_is_a_share_below_a_half(invoke, memes, tmp_path, error):
+    assert invoke("build", tmp_path / "library", memes, "--settle-error", error).exit_code == 2
+    assert not (tmp_path / "library").exists()
