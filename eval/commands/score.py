@@ -1,0 +1,79 @@
+"""``memecourt-eval score``: anyone's predictions by the rules that the court is scored by."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--dataset", "id_", required=True, help="Which data set the predictions are of.")
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="The directory that it lies in.")
+@click.option("--split", required=True, help="Which split of it.")
+@click.option("--protocol", help="How labels become two classes, parted by commas. [default: all of the data set]")
+@click.option("--name", help="What to call the system. [default: the file's name]")
+@click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+def score(
+    file: Path, id_: str, data: Path, split: str, protocol: str | None, name: str | None, seed: int, as_json: bool
+) -> None:
+    """Scores the predictions in FILE against the gold labels of a split.
+
+    FILE is CSV with a header or JSON a line, with an id and a label each: harmful, not_harmful, 1, 0, true, false, or
+    the data set's own words; undecided, or empty for no answer. A score (probability of harm, from 0 to 1) and, for
+    data sets of three levels, a level may stand beside them. Faults are told by line, and nothing is scored until they
+    are gone. A meme that FILE says nothing of has failed: it is wrong in the strict figures.
+
+    Intervals are 95 %, by bootstrap over memes (10,000 resamples).
+    """
+    from court.errors import CourtError
+    from eval.commands.choices import dataset_of, protocols_of
+    from eval.datasets.read import read_split
+    from eval.metrics import card
+    from eval.scored_file import read_predictions
+    from eval.tables import cards_table, confusion_table, noise_in_words
+
+    dataset = dataset_of(id_)
+    protocols = protocols_of(protocol, dataset.protocols)
+    try:
+        read = read_split(dataset, data, split)
+        scored = read_predictions(file, read.memes)
+        results = scored.results(
+            read.memes, name=name or file.stem, dataset=dataset.id, split=split, protocols=protocols
+        )
+        cards = [card(results, one, seed=seed) for one in protocols]
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "name": results.name,
+                    "dataset": dataset.id,
+                    "split": split,
+                    "missing": scored.missing,
+                    "unused": scored.unused,
+                    "gold_problems": len(read.problems),
+                    "cards": [asdict(one) for one in cards],
+                }
+            )
+        )
+        return
+    click.echo(f"{results.name} on {dataset.title}, split {split}\n")
+    click.echo(cards_table([(results.name, one) for one in cards]))
+    for one in cards:
+        click.echo(f"\nprotocol {one.protocol}\n{confusion_table(one)}\n{noise_in_words(one)}")
+    if scored.missing:
+        count = len(scored.missing)
+        which = "1 meme of the split the file says nothing; it counts" if count == 1 else ""
+        click.echo(f"\nOf {which or f'{count:,} memes of the split the file says nothing; they count'} as failed.")
+    if scored.unused:
+        click.echo(f"\nColumns that nothing was read from: {', '.join(scored.unused)}.")
+    if read.problems:
+        click.echo(
+            f"\n{len(read.problems):,} rows of the split can't be used; memecourt-eval datasets check tells why."
+        )

@@ -1,0 +1,245 @@
+"""Anyone's predictions, from a file: so that another system is scored by the same rules as the court.
+
+A file is CSV with a header, or JSON a line. ``id`` and ``label`` must be there; ``score`` (a probability of harm) and
+``level`` may be. A file with anything in it that is not understood is refused as a whole, each fault by its line: half
+a file would be scored as if the other half had been left blank.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from court.errors import BadRequest
+from eval.datasets.protocol import Level, Protocol
+from eval.runs.folder import JudgedMeme
+from eval.runs.prediction import Outcome, Prediction
+from eval.runs.results import Judged, Results, not_judged
+
+_TOLD = 10
+"""Faults that an error message lists."""
+_SHOWN = 60
+"""Characters of an id that a message shows: columns may have been mixed up, and a meme's text has no place in one."""
+_COLUMNS = ("id", "label", "score", "level")
+
+NO_ANSWER = "NO_ANSWER"
+"""Reason of a prediction whose label is empty."""
+
+_LEVELS = {
+    "not harmful": Level.NOT_HARMFUL,
+    "somewhat harmful": Level.SOMEWHAT_HARMFUL,
+    "very harmful": Level.VERY_HARMFUL,
+    "0": Level.NOT_HARMFUL,
+    "1": Level.SOMEWHAT_HARMFUL,
+    "2": Level.VERY_HARMFUL,
+}
+_LABELS: Mapping[str, tuple[Outcome, Level | None]] = {
+    **dict.fromkeys(("harmful", "1", "true", "hateful", "misogynous"), (Outcome.HARMFUL, None)),
+    **dict.fromkeys(
+        ("not harmful", "0", "false", "not hateful", "not misogynous", "harmless", "benign"),
+        (Outcome.NOT_HARMFUL, None),
+    ),
+    "somewhat harmful": (Outcome.HARMFUL, Level.SOMEWHAT_HARMFUL),
+    "very harmful": (Outcome.HARMFUL, Level.VERY_HARMFUL),
+    "undecided": (Outcome.UNDECIDED, None),
+    "": (Outcome.FAILED, None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredFile:
+    """What a file of predictions holds.
+
+    Attributes:
+        predictions: One for each meme of the split, in its order; FAILED with reason NOT_JUDGED where there is none.
+        missing: Ids of those that the file has none for.
+        unused: Names of columns that nothing was read from.
+    """
+
+    predictions: tuple[Prediction, ...]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+
+    def results(
+        self, memes: Sequence[JudgedMeme], *, name: str, dataset: str, split: str, protocols: tuple[Protocol, ...]
+    ) -> Results:
+        """The same beside the gold labels of ``memes``, which must be those that the file was read for."""
+        judged = tuple(Judged(meme, said) for meme, said in zip(memes, self.predictions, strict=True))
+        return Results(name=name, dataset=dataset, split=split, protocols=protocols, judged=judged)
+
+
+class _Fault(Exception):
+    """What is wrong with a line; its message says it without quoting the meme."""
+
+
+def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:
+    """Reads the predictions in ``path`` for ``memes``.
+
+    Raises:
+        BadRequest: The file can't be read, or a line is at fault: an id that is unknown or stands twice, a label that
+            is none of ours, a score or level that is none.
+    """
+    known = {meme.id: meme for meme in memes}
+    levelled = any(meme.level is not None for meme in memes)
+    seen: dict[str, int] = {}
+    said: dict[str, Prediction] = {}
+    columns: dict[str, None] = {}
+    faults: list[str] = []
+    for line, record in _records(path):
+        try:
+            if isinstance(record, str):
+                raise _Fault(record)
+            columns.update(dict.fromkeys(record))
+            id_ = _id(record)
+            if id_ in seen:
+                raise _Fault(f"the id {id_[:_SHOWN]!r} stands in line {seen[id_]} already")
+            seen[id_] = line
+            if id_ not in known:
+                raise _Fault(f"no meme of the split has the id {id_[:_SHOWN]!r}")
+            said[id_] = _prediction(id_, record, levelled=levelled)
+        except _Fault as fault:
+            faults.append(f"line {line}: {fault}")
+    if not faults and not seen:
+        faults.append("it holds no predictions")
+    if faults:
+        rest = f"\n… and {len(faults) - _TOLD:,} more" if len(faults) > _TOLD else ""
+        raise BadRequest(
+            f"{path.name} can't be scored as it is:\n" + "\n".join(faults[:_TOLD]) + rest, reason="PREDICTIONS_UNUSABLE"
+        )
+    said = _with_benign_levels(said, seen, path)
+    return ScoredFile(
+        predictions=tuple(said.get(meme.id) or not_judged(meme.id) for meme in memes),
+        missing=tuple(meme.id for meme in memes if meme.id not in said),
+        unused=tuple(name for name in columns if name not in _COLUMNS),
+    )
+
+
+def _with_benign_levels(said: dict[str, Prediction], lines: Mapping[str, int], path: Path) -> dict[str, Prediction]:
+    """In a file that names levels, not harmful is one of them; harmful alone is none, and would leave a gap.
+
+    Levels of some of the harmful memes only would make an error in levels of whichever memes have one.
+    """
+    if all(prediction.level is None for prediction in said.values()):
+        return said
+    gaps = [id_ for id_, one in said.items() if one.outcome is Outcome.HARMFUL and one.level is None]
+    if gaps:
+        raise BadRequest(
+            f"{path.name} gives levels of some memes, but of {len(gaps):,} others it says harmful and not how much, "
+            f"the first in line {lines[gaps[0]]}. Give a level (somewhat or very harmful) to all of them, or to none.",
+            reason="PREDICTIONS_UNUSABLE",
+        )
+    return {
+        id_: one.model_copy(update={"level": Level.NOT_HARMFUL}) if one.outcome is Outcome.NOT_HARMFUL else one
+        for id_, one in said.items()
+    }
+
+
+def _prediction(id_: str, record: Mapping[str, Any], *, levelled: bool) -> Prediction:
+    if "label" not in record:
+        raise _Fault("it has no label; leave it empty where there is no answer")
+    word = _word(record["label"], "label")
+    if word not in _LABELS:
+        raise _Fault(
+            "the label is none that is known (harmful, not_harmful, 1, 0, true, false, undecided, empty for no answer, "
+            "or the data set's own words)"
+        )
+    outcome, level = _LABELS[word]
+    named = _word(record.get("level"), "level")
+    if named:
+        if not levelled:
+            raise _Fault("it gives a level, and this data set has none")
+        if named not in _LEVELS:
+            raise _Fault("the level is none that is known (0 not, 1 somewhat, 2 very harmful)")
+        if outcome.harmful is not (_LEVELS[named] is not Level.NOT_HARMFUL) or level not in (None, _LEVELS[named]):
+            raise _Fault("label and level contradict each other")
+        level = _LEVELS[named]
+    return Prediction(
+        meme=id_,
+        outcome=outcome,
+        score=_score(record.get("score")),
+        level=level if levelled else None,
+        reason=NO_ANSWER if outcome is Outcome.FAILED else "",
+    )
+
+
+def _id(record: Mapping[str, Any]) -> str:
+    id_ = record.get("id")
+    if isinstance(id_, bool) or not isinstance(id_, str | int) or not str(id_).strip():
+        raise _Fault("it has no id")
+    return str(id_).strip()
+
+
+def _word(value: Any, what: str) -> str:
+    """A label or level as one plain word or number; pandas writes a whole number as 1.0 where others are missing."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, str | int | None):
+        raise _Fault(f"the {what} is neither a word nor a whole number")
+    word = " ".join(str("" if value is None else value).replace("_", " ").replace("-", " ").lower().split())
+    return word.removesuffix(".0")
+
+
+def _score(value: Any) -> float | None:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    fault = _Fault("the score is no number from 0 to 1")
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise fault
+    try:
+        score = float(value)
+    except (ValueError, OverflowError):
+        raise fault from None
+    if math.isnan(score) or not 0 <= score <= 1:
+        raise fault
+    return score
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Line number, counted from 1, and record; or what is wrong with the line."""
+    try:
+        content = path.read_bytes().decode("utf-8-sig")
+    except OSError:
+        raise BadRequest(f"The file of predictions, {path.name}, can't be read.", reason="SOURCE_UNREADABLE") from None
+    except UnicodeDecodeError:
+        raise BadRequest(f"{path.name} is not UTF-8 text. Save it as such.", reason="SOURCE_UNREADABLE") from None
+    read: Callable[[str], Iterator[tuple[int, dict[str, Any] | str]]]
+    read = _json_records if content.lstrip().startswith("{") else _csv_records
+    return read(content)
+
+
+def _json_records(content: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    # Not splitlines(): that also cuts at characters that may stand within a JSON string.
+    for number, line in enumerate(content.split("\n"), 1):
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            yield number, record if isinstance(record, dict) else "it is no JSON object"
+
+
+def _csv_records(content: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
+    header: list[str] | None = None
+    try:
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if header is None:
+                header = [cell.strip().lower() for cell in cells]
+                missing = [name for name in ("id", "label") if name not in header]
+                if missing or len(set(header)) < len(header):
+                    yield reader.line_num, "the header must name id and label, and no column twice"
+                    return
+            elif len(cells) != len(header):
+                yield reader.line_num, f"it has {len(cells)} cells under a header of {len(header)}"
+            else:
+                yield reader.line_num, dict(zip(header, cells, strict=True))
+    except csv.Error:
+        yield reader.line_num, "it is no CSV"

@@ -1,0 +1,67 @@
+"""Results without trials: gold labels and what was said of them, for what scores and compares."""
+
+from datetime import UTC, datetime
+
+from court.events import Procedure
+from eval.datasets.protocol import Level, Protocol
+from eval.runs.folder import JudgedMeme, RunFolder, RunManifest
+from eval.runs.prediction import Outcome, Prediction
+from eval.runs.results import Judged, Results
+
+H, N, U, F = Outcome.HARMFUL, Outcome.NOT_HARMFUL, Outcome.UNDECIDED, Outcome.FAILED
+
+
+def meme(id_, gold):
+    """A meme; ``gold`` is a level of three, or a bool where there are two classes."""
+    level = gold if isinstance(gold, Level) else None
+    harmful = gold is not Level.NOT_HARMFUL if level is not None else gold
+    return JudgedMeme(
+        id=str(id_), split="test", line=1, image="", text="", harmful=harmful, level=level, source_label=str(gold)
+    )
+
+
+def results(gold, said, *, name="ours", ids=None, protocols=(Protocol.PLAIN,), **fields):
+    """Results of memes that are called 0, 1, 2 … where no ids are given.
+
+    Args:
+        gold: Levels or bools.
+        said: Outcomes.
+        name: What people call the system.
+        ids: Of the memes.
+        protocols: Under which it is scored.
+        fields: Further fields of the predictions, a sequence each.
+    """
+    ids = [str(id_) for id_ in (ids if ids is not None else range(len(gold)))]
+    rows = []
+    for place, (id_, truth, outcome) in enumerate(zip(ids, gold, said, strict=True)):
+        more = {field: values[place] for field, values in fields.items()}
+        rows.append(Judged(meme(id_, truth), Prediction(meme=id_, outcome=outcome, **more)))
+    return Results(name=name, dataset="invented", split="test", protocols=protocols, judged=tuple(rows))
+
+
+def write_run(root, ours):
+    """Writes results as a run that has no trials."""
+    folder = RunFolder(root)
+    folder.write_memes([one.meme for one in ours.judged])
+    folder.write_predictions([one.prediction for one in ours.judged])
+    folder.write_manifest(
+        RunManifest(
+            name=ours.name,
+            created=datetime(2026, 1, 2, tzinfo=UTC),
+            dataset=ours.dataset,
+            split=ours.split,
+            data={},
+            protocols=ours.protocols,
+            procedure=Procedure.SUMMARY,
+            settings={},
+            settings_digest="",
+            policy="",
+            library="",
+            library_size=0,
+            encoder="",
+            software="",
+            python="",
+            machine="",
+            command="",
+        )
+    )

@@ -1,0 +1,263 @@
+"""Anyone's predictions from a file: what is understood, what is refused, and what comes of it."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from court.errors import BadRequest
+from eval.cli import cli
+from eval.datasets.protocol import Level, Protocol
+from eval.metrics import card
+from eval.runs.results import NOT_JUDGED
+from eval.scored_file import NO_ANSWER, read_predictions
+from tests.judged import F, H, N, U, meme
+
+NOT, SOME, VERY = Level
+THREE = [meme("a", NOT), meme("b", SOME), meme("c", VERY), meme("d", NOT)]
+TWO = [meme(1, True), meme(2, False)]
+
+
+def read(tmp_path, content, memes=THREE, name="theirs.csv"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return read_predictions(path, memes)
+
+
+def jsonl(*records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def refused(tmp_path, content, memes=THREE):
+    with pytest.raises(BadRequest) as caught:
+        read(tmp_path, content, memes)
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("word", "outcome", "level"),
+    [
+        ("harmful", H, None),
+        ("1", H, None),
+        ("1.0", H, None),
+        ("True", H, None),
+        ("hateful", H, None),
+        ("Misogynous", H, None),
+        (" not_harmful ", N, None),
+        ("not harmful", N, None),
+        ("not-harmful", N, None),
+        ("0", N, None),
+        ("0.0", N, None),
+        ("FALSE", N, None),
+        ("not hateful", N, None),
+        ("undecided", U, None),
+        ("", F, None),
+        ("somewhat harmful", H, SOME),
+        ("very_harmful", H, VERY),
+    ],
+)
+def test_labels_in_anyone_s_words(tmp_path, word, outcome, level):
+    (first, *_) = read(tmp_path, f"id,label\na,{word}\n").predictions
+    assert (first.outcome, first.level) == (outcome, level)
+    assert first.reason == (NO_ANSWER if outcome is F else "")
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome"), [(True, H), (False, N), (1, H), (0, N), (1.0, H), (None, F), ("undecided", U)]
+)
+def test_labels_as_json_has_them(tmp_path, value, outcome):
+    (first, *_) = read(tmp_path, jsonl({"id": "a", "label": value})).predictions
+    assert first.outcome is outcome
+
+
+def test_both_layouts_say_the_same(tmp_path):
+    table = "\ufeffID,Label,Score,note\r\nd,not harmful,0.25,x\r\nb,somewhat harmful,.5,\r\n\r\nc,very harmful,1,\r\n"
+    lines = jsonl(
+        {"id": "d", "label": "not harmful", "score": 0.25, "note": "x"},
+        {"id": "b", "label": "somewhat harmful", "score": "0.5"},
+        {"id": "c", "label": "harmful", "level": 2, "score": 1},
+    )
+    one, other = read(tmp_path, table), read(tmp_path, lines)
+    assert one == other
+    assert [said.meme for said in one.predictions] == ["a", "b", "c", "d"]
+    assert [said.level for said in one.predictions] == [None, SOME, VERY, NOT]
+    assert [said.score for said in one.predictions] == [None, 0.5, 1.0, 0.25]
+    assert one.missing == ("a",) and one.predictions[0].reason == NOT_JUDGED
+    assert one.unused == ("note",)
+
+
+def test_ids_that_are_numbers_are_those_of_the_data_set(tmp_path):
+    read_in = read(tmp_path, jsonl({"id": 2, "label": 0}, {"id": "1", "label": 1}), TWO)
+    assert [said.outcome for said in read_in.predictions] == [H, N]
+
+
+def test_levels_only_where_the_data_set_has_them(tmp_path):
+    assert [said.level for said in read(tmp_path, "id,label\n1,very harmful\n2,0\n", TWO).predictions] == [None, None]
+    assert "this data set has none" in refused(tmp_path, "id,label,level\n1,harmful,2\n", TWO)
+    # Without any level not harmful is none either: it would be the only one that is scored.
+    assert [said.level for said in read(tmp_path, "id,label\na,0\nb,1\n").predictions] == [None] * 4
+    half = refused(tmp_path, "id,label\na,0\nb,harmful\nc,very harmful\n")
+    assert "of 1 others it says harmful and not how much, the first in line 3" in half
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("a,harmless?,,", "the label is none that is known"),
+        ("a,2,,", "the label is none that is known"),
+        ("a,nan,,", "the label is none that is known"),
+        ("zz,harmful,,", "no meme of the split has the id 'zz'"),
+        (",harmful,,", "it has no id"),
+        ("a,harmful,1.01,", "the score is no number from 0 to 1"),
+        ("a,harmful,-0.1,", "the score is no number from 0 to 1"),
+        ("a,harmful,nan,", "the score is no number from 0 to 1"),
+        ("a,harmful,inf,", "the score is no number from 0 to 1"),
+        ("a,harmful,high,", "the score is no number from 0 to 1"),
+        ("a,harmful,,3", "the level is none that is known"),
+        ("a,harmful,,0", "label and level contradict each other"),
+        ("a,not harmful,,1", "label and level contradict each other"),
+        ("a,very harmful,,1", "label and level contradict each other"),
+        ("a,undecided,,1", "label and level contradict each other"),
+        ("a,harmful", "it has 2 cells under a header of 4"),
+        ('a,"harmful"x,,', "it is no CSV"),
+    ],
+)
+def test_a_line_of_csv_at_fault(tmp_path, line, why):
+    message = refused(tmp_path, f"id,label,score,level\nb,not harmful,0.5,0\n{line}\n")
+    assert message.startswith("theirs.csv can't be scored as it is:\nline 3: ") and why in message
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"id": "a", "label": "harmful"', "it is no JSON object"),
+        ("[1]", "it is no JSON object"),
+        ('{"id": "a"}', "it has no label"),
+        ('{"id": "a", "label": ["harmful"]}', "the label is neither a word nor a whole number"),
+        ('{"id": "a", "label": 0.5}', "the label is neither a word nor a whole number"),
+        ('{"id": true, "label": 1}', "it has no id"),
+        ('{"id": "a", "label": 1, "score": NaN}', "the score is no number from 0 to 1"),
+        ('{"id": "a", "label": 1, "score": true}', "the score is no number from 0 to 1"),
+        ('{"id": "a", "label": 1, "score": 1e999}', "the score is no number from 0 to 1"),
+        ('{"id": "a", "label": 1, "score": [1]}', "the score is no number from 0 to 1"),
+    ],
+)
+def test_a_line_of_json_at_fault(tmp_path, line, why):
+    message = refused(tmp_path, '{"id": "b", "label": 1}\n' + line + "\n")
+    assert "\nline 2: " in message and why in message
+
+
+def test_every_fault_is_told_by_line_up_to_ten(tmp_path):
+    doubled = refused(tmp_path, "id,label\na,1\nb,1\na,0\n")
+    assert "line 4: the id 'a' stands in line 2 already" in doubled
+    many = refused(tmp_path, "id,label\n" + "".join(f"x{n},1\n" for n in range(13)))
+    assert many.count("\nline ") == 10 and many.endswith("… and 3 more")
+
+
+def test_an_id_that_is_a_text_is_not_printed_whole(tmp_path):
+    assert len(refused(tmp_path, f"id,label\n{'people from Blueland ' * 20},1\n")) < 200
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "it holds no predictions"),
+        ("id,label\n", "it holds no predictions"),
+        ("meme,label\na,1\n", "the header must name id and label"),
+        ("id,label,label\na,1,1\n", "the header must name id and label, and no column twice"),
+        (b"id,label\na,\xff\n", "is not UTF-8 text"),
+    ],
+)
+def test_a_file_that_is_none(tmp_path, content, why):
+    assert why in refused(tmp_path, content)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(BadRequest, match=r"nothing\.csv, can't be read"):
+        read_predictions(tmp_path / "nothing.csv", THREE)
+
+
+def test_what_is_missing_counts_as_failed(tmp_path):
+    scored = read(tmp_path, "id,label\na,0\nb,1\n")
+    ours = scored.results(
+        THREE, name="theirs", dataset="harm-c", split="test", protocols=(Protocol.MERGED, Protocol.EXTREME)
+    )
+    merged = card(ours, Protocol.MERGED)
+    assert (merged.n, merged.failed, merged.coverage.value) == (4, 2, 0.5)
+    assert merged.strict.accuracy.value == 0.5 and merged.decided.accuracy.value == 1.0
+
+
+# --- The command -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A test split in HarMeme's layout."""
+    place = tmp_path / "data"
+    place.mkdir()
+    labels = ["not harmful"] * 5 + ["somewhat harmful"] * 3 + ["very harmful"] * 2
+    rows = [
+        {"id": f"m{n}", "image": f"m{n}.png", "labels": [label], "text": "cake on monday"}
+        for n, label in enumerate(labels)
+    ]
+    (place / "test.jsonl").write_text(jsonl(*rows))
+    return place
+
+
+def said(data, file, *more):
+    words = ["score", file, "--dataset", "synthetic-harmeme", "--data", data, "--split", "test", *more]
+    outcome = CliRunner().invoke(cli, [str(word) for word in words])
+    return outcome.exit_code, outcome.output
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    path = tmp_path / "theirs.csv"
+    lines = [f"m{n},{'not harmful' if n < 4 else 'very harmful'},{n / 10},x" for n in range(9)]
+    path.write_text("\n".join(["id,label,score,note", *lines]))
+    return path
+
+
+def cells(output, title):
+    """The columns of a row of the table, intervals left out."""
+    line = next(line for line in output.splitlines() if line.startswith(title + "  "))
+    return [part.split(" [")[0].strip() for part in line.removeprefix(title).strip().split("  ") if part]
+
+
+def test_the_command_prints_the_cards_side_by_side(data, theirs):
+    code, output = said(data, theirs)
+    assert code == 0, output
+    assert cells(output, "protocol") == ["merged", "extreme"]
+    # By hand, merged: m0-m3 and m5-m8 are right, m4 is wrong, m9 is missing. Extreme drops m5-m7.
+    assert cells(output, "accuracy, strict") == ["0.800", "0.714"]
+    assert cells(output, "accuracy, decided") == ["0.889", "0.833"]
+    assert cells(output, "coverage") == ["0.900", "0.857"]
+    assert cells(output, "majority: accuracy") == ["0.500", "0.714"]
+    assert "Of 1 meme of the split the file says nothing; it counts as failed." in output
+    assert "Columns that nothing was read from: note." in output
+    assert "With 10 memes an accuracy of 0.800 is known to about ±24.8 points" in output
+    rows = output.splitlines()
+    merged = rows.index("protocol merged")
+    assert rows[merged + 2].split() == ["not", "harmful", "4", "1", "0", "0"]
+    assert rows[merged + 3].split() == ["harmful", "0", "4", "0", "1"]
+
+
+def test_the_command_s_json_holds_the_cards(data, theirs):
+    code, output = said(data, theirs, "--protocol", "merged", "--json", "--name", "another system")
+    told = json.loads(output)
+    assert code == 0 and (told["name"], told["missing"], told["unused"]) == ("another system", ["m9"], ["note"])
+    (only,) = told["cards"]
+    assert (only["protocol"], only["n"], only["strict"]["accuracy"]["value"]) == ("merged", 10, 0.8)
+    # Levels, by hand: gold 0: one of five is called very harmful (2); gold 1: three are off by 1; gold 2: one, right.
+    assert only["mmae"]["value"] == pytest.approx((2 / 5 + 1 + 0) / 3) and only["levelled"] == 9
+
+
+def test_the_command_refuses_what_it_can_t_score(data, theirs, tmp_path):
+    theirs.write_text("id,label\nm0,maybe\n")
+    code, output = said(data, theirs)
+    assert code == 1 and "line 2: the label is none that is known" in output
+    assert said(data, tmp_path / "none.csv")[0] == 1
+    code, output = said(data, theirs, "--protocol", "plain")
+    assert code == 2 and "There are: merged, extreme." in output
+    code, output = said(data, theirs, "--dataset", "harm-x")
+    assert code == 2 and "There is no data set 'harm-x'" in output
