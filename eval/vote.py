@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypedDict
+
+import numpy as np
 
 from court.backends.picture_reader import GuardedPictureReader
-from court.errors import BadPicture
+from court.errors import BadPicture, BadRequest
 from court.meme import Picture
 from court.precedents import Relation
 from court.summary import hold_vote
 from court.verdict import Label
 from court.vote import probability, share, vote
+from eval.datasets.protocol import Protocol, of_level
+from eval.datasets.read import LEVELS
 from eval.metrics import Scores, score
 from retrieval.builtin import BuiltinEncoder
+from retrieval.calibrate import calibrate
+from retrieval.embedding import Encoder
 from retrieval.finder import LibraryFinder
 from retrieval.left_out import neighbours
 from retrieval.library import Library
@@ -34,6 +43,10 @@ class VoteReport:
         same_text: Memes whose own text stands in the library.
         without_picture: Memes that were judged by their text alone: no pictures were given, or theirs can't be read.
         problems: Rows that could not be used.
+        protocol: How the memes' labels became two classes.
+        dropped: Memes that the protocol drops; they are not judged.
+        precedents: That voted.
+        precedents_dropped: That did not, because the protocol drops their label too.
     """
 
     library: str
@@ -42,26 +55,76 @@ class VoteReport:
     same_text: int
     without_picture: int
     problems: tuple[Problem, ...]
+    protocol: Protocol
+    dropped: int
+    precedents: int
+    precedents_dropped: int
 
 
 async def measure_vote(
-    place: Path, source: Source, *, seed: int = 0, progress: Callable[[int, int], None] = lambda *_: None
+    place: Path,
+    source: Source,
+    *,
+    protocol: Protocol = Protocol.MERGED,
+    drop_precedents: bool = False,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda *_: None,
 ) -> VoteReport:
-    """Asks the library in ``place`` about every labelled meme of ``source``.
+    """Asks the library in ``place`` about every labelled meme of ``source`` that the protocol keeps.
+
+    Args:
+        place: The library.
+        source: The memes.
+        protocol: ``MERGED``, or ``EXTREME`` to drop memes that are somewhat harmful.
+        drop_precedents: Whether precedents of the labels that the protocol drops give no vote either; the rest is then
+            calibrated anew. The court's paper drops the label entirely; a court in use would keep what it knows.
+        seed: Of the bootstrap.
+        progress: Told how many memes of how many are judged.
 
     Raises:
         BadLibrary: The library can't be opened.
-        BadRequest: The source can't be read.
+        BadRequest: The source can't be read, nothing of it is left, or its labels don't fit the protocol.
     """
     rows = read_source(source)
+    kept = [row for row in rows.good if _kept(row.source_label, protocol)]
+    if not kept:
+        raise BadRequest(f"No meme of {source.path.name} is left to be judged under the protocol {protocol}.")
     encoder = await asyncio.to_thread(BuiltinEncoder)
-    library = Library.open(place, encoder.identity)
+    whole = Library.open(place, encoder.identity)
+    with _voters(whole, protocol, drop_precedents) as library:
+        report = await _measured(library, encoder, source, kept, seed, progress)
+    return VoteReport(
+        library=whole.digest,
+        problems=tuple(rows.problems),
+        protocol=protocol,
+        dropped=len(rows.good) - len(kept),
+        precedents=len(library.memes),
+        precedents_dropped=len(whole.memes) - len(library.memes),
+        **report,
+    )
+
+
+class _Figures(TypedDict):
+    scores: Scores
+    undecided: int
+    same_text: int
+    without_picture: int
+
+
+async def _measured(
+    library: Library,
+    encoder: Encoder,
+    source: Source,
+    rows: Sequence[Row],
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> _Figures:
     finder = LibraryFinder(library, encoder)
     pictures = GuardedPictureReader()
     gold, said, probabilities = [], [], []
     undecided = same_text = without_picture = 0
     try:
-        for number, row in enumerate(rows.good, 1):
+        for number, row in enumerate(rows, 1):
             picture = await _picture(row, source, pictures)
             findings = await finder.find(
                 text=row.text,
@@ -79,21 +142,26 @@ async def measure_vote(
             without_picture += picture is None
             same = (Relation.SAME_TEXT, Relation.SAME_MEME)
             same_text += any(exhibit.relation in same for exhibit in findings.exhibits)
-            progress(number, len(rows.good))
+            progress(number, len(rows))
     finally:
         finder.close()
         await pictures.aclose()
-    return VoteReport(
-        library=library.digest,
+    return _Figures(
         scores=score(gold, said, probabilities, seed=seed),
         undecided=undecided,
         same_text=same_text,
         without_picture=without_picture,
-        problems=tuple(rows.problems),
     )
 
 
-def measure_left_out(place: Path, *, twins_too: bool, seed: int = 0) -> Scores:
+def measure_left_out(
+    place: Path,
+    *,
+    twins_too: bool,
+    protocol: Protocol = Protocol.MERGED,
+    drop_precedents: bool = False,
+    seed: int = 0,
+) -> Scores:
     """Asks the library in ``place`` about each of its own memes, that meme left out; with the library's own settings.
 
     The settings were chosen on the same memes, so this flatters a little; the manifest's own figure does not.
@@ -101,12 +169,19 @@ def measure_left_out(place: Path, *, twins_too: bool, seed: int = 0) -> Scores:
     Args:
         place: The library.
         twins_too: Whether memes with the same picture or words are left out with it.
+        protocol: As for :func:`measure_vote`.
+        drop_precedents: Likewise.
         seed: Of the bootstrap.
 
     Raises:
         BadLibrary: The library can't be opened.
+        BadRequest: Its labels don't fit the protocol, or none is left.
     """
-    library = Library.open(place, None)
+    with _voters(Library.open(place, None), protocol, drop_precedents) as library:
+        return _left_out(library, twins_too, protocol, seed)
+
+
+def _left_out(library: Library, twins_too: bool, protocol: Protocol, seed: int) -> Scores:
     tuning = library.manifest.tuning
     (near,) = neighbours(
         library.rows,
@@ -121,8 +196,44 @@ def measure_left_out(place: Path, *, twins_too: bool, seed: int = 0) -> Scores:
         probability(share(similarities, harmful, tuning.vote), tuning.vote)
         for similarities, harmful in zip(near.similarities.tolist(), near.harmful.tolist(), strict=True)
     ]
-    said = [p >= tuning.vote.threshold for p in probabilities]
-    return score(near.labels.tolist(), said, probabilities, seed=seed)
+    kept = [_kept(library.memes[row].source_label, protocol) for row in near.rows.tolist()]
+    gold = [label for label, keep in zip(near.labels.tolist(), kept, strict=True) if keep]
+    probabilities = [p for p, keep in zip(probabilities, kept, strict=True) if keep]
+    if not gold:
+        raise BadRequest(f"No meme of the library is left to be judged under the protocol {protocol}.")
+    return score(gold, [p >= tuning.vote.threshold for p in probabilities], probabilities, seed=seed)
+
+
+def _kept(source_label: str, protocol: Protocol) -> bool:
+    """Whether the protocol keeps memes of this label. Raises BadRequest where it knows no such label."""
+    if protocol is not Protocol.EXTREME:
+        return True
+    if source_label not in LEVELS:
+        raise BadRequest(
+            "The protocol extreme is for HarMeme's three labels, and there is a meme with another. Leave it out."
+        )
+    return of_level(LEVELS[source_label], protocol) is not None
+
+
+@contextmanager
+def _voters(library: Library, protocol: Protocol, drop: bool) -> Iterator[Library]:
+    """The library, or what is left of it without the labels that the protocol drops, calibrated anew."""
+    places = [row for row, meme in enumerate(library.memes) if not drop or _kept(meme.source_label, protocol)]
+    if len(places) == len(library.memes):
+        yield library
+        return
+    if not places:
+        raise BadRequest(f"No precedent is left under the protocol {protocol}.")
+    memes = [library.memes[row].model_copy(update={"kept": None}) for row in places]
+    rows = np.ascontiguousarray(library.rows[places])
+    manifest = library.manifest
+    tuning = calibrate(
+        rows, memes, manifest.encoder.text_dim, manifest.tuning.floors, error=manifest.tuning.settle_error
+    )
+    with TemporaryDirectory(prefix="memecourt-") as folder:
+        yield Library.create(
+            Path(folder), name=manifest.name, encoder=manifest.encoder, memes=memes, rows=rows, tuning=tuning
+        )
 
 
 async def _picture(row: Row, source: Source, reader: GuardedPictureReader) -> Picture | None:

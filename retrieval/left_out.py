@@ -27,11 +27,13 @@ class Neighbours:
         similarities: float64 of shape (q, depth), nearest first; -inf where there are no more.
         harmful: Boolean of shape (q, depth): labels of the neighbours.
         labels: Boolean of shape (q,): labels of the memes themselves.
+        rows: int64 of shape (q,): their places in the library.
     """
 
     similarities: NDArray[np.float64]
     harmful: NDArray[np.bool_]
     labels: NDArray[np.bool_]
+    rows: NDArray[np.int64]
 
 
 def neighbours(
@@ -89,7 +91,7 @@ def neighbours(
             harm[number, start : start + _BLOCK] = labels[order]
     for number in range(len(alphas)):
         found = np.isfinite(near[number, :, 0])
-        yield Neighbours(near[number, found], harm[number, found], labels[tried][found])
+        yield Neighbours(near[number, found], harm[number, found], labels[tried][found], tried[found])
 
 
 def _codes(keys: Iterable[Hashable]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Labelled memes from the files they are published in: HarMeme, Hateful Memes (FHM), a plain CSV and our own jsonl.
+"""Labelled memes from the files they are published in: HarMeme, Hateful Memes (FHM), MAMI, a plain CSV, our own jsonl.
 
 A bad row is told by line, id and reason, and never stops the others. No message quotes a meme: what people publish as
 examples of harm has no place in logs.
@@ -10,6 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest, BadText
@@ -18,7 +19,7 @@ from court.precedents import PrecedentLabel
 from court.verdict import Label
 from retrieval.sources import Problem, Row, Rows, Source, SourceFormat
 
-__all__ = ["Problem", "Row", "Rows", "Source", "SourceFormat", "read_source"]
+__all__ = ["Problem", "Row", "Rows", "Source", "SourceFormat", "format_of", "read_source"]
 
 _LOOKED_AT = 20
 """Rows looked at to tell the format."""
@@ -34,10 +35,16 @@ _WORDS: dict[str, PrecedentLabel] = {
     "not_harmful": Label.NOT_HARMFUL,
     "0": Label.NOT_HARMFUL,
 }
+_MAMI_KINDS = ("shaming", "stereotype", "objectification", "violence")
 
 
 class _BadRow(Exception):
     """A row that can't be used; its message is the reason."""
+
+
+def format_of(path: Path) -> SourceFormat | None:
+    """How a file is laid out, by its content; None where in no way that is known. Raises BadRequest as below."""
+    return _detect(_content(path, "labelled memes"))
 
 
 def read_source(source: Source) -> Rows:
@@ -46,13 +53,7 @@ def read_source(source: Source) -> Rows:
     Raises:
         BadRequest: The file can't be read, or its format is none that is known.
     """
-    try:
-        # Bytes that are no UTF-8 become lone surrogates here, and the rows that have them are told below.
-        content = source.path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
-    except OSError:
-        raise BadRequest(
-            f"The file of labelled memes, {source.path.name}, can't be read.", reason="SOURCE_UNREADABLE"
-        ) from None
+    content = _content(source.path, "labelled memes")
     layout = source.format or _detect(content)
     if layout is None:
         raise BadRequest(
@@ -60,17 +61,35 @@ def read_source(source: Source) -> Rows:
             reason="SOURCE_FORMAT_UNKNOWN",
         )
     rows, name = Rows(layout), source.label
-    records = _csv_records(content) if layout is SourceFormat.CSV else _json_records(content)
+    records = _records(layout, content)
+    if source.labels is not None:
+        if layout is not SourceFormat.MAMI:
+            raise BadRequest(f"Labels in a file of their own are MAMI's, and {source.path.name} is {layout}.")
+        records = _with_labels(records, _mami_labels(_content(source.labels, "labels"), source.labels.stem, rows))
     for line, record in records:
         id_ = ""
         try:
             if isinstance(record, str):
                 raise _BadRow(record)
-            id_ = _id(record)
+            id_ = _id(record, "file_name" if layout is SourceFormat.MAMI else "id")
             rows.good.append(_row(_PARSERS[layout], record, line, id_, name))
         except _BadRow as bad:
             rows.problems.append(Problem(name, line, id_, str(bad)))
     return rows
+
+
+def _content(path: Path, what: str) -> str:
+    try:
+        # Bytes that are no UTF-8 become lone surrogates here, and the rows that have them are told by what reads them.
+        return path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+    except OSError:
+        raise BadRequest(f"The file of {what}, {path.name}, can't be read.", reason="SOURCE_UNREADABLE") from None
+
+
+def _records(layout: SourceFormat, content: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    if layout is SourceFormat.CSV:
+        return _csv_records(content)
+    return _csv_records(content, "\t") if layout is SourceFormat.MAMI else _json_records(content)
 
 
 def _detect(content: str) -> SourceFormat | None:
@@ -81,8 +100,13 @@ def _detect(content: str) -> SourceFormat | None:
             if "labels" in record:
                 return SourceFormat.HARMEME
             return SourceFormat.FHM if "img" in record else SourceFormat.MEMECOURT
-    header = {name.strip().lower() for name in next(csv.reader(lines[:1]), [])}
-    return SourceFormat.CSV if {"id", "label"} <= header else None
+    if {"file_name", "text transcription"} <= _header(lines, "\t"):
+        return SourceFormat.MAMI
+    return SourceFormat.CSV if {"id", "label"} <= _header(lines, ",") else None
+
+
+def _header(lines: list[str], delimiter: str) -> set[str]:
+    return {name.strip().lower() for name in next(csv.reader(lines[:1], delimiter=delimiter), [])}
 
 
 def _parse_json(line: str) -> Any:
@@ -101,9 +125,9 @@ def _json_records(content: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
             yield number, record if isinstance(record, dict) else "the line is no JSON object"
 
 
-def _csv_records(content: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _csv_records(content: str, delimiter: str = ",") -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Line number on which a record ends and the record, or what is wrong with it."""
-    reader = csv.reader(io.StringIO(content, newline=""))
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
     header: list[str] | None = None
     while True:
         try:
@@ -123,10 +147,41 @@ def _csv_records(content: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
             yield reader.line_num, dict(zip(header, cells, strict=True))
 
 
+def _mami_labels(content: str, name: str, rows: Rows) -> dict[str, dict[str, str]]:
+    """Labels by the name of the picture; a line that can't be used is noted among the problems of ``rows``."""
+    columns = ("misogynous", *_MAMI_KINDS)
+    labels: dict[str, dict[str, str]] = {}
+    for number, line in enumerate(content.split("\n"), start=1):
+        cells = [cell.strip() for cell in line.split("\t")]
+        if not any(cells):
+            continue
+        id_ = cells[0]
+        if len(cells) != 1 + len(columns):
+            reason = f"the line of labels has {len(cells)} cells and not {1 + len(columns)}"
+            rows.problems.append(Problem(name, number, id_ if len(cells) > 1 else "", reason))
+        elif id_ in labels:
+            rows.problems.append(Problem(name, number, id_, "it has labels already"))
+        else:
+            labels[id_] = dict(zip(columns, cells[1:], strict=True))
+    return labels
+
+
+def _with_labels(
+    records: Iterator[tuple[int, dict[str, Any] | str]], labels: Mapping[str, dict[str, str]]
+) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    for line, record in records:
+        yield (
+            line,
+            record
+            if isinstance(record, str)
+            else {**record, **labels.get(str(record.get("file_name", "")).strip(), {})},
+        )
+
+
 def _row(
     parse: Callable[[Mapping[str, Any]], dict[str, Any]], record: Mapping[str, Any], line: int, id_: str, name: str
 ) -> Row:
-    text = record.get("text")
+    text = record.get("text transcription" if parse is _parse_mami else "text")
     if not isinstance(text, str | None):
         raise _BadRow("the text is no text")
     row = Row(line=line, id=id_, text=text or "", source=name, **parse(record))
@@ -140,8 +195,8 @@ def _row(
     return row
 
 
-def _id(record: Mapping[str, Any]) -> str:
-    id_ = record.get("id")
+def _id(record: Mapping[str, Any], name: str) -> str:
+    id_ = record.get(name)
     if isinstance(id_, bool) or not isinstance(id_, str | int) or not str(id_).strip():
         raise _BadRow("it has no id")
     if len(str(id_)) > 200:
@@ -192,6 +247,20 @@ def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _parse_mami(record: Mapping[str, Any]) -> dict[str, Any]:
+    if "misogynous" not in record:
+        raise _BadRow("it has no label, as in the test split without its file of labels")
+    word = record["misogynous"].strip()
+    if word not in ("0", "1"):
+        raise _BadRow("the label is neither 0 nor 1" if word else "the label is empty")
+    return {
+        "label": _WORDS[word],
+        "source_label": "misogynous" if word == "1" else "not misogynous",
+        "categories": tuple(kind for kind in _MAMI_KINDS if record.get(kind, "").strip() == "1"),
+        "image": _name(record["file_name"]),
+    }
+
+
 def _name(value: Any) -> str:
     if not isinstance(value, str | None):
         raise _BadRow("the name of its picture is no text")
@@ -203,4 +272,5 @@ _PARSERS: dict[SourceFormat, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     SourceFormat.FHM: _parse_fhm,
     SourceFormat.CSV: _parse_plain,
     SourceFormat.MEMECOURT: _parse_plain,
+    SourceFormat.MAMI: _parse_mami,
 }

@@ -20,6 +20,10 @@ class SourceFormat(StrEnum):
     """Header ``id,label`` and any of ``text,image,categories``; categories parted by semicolons."""
     MEMECOURT = "memecourt"
     """JSON a line: ``id``, ``label``, ``text``, ``categories`` and either ``image`` or ``scene``."""
+    MAMI = "mami"
+    """Cells between tabs under the header ``file_name``, ``misogynous`` (1 or 0), ``shaming``, ``stereotype``,
+    ``objectification``, ``violence``, ``Text Transcription``; for the test split all but the first and the last stand
+    in a file of their own, which has no header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +35,14 @@ class Source:
         name: What its precedents are said to come from; the file's own name where empty.
         pictures: Directory that image names are relative to; None to go by the texts alone.
         format: None to tell it from the content.
+        labels: The file that the labels stand in where they stand apart, as those of MAMI's test split; else None.
     """
 
     path: Path
     name: str = ""
     pictures: Path | None = None
     format: SourceFormat | None = None
+    labels: Path | None = None
 
     @property
     def label(self) -> str:

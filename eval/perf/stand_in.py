@@ -67,6 +67,12 @@ class StandIn:
         self.requests: list[dict[str, Any]] = []
         self._keep = keep
         self._answer = answer or (play if self.settings.play else None)
+        self._odds: Callable[[dict[str, Any]], Mapping[str, float]] = lambda _: self.settings.odds
+        if self.settings.play == "synthetic":
+            from eval.synthetic.served import ServedOracle  # draws and reads pictures: not needed for load tests
+
+            oracle = ServedOracle()
+            self._answer, self._odds = answer or oracle.answer, oracle.odds
         self._speaker = Speaker(seed=self.settings.seed, words=self.settings.words, values=self.settings.values)
         self._prefixes = PrefixCache()
         self._pictures: dict[str, bytes] = {}
@@ -247,7 +253,7 @@ class StandIn:
         features = self.settings.features
         if payload.get("logprobs") and "log_probs" in features:
             known = payload if "chosen_log_probs" in features else {"top_logprobs": payload.get("top_logprobs")}
-            return first_token(self.settings.odds, known)
+            return first_token(self._odds(payload), known)
         made = self._answer(payload) if self._answer else None
         if made is not None:
             return made, None

@@ -29,7 +29,8 @@ class Settings:
         capacity: Calls that it works on at once; the others wait.
         queue: Calls that may wait; one more is answered 503.
         words: Of a reply, and of each string in one that obeys a schema.
-        play: Whether it plays :mod:`eval.perf.play` instead of making replies up.
+        play: What it plays instead of making replies up: ``rounds`` for :mod:`eval.perf.play`, ``synthetic`` for the
+            oracle of :mod:`eval.synthetic`; empty for nothing.
         values: See :class:`~eval.perf.stand_in_model.Speaker`.
         odds: Probability of first tokens, for calls that ask for log-probabilities.
         seed: Another seed, other replies and faults.
@@ -50,7 +51,7 @@ class Settings:
     capacity: int = 1024
     queue: int = 100_000
     words: int = 20
-    play: bool = False
+    play: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
     odds: Mapping[str, float] = field(default_factory=lambda: {"A": 0.6, "B": 0.3})
     seed: int = 0
@@ -102,7 +103,14 @@ def parsed(arguments: Sequence[str] | None) -> tuple[Settings, int]:
     parser.add_argument("--api-key")
     parser.add_argument("--without", action="append", default=[], choices=sorted(FEATURES), help="a feature it lacks")
     parser.add_argument("--ignores-schemas", action="store_true")
-    parser.add_argument("--play", action="store_true", help="the part of all models in a trial of known length")
+    parser.add_argument(
+        "--play",
+        nargs="?",
+        const="rounds",
+        default="",
+        choices=["rounds", "synthetic"],
+        help="the part of all models: in a trial of known length, or of known ability on synthetic memes",
+    )
     parser.add_argument("--value", action="append", default=[], help="NAME=TEXT for a property of that name")
     parser.add_argument("--fault", action="append", default=[], dest="faults", help="KIND[:SECONDS][@RATE]")
     parser.add_argument("--script", default="", help="faults of the first calls, separated by commas")

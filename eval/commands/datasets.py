@@ -1,0 +1,130 @@
+"""``memecourt-eval datasets``: what data sets are known, and whether what lies in a directory is one of them, whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from eval.datasets.check import DatasetCheck
+
+_SHOWN = 5  # cases of a finding that are listed one by one; --json lists all
+
+
+@click.group(invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.pass_context
+def datasets(context: click.Context, as_json: bool) -> None:
+    """Lists the data sets that are known: which files are expected, and where their authors hand them out.
+
+    \b
+    memecourt-eval datasets              lists them
+    memecourt-eval datasets check DIR    checks what lies in a directory
+    """  # noqa: D301 - click's mark for text that is not to be wrapped
+    if context.invoked_subcommand:
+        return
+    from eval.datasets.known import DATASETS
+
+    if as_json:
+        click.echo(json.dumps({id_: _plain(asdict(dataset)) for id_, dataset in DATASETS.items()}))
+        return
+    for dataset in DATASETS.values():
+        click.echo(f"{dataset.id:<18} {dataset.title}")
+        for split in dataset.splits.values():
+            rows = "" if split.memes is None else f"{split.memes:>7,} memes"
+            classes = ", ".join(f"{count:,} {label}" for label, count in split.classes.items())
+            files = " or ".join(split.files) + (f", labels in {' or '.join(split.labels)}" if split.labels else "")
+            click.echo(f"  {split.name:<16} {files}{rows and ':'}{rows}{f' ({classes})' if classes else ''}")
+            if split.remark:
+                click.echo(f"  {'':<16} {split.remark}")
+        folders = ", ".join(folder or "the directory itself" for folder in dataset.pictures)
+        click.echo(f"  pictures         in {folders}, or any folder below")
+        click.echo(f"  protocols        {', '.join(dataset.protocols)}")
+        click.echo(f"  from             {dataset.source_url}")
+        click.echo(f"  cite             {dataset.citation}")
+        click.echo(f"  terms            {dataset.licence}")
+        click.echo(f"  figures          {dataset.verified}")
+        click.echo()
+
+
+@datasets.command()
+@click.argument("data", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--dataset", "id_", help="Which it is. [default: told from folders, layout and number of rows]")
+@click.option("--pictures", is_flag=True, help="Decode every picture, under guard; without it, see if they are there.")
+@click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object, every case listed.")
+def check(data: Path, id_: str | None, pictures: bool, as_json: bool) -> None:
+    """Checks the data sets in DIR: what is missing, damaged, doubled, mislabelled or not as published.
+
+    Exit code: 0 if nothing was found, 1 if something was, 2 if it could not be checked.
+    """
+    from court.errors import CourtError
+    from eval.datasets.known import DATASETS
+
+    if id_ is not None and id_ not in DATASETS:
+        raise click.UsageError(f"There is no data set {id_!r}. There are: {', '.join(DATASETS)}.")
+    try:
+        reports = asyncio.run(_checked(data, id_, pictures))
+    except CourtError as error:
+        click.echo(f"Error: {error.message}", err=True)
+        sys.exit(2)
+    if as_json:
+        click.echo(json.dumps({"datasets": [_plain(asdict(report)) for report in reports]}))
+    else:
+        for report in reports:
+            _tell(report)
+    sys.exit(1 if any(report.findings for report in reports) else 0)
+
+
+async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetCheck]:
+    from court.backends.picture_reader import GuardedPictureReader
+    from eval.datasets.check import check as check_dataset
+    from eval.datasets.known import DATASETS
+    from eval.datasets.places import recognised
+
+    chosen = [DATASETS[id_]] if id_ else recognised(data)
+    reader = GuardedPictureReader(workers=2) if pictures else None
+    try:
+        return [await check_dataset(dataset, data, reader=reader, progress=_progress) for dataset in chosen]
+    finally:
+        if reader:
+            await reader.aclose()
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty() and (done == total or done % 50 == 0):
+        click.echo(f"\rpictures {done:,} of {total:,}" + "\n" * (done == total), nl=False, err=True)
+
+
+def _tell(report: DatasetCheck) -> None:
+    from eval.datasets.known import DATASETS
+
+    click.echo(f"{report.dataset}: {DATASETS[report.dataset].title}")
+    for split in report.splits:
+        if not split.file:
+            click.echo(f"  {split.split:<12} not there")
+            continue
+        classes = ", ".join(f"{count:,} {label}" for label, count in split.classes.items()) or "none with a label"
+        click.echo(f"  {split.split:<12} {split.file}: {split.rows:,} rows, {classes}; {split.pictures:,} pictures")
+    for finding in report.findings:
+        times = f" x {finding.count:,}" if finding.count > 1 else ""
+        click.echo(f"  ! {finding.split}: {finding.kind}{times}: {finding.what}")
+        for case in finding.where[:_SHOWN]:
+            click.echo(f"      {case}")
+        if len(finding.where) > _SHOWN:
+            click.echo(f"      and {len(finding.where) - _SHOWN:,} more; --json lists all")
+    if not report.decoded and any(split.pictures for split in report.splits):
+        click.echo("  pictures were not decoded; --pictures does that")
+    click.echo(f"  {len(report.findings)} findings" if report.findings else "  nothing found")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: mappings of any kind become objects."""
+    if hasattr(value, "items"):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

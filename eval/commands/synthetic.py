@@ -1,0 +1,55 @@
+"""``memecourt-eval synthetic``: a benchmark of tame drawn memes, to try everything without data of anyone's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--layout",
+    type=click.Choice(["harmeme", "fhm"]),
+    default="harmeme",
+    show_default=True,
+    help="Whose files they look like: three labels, or two.",
+)
+@click.option("--train", default=200, show_default=True, help="Memes in the train split.")
+@click.option("--val", default=40, show_default=True, help="Memes in the validation split.")
+@click.option("--test", default=80, show_default=True, help="Memes in the test split.")
+@click.option("--seed", default=0, show_default=True, help="Another seed, other memes.")
+@click.option("--plant", default="", help="leakage, defects, or both with a comma: faults that are put in on purpose.")
+def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int, plant: str) -> None:
+    """Draws and writes a benchmark into OUT, a new directory.
+
+    A meme is harmful where its text says something bad of an invented group and its picture shows the badge of that
+    group; others differ from a harmful one in nothing but the picture, or nothing but the text. Beside the files of the
+    layout, synthetic.json says what was planted and key.jsonl what each meme shows.
+
+    \b
+    memecourt-eval run --dataset synthetic-harmeme --data OUT …
+    """  # noqa: D301 - click's mark for text that is not to be wrapped
+    from court.errors import CourtError
+    from eval.synthetic.make import Layout, Plant, make
+
+    try:
+        planted = [Plant(word.strip()) for word in plant.split(",") if word.strip()]
+    except ValueError:
+        raise click.UsageError(f"--plant knows {' and '.join(Plant)}, not {plant!r}.") from None
+    try:
+        made = make(out, Layout(layout), train=train, val=val, test=test, seed=seed, plant=planted, progress=_progress)
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    harmful = sum(meme.harmful for meme in made.memes)
+    click.echo(f"{len(made.memes):,} memes, {harmful:,} of them harmful, as data set {made.dataset}")
+    for meme in made.memes:
+        if meme.planted:
+            click.echo(f"planted in {meme.split}: {meme.planted}, id {meme.id}" + (f", of {meme.of}" * bool(meme.of)))
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty() and (done == total or done % 20 == 0):
+        click.echo(f"\rpictures {done:,} of {total:,}" + "\n" * (done == total), nl=False, err=True)

@@ -1,0 +1,85 @@
+"""Draws the pictures of synthetic memes, and reads the badge off a picture's pixels."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw
+
+from eval.synthetic.world import GROUPS, Badge, Colour, Shape
+from retrieval.starter.draw import SCENES, draw_meme
+
+__all__ = ["SCENES", "draw", "png_of", "read_badge"]
+
+_RADIUS = 0.16  # of the white disc behind a badge, in picture heights
+_SIGN = 0.09  # of the sign on it, likewise
+_WHITE: Colour = (255, 255, 255)
+_LOOKED_AT = 0.03  # half the side of the square in the middle that is looked at, in picture heights
+_NEAR = 60.0  # how far a colour may be from a badge's, in steps of 255, each channel's added as in space
+
+
+def draw(scene: str, seed: int, badge: str, text: str) -> Image.Image:
+    """A meme: a scene of the starter library, a group's badge in the middle, the text above and below.
+
+    The same arguments give the same pixels wherever Pillow is the same.
+    """
+    image = draw_meme(scene, text, seed=seed)
+    canvas = ImageDraw.Draw(image)
+    width, height = image.size
+    x, y, radius = width / 2, height / 2, _RADIUS * height
+    canvas.ellipse((x - radius, y - radius, x + radius, y + radius), fill=_WHITE, outline=(25, 25, 30), width=3)
+    _sign(canvas, GROUPS[badge], x, y, _SIGN * height)
+    return image
+
+
+def png_of(image: Image.Image, *, level: int = 6) -> bytes:
+    """The picture as PNG. Another level of compression gives other bytes for the same pixels."""
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=level)
+    return file.getvalue()
+
+
+def read_badge(picture: bytes) -> str | None:
+    """Whose badge a picture shows; None where it shows none.
+
+    It looks at the pixels: a patch in the middle must have about the colour of one badge, and the disc around it must
+    be about white. So it holds for pictures that were scaled or compressed, and not for others.
+    """
+    with Image.open(io.BytesIO(picture)) as image:
+        pixels = image.convert("RGB")
+    width, height = pixels.size
+    half = _LOOKED_AT * height
+    patch = pixels.crop((round(width / 2 - half), round(height / 2 - half), round(width / 2 + half) + 1,
+                         round(height / 2 + half) + 1))  # fmt: skip
+    colour = patch.resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))
+    around = [
+        pixels.getpixel(
+            (round(width / 2 + dx * 0.86 * _RADIUS * height), round(height / 2 + dy * 0.86 * _RADIUS * height))
+        )
+        for dx, dy in ((1, 0), (-1, 0), (0, 1), (0, -1))
+    ]
+    if any(_distance(each, _WHITE) > _NEAR for each in around):
+        return None
+    nearest = min(GROUPS, key=lambda group: _distance(colour, GROUPS[group].colour))
+    return nearest if _distance(colour, GROUPS[nearest].colour) <= _NEAR else None
+
+
+def _sign(canvas: ImageDraw.ImageDraw, badge: Badge, x: float, y: float, r: float) -> None:
+    match badge.shape:
+        case Shape.DISC:
+            canvas.ellipse((x - r, y - r, x + r, y + r), fill=badge.colour)
+        case Shape.SQUARE:
+            canvas.rectangle((x - r, y - r, x + r, y + r), fill=badge.colour)
+        case Shape.TRIANGLE:
+            canvas.polygon(
+                [(x, y - 1.3 * r), (x - 1.2 * r, y + 0.8 * r), (x + 1.2 * r, y + 0.8 * r)], fill=badge.colour
+            )
+        case Shape.DIAMOND:
+            canvas.polygon([(x, y - 1.2 * r), (x + 1.2 * r, y), (x, y + 1.2 * r), (x - 1.2 * r, y)], fill=badge.colour)
+
+
+def _distance(one: object, other: Sequence[float]) -> float:
+    assert isinstance(one, tuple)  # of an RGB picture
+    return math.dist(one, other)

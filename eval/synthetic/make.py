@@ -1,0 +1,301 @@
+"""Makes a synthetic benchmark in the layout of HarMeme or of FHM, with faults in it where they are asked for.
+
+Memes come in families of four on one scene: one that is harmful; its text beside another badge, which is not; the text
+turned on that other badge, which is again; and kind words beside the first badge. Two of four are harmful. A family
+never straddles two splits, so that nothing leaks which was not planted.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from PIL import ImageEnhance
+
+from court.errors import BadRequest
+from eval.datasets.known import DATASETS, HARMEME_LABELS, SYNTHETIC_KEY, Role
+from eval.datasets.protocol import Level
+from eval.synthetic.draw import SCENES, draw, png_of
+from eval.synthetic.world import BAD, GROUPS, KIND, OPENERS, TIMES, level_of, text_of
+
+KEY = "key.jsonl"
+"""What each meme shows and says, a line a meme: what only the maker of a benchmark knows."""
+_MOST = 8000  # memes; texts would begin to repeat
+
+
+class Layout(StrEnum):
+    """Whose files they look like."""
+
+    HARMEME = "harmeme"
+    FHM = "fhm"
+
+
+class Plant(StrEnum):
+    """What is put in on purpose."""
+
+    LEAKAGE = "leakage"
+    """Memes in train that are too near to one in test: same id, same file, same picture, same text, near-duplicate."""
+    DEFECTS = "defects"
+    """Rows that can't be used: damaged and missing pictures, an empty and a foreign label, an id that stands twice, a
+    line that is no JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticMeme:
+    """A meme and what is known of it; one line of ``key.jsonl``.
+
+    Attributes:
+        id: In the annotations.
+        split: Name of its split.
+        image: Name of its picture in the annotations.
+        text: Its text.
+        badge: The group whose badge its picture shows.
+        level: Gold, by the hidden rule.
+        family: Number of its family.
+        scene: What is drawn behind the badge.
+        seed: Of that scene.
+        planted: Why it was put in; empty for the others.
+        of: Id of the meme in test that it is too near to, where it is leakage.
+    """
+
+    id: str
+    split: str
+    image: str
+    text: str
+    badge: str
+    level: Level
+    family: int
+    scene: str
+    seed: int
+    planted: str = ""
+    of: str = ""
+
+    @property
+    def harmful(self) -> bool:
+        """Gold of two classes."""
+        return self.level is not Level.NOT_HARMFUL
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A synthetic benchmark on disk.
+
+    Attributes:
+        root: Its directory.
+        dataset: Id in :mod:`eval.datasets.known`.
+        memes: All of them, planted ones last in their splits.
+    """
+
+    root: Path
+    dataset: str
+    memes: tuple[SyntheticMeme, ...]
+
+
+def make(
+    root: Path,
+    layout: Layout,
+    *,
+    train: int,
+    val: int,
+    test: int,
+    seed: int = 0,
+    plant: Sequence[Plant] = (),
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> Made:
+    """Writes a benchmark: the same files for the same arguments.
+
+    Args:
+        root: A directory that is new or empty.
+        layout: Whose layout.
+        train: Memes in the train split, without planted ones.
+        val: Memes in the validation split.
+        test: Memes in the test split, likewise.
+        seed: Another seed, other memes.
+        plant: What to put in on purpose.
+        progress: Told how many pictures of how many are drawn.
+
+    Raises:
+        BadRequest: The directory is not empty, or more is asked for than can be made.
+        OSError: The disk will not have it.
+    """
+    if root.exists() and any(root.iterdir()):
+        raise BadRequest(f"{root} is not empty. Name a new directory.")
+    wanted = (train, val, test)
+    if min(wanted) < 0 or not sum(wanted) or sum(wanted) > _MOST:
+        raise BadRequest(f"Between 1 and {_MOST:,} memes can be made in all, not {train}, {val} and {test}.")
+    if Plant.LEAKAGE in plant and test < 5:
+        raise BadRequest("Leakage needs at least 5 memes in test to be near to.")
+    dataset = DATASETS[f"synthetic-{layout}"]
+    rng = random.Random(f"{layout} {seed}")
+    families = _families(rng)
+    memes: list[SyntheticMeme] = []
+    for role, count in zip((Role.TRAIN, Role.VALIDATION, Role.TEST), wanted, strict=True):
+        (split,) = dataset.of_role(role)
+        drawn = [replace(next(families), split=split.name) for _ in range(-(-count // 4) * 4)][:count]
+        rng.shuffle(drawn)
+        memes += drawn
+    memes = [_named(meme, layout, number) for number, meme in enumerate(memes, 1)]
+    planting = _Planting(dataset.of_role(Role.TRAIN)[0].name, dataset.of_role(Role.TEST)[0].name, layout, memes)
+    files: dict[str, bytes] = {}
+    if Plant.LEAKAGE in plant:
+        planting.leak(next(families), files)
+    if Plant.DEFECTS in plant:
+        planting.spoil([next(families) for _ in range(4)], files)
+    _write(root, layout, tuple(planting.memes), files, planting.missing, progress)
+    about = {
+        "made_by": "memecourt-eval synthetic",
+        "dataset": dataset.id,
+        "seed": seed,
+        "asked": dict(zip(("train", "val", "test"), wanted, strict=True)),
+        "planted": [
+            {"kind": meme.planted, "split": meme.split, "id": meme.id, "of": meme.of}
+            for meme in planting.memes
+            if meme.planted
+        ],
+    }
+    (root / SYNTHETIC_KEY).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+    return Made(root, dataset.id, tuple(planting.memes))
+
+
+def read_key(root: Path) -> tuple[SyntheticMeme, ...]:
+    """What is known of the memes in a directory. Raises OSError where there is no key."""
+    lines = (root / KEY).read_text("utf-8").splitlines()
+    return tuple(SyntheticMeme(**{**record, "level": Level(record["level"])}) for record in map(json.loads, lines))
+
+
+def _families(rng: random.Random) -> Iterator[SyntheticMeme]:
+    """Memes, four of a family after each other; no text comes in two families."""
+    taken: set[tuple[str, str, str]] = set()
+    number = 0
+    while True:
+        here, there = rng.sample(list(GROUPS), 2)
+        bad, kind = rng.choice(BAD), rng.choice(KIND)
+        opener, time = rng.choice(OPENERS), rng.choice(TIMES)
+        if {(opener, bad, time), (opener, kind, time)} & taken:
+            continue
+        taken |= {(opener, bad, time), (opener, kind, time)}
+        number += 1
+        scene, seed = rng.choice(SCENES), rng.randrange(1_000_000)
+        for group, saying, badge in ((here, bad, here), (here, bad, there), (there, bad, there), (here, kind, here)):
+            text = text_of(opener, group, saying, time)
+            yield SyntheticMeme("", "", "", text, badge, level_of(text, badge), number, scene, seed)
+
+
+def _named(meme: SyntheticMeme, layout: Layout, number: int) -> SyntheticMeme:
+    if layout is Layout.HARMEME:
+        return replace(meme, id=f"synthetic_memes_{number}", image=f"synthetic_memes_{number}.png")
+    return replace(meme, id=f"{number}", image=f"img/{number:05d}.png")
+
+
+class _Planting:
+    """Puts faults in. What is planted is added: the splits have as many sound memes as were asked for."""
+
+    def __init__(self, train: str, test: str, layout: Layout, memes: list[SyntheticMeme]) -> None:
+        self.memes = memes
+        self.missing: set[str] = set()
+        self._train, self._test, self._layout = train, test, layout
+
+    def leak(self, other: SyntheticMeme, files: dict[str, bytes]) -> None:
+        """A meme in train for each way of being too near to one in test.
+
+        Args:
+            other: A meme that is near to none: what is not the same is taken from it.
+            files: Pictures that are not drawn from what is known of their meme; added to.
+        """
+        same_id, same_file, same_picture, same_text, near = [m for m in self.memes if m.split == self._test][:5]
+        self._add(replace(other, id=same_id.id), "same id", of=same_id)
+        added = self._add(replace(same_file, text=other.text), "same file", of=same_file)
+        files[added.image] = _png(same_file)
+        added = self._add(replace(same_picture, text=other.text), "same picture", of=same_picture)
+        files[added.image] = png_of(_image(same_picture), level=1)
+        self._add(replace(same_text, badge=other.badge, scene=other.scene, seed=other.seed), "same text", of=same_text)
+        added = self._add(replace(near, text=near.text + "!"), "near-duplicate", of=near, ending=".jpg")
+        paler = io.BytesIO()
+        ImageEnhance.Brightness(_image(near)).enhance(0.95).save(paler, "JPEG", quality=80)
+        files[added.image] = paler.getvalue()
+
+    def spoil(self, others: Sequence[SyntheticMeme], files: dict[str, bytes]) -> None:
+        """Rows that can't be used, in train, and a damaged picture in test as well.
+
+        Args:
+            others: Four memes that are near to none.
+            files: As for :meth:`leak`.
+        """
+        first, second, third, fourth = others
+        for meme, split in ((first, self._train), (second, self._test)):
+            added = self._add(meme, "damaged picture", split=split)
+            files[added.image] = _png(meme)[:2000]
+        self.missing.add(self._add(third, "missing picture").image)
+        self._add(fourth, "empty label")
+        self._add(fourth, "foreign label")
+        twice = next((m for m in self.memes if m.split == self._train and not m.planted), None)
+        if twice is not None:
+            self._add(replace(fourth, id=twice.id), "duplicate id")
+        self._add(fourth, "no JSON")
+
+    def _add(
+        self, meme: SyntheticMeme, planted: str, *, of: SyntheticMeme | None = None, split: str = "", ending: str = ""
+    ) -> SyntheticMeme:
+        named = _named(meme, self._layout, len(self.memes) + 1)
+        if planted in ("same id", "duplicate id"):
+            named = replace(named, id=meme.id)
+        added = replace(
+            named,
+            split=split or self._train,
+            image=named.image.replace(".png", ending) if ending else named.image,
+            level=level_of(meme.text, meme.badge),
+            planted=planted,
+            of=of.id if of else "",
+        )
+        self.memes.append(added)
+        return added
+
+
+def _image(meme: SyntheticMeme) -> Any:
+    return draw(meme.scene, meme.seed, meme.badge, meme.text)
+
+
+def _png(meme: SyntheticMeme) -> bytes:
+    return png_of(_image(meme))
+
+
+def _write(
+    root: Path,
+    layout: Layout,
+    memes: tuple[SyntheticMeme, ...],
+    files: Mapping[str, bytes],
+    missing: set[str],
+    progress: Callable[[int, int], None],
+) -> None:
+    pictures = root / "images" if layout is Layout.HARMEME else root
+    (pictures if layout is Layout.HARMEME else root / "img").mkdir(parents=True, exist_ok=True)
+    for number, meme in enumerate(memes, 1):
+        if meme.image not in missing:
+            (pictures / meme.image).write_bytes(files.get(meme.image) or _png(meme))
+        progress(number, len(memes))
+    for split in DATASETS[f"synthetic-{layout}"].splits.values():
+        lines = [_line(layout, meme) for meme in memes if meme.split == split.name]
+        (root / split.files[0]).write_text("".join(lines), "utf-8")
+    with (root / KEY).open("w", encoding="utf-8") as key:
+        for meme in memes:
+            key.write(json.dumps(asdict(meme)) + "\n")
+
+
+def _line(layout: Layout, meme: SyntheticMeme) -> str:
+    if meme.planted == "no JSON":
+        return '{"id": "cut off\n'
+    record: dict[str, Any]
+    if layout is Layout.HARMEME:
+        label = {"empty label": "", "foreign label": "hardly harmful"}.get(meme.planted, HARMEME_LABELS[meme.level])
+        labels = [label, "community"] if meme.harmful else [label]
+        record = {"id": meme.id, "image": meme.image, "labels": labels, "text": meme.text}
+    else:
+        word = {"empty label": None, "foreign label": 2}.get(meme.planted, int(meme.harmful))
+        record = {"id": int(meme.id), "img": meme.image, "label": word, "text": meme.text}
+    return json.dumps(record) + "\n"

@@ -1,0 +1,362 @@
+"""A model whose ability is known: it plays all roles on synthetic memes, really looks, and errs where it is told to.
+
+What it says follows from what it is shown and from nothing else: the Proposer reads the badge off the pixels, an
+advocate reads the text and what it is told about the picture, the Judge looks at the picture, its text, the
+description, the arguments and the precedents, and applies the hidden rule. It is short-sighted: by itself the Judge
+makes out the badge of only some memes, and each help that a trial gives makes it see more. Which memes those are, and
+where it slips although it sees, follows from digests of text and badge. So the outcome of every trial is known
+beforehand, also where a part of the procedure is left out, and a benchmark that runs it has a right answer
+(:func:`expected`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from court import prompts
+from court.backends.scripted import ScriptedModel
+from court.meme import Frame
+from court.ports import ChatRequest
+from eval.datasets.protocol import Level
+from eval.synthetic.draw import read_badge
+from eval.synthetic.world import claim_of
+
+_FENCED = re.compile(r"\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
+_BADGE = re.compile(r"the badge of (\w+)")
+_PRECEDENT = re.compile(r"Precedent (\d+) was found (not harmful|harmful)\.")
+_LAID_OUT = re.compile(
+    r"(?P<heading>^(?:Above: the meme that is judged\.|Above: the picture of precedent \d+\.|"
+    r"Precedent \d+ was found (?:not harmful|harmful)\.|What precedent \d+ was filed under:|"
+    r"Text of the meme that is judged:|Description of its picture by the witness:|"
+    r"The side that says it is (?:harmful|not):))"
+    r"|\[begin (?P<mark>\w+)\]\n(?P<fenced>.*?)\n\[end (?P=mark)\]",
+    re.DOTALL | re.MULTILINE,
+)
+_WITNESS = "as the witness answered"
+_SIGHT = "What badge is shown in the middle of the picture?"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """How good the model is. Shares of memes, each in [0, 1].
+
+    Attributes:
+        harmful: Of the harmful memes whose badge the Judge makes out, those that it judges rightly.
+        benign: Of the others that it makes out, likewise.
+        eyes: Of all memes, those whose badge the Judge makes out by itself.
+        description: How many more with a description that names the right badge.
+        answers: How many more with arguments that rest on what the Proposer answered.
+        arguments: How many more with arguments that rest on the description alone.
+        precedents: How many more with precedents most of which are labelled by the rule.
+        seed: Another seed, other memes.
+    """
+
+    harmful: float = 0.9
+    benign: float = 0.85
+    eyes: float = 0.4
+    description: float = 0.2
+    answers: float = 0.2
+    arguments: float = 0.1
+    precedents: float = 0.2
+    seed: int = 0
+
+
+class Help(StrEnum):
+    """What arguments rest on."""
+
+    NONE = "none"
+    DESCRIPTION = "description"
+    ANSWERS = "answers"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a Judge has before it.
+
+    Attributes:
+        text: Of the meme.
+        badge: What its pixels show; None where there is no picture, or no badge on it.
+        described: Whether a description names that badge.
+        argued: What the arguments rest on, where they name that badge and stand on the right sides.
+        follow: Whether most of the precedents that are shown are labelled by the rule; False without any.
+    """
+
+    text: str
+    badge: str | None
+    described: bool = False
+    argued: Help = Help.NONE
+    follow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """What the Judge makes of it.
+
+    Attributes:
+        level: What it says.
+        seen: Whether it made out the badge; else it goes by the text alone, and holds every bad word for an attack.
+        probability: Of harm, as it would say.
+    """
+
+    level: Level
+    seen: bool
+    probability: float
+
+    @property
+    def harmful(self) -> bool:
+        """Its label."""
+        return self.level is not Level.NOT_HARMFUL
+
+
+def judge(shown: Shown, ability: Ability) -> Opinion:
+    """The Judge's opinion. A text that says nothing of this world is harmful, in doubt."""
+    claim = claim_of(shown.text)
+    if claim is None:
+        return Opinion(Level.SOMEWHAT_HARMFUL, False, 0.5)
+    helped = ability.description * shown.described + ability.precedents * shown.follow
+    helped += {Help.NONE: 0.0, Help.DESCRIPTION: ability.arguments, Help.ANSWERS: ability.answers}[shown.argued]
+
+    def chance(what: str) -> float:
+        return _chance(ability.seed, what, shown.text, shown.badge or "")
+
+    # Rounded: shares that make up a whole in decimals may fall short of it in binary.
+    seen = shown.badge is not None and chance("eyes") < round(ability.eyes + helped, 9)
+    harmful = claim.bad and (not seen or claim.group == shown.badge)
+    if seen and chance("slip") >= (ability.harmful if harmful else ability.benign):
+        harmful = not harmful
+    sure = (0.8 + 0.19 * chance("sure")) if seen else (0.55 + 0.2 * chance("sure"))
+    # Called harmful by a slip, kind words are somewhat so.
+    level = (claim.level if claim.bad else Level.SOMEWHAT_HARMFUL) if harmful else Level.NOT_HARMFUL
+    return Opinion(level, seen, sure if harmful else 1 - sure)
+
+
+def expected(
+    text: str,
+    badge: str | None,
+    ability: Ability,
+    *,
+    dull: bool = False,
+    advocates: bool = True,
+    captioner: bool = True,
+    stance_from_start: bool = True,
+    precedents: Iterable[tuple[str, str | None, bool]] = (),
+) -> Opinion:
+    """What the Judge of a full trial with these settings will say of a meme.
+
+    Args:
+        text: Of the meme.
+        badge: Of the group whose badge its picture shows.
+        ability: The model's, of all roles.
+        dull: One call of the Judge with the meme alone.
+        advocates: Whether it hears arguments.
+        captioner: Whether the advocates ask questions.
+        stance_from_start: Whether they know their side when they ask.
+        precedents: Text, badge (None without its picture) and label (harmful?) of each that is shown.
+    """
+    if dull:
+        return judge(Shown(text, badge), ability)
+    argued = Help.NONE
+    if advocates and badge is not None:
+        # Without a side, an advocate does not know what to ask for.
+        argued = Help.ANSWERS if captioner and stance_from_start else Help.DESCRIPTION
+    return judge(Shown(text, badge, badge is not None, argued, _follow(precedents)), ability)
+
+
+def rounds_of(text: str) -> int:
+    """How many rounds an examination takes until its summary stays the same, where settings don't end it before."""
+    return 2 + int(4 * _chance(0, "rounds", text, ""))
+
+
+def _chance(seed: int, what: str, text: str, badge: str) -> float:
+    """A number in [0, 1) that follows from its arguments."""
+    words = " ".join(text.lower().split())
+    digest = hashlib.sha256(f"{seed}\0{what}\0{words}\0{badge}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def _follow(precedents: Iterable[tuple[str, str | None, bool]]) -> bool:
+    """Whether most precedents are labelled as the rule has it, as far as can be seen of them."""
+    kept = []
+    for text, badge, harmful in precedents:
+        claim = claim_of(text)
+        ruled = claim is not None and claim.bad and (badge is None or claim.group == badge)
+        kept.append(claim is not None and ruled == harmful)
+    return 2 * sum(kept) > len(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """Speaks for every role: words and pictures in, words out. :func:`oracle` makes a chat model of it."""
+
+    ability: Ability = Ability()
+
+    def reply(self, system: str, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The reply to a call; None for what is no part of a full trial.
+
+        Args:
+            system: The system message.
+            parts: The user message: texts, and pictures as PNG.
+            wanted: Properties of the JSON schema that the reply must obey.
+        """
+        if "description" in wanted:
+            return {"description": f"A drawn scene with words. {self._sight(parts)}"}
+        if "answer" in wanted:
+            asked_for = any(_SIGHT in part for part in parts if isinstance(part, str))
+            return {"answer": self._sight(parts) if asked_for else "There are many colours in the background."}
+        if "question" in wanted:
+            return {"question": self._question(system, parts)}
+        if "summary" in wanted:
+            return self._argument(system, parts)
+        if "harmful_strength" in wanted:
+            return self._ruling(parts, wanted)
+        return None
+
+    def odds(self, parts: Sequence[str | bytes]) -> dict[str, float]:
+        """Masses of the letters A and B, as the Judge's question for its label has them."""
+        probability = judge(_shown(parts), self.ability).probability
+        last = next(part for part in reversed(parts) if isinstance(part, str))
+        first, second = ("A", "B") if "A) harmful" in last else ("B", "A")
+        return {first: 0.98 * probability, second: 0.98 * (1 - probability)}
+
+    def _sight(self, parts: Sequence[str | bytes]) -> str:
+        badge = next((read_badge(part) for part in parts if isinstance(part, bytes)), None)
+        return "I don't know of any badge." if badge is None else f"In the middle is the badge of {badge}."
+
+    def _question(self, system: str, parts: Sequence[str | bytes]) -> str:
+        asked = len(_exchanges(parts))
+        if asked == 0 and prompts.load("advocate").stance("none") not in system:
+            return _SIGHT
+        return f"What else is there to see in the background, {asked + 1}?"
+
+    def _argument(self, system: str, parts: Sequence[str | bytes]) -> dict[str, Any]:
+        text, description, *_ = _fenced(parts)
+        answers = _exchanges(parts)
+        answered, described = _BADGE.search("\n".join(answers)), _BADGE.search(description)
+        claim = claim_of(text)
+        side = "For" if prompts.load("advocate").stance("accuser") in system else "Against"
+        named = f"the text names {claim.group}" if claim else "the text names nobody"
+        if answered:
+            seen = f"{_WITNESS} there is the badge of {answered[1]}"
+        elif described:
+            seen = f"the description has the badge of {described[1]}"
+        else:
+            seen = "what is shown is not known"
+        # Four letters more a round until the last but one: the last summary is the first that brings nothing new.
+        points = _LETTERS[: 4 * min(len(answers), rounds_of(text) - 1) + 2]
+        return {"summary": f"points {points}", "justification": f"{side} harm: {named}, and {seen}."}
+
+    def _ruling(self, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any]:
+        opinion = judge(_shown(parts), self.ability)
+        why = "The badge was made out." if opinion.seen else "The badge was not made out: the text alone counts."
+        found = {"category": "nationality", "clause": "4", "target": "community"} if opinion.harmful else {}
+        named = {name: _among(wanted[name]["enum"], found.get(name)) for name in ("category", "clause", "target")}
+        strong = "strong" if opinion.level is Level.VERY_HARMFUL else "moderate"
+        label = "harmful" if opinion.harmful else "harmless"
+        return {
+            "harmful_evidence": ["The words are about those who are shown."] if opinion.harmful else [],
+            "harmless_evidence": [] if opinion.harmful else ["Nobody who is shown is attacked."],
+            "precedents": dict.fromkeys(wanted["precedents"]["properties"], label),
+            "harmful_strength": strong if opinion.harmful else "weak",
+            "harmless_strength": "weak" if opinion.harmful else "strong",
+            "label": "harmful" if opinion.harmful else "not harmful",
+            **named,
+            "rationale": why,
+        }
+
+
+def oracle(ability: Ability = Ability(), *, name: str = "oracle") -> ScriptedModel:
+    """A chat model that speaks as the oracle; it also counts its calls.
+
+    Args:
+        ability: How good it is.
+        name: What it is called; a lesser one should have another.
+    """
+    speaker = Oracle(ability)
+
+    def says(request: ChatRequest) -> dict[str, Any]:
+        wanted = (request.reply_schema or {}).get("properties", {})
+        reply = speaker.reply(request.system, _plain(request.parts), wanted)
+        if reply is None:
+            raise ValueError("the oracle knows full trials alone")
+        return reply
+
+    def odds(request: ChatRequest, options: tuple[str, ...]) -> list[float]:
+        masses = speaker.odds(_plain(request.parts))
+        return [masses[option] for option in options]
+
+    return ScriptedModel(says, odds=odds, name=name)
+
+
+def _plain(parts: Sequence[str | Frame]) -> list[str | bytes]:
+    return [part.png if isinstance(part, Frame) else part for part in parts]
+
+
+def _among(words: Sequence[str], wanted: str | None) -> str:
+    """The word where the policy has it, else the policy's first; "none" where none is wanted."""
+    if wanted is None:
+        return "none"
+    return wanted if wanted in words else words[0]
+
+
+def _fenced(parts: Sequence[str | bytes]) -> list[str]:
+    """What stands between marks, in order. Clients may join texts that follow each other: parts tell nothing."""
+    return [found[2] for found in _FENCED.finditer("\n\n".join(part for part in parts if isinstance(part, str)))]
+
+
+def _exchanges(parts: Sequence[str | bytes]) -> list[str]:
+    """The answers that an advocate has had: behind text and description, each with its question before it."""
+    return _fenced(parts)[3::2]
+
+
+def _shown(parts: Sequence[str | bytes]) -> Shown:
+    """What stands before the Judge, as its prompt lays it out: pictures come before what says whose they are."""
+    under: dict[str, list[str]] = {}
+    pictures: dict[str, str | None] = {}
+    before: list[bytes] = []
+    for part in parts:
+        if isinstance(part, bytes):
+            before.append(part)
+            continue
+        heading = ""
+        for found in _LAID_OUT.finditer(part):
+            if found["fenced"] is not None:
+                under.setdefault(heading, []).append(found["fenced"])
+                continue
+            heading = found["heading"]
+            if heading.startswith("Above:"):
+                pictures[heading] = next((read_badge(each) for each in before), None)
+                before = []
+    precedents = [
+        (words, pictures.get(f"Above: the picture of precedent {shown[1]}."), shown[2] == "harmful")
+        for heading, (words, *_) in under.items()
+        if (shown := _PRECEDENT.match(heading))
+    ]
+    badge = pictures.get("Above: the meme that is judged.")
+    described = _BADGE.search("".join(under.get("Description of its picture by the witness:", ())))
+    accuser, defender = (under.get(f"The side that says it is {what}:", [""])[0] for what in ("harmful", "not"))
+    return Shown(
+        text="".join(under.get("Text of the meme that is judged:", ())),
+        badge=badge,
+        described=badge is not None and described is not None and described[1] == badge,
+        argued=_argued(accuser, defender, badge),
+        follow=_follow(precedents),
+    )
+
+
+def _argued(accuser: str, defender: str, badge: str | None) -> Help:
+    """What the arguments rest on. Those that stand on the wrong side, or name another badge, help nobody."""
+    arguments = (accuser, defender)
+    named = [found[1] for each in arguments if (found := _BADGE.search(each))]
+    if (
+        badge is None
+        or not (accuser.startswith("For harm:") and defender.startswith("Against harm:"))
+        or named != [badge, badge]
+    ):
+        return Help.NONE
+    return Help.ANSWERS if all(_WITNESS in each for each in arguments) else Help.DESCRIPTION

@@ -1,0 +1,49 @@
+"""The oracle behind a socket: what the stand-in model server answers with under ``--play synthetic``."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from eval.synthetic.oracle import Ability, Oracle
+
+
+class ServedOracle:
+    """Answers chat completions. Pictures that were sent once are known by their ids, as in vLLM."""
+
+    def __init__(self, ability: Ability | None = None) -> None:
+        """Of this ability; None for the usual one."""
+        self._oracle = Oracle(ability or Ability())
+        self._pictures: dict[str, bytes] = {}
+
+    def answer(self, payload: Mapping[str, Any]) -> str | None:
+        """The reply to a chat completion; None for what is no part of a full trial."""
+        wanted = (payload.get("response_format") or {}).get("json_schema", {}).get("schema", {}).get("properties", {})
+        system = next((m["content"] for m in payload["messages"] if m["role"] == "system"), "")
+        reply = self._oracle.reply(system, self._parts(payload), wanted)
+        return None if reply is None else json.dumps(reply)
+
+    def odds(self, payload: Mapping[str, Any]) -> dict[str, float]:
+        """Probabilities of the first token; an even chance where the question is none of a trial's."""
+        parts = self._parts(payload)
+        if any("Answer with the letter alone" in part for part in parts[-1:] if isinstance(part, str)):
+            return self._oracle.odds(parts)
+        return {"A": 0.5, "B": 0.5}
+
+    def _parts(self, payload: Mapping[str, Any]) -> list[str | bytes]:
+        content = payload["messages"][-1]["content"]
+        if isinstance(content, str):
+            return [content]
+        return [part["text"] if part["type"] == "text" else self._picture(part) for part in content]
+
+    def _picture(self, part: Mapping[str, Any]) -> bytes:
+        """The PNG of a part. Raises KeyError for an id that was never sent."""
+        id_ = part.get("uuid")
+        if part.get("image_url") is None:
+            return self._pictures[str(id_)]
+        png = base64.b64decode(part["image_url"]["url"].partition(",")[2])
+        if id_:
+            self._pictures[str(id_)] = png
+        return png

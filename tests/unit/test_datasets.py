@@ -1,0 +1,386 @@
+"""What is known of data sets, reading them, checking them, and the vote under both protocols."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from court.backends.picture_reader import GuardedPictureReader
+from court.errors import BadRequest
+from eval.cli import cli
+from eval.datasets.check import Kind, check
+from eval.datasets.known import DATASETS, Role
+from eval.datasets.places import picture_path, recognised
+from eval.datasets.protocol import Level, Protocol
+from eval.datasets.read import LEVELS, read_split, source_of
+from eval.synthetic.make import Layout, Plant, make
+from eval.vote import measure_left_out, measure_vote
+from retrieval.build import build_library
+from retrieval.calibrate import calibrate
+from retrieval.library import Library
+from retrieval.readers import read_source
+from tests.encoders import WordEncoder, png_of
+
+HARMEME = Path(os.environ.get("MEMECOURT_HARMEME", Path(__file__).parents[3] / "shared/data/harmeme"))
+"""The authors' annotations, where they are at hand; nothing of them is in the repository."""
+LEVEL_WORDS = list(LEVELS)
+MAMI_HEADER = "file_name\tmisogynous\tshaming\tstereotype\tobjectification\tviolence\tText Transcription\n"
+
+
+def harmeme(path, *rows):
+    """Rows as (id, label, text) in HarMeme's form."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def line(id_, label, text):
+        return json.dumps({"id": id_, "image": f"{id_}.png", "labels": [label], "text": text})
+
+    lines = [row if isinstance(row, str) else line(*row) for row in rows]
+    path.write_text("".join(line + "\n" for line in lines))
+
+
+def many(count, prefix="m", labels=LEVEL_WORDS):
+    return [(f"{prefix}{n}", labels[n % len(labels)], f"cake {prefix} {n}") for n in range(count)]
+
+
+def kinds(report):
+    return {(finding.kind, finding.split) for finding in report.findings}
+
+
+def checked(dataset, path, reader=None):
+    return asyncio.run(check(DATASETS[dataset], path, reader=reader))
+
+
+def test_published_classes_add_up_and_every_data_set_has_what_a_run_needs():
+    for dataset in DATASETS.values():
+        assert len(dataset.of_role(Role.TRAIN)) == 1 and dataset.of_role(Role.TEST)
+        assert dataset.source_url and dataset.citation and dataset.licence and dataset.verified
+        for split in dataset.splits.values():
+            assert set(split.classes) <= set(dataset.labels)
+            # The one row that Harm-P V1 has without a label.
+            unlabelled = dataset.id == "harm-p" and split.name == "train"
+            assert not split.classes or sum(split.classes.values()) + unlabelled == split.memes
+    # The protocol that the court's paper used leaves 21 harmful memes of 251, as docs/benchmark.md says.
+    test = DATASETS["harm-c"].splits["test"]
+    assert (test.memes, test.classes["very harmful"], test.classes["not harmful"]) == (354, 21, 230)
+
+
+@pytest.mark.parametrize("folder", ["", "Harm-C", "HarMeme_V1/Annotations/Harm-C", "annotations", "Harm-C/annotations"])
+def test_layouts_that_are_read(tmp_path, folder):
+    harmeme(tmp_path / folder / "val.jsonl", ("a", "not harmful", "x"), ("b", "very harmful", "y"))
+    read = read_split(DATASETS["harm-c"], tmp_path, "val")
+    assert [(m.id, m.harmful, m.level, m.line) for m in read.memes] == [
+        ("a", False, Level.NOT_HARMFUL, 1),
+        ("b", True, Level.VERY_HARMFUL, 2),
+    ]
+    assert list(read.files) == [f"{folder}/val.jsonl".lstrip("/")] and list(read.files.values()) == [read.sha256]
+    assert read.pictures is None
+
+
+def test_pictures_are_found_wherever_the_folder_is(tmp_path):
+    harmeme(tmp_path / "Harm-C/train.jsonl", ("a", "not harmful", "x"))
+    for folder in ("somewhere/deep/pictures", "Harm-C/images"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.png").write_bytes(png_of((1, 2, 3)))
+        assert source_of(DATASETS["harm-c"], tmp_path, "train").pictures == tmp_path / folder
+    assert picture_path(tmp_path, "../a.png") is None and picture_path(tmp_path, "/etc/hosts") is None
+
+
+def test_a_row_that_cannot_be_used_is_told_and_the_others_are_read(tmp_path):
+    rows = [("a", "not harmful", "x"), ("b", "", "secret zebra"), "cut", ("a", "very harmful", "y")]
+    harmeme(tmp_path / "test.jsonl", *rows)
+    read = read_split(DATASETS["harm-c"], tmp_path, "test")
+    assert [meme.id for meme in read.memes] == ["a"] and not read.memes[0].harmful
+    assert [(p.line, p.id, p.reason) for p in read.problems] == [
+        (2, "b", "the label is empty"),
+        (3, "", "the line is no JSON object"),
+        (4, "a", "its id stands in the file already"),
+    ]
+
+
+def test_what_is_missing_is_said_with_where_it_is_had(tmp_path):
+    for dataset in DATASETS.values():
+        for split in dataset.splits:
+            with pytest.raises(BadRequest) as missing:
+                read_split(dataset, tmp_path, split)
+            assert (
+                dataset.source_url in missing.value.message and dataset.splits[split].files[0] in missing.value.message
+            )
+    with pytest.raises(BadRequest, match="no split 'dev'; it has train, val, test"):
+        read_split(DATASETS["harm-c"], tmp_path, "dev")
+    with pytest.raises(BadRequest, match="no directory"):
+        read_split(DATASETS["harm-c"], tmp_path / "none", "val")
+
+
+def test_a_test_split_without_labels_is_refused_and_not_read_as_harmless(tmp_path):
+    (tmp_path / "test_seen.jsonl").write_text('{"id": 1, "img": "img/1.png", "text": "x"}\n')
+    with pytest.raises(BadRequest, match="no label, as in a test split"):
+        read_split(DATASETS["fhm"], tmp_path, "test_seen")
+
+
+def test_fhm_is_read_with_the_names_of_both_phases(tmp_path):
+    row = '{"id": 7, "img": "img/07.png", "label": 1, "text": "x"}\n'
+    (tmp_path / "dev.jsonl").write_text(row)
+    (tmp_path / "test_unseen.jsonl").write_text(row)
+    (tmp_path / "img").mkdir()
+    (tmp_path / "img/07.png").write_bytes(png_of((1, 2, 3)))
+    for split in ("dev_seen", "test_unseen"):
+        read = read_split(DATASETS["fhm"], tmp_path, split)
+        (meme,) = read.memes
+        assert (meme.id, meme.harmful, meme.level, read.pictures) == ("7", True, None, tmp_path)
+        assert meme.gold(Protocol.PLAIN) is True
+
+
+def test_mami_joins_the_labels_of_its_test_split(tmp_path):
+    for folder in ("TRAINING", "test"):
+        (tmp_path / folder).mkdir()
+    train = MAMI_HEADER + '1.jpg\t1\t0\t1\t0\t0\t"two\nlines"\n2.jpg\t0\t0\t0\t0\t0\tx\n3.jpg\t\t0\t0\t0\t0\tx\n'
+    (tmp_path / "TRAINING/training.csv").write_text(train)
+    (tmp_path / "test/Test.csv").write_text("file_name\tText Transcription\n8.jpg\ty\n9.jpg\tz\n")
+    read = read_split(DATASETS["mami"], tmp_path, "train")
+    assert [(m.id, m.harmful, m.text, m.targets) for m in read.memes] == [
+        ("1.jpg", True, "two\nlines", ("stereotype",)),
+        ("2.jpg", False, "x", ()),
+    ]
+    assert [p.reason for p in read.problems] == ["the label is empty"]
+    with pytest.raises(BadRequest, match=r"without its labels: test_labels\.txt"):
+        read_split(DATASETS["mami"], tmp_path, "test")
+    (tmp_path / "test/test_labels.txt").write_text("8.jpg\t1\t1\t0\t0\t1\n9.jpg\t0\t0\t0\t0\t0\nbroken\t1\n")
+    read = read_split(DATASETS["mami"], tmp_path, "test")
+    assert [(m.id, m.harmful, m.text, m.targets) for m in read.memes] == [
+        ("8.jpg", True, "y", ("shaming", "violence")),
+        ("9.jpg", False, "z", ()),
+    ]
+    assert [p.reason for p in read.problems] == ["the line of labels has 2 cells and not 6"]
+    assert sorted(read.files) == ["test/Test.csv", "test/test_labels.txt"]
+    assert [dataset.id for dataset in recognised(tmp_path)] == ["mami"]
+
+
+def test_harm_p_s_versions_are_told_apart_by_their_rows(tmp_path):
+    for name, count, right, wrong in (("v0", 3020, "harm-p-v0", "harm-p"), ("v1", 2938, "harm-p", "harm-p-v0")):
+        harmeme(tmp_path / name / "train.jsonl", *many(count))
+        harmeme(tmp_path / name / "val.jsonl", *many(177, "v"))
+        assert [dataset.id for dataset in recognised(tmp_path / name)] == [right]
+        assert len(read_split(DATASETS[right], tmp_path / name, "val").memes) == 177
+        with pytest.raises(BadRequest, match=f"--dataset {right}"):
+            read_split(DATASETS[wrong], tmp_path / name, "val")
+        assert (Kind.OTHER_DATA_SET, "train") in kinds(checked(wrong, tmp_path / name))
+        assert (Kind.OTHER_DATA_SET, "train") not in kinds(checked(right, tmp_path / name))
+
+
+def test_what_could_be_several_data_sets_has_to_be_named(tmp_path):
+    harmeme(tmp_path / "val.jsonl", *many(177))
+    with pytest.raises(BadRequest, match="could be harm-c or harm-p"):
+        recognised(tmp_path)
+    harmeme(tmp_path / "val.jsonl", *many(3))
+    with pytest.raises(BadRequest, match="as many rows as none"):
+        recognised(tmp_path)
+
+
+def test_a_release_as_published_has_nothing_wrong_but_what_is_not_there(tmp_path):
+    for split in DATASETS["harm-c"].splits.values():
+        labels = [label for label, count in split.classes.items() for _ in range(count)]
+        rows = [(f"{split.name}{n}", label, f"{split.name} cake {n}") for n, label in enumerate(labels)]
+        harmeme(tmp_path / f"Harm-C/{split.name}.jsonl", *rows)
+    report = checked("harm-c", tmp_path)
+    assert kinds(report) == {(Kind.PICTURES_MISSING, split) for split in ("train", "val", "test")}
+    assert [split.rows for split in report.splits] == [3013, 177, 354]
+    # One label the other way round is seen by the counts.
+    test = tmp_path / "Harm-C/test.jsonl"
+    test.write_text(test.read_text().replace("somewhat harmful", "very harmful", 1))
+    (differs,) = [finding for finding in checked("harm-c", tmp_path).findings if finding.kind is Kind.COUNT_DIFFERS]
+    assert "102 somewhat harmful, 22 very harmful; published: 230 not harmful, 103 somewhat" in differs.what
+
+
+def test_conflicting_labels_need_the_same_picture_and_the_same_text(tmp_path):
+    rows = [("a", "not harmful", "One cake"), ("b", "very harmful", "one  CAKE")]
+    unseen = [("d", "not harmful", "no picture"), ("e", "very harmful", "no picture")]
+    harmeme(tmp_path / "train.jsonl", *rows, *unseen)
+    harmeme(tmp_path / "test.jsonl", ("c", "very harmful", "one cake"))
+    (tmp_path / "images").mkdir()
+    for name, colour in (("a", (9, 9, 9)), ("b", (200, 9, 9)), ("c", (9, 9, 9))):
+        (tmp_path / f"images/{name}.png").write_bytes(png_of(colour))
+    report = checked("synthetic-harmeme", tmp_path)
+    found = {(finding.kind, finding.split): finding.where for finding in report.findings}
+    assert found[Kind.TEXT_TWICE, "train+test"] == ("train:1 (a) = train:2 (b) = test:1 (c)",)
+    assert found[Kind.TEXT_TWICE, "train"] == ("train:3 (d) = train:4 (e)",)
+    assert found[Kind.PICTURE_TWICE, "train+test"] == ("train:1 (a) = test:1 (c)",)
+    conflicts = {key: where for key, where in found.items() if key[0] is Kind.LABELS_CONFLICT}
+    assert conflicts == {(Kind.LABELS_CONFLICT, "train+test"): ("train:1 (a) = test:1 (c)",)}
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    root = tmp_path_factory.mktemp("planted") / "data"
+    return make(root, Layout.HARMEME, train=12, val=4, test=8, plant=list(Plant))
+
+
+def test_every_planted_fault_is_found_in_its_place(planted):
+    async def look():
+        reader = GuardedPictureReader(workers=1)
+        try:
+            return await check(DATASETS[planted.dataset], planted.root, reader=reader)
+        finally:
+            await reader.aclose()
+
+    report = asyncio.run(look())
+    told = {(finding.kind, finding.split): " ".join(finding.where) for finding in report.findings}
+    by_kind = {(meme.planted, meme.split): meme for meme in planted.memes if meme.planted}
+    across = "train+test"
+    for planted_as, split, kind, where in (
+        ("same id", "train", Kind.ID_TWICE, across),
+        ("same file", "train", Kind.PICTURE_TWICE, across),
+        ("same picture", "train", Kind.PICTURE_TWICE, across),
+        ("same text", "train", Kind.TEXT_TWICE, across),
+        ("damaged picture", "train", Kind.PICTURE_UNREADABLE, "train"),
+        ("damaged picture", "test", Kind.PICTURE_UNREADABLE, "test"),
+        ("missing picture", "train", Kind.PICTURES_MISSING, "train"),
+        ("duplicate id", "train", Kind.ID_TWICE, "train"),
+    ):
+        meme = by_kind[planted_as, split]
+        assert f"({meme.id})" in told[kind, where], planted_as
+        assert f"({meme.of})" in told[kind, where] or not meme.of, planted_as
+    damaged = [finding.what for finding in report.findings if finding.kind is Kind.ROW_DAMAGED]
+    assert sorted(damaged) == ["the label is empty", "the label is none of HarMeme's", "the line is no JSON object"]
+    # A row whose text another has exactly, and nothing else, is no conflict of labels.
+    assert Kind.LABELS_CONFLICT not in {finding.kind for finding in report.findings}
+
+
+def test_without_decoding_a_re_encoded_picture_is_not_told_from_another(planted):
+    report = checked(planted.dataset, planted.root)
+    (twice,) = [finding for finding in report.findings if finding.kind is Kind.PICTURE_TWICE]
+    by_kind = {meme.planted: meme for meme in planted.memes}
+    assert by_kind["same file"].id in twice.where[0] and twice.count == 1
+
+
+def test_the_commands(planted, tmp_path):
+    run = CliRunner().invoke
+    listed = run(cli, ["datasets"])
+    assert (
+        listed.exit_code == 0 and "354 memes (230 not harmful, 103 somewhat harmful, 21 very harmful)" in listed.output
+    )
+    assert set(json.loads(run(cli, ["datasets", "--json"]).output)) == set(DATASETS)
+    found = run(cli, ["datasets", "check", str(planted.root)])
+    assert found.exit_code == 1 and "! train: row damaged: the label is empty" in found.output
+    assert "pictures were not decoded" in found.output
+    as_json = json.loads(run(cli, ["datasets", "check", str(planted.root), "--json"]).output)
+    assert as_json["datasets"][0]["splits"][0]["classes"].keys() <= set(LEVEL_WORDS)
+    assert run(cli, ["datasets", "check", str(tmp_path)]).exit_code == 2
+    assert run(cli, ["datasets", "check", str(tmp_path / "none")]).exit_code == 2
+    unknown = run(cli, ["datasets", "check", str(tmp_path), "--dataset", "harm-q"])
+    assert unknown.exit_code == 2 and "There are: harm-c" in unknown.output
+    for row, split in enumerate(("train", "val", "test")):
+        harmeme(tmp_path / f"{split}.jsonl", (f"m{row}", LEVEL_WORDS[row], f"cake {row}"))
+        (tmp_path / "images").mkdir(exist_ok=True)
+        (tmp_path / f"images/m{row}.png").write_bytes(png_of((row * 80, 9, 9)))
+    clean = run(cli, ["datasets", "check", str(tmp_path), "--dataset", "synthetic-harmeme", "--pictures"])
+    assert (clean.exit_code, "nothing found" in clean.output) == (0, True)
+
+
+@pytest.mark.skipif(not HARMEME.is_dir(), reason="HarMeme's annotations are not at hand (MEMECOURT_HARMEME)")
+def test_the_real_annotations(capfd):
+    assert [dataset.id for dataset in recognised(HARMEME)] == ["harm-c", "harm-p"]
+    for id_, usable in (("harm-c", 3013), ("harm-p", 2937)):
+        read = read_split(DATASETS[id_], HARMEME, "train")
+        assert len(read.memes) == usable and len({meme.id for meme in read.memes}) == usable
+        report = checked(id_, HARMEME)
+        assert {(Kind.FILE_MISSING, "test"), (Kind.PICTURES_MISSING, "val")} <= kinds(report)
+        assert Kind.COUNT_DIFFERS not in {finding.kind for finding in report.findings}
+
+
+def words():
+    return WordEncoder(text_dim=256)
+
+
+def by_hand(library, tuning, rows, kept):
+    """Accuracy and macro-F1 of the vote on texts, written again from its definition: numpy and nothing of the court's.
+
+    Args:
+        library: Whose vectors are searched.
+        tuning: Its settings; alpha counts for nothing where there are no pictures.
+        rows: What is judged.
+        kept: Places of the precedents that vote.
+    """
+    dim = library.manifest.encoder.text_dim
+    vectors = np.asarray(library.rows[kept, :dim], dtype=np.float64)
+    harm = np.array([library.memes[place].source_label != "not harmful" for place in kept], dtype=float)
+    near = words().embed_texts([row.text for row in rows]).vectors.astype(np.float64) @ vectors.T
+    settings = tuning.vote
+    order = np.argsort(-near.round(6), axis=1, kind="stable")[:, : settings.k]
+    top = np.take_along_axis(near, order, axis=1)
+    weights = np.exp((top - top[:, :1]) / settings.tau)
+    share = ((weights * harm[order]).sum(axis=1) + settings.prior_weight * settings.prior) / (
+        weights.sum(axis=1) + settings.prior_weight
+    )
+    said = 1 / (1 + np.exp(-(settings.intercept + settings.slope * np.log(share / (1 - share))))) >= settings.threshold
+    gold = np.array([row.source_label != "not harmful" for row in rows])
+    f1 = [
+        2 * (said & gold).sum() / (said.sum() + gold.sum()),
+        2 * (~said & ~gold).sum() / ((~said).sum() + (~gold).sum()),
+    ]
+    return float((said == gold).mean()), float(np.mean(f1))
+
+
+@pytest.fixture(scope="module", params=["synthetic", "harm-c", "harm-p"])
+def voting(request, tmp_path_factory):
+    """A library of a train split, by its texts, and the source that it is asked about."""
+    if request.param == "synthetic":
+        root = tmp_path_factory.mktemp("voting")
+        made = make(root / "data", Layout.HARMEME, train=160, val=60, test=0)
+        dataset, data = DATASETS[made.dataset], made.root
+    elif HARMEME.is_dir():
+        dataset, data = DATASETS[request.param], HARMEME
+    else:
+        pytest.skip("HarMeme's annotations are not at hand (MEMECOURT_HARMEME)")
+    place = tmp_path_factory.mktemp("library") / "library"
+    asyncio.run(build_library(place, [source_of(dataset, data, "train")], name="l", encoder=words()))
+    val = source_of(dataset, data, "val")
+    return place, type(val)(val.path, name=val.name, format=val.format)  # texts alone
+
+
+@pytest.mark.parametrize(
+    ("protocol", "drop"), [(Protocol.MERGED, False), (Protocol.EXTREME, False), (Protocol.EXTREME, True)]
+)
+def test_the_vote_is_worth_what_numpy_says(voting, monkeypatch, protocol, drop):
+    monkeypatch.setattr("eval.vote.BuiltinEncoder", words)
+    place, source = voting
+    library = Library.open(place, words().identity)
+    everything = read_source(source).good
+    judged = [row for row in everything if protocol is Protocol.MERGED or row.source_label != "somewhat harmful"]
+    kept = [n for n, meme in enumerate(library.memes) if not drop or meme.source_label != "somewhat harmful"]
+    tuning = library.manifest.tuning
+    if drop:
+        memes = [library.memes[place] for place in kept]
+        rows = np.ascontiguousarray(library.rows[kept])
+        tuning = calibrate(rows, memes, library.manifest.encoder.text_dim, tuning.floors)
+    accuracy, macro_f1 = by_hand(library, tuning, judged, kept)
+    report = asyncio.run(measure_vote(place, source, protocol=protocol, drop_precedents=drop))
+    assert (report.scores.n, report.dropped) == (len(judged), len(everything) - len(judged))
+    assert (report.precedents, report.precedents_dropped) == (len(kept), len(library.memes) - len(kept))
+    assert report.scores.accuracy.value == pytest.approx(accuracy, abs=1e-12)
+    assert report.scores.macro_f1.value == pytest.approx(macro_f1, abs=1e-12)
+    left = measure_left_out(place, twins_too=True, protocol=protocol, drop_precedents=drop)
+    # Of the library's own memes, those of the dropped label are not judged, whether they vote or not.
+    judged = [n for n, m in enumerate(library.memes) if protocol is Protocol.MERGED or LEVELS[m.source_label] != 1]
+    assert left.n == len(judged) and left.harmful == sum(library.memes[n].harmful for n in judged)
+
+
+def test_the_protocol_needs_three_labels(tmp_path, monkeypatch):
+    monkeypatch.setattr("eval.vote.BuiltinEncoder", words)
+    harmeme(tmp_path / "train.jsonl", *many(30))
+    train = source_of(DATASETS["harm-c"], tmp_path, "train")
+    asyncio.run(build_library(tmp_path / "library", [train], name="l", encoder=words()))
+    file = tmp_path / "two.csv"
+    file.write_text("id,label,text\na,harmful,x\n")
+    run = CliRunner().invoke
+    told = run(cli, ["vote", str(tmp_path / "library"), str(file), "--protocol", "extreme"])
+    assert told.exit_code == 1 and "HarMeme's three labels" in told.output
+    assert run(cli, ["vote", str(tmp_path / "library"), str(file), "--drop-precedents"]).exit_code == 2
+    told = run(cli, ["vote", str(tmp_path / "library"), str(tmp_path / "train.jsonl"), "--protocol", "extreme"])
+    assert told.exit_code == 0 and "extreme: 10 memes and 0 precedents dropped" in told.output
+    harmeme(tmp_path / "val.jsonl", ("a", "somewhat harmful", "x"))
+    told = run(cli, ["vote", str(tmp_path / "library"), str(tmp_path / "val.jsonl"), "--protocol", "extreme"])
+    assert told.exit_code == 1 and "No meme of val.jsonl is left" in told.output
