@@ -11,6 +11,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from eval.commands.ablate import ablate
+from eval.commands.compare import compare
+from eval.commands.datasets import datasets
+from eval.commands.export import export
+from eval.commands.report import report
+from eval.commands.run import run
+from eval.commands.score import score
+from eval.commands.steering import steering
+from eval.commands.sweep import sweep
+from eval.commands.synthetic import synthetic
+
 if TYPE_CHECKING:
     from eval.metrics import Scores
 
@@ -28,6 +39,7 @@ def perf(name: str | None, as_json: bool) -> None:
 
     Exit code: 0 if every figure is within its bound, 1 if not, 2 if there is no such benchmark.
     """
+    from court.errors import CourtError
     from eval.perf.bench import BENCHMARKS, measure
 
     if name is None:
@@ -36,7 +48,10 @@ def perf(name: str | None, as_json: bool) -> None:
         return
     if name not in BENCHMARKS:
         raise click.UsageError(f"There is no benchmark {name!r}. There are: {', '.join(BENCHMARKS)}.")
-    result = measure(name)
+    try:
+        result = measure(name)
+    except CourtError as error:
+        raise click.ClickException(error.message) from error
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
@@ -54,6 +69,16 @@ def perf(name: str | None, as_json: bool) -> None:
 @click.option("--pictures", type=click.Path(path_type=Path), help="The folder that the file's picture names are in.")
 @click.option("--leave-one-out", is_flag=True, help="Ask about the library's own memes instead, each left out in turn.")
 @click.option("--keep-twins", is_flag=True, help="When leaving one out, leave in what shares its picture or words.")
+@click.option(
+    "--protocol",
+    type=click.Choice(["merged", "extreme"]),
+    default="merged",
+    show_default=True,
+    help="How HarMeme's three labels become two: somewhat harmful is harmful, or is not judged.",
+)
+@click.option(
+    "--drop-precedents", is_flag=True, help="With extreme: precedents that are somewhat harmful give no vote either."
+)
 @click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
 def vote(
@@ -62,6 +87,8 @@ def vote(
     pictures: Path | None,
     leave_one_out: bool,
     keep_twins: bool,
+    protocol: str,
+    drop_precedents: bool,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -69,22 +96,33 @@ def vote(
 
     Every meme is judged by the vote alone, however far its precedents are; how many the court would leave undecided for
     that is said beside it. Intervals are 95 %, by bootstrap over memes (10,000 resamples).
+
+    Under the protocol extreme, precedents that are somewhat harmful still vote, as harmful: that is what a court would
+    know. The court's paper drops the label altogether; --drop-precedents does, and calibrates the rest anew.
     """
     from court.errors import CourtError
+    from eval.datasets.protocol import Protocol
     from eval.vote import measure_left_out, measure_vote
     from retrieval.sources import Source
 
     if (file is None) != leave_one_out:
         raise click.UsageError("Give either FILE or --leave-one-out.")
+    if drop_precedents and protocol != "extreme":
+        raise click.UsageError("--drop-precedents is for --protocol extreme: merged drops no label.")
+    how = Protocol(protocol)
     try:
         if file is None:
-            scores = measure_left_out(library, twins_too=not keep_twins, seed=seed)
+            scores = measure_left_out(
+                library, twins_too=not keep_twins, protocol=how, drop_precedents=drop_precedents, seed=seed
+            )
             _told(scores, {}, as_json)
             return
-        report = asyncio.run(measure_vote(library, Source(path=file, pictures=pictures), seed=seed))
+        source = Source(path=file, pictures=pictures)
+        report = asyncio.run(measure_vote(library, source, protocol=how, drop_precedents=drop_precedents, seed=seed))
     except CourtError as error:
         raise click.ClickException(error.message) from None
     remarks = {
+        "protocol": f"{protocol}: {report.dropped:,} memes and {report.precedents_dropped:,} precedents dropped",
         "undecided": f"{report.undecided:,} would be left to a person: every precedent is too far",
         "same text": f"{report.same_text:,} stand in the library word for word",
         "text alone": f"{report.without_picture:,} were judged without their picture",
@@ -105,6 +143,18 @@ def _told(scores: Scores, remarks: dict[str, str], as_json: bool, report: dict[s
         click.echo(f"Brier        {scores.brier:.3f}")
     for name, remark in remarks.items():
         click.echo(f"{name:<12} {remark}")
+
+
+cli.add_command(ablate)
+cli.add_command(compare)
+cli.add_command(datasets)
+cli.add_command(export)
+cli.add_command(report)
+cli.add_command(run)
+cli.add_command(score)
+cli.add_command(steering)
+cli.add_command(sweep)
+cli.add_command(synthetic)
 
 
 def main() -> None:

@@ -114,9 +114,17 @@ class RunManifest(_Stored):
     library: str
     """Digest of the library."""
     library_size: int
+    library_dir: str = ""
+    """Where it was, if several runs share it; empty where it is the run's own."""
+    calls_file: str = ""
+    """Where the store of calls was, likewise."""
+    server: str = ""
+    """What the model servers are called in the store of calls; empty where they go by their addresses."""
     encoder: str
     excluded: dict[str, int] = Field(default_factory=dict)
     """Precedents left out, by why."""
+    checked: dict[str, JsonValue] = Field(default_factory=dict)
+    """From where on a precedent was too near to what is judged (:class:`eval.precedents.Nearness`)."""
     control: str = ""
     """What was altered to see what it is worth: ``random precedents``, ``shuffled labels``, ``swapped sides``."""
     software: str

@@ -1,17 +1,9 @@
-"""The docket in a SQL database: SQLite, in WAL mode, flushed to the disk at every commit.
-
-One thread writes. Whatever has been handed in while it was committing goes into its next commit, so that many trials at
-once share the cost of a flush instead of queueing for it.
-"""
+"""The docket in a SQL database: SQLite, in WAL mode, written to by one thread (:mod:`serving.docket.writer`)."""
 
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -26,15 +18,13 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    create_engine,
-    event,
     func,
     insert,
     select,
     text,
 )
 from sqlalchemy.dialects.sqlite import insert as insert_or
-from sqlalchemy.engine import URL, Engine
+from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLAlchemyError
 
 from court.errors import CourtError, Unavailable
@@ -42,11 +32,10 @@ from court.events import AnyEvent, TrialFailed, TrialOpened, VerdictGiven, parse
 from court.meme import Picture
 from court.record import TrialRecord, TrialState
 from serving.docket.store import DocketError, DocketLine, TrialUnknown
+from serving.docket.writer import GroupWriter, Write, sqlite_engine, transaction
 
 FORMAT = 1
 """Of the tables below; a docket of a later format is refused."""
-
-_GROUP = 256  # events in one commit at most: bounds how long the first of them waits
 
 _metadata = MetaData()
 
@@ -68,18 +57,14 @@ _pictures = Table(
     Column("png", LargeBinary, nullable=False),
 )
 
-_Write = Callable[[Connection], None]
-
 
 class SqlDocket:
     """A :class:`~serving.docket.store.Docket` in a SQLite file; several processes may use the same."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._writes: queue.SimpleQueue[tuple[_Write, Future[None]] | None] = queue.SimpleQueue()
         self._closed = False
-        self._writer = threading.Thread(target=self._write, name="docket-writer", daemon=True)
-        self._writer.start()
+        self._writer = GroupWriter(engine, _translated)
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True, patience: float = 10.0) -> Self:
@@ -100,8 +85,7 @@ class SqlDocket:
                     reason="DOCKET_MISSING",
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": patience})
-        event.listen(engine, "connect", _set_up)
+        engine = sqlite_engine(path, patience)
         try:
             _check_or_create(engine, path)
         except SQLAlchemyError as error:
@@ -170,6 +154,15 @@ class SqlDocket:
         last = {end.trial_id: end for end in (parse_event(body) for (body,) in await self._read(ended))}
         return [_line(opening, last.get(opening.trial_id)) for opening in first]
 
+    async def requests(self) -> Mapping[str, Sequence[str]]:
+        """See :meth:`serving.docket.store.Docket.requests`."""
+        request = func.json_extract(_events.c.body, "$.request_id")
+        opened = select(request, _events.c.trial_id).where(_events.c.kind == "TrialOpened")
+        trials: dict[str, list[str]] = {}
+        for request_id, trial_id in await self._read(opened.order_by(_events.c.at, _events.c.trial_id)):
+            trials.setdefault(request_id, []).append(trial_id)
+        return trials
+
     async def open_trials(self) -> Sequence[str]:
         """See :meth:`serving.docket.store.Docket.open_trials`."""
         # The last event of each trial says whether it has ended; reviews only follow a verdict.
@@ -187,16 +180,13 @@ class SqlDocket:
         """See :meth:`serving.docket.store.Docket.close`."""
         if not self._closed:
             self._closed = True
-            self._writes.put(None)
-            await asyncio.to_thread(self._writer.join)
+            await self._writer.close()
             self._engine.dispose()
 
-    async def _hand_in(self, write: _Write) -> None:
+    async def _hand_in(self, write: Write) -> None:
         if self._closed:
             raise Unavailable("The docket is closed.", reason="DOCKET_CLOSED")
-        done: Future[None] = Future()
-        self._writes.put((write, done))
-        await asyncio.wrap_future(done)
+        await asyncio.wrap_future(self._writer.hand_in(write))
 
     async def _read(self, query: Any) -> Sequence[Any]:
         def run() -> Sequence[Any]:
@@ -208,69 +198,13 @@ class SqlDocket:
         except DatabaseError as error:
             raise _translated(error) from error
 
-    def _write(self) -> None:
-        """The writer thread: one commit for all that has come since the last."""
-        while (first := self._writes.get()) is not None:
-            group = [first]
-            closing = False
-            while len(group) < _GROUP and not self._writes.empty():
-                item = self._writes.get()
-                if item is None:
-                    closing = True
-                    break
-                group.append(item)
-            self._commit(group)
-            if closing:
-                return
-
-    def _commit(self, group: Sequence[tuple[_Write, Future[None]]]) -> None:
-        # A caller that gave up has cancelled its future; one that has not can't any more from here on.
-        group = [(write, done) for write, done in group if done.set_running_or_notify_cancel()]
-        try:
-            with _transaction(self._engine) as connection:
-                for write, _ in group:
-                    write(connection)
-        except Exception as error:
-            if len(group) == 1:
-                group[0][1].set_exception(_translated(error))
-                return
-            # One of them is at fault, and only that one is to hear of it.
-            for write, done in group:
-                try:
-                    with _transaction(self._engine) as connection:
-                        write(connection)
-                except Exception as own:
-                    done.set_exception(_translated(own))
-                else:
-                    done.set_result(None)
-            return
-        for _, done in group:
-            done.set_result(None)
-
-
-@contextmanager
-def _transaction(engine: Engine) -> Iterator[Connection]:
-    with engine.begin() as connection:
-        # IMMEDIATE: a second process waits at the door, instead of failing when it comes to write.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-        yield connection
-
 
 def _execute(connection: Connection, statement: Any, rows: Any) -> None:
     connection.execute(statement, rows)
 
 
-def _set_up(connection: Any, _: Any) -> None:
-    """Every connection: readers don't wait for the writer, and a commit is on the disk when it returns."""
-    connection.isolation_level = None  # transactions begin where _transaction says so, not where the driver guesses
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()
-
-
 def _check_or_create(engine: Engine, path: Path) -> None:
-    with _transaction(engine) as connection:
+    with transaction(engine) as connection:
         found = connection.execute(text("PRAGMA user_version")).scalar_one()
         tables = connection.execute(text("SELECT count(*) FROM sqlite_master WHERE type = 'table'")).scalar_one()
         if found > FORMAT:

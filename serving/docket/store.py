@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -86,6 +86,10 @@ class Docket(Protocol):
 
     async def list(self, *, limit: int, before: datetime | None = None) -> Sequence[DocketLine]:
         """Trials, the last opened first, those opened before a time only."""
+        ...
+
+    async def requests(self) -> Mapping[str, Sequence[str]]:
+        """Ids of all trials by the request that they were opened for, the first opened first."""
         ...
 
     async def open_trials(self) -> Sequence[str]:

@@ -1,0 +1,44 @@
+"""What a run has to say of the software and the machine that it was held with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+
+def commit() -> str:
+    """Of the source tree that this package lies in, ``+`` appended where it was changed; empty where it is not one.
+
+    Installed into an environment below somebody else's repository it lies in a work tree, too; only what that one keeps
+    track of is of its commit.
+    """
+    here = Path(__file__).resolve()
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return ""
+    head = _git(here.parent, "rev-parse", "HEAD")
+    if head is None:
+        return ""
+    changed = _git(here.parent, "status", "--porcelain", "--untracked-files=no", "--", ":/")
+    return head.strip() + ("+" if changed else "")
+
+
+def machine() -> str:
+    """System, processor kind, number of cores."""
+    cores = os.cpu_count() or 1
+    return f"{platform.system()} {platform.release()}, {platform.machine()}, {cores} cores"
+
+
+def python() -> str:
+    """Implementation and version."""
+    return f"{platform.python_implementation()} {platform.python_version()}"
+
+
+def _git(where: Path, *arguments: str) -> str | None:
+    """What git says; None where it says no, or is not there."""
+    try:
+        said = subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return said.stdout if said.returncode == 0 else None

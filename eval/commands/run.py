@@ -1,0 +1,273 @@
+"""``memecourt-eval run``: judges a split of a data set, and takes a run up again that was cut off."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from eval.run import Plan
+    from eval.runs.folder import RunManifest
+    from eval.runs.results import Results
+    from serving.settings import Settings
+
+EXIT_INTERRUPTED = 130
+_BEGUN = (
+    "dataset",
+    "data",
+    "split",
+    "out",
+    "name",
+    "procedure",
+    "protocol",
+    "limit",
+    "seed",
+    "settings",
+    "server_name",
+)
+"""Options that say what a run is: taken up again, it brings them along."""
+
+
+@click.command()
+@click.option("--dataset", metavar="ID", help="What to judge; memecourt-eval datasets lists them.")
+@click.option("--data", type=click.Path(path_type=Path), help="The directory that the data set was unpacked in.")
+@click.option("--split", help="[default: the first one that is for testing]")
+@click.option("--out", type=click.Path(path_type=Path), help="The folder of the run; one that is not there yet.")
+@click.option("--name", help="What to call the run. [default: the folder's name]")
+@click.option("--procedure", type=click.Choice(["summary", "full", "cascade"]), help="[default: summary]")
+@click.option("--protocol", help="Under which it is scored, parted by commas. [default: all that the data set has]")
+@click.option("--limit", type=click.IntRange(min=1), help="Judge a sample of so many memes, stratified by label.")
+@click.option("--seed", type=int, help="Of that sample, and of replies where a temperature is set. [default: 0]")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of trials, e.g. rounds_max=6.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1000), help="Memes on trial at once. [default: 4 summary, 16 else]"
+)
+@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="A TOML file of settings.")
+@click.option("--llm-url", metavar="URL", help="A chat-completions server for full trials: …/v1.")
+@click.option("--model", help="The model to ask there; each role may have its own, in the file of settings.")
+@click.option("--policy", type=click.Path(path_type=Path), help="The file of the policy (TOML).")
+@click.option("--calls", type=click.Path(path_type=Path), help="A store of model calls that runs share.")
+@click.option("--library", type=click.Path(path_type=Path), help="Precedents that another run prepared: its library/.")
+@click.option(
+    "--server-name",
+    metavar="NAME",
+    help="What to call the model servers in the store of calls, so that one that moved to another address is the same.",
+)
+@click.option("--allow-missing", is_flag=True, help="Memes without a picture count as failed, and the run goes on.")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Take this run up again.")
+@click.option("--retry-failed", is_flag=True, help="With --resume: try again what failed for a reason that may pass.")
+@click.option("--json", "as_json", is_flag=True, help="What came of it as one JSON object.")
+def run(**given: Any) -> None:
+    """Tries every meme of a split and keeps what came of each, with records, in a folder of plain files.
+
+    Precedents come from the train split, without those that are too near to what is judged. A run can be ended at any
+    moment, by Ctrl-C or otherwise: --resume goes on where it was, and no model is asked again for what it has said.
+
+    Exit code: 0 if every meme has been judged (undecided and failed ones are counted), 1 if the run could not go on,
+    130 if it was interrupted.
+    """
+    from court.errors import CourtError
+    from eval.progress import watching
+    from eval.run import run as hold
+    from serving.cli.common import run as asyncio_run
+
+    if given["config"]:
+        os.environ["MEMECOURT_CONFIG"] = given["config"]  # where Settings looks for it
+    try:
+        plan = _resumed(given) if given["resume"] else _planned(given)
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    with watching(lambda line: click.echo(line, err=True)) as progress:
+        try:
+            asyncio_run(hold(plan, progress))
+        except KeyboardInterrupt:
+            interrupted = True
+        else:
+            interrupted = False
+    if interrupted:
+        click.echo(f"Interrupted. What was judged is kept; this goes on:\n  {again(plan, given)}", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    _show(plan, given)
+
+
+def again(plan: Plan, given: dict[str, Any]) -> str:
+    """The command that takes a run up again; the same one as before, where it had not begun to judge."""
+    from eval.runs.folder import MANIFEST
+
+    if not (plan.out / MANIFEST).exists():
+        return plan.command
+    words = ["memecourt-eval", "run", "--resume", str(plan.out)]
+    moved = ("data",) if given["resume"] else ()
+    for name in (*moved, "config", "llm_url", "model", "policy", "concurrency"):
+        if given[name] is not None:
+            words += [f"--{name.replace('_', '-')}", str(given[name])]
+    return shlex.join(words + ["--allow-missing"] * given["allow_missing"])
+
+
+def _planned(given: dict[str, Any]) -> Plan:
+    from court.errors import BadRequest
+    from court.events import Procedure
+    from eval.datasets.known import DATASETS, Role
+    from eval.run import Plan
+
+    for name in ("dataset", "data", "out"):
+        if given[name] is None:
+            raise click.UsageError(f"Missing option --{name}; or --resume, to take a run up again.")
+    if given["retry_failed"]:
+        raise click.UsageError("--retry-failed goes with --resume.")
+    if given["dataset"] not in DATASETS:
+        raise BadRequest(f"There is no data set {given['dataset']!r}. There are: {', '.join(DATASETS)}.")
+    if (given["out"] / "manifest.json").exists():
+        raise click.UsageError(f"{given['out']} holds a run already. --resume takes it up again.")
+    dataset = DATASETS[given["dataset"]]
+    procedure = Procedure((given["procedure"] or "summary").upper())
+    return Plan(
+        out=given["out"],
+        name=given["name"] or given["out"].resolve().name,
+        dataset=dataset,
+        data=given["data"],
+        split=given["split"] or dataset.of_role(Role.TEST)[0].name,
+        procedure=procedure,
+        protocols=protocols_of(given["protocol"]) if given["protocol"] else dataset.protocols,
+        settings=_settings(given, trial_settings_of(given["settings"])),
+        limit=given["limit"],
+        seed=given["seed"] or 0,
+        concurrency=given["concurrency"] or concurrency_for(procedure),
+        calls=given["calls"],
+        library=given["library"],
+        command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
+        server=given["server_name"] or "",
+        allow_missing=given["allow_missing"],
+    )
+
+
+def _resumed(given: dict[str, Any]) -> Plan:
+    from court.errors import BadRequest
+    from court.settings import TrialSettings
+    from eval.datasets.known import DATASETS
+    from eval.run import Plan
+    from eval.runs.folder import RunFolder
+
+    fixed = [name for name in _BEGUN if given[name]]
+    if fixed:
+        names = ", ".join("--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in fixed)
+        raise click.UsageError(f"{names} can't be given with --resume: what a run is was said when it was begun.")
+    begun: RunManifest = RunFolder(given["resume"]).manifest()
+    if begun.dataset not in DATASETS:
+        raise BadRequest(f"The run is of {begun.dataset}, a data set that this version does not know.")
+    trial = {name: value for name, value in begun.settings.items() if name in TrialSettings.model_fields}
+    return Plan(
+        out=given["resume"],
+        name=begun.name,
+        dataset=DATASETS[begun.dataset],
+        data=given["data"] or Path(begun.data_dir),
+        split=begun.split,
+        procedure=begun.procedure,
+        protocols=begun.protocols,
+        settings=_settings(given, trial),
+        limit=begun.limit,
+        seed=begun.seed,
+        concurrency=given["concurrency"] or concurrency_for(begun.procedure),
+        calls=given["calls"] or (Path(begun.calls_file) if begun.calls_file else None),
+        library=given["library"] or (Path(begun.library_dir) if begun.library_dir else None),
+        control=begun.control,
+        command=begun.command,
+        server=begun.server,
+        allow_missing=given["allow_missing"],
+        retry_failed=given["retry_failed"],
+    )
+
+
+def concurrency_for(procedure: str) -> int:
+    """Memes on trial at once, where nobody says: what asks no model is bound by this machine's processors."""
+    return 4 if procedure == "SUMMARY" else 16
+
+
+def protocols_of(said: str) -> tuple[Any, ...]:
+    """Protocols, parted by commas. Raises click.UsageError for one that there is none of."""
+    from eval.datasets.protocol import Protocol
+
+    try:
+        return tuple(dict.fromkeys(Protocol(word.strip()) for word in said.split(",")))
+    except ValueError:
+        raise click.UsageError(f"--protocol {said}: there are {', '.join(Protocol)}.") from None
+
+
+def trial_settings_of(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """Settings of trials from NAME=VALUE; what a value has to be is checked with the other settings.
+
+    Raises:
+        click.UsageError: A pair has no name that there is.
+    """
+    from court.settings import TrialSettings
+
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or name not in TrialSettings.model_fields:
+            raise click.UsageError(
+                f"--set {pair}: give NAME=VALUE, of these names: {', '.join(TrialSettings.model_fields)}."
+            )
+        settings[name] = None if value in ("", "none") else value
+    return settings
+
+
+def _settings(given: dict[str, Any], trial: dict[str, Any]) -> Settings:
+    from serving.cli.common import settings_of
+
+    llm = {name: given[key] for name, key in (("url", "llm_url"), ("model", "model")) if given[key] is not None}
+    return settings_of(trial=trial or None, llm=llm or None, policy=given["policy"])
+
+
+def _show(plan: Plan, given: dict[str, Any]) -> None:
+    from dataclasses import asdict
+
+    from court.errors import CourtError
+    from eval.metrics import Card, card
+    from eval.runs.results import read_results
+
+    results = read_results(plan.out)
+    cards: dict[str, Card | str] = {}
+    for protocol in results.protocols:
+        try:
+            cards[protocol] = card(results, protocol)
+        except CourtError as error:  # a protocol that leaves no meme of a small sample
+            cards[protocol] = error.message
+    reasons = _reasons(results)
+    if given["as_json"]:
+        told = {name: value if isinstance(value, str) else asdict(value) for name, value in cards.items()}
+        click.echo(json.dumps({"run": str(plan.out), "name": results.name, "cards": told, "without_class": reasons}))
+        return
+    for name, value in cards.items():
+        if isinstance(value, str):
+            click.echo(f"{name}: {value}")
+            continue
+        decided = value.decided
+        click.echo(f"{name}: {value.n:,} memes, {value.harmful:,} harmful; coverage {value.coverage.value:.3f}")
+        rows = (("decided", decided), ("strict", value.strict), ("vote", value.vote))
+        for what, rates in rows:
+            if rates is not None:
+                figures = (("accuracy", rates.accuracy), ("macro-F1", rates.macro_f1))
+                said = "  ".join(f"{n} {f.value:.3f} [{f.low:.3f}, {f.high:.3f}]" for n, f in figures)
+                click.echo(f"  {what:<9}{said}")
+        click.echo(f"  {'majority':<9}accuracy {value.majority:.3f}{'':<16}macro-F1 {value.majority_macro_f1:.3f}")
+    if reasons:
+        said = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        click.echo(f"no class: {said}")
+    if any(one.prediction.outcome == "FAILED" for one in results.judged):
+        click.echo(f"Failures whose reason may have passed are tried again by: {again(plan, given)} --retry-failed")
+    click.echo(f"{plan.out} holds the run. memecourt-eval report {shlex.quote(str(plan.out))} makes a report of it.")
+
+
+def _reasons(results: Results) -> dict[str, int]:
+    """How many memes have no class, by why; the most frequent first."""
+    from collections import Counter
+
+    found = Counter(one.prediction.reason for one in results.judged if one.prediction.outcome.harmful is None)
+    return dict(found.most_common())

@@ -1,0 +1,102 @@
+"""``memecourt-eval sweep``: choosing settings, on memes that nothing is measured on afterwards."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from eval.commands.studies import say, study_options
+
+if TYPE_CHECKING:
+    from eval.sweeping import Candidate, Sweep
+
+_SHOWN = 10  # settings that are listed; --json lists all
+
+
+@click.command()
+@study_options(procedure="summary", split="val")
+@click.option(
+    "--grid",
+    "axes",
+    multiple=True,
+    metavar="NAME=V1,V2,…",
+    help="A setting of trials and its values; every combination is judged. May be given again.",
+)
+@click.option(
+    "--thresholds",
+    default="",
+    metavar="T1,T2,…",
+    help="Scores from which on a meme counts as harmful; tried on every combination, no meme is judged again.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any) -> None:
+    """Tries settings of trials on a validation split and says which is best, and how little that may mean.
+
+    Ordered by strict macro-F1 with 95 % intervals by bootstrap over memes (10,000 resamples). A split that is for
+    testing is refused. Called again with the same --out, it goes on where it was, and takes more combinations in.
+    """
+    from court.errors import CourtError
+    from eval.commands.choices import dataset_of
+    from eval.commands.studies import hold, study_of
+    from eval.runs.results import read_results
+    from eval.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
+
+    try:
+        require_not_test(dataset_of(options["dataset"]), options["split"])
+        scores = parse_thresholds(thresholds)
+        parsed = [parse_axis(axis) for axis in axes]
+        if not parsed and not scores:
+            raise click.UsageError("Give a --grid or --thresholds: there is nothing to choose from.")
+        if len(dict(parsed)) < len(parsed):
+            raise click.UsageError("Each setting has one --grid, with all its values.")
+        study = study_of("sweep", grid(dict(parsed)), **options)
+        results = [read_results(folder.root) for folder in hold(study, say)]
+        sweeps = [rank(results, protocol, scores, seed=options["seed"]) for protocol in study.protocols]
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    if as_json:
+        click.echo(json.dumps({str(one.protocol): asdict(one) for one in sweeps}))
+        return
+    for one in sweeps:
+        _tell(one, options["dataset"], options["split"])
+
+
+def _tell(sweep: Sweep, dataset: str, split: str) -> None:
+    from eval.tables import figure, table
+
+    click.echo(f"{dataset}, split {split}, protocol {sweep.protocol}: {sweep.n:,} memes\n")
+    rows = [["settings", "macro-F1, strict", "accuracy", "coverage", "behind the best"]]
+    for one in sweep.candidates[:_SHOWN]:
+        behind = "" if one is sweep.best else figure(one.behind)
+        rows.append([_name(one), figure(one.macro_f1), f"{one.accuracy:.3f}", f"{one.coverage:.3f}", behind])
+    click.echo(table(rows))
+    if len(sweep.candidates) > _SHOWN:
+        click.echo(f"and {len(sweep.candidates) - _SHOWN:,} more; --json lists all")
+    click.echo("\n" + "\n".join(in_words(sweep)) + "\n")
+
+
+def _name(one: Candidate) -> str:
+    return one.run if one.threshold is None else f"{one.run}, harmful from {one.threshold:g}"
+
+
+def in_words(sweep: Sweep) -> list[str]:
+    """What the sweep says and what it leaves open, in sentences."""
+    best, many = sweep.best, len(sweep.candidates)
+    if many == 1:
+        return [f"There was nothing to choose: {_name(best)} is all that was tried."]
+    near = sum(one.within_noise for one in sweep.candidates) - 1
+    said = [f"Best of {many:,}: {_name(best)}, with a macro-F1 of {best.macro_f1.value:.3f}."]
+    if near:
+        said.append(
+            f"{near:,} of the other {many - 1:,} lie within noise of it: this split can't tell them from the best, and "
+            "the simplest of them is as good a choice."
+        )
+    said.append(
+        f"The best of many is flattered by its luck on these very memes, here by about {sweep.flattered_by:.3f}: "
+        f"expect about {best.macro_f1.value - sweep.flattered_by:.3f} on others, and measure that on the test split, "
+        "once."
+    )
+    return said

@@ -1,0 +1,178 @@
+"""From the record of a trial to the line that a run keeps of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from court.events import (
+    AnswerGiven,
+    Described,
+    ModelCall,
+    QuestionAsked,
+    Side,
+    SideRested,
+    Summarised,
+    SummarisedAhead,
+    TrialFailed,
+    TrialResumed,
+    Unused,
+    VerdictGiven,
+    VerdictReviewed,
+)
+from court.record import TrialRecord
+from court.verdict import Label, Strength, Verdict
+from court.vote import vote
+from eval.datasets.protocol import Level
+from eval.runs.folder import JudgedMeme
+from eval.runs.prediction import Cost, Outcome, Prediction, SideCourse
+
+
+def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> Prediction:
+    """What a trial that is over said of a meme.
+
+    Args:
+        meme: What was tried.
+        record: Of its trial.
+        stored: Calls that came out of the store of calls.
+
+    Raises:
+        ValueError: The trial is not over.
+    """
+    verdict, failed = record.verdict, record.last(TrialFailed)
+    if verdict is not None:
+        outcome = Outcome(str(verdict.label))
+        reason = str(verdict.review[0].reason) if verdict.label is Label.UNDECIDED else ""
+    elif failed is not None:
+        outcome, reason = Outcome.FAILED, failed.reason
+    else:
+        raise ValueError(f"trial {record.trial_id} is not over")
+    held = None
+    if record.precedents and record.precedents.findings.tally:
+        held = vote(record.precedents.findings.tally, record.precedents.findings.vote_settings)
+    return Prediction(
+        meme=meme.id,
+        outcome=outcome,
+        score=verdict.harm_score if verdict else None,
+        level=level_of(verdict) if verdict and meme.level is not None else None,
+        vote=held.probability if held else None,
+        vote_harmful=held.probability >= held.settings.threshold if held else None,
+        needs_review=verdict.needs_human_review if verdict else False,
+        reason=reason,
+        trial=record.trial_id,
+        cost=cost_of(record, stored),
+        sides=_sides(record),
+    )
+
+
+def level_of(verdict: Verdict) -> Level | None:
+    """Which of three levels a verdict comes to; None where it is undecided."""
+    if verdict.strengths is None:
+        return None
+    if verdict.label is Label.NOT_HARMFUL:
+        return Level.NOT_HARMFUL
+    return Level.VERY_HARMFUL if verdict.strengths.harmful is Strength.STRONG else Level.SOMEWHAT_HARMFUL
+
+
+def cost_of(record: TrialRecord, stored: int = 0) -> Cost:
+    """What a trial took, by its record: calls that no verdict rests on included.
+
+    Args:
+        record: Of a trial that is over.
+        stored: Calls that came out of the store of calls, as far as this process knows.
+    """
+    told = calls_of(record)
+    ends: tuple[VerdictGiven | TrialFailed, ...] = (*record.all(VerdictGiven), *record.all(TrialFailed))
+    unused = [end.unused for end in ends if end.unused]
+    made = sum(number for _, number in told) + sum(each.calls for each in unused)
+    figures: list[ModelCall | Unused] = [*(call for call, _ in told), *unused]
+    return Cost(
+        calls=made,
+        stored=min(stored, made),
+        tokens_in=sum(each.tokens_in for each in figures),
+        tokens_out=sum(each.tokens_out for each in figures),
+        tokens_cached=sum(each.tokens_cached for each in figures),
+        chain=chain_of(record),
+        seconds=_seconds(record),
+    )
+
+
+def chain_of(record: TrialRecord) -> int:
+    """Calls on the longest chain of which each waits for the one before, by what the verdict rests on.
+
+    ``D``, then by the longer side its questions and answers in turn and the last summary, then the judgment, or its
+    two calls for odds where those are more. Without overlap every summary stands in the chain. A reply that had to be
+    asked for twice counts twice.
+    """
+    described, given = record.last(Described), record.last(VerdictGiven)
+    judged = _number(given.call) if given else 0
+    if given and given.odds:
+        judged = max(judged, len(given.odds.harmful))
+    overlap = record.opened.settings.get("overlap", True) is not False
+    longest = max(_side_chain(record, side, overlap) for side in Side)
+    return (_number(described.call) if described else 0) + longest + judged
+
+
+def _side_chain(record: TrialRecord, side: Side, overlap: bool) -> int:
+    rested = next((e for e in record.all(SideRested) if e.side is side), None)
+    if rested is None:
+        return 0
+    asked, answered, summed = (_by_round(record, kind, side) for kind in (QuestionAsked, AnswerGiven, Summarised))
+    if rested.rounds == 0:
+        return _number(summed.get(0))
+    before, chains = 0, []
+    for number in range(1, rested.rounds + 1):
+        before += _number(asked.get(number)) + _number(answered.get(number))
+        chains.append(before + _number(summed.get(number)))
+        if not overlap:
+            before = chains[-1]
+    return max(chains)
+
+
+def _by_round(
+    record: TrialRecord, kind: type[QuestionAsked] | type[AnswerGiven] | type[Summarised], side: Side
+) -> Mapping[int, ModelCall]:
+    return {event.round: event.call for event in record.all(kind) if event.side is side and event.call is not None}
+
+
+def _number(call: ModelCall | None) -> int:
+    """Calls that one step took."""
+    return 0 if call is None else 2 if call.fault else 1
+
+
+def calls_of(record: TrialRecord) -> list[tuple[ModelCall, int]]:
+    """Every call that the record tells of, and how many it sums up."""
+    summed = {(event.side, event.round) for event in record.all(Summarised)}
+    calls: list[tuple[ModelCall, int]] = []
+    for event in record.events:
+        if isinstance(event, SummarisedAhead) and (event.side, event.round) in summed:
+            continue  # told again, and made once
+        call: ModelCall | None = getattr(event, "call", None)
+        if call is not None:
+            calls.append((call, _number(call)))
+        if isinstance(event, VerdictGiven) and event.odds is not None:
+            calls.append((event.odds.call, len(event.odds.harmful)))
+    return calls
+
+
+def _seconds(record: TrialRecord) -> float:
+    """Of the trial itself: the time in which nobody held it, until it was taken up again, does not count."""
+    total, before = 0.0, record.opened.at
+    for event in record.events:
+        if isinstance(event, VerdictReviewed):
+            break
+        if not isinstance(event, TrialResumed):
+            total += (event.at - before).total_seconds()
+        before = event.at
+    return max(total, 0.0)  # a clock may have been set back
+
+
+def _sides(record: TrialRecord) -> dict[str, SideCourse]:
+    courses = {}
+    for rested in record.all(SideRested):
+        entropies = {e.round: e.entropy for e in record.all(Summarised) if e.side is rested.side}
+        courses[str(rested.side)] = SideCourse(
+            rounds=rested.rounds,
+            rested=str(rested.reason),
+            entropies=tuple(entropies[number] for number in sorted(entropies) if number <= rested.rounds),
+        )
+    return courses

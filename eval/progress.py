@@ -1,0 +1,249 @@
+"""How far a run is, told to whoever waits for it: a bar in a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bars
+
+from eval.datasets.protocol import Protocol
+from eval.runs.folder import JudgedMeme
+from eval.runs.prediction import Outcome, Prediction
+
+_EVERY_S = 30.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run has come to so far.
+
+    Attributes:
+        protocol: Under which verdicts are counted as right; memes that it drops are passed over.
+        total: Memes to be judged.
+        before: Of ``done``, those that were there when this process began.
+        done: Memes that have a prediction.
+        kept: Of those, the ones that the protocol keeps.
+        decided: Of those, the ones with a class.
+        right: Of those, the ones with the right class.
+        failed: Predictions that there is none of.
+        calls: Of models, stored ones included.
+        stored: Of those, the ones that did not have to be made.
+        tokens: In and out.
+        began: When this process began, by :func:`time.monotonic`.
+    """
+
+    protocol: Protocol
+    total: int
+    before: int = 0
+    done: int = 0
+    kept: int = 0
+    decided: int = 0
+    right: int = 0
+    failed: int = 0
+    calls: int = 0
+    stored: int = 0
+    tokens: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def add(self, meme: JudgedMeme, prediction: Prediction) -> None:
+        """Counts one more."""
+        self.done += 1
+        self.failed += prediction.outcome is Outcome.FAILED
+        cost = prediction.cost
+        self.calls += cost.calls
+        self.stored += cost.stored
+        self.tokens += cost.tokens_in + cost.tokens_out
+        gold, said = meme.gold(self.protocol), prediction.outcome.harmful
+        if gold is not None:
+            self.kept += 1
+            self.decided += said is not None
+            self.right += said is gold
+
+    def words(self, now: float) -> str:
+        """Rate, time left, tokens, accuracy and coverage.
+
+        Args:
+            now: By :func:`time.monotonic`.
+        """
+        fresh, seconds = self.done - self.before, now - self.began
+        parts = []
+        if fresh and seconds > 0:
+            rate = fresh / seconds
+            parts.append(f"{60 * rate:.3g} a minute")
+            if self.done < self.total:
+                parts.append(f"{_span((self.total - self.done) / rate)} left")
+        if self.calls:
+            parts.append(f"{self.calls:,} calls ({self.stored:,} stored)")
+            parts.append(f"{self.tokens:,} tokens")
+        if self.decided:
+            parts.append(f"{self.protocol}: accuracy {self.right / self.decided:.3f}")
+            parts.append(f"coverage {self.decided / self.kept:.3f}")
+        if self.failed:
+            parts.append(f"{self.failed:,} failed")
+        return ", ".join(parts)
+
+
+class Progress:
+    """Is told how far a run is, and says nothing of it. Others say it."""
+
+    def tell(self, sentence: str) -> None:
+        """What takes long, or has to be known."""
+
+    def step(self, name: str, done: int, total: int) -> None:
+        """How far a step of the preparation is."""
+
+    def begin(self, tally: Tally) -> None:
+        """Memes are judged from here on."""
+
+    def judged(self, tally: Tally) -> None:
+        """One more has a prediction."""
+
+    def tick(self, tally: Tally) -> None:
+        """A second has gone by."""
+
+    def end(self, tally: Tally) -> None:
+        """No more are judged: all are, or the run was broken off."""
+
+
+class Lines(Progress):
+    """A line every half a minute: for logs, and wherever nobody watches."""
+
+    def __init__(
+        self, say: Callable[[str], None], *, every_s: float = _EVERY_S, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Says nothing yet.
+
+        Args:
+            say: Where lines go.
+            every_s: Seconds between two.
+            now: The time, in seconds.
+        """
+        self._say = say
+        self._every_s = every_s
+        self._now = now
+        self._last = now()
+
+    def tell(self, sentence: str) -> None:
+        """At once."""
+        self._say(sentence)
+
+    def step(self, name: str, done: int, total: int) -> None:
+        """Now and then."""
+        if self._due():
+            self._say(f"{name}: {done:,} of {total:,}")
+
+    def begin(self, tally: Tally) -> None:
+        """At once."""
+        self._last = self._now()
+        self._say(f"{tally.total:,} memes, {tally.done:,} of them judged before.")
+
+    def judged(self, tally: Tally) -> None:
+        """Now and then."""
+        self.tick(tally)
+
+    def tick(self, tally: Tally) -> None:
+        """Now and then."""
+        if self._due():
+            self._say(self._line(tally))
+
+    def end(self, tally: Tally) -> None:
+        """At once."""
+        self._say(self._line(tally))
+
+    def _line(self, tally: Tally) -> str:
+        words = tally.words(self._now())
+        return f"{tally.done:,} of {tally.total:,} judged{': ' if words else ''}{words}"
+
+    def _due(self) -> bool:
+        now = self._now()
+        if now - self._last < self._every_s:
+            return False
+        self._last = now
+        return True
+
+
+class Bar(Progress):
+    """A bar, for a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        """Shows nothing yet; :meth:`__enter__` does."""
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[words]}", markup=False),
+            console=console,
+        )
+        self._preparing: dict[str, int] = {}
+        self._judging: int | None = None
+
+    def __enter__(self) -> Self:
+        """Shows it."""
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leaves what it shows where it is."""
+        self._bars.stop()
+
+    def tell(self, sentence: str) -> None:
+        """Above the bar."""
+        self._bars.console.print(sentence, markup=False, highlight=False)
+
+    def step(self, name: str, done: int, total: int) -> None:
+        """As a bar of its own."""
+        if name not in self._preparing:
+            self._preparing[name] = self._bars.add_task(name, total=total, words="")
+        self._bars.update(self._preparing[name], completed=done, total=total)  # type: ignore[arg-type]
+
+    def begin(self, tally: Tally) -> None:
+        """As the bar."""
+        self._judging = self._bars.add_task("judged", total=tally.total, completed=tally.done, words="")
+
+    def judged(self, tally: Tally) -> None:
+        """One further."""
+        self.tick(tally)
+
+    def tick(self, tally: Tally) -> None:
+        """Rate and time left change."""
+        if self._judging is not None:
+            words = tally.words(time.monotonic())
+            self._bars.update(self._judging, completed=tally.done, words=words)  # type: ignore[arg-type]
+
+    def end(self, tally: Tally) -> None:
+        """The last figures; what is judged next begins a bar of its own."""
+        self.tick(tally)
+        self._judging = None
+
+
+@contextmanager
+def watching(say: Callable[[str], None], *, stderr: bool = True) -> Iterator[Progress]:
+    """A bar where somebody watches, lines where nobody does.
+
+    Args:
+        say: Where lines go.
+        stderr: Whether the bar stands on standard error, so that figures on standard output can be piped.
+    """
+    console = Console(stderr=stderr)
+    if not console.is_terminal:
+        yield Lines(say)
+        return
+    with Bar(console) as bar:
+        yield bar
+
+
+def _span(seconds: float) -> str:
+    """A time in words: ``40 s``, ``12 min``, ``3 h 05 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"

@@ -1,0 +1,144 @@
+"""How the examinations of a run went, and what its trials cost: what the figures are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
+
+from court.events import Side
+from eval.runs.results import NOT_JUDGED, Judged, Results
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How many rounds a side asked, over memes of one gold label.
+
+    Attributes:
+        side: Whose.
+        harmful: The gold label.
+        counts: Memes by number of rounds.
+    """
+
+    side: Side
+    harmful: bool
+    counts: dict[int, int]
+
+    @property
+    def n(self) -> int:
+        """Memes."""
+        return sum(self.counts.values())
+
+    @property
+    def mean(self) -> float:
+        """Rounds a meme."""
+        return sum(rounds * memes for rounds, memes in self.counts.items()) / self.n
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyAt:
+    """The entropy of a side's summaries at one round, in bits.
+
+    Attributes:
+        round: Counted from 1.
+        n: Summaries: a side that had rested before has none.
+        low: Lower quartile.
+        middle: Median.
+        high: Upper quartile.
+    """
+
+    round: int
+    n: int
+    low: float
+    middle: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeanCost:
+    """What a meme of a run cost, on average; see :class:`eval.runs.prediction.Cost`.
+
+    Attributes:
+        n: Memes that were judged.
+        stored: Share of the calls that were answered from the store.
+        chain: Median of the longest chain of calls.
+        seconds: Median of the time that a trial took.
+    """
+
+    n: int
+    calls: float
+    stored: float
+    tokens_in: float
+    tokens_out: float
+    tokens_cached: float
+    chain: float
+    seconds: float
+
+    @property
+    def tokens(self) -> float:
+        """Read and written."""
+        return self.tokens_in + self.tokens_out
+
+
+def judged_of(results: Results) -> tuple[Judged, ...]:
+    """The memes of which anything was said, a failure included."""
+    return tuple(one for one in results.judged if one.prediction.reason != NOT_JUDGED)
+
+
+def rounds_of(results: Results) -> tuple[Rounds, ...]:
+    """Rounds per side and gold label; nothing where no side ever asked.
+
+    Gold is by the data set's own two classes, or ``merged`` where it has three.
+    """
+    found = []
+    for side in Side:
+        for harmful in (False, True):
+            asked = [
+                one.prediction.sides[side].rounds
+                for one in judged_of(results)
+                if one.meme.harmful is harmful and side in one.prediction.sides
+            ]
+            if asked:
+                found.append(Rounds(side, harmful, {rounds: asked.count(rounds) for rounds in sorted(set(asked))}))
+    return tuple(found) if any(rounds for one in found for rounds in one.counts) else ()
+
+
+def entropies_of(results: Results) -> dict[Side, tuple[EntropyAt, ...]]:
+    """Median and quartiles of the summaries' entropy by round, per side; only sides that summed up after a round."""
+    found = {}
+    for side in Side:
+        courses = [
+            one.prediction.sides[side].entropies
+            for one in judged_of(results)
+            if side in one.prediction.sides and one.prediction.sides[side].rounds
+        ]
+        longest = max(map(len, courses), default=0)
+        by_round = [[course[at] for course in courses if len(course) > at] for at in range(longest)]
+        if by_round:
+            found[side] = tuple(_quartiles(number, values) for number, values in enumerate(by_round, 1))
+    return found
+
+
+def cost_of(results: Results) -> MeanCost | None:
+    """Means over the memes that were judged; None where no cost is told (predictions from elsewhere)."""
+    costs = [one.prediction.cost for one in judged_of(results)]
+    if not costs or not any(cost.calls or cost.seconds for cost in costs):
+        return None
+    calls = sum(cost.calls for cost in costs)
+    return MeanCost(
+        n=len(costs),
+        calls=calls / len(costs),
+        stored=sum(cost.stored for cost in costs) / calls if calls else 0.0,
+        tokens_in=fmean(cost.tokens_in for cost in costs),
+        tokens_out=fmean(cost.tokens_out for cost in costs),
+        tokens_cached=fmean(cost.tokens_cached for cost in costs),
+        chain=median(cost.chain for cost in costs),
+        seconds=median(cost.seconds for cost in costs),
+    )
+
+
+def _quartiles(number: int, values: Sequence[float]) -> EntropyAt:
+    if len(values) == 1:
+        return EntropyAt(number, 1, values[0], values[0], values[0])
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return EntropyAt(number, len(values), low, middle, high)

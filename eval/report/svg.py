@@ -1,0 +1,160 @@
+"""matplotlib's figures as SVG that takes its colours from the page.
+
+A figure is drawn in colours that stand for a place in the page's palette (:class:`Ink`). In the SVG they become CSS
+classes, so that a figure follows the page from light to dark; inline styles, which the page's security policy forbids,
+become attributes. The same figure gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Ink:
+    """Colours that stand for one of the page's own; the class of an element that is drawn in it is its name."""
+
+    TEXT = "#010101"
+    MUTED = "#020202"
+    LINE = "#030303"
+    ACCUSER = "#040404"
+    DEFENDER = "#050505"
+    GOOD = "#060606"
+    BAD = "#070707"
+    DOUBT = "#080808"
+    SURFACE = "#090909"
+
+
+_NAMES = {value: name.lower() for name, value in vars(Ink).items() if not name.startswith("_")}
+_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+_SCALE = 1.3
+"""Pixels of the page for a point of a figure."""
+_KEPT = frozenset(
+    {
+        "fill",
+        "stroke",
+        "fill-opacity",
+        "stroke-opacity",
+        "opacity",
+        "stroke-width",
+        "stroke-dasharray",
+        "stroke-dashoffset",
+        "stroke-linecap",
+        "stroke-linejoin",
+        "stroke-miterlimit",
+        "text-anchor",
+    }
+)
+
+
+@contextmanager
+def drawing(name: str) -> Iterator[None]:
+    """Sets matplotlib up; ``name`` is what the ids in the figure are derived from."""
+    import matplotlib
+
+    look: dict[Any, Any] = {
+        "svg.hashsalt": name,
+        "svg.fonttype": "none",  # text stays text: selectable, and in the page's own font
+        "text.parse_math": False,  # a dollar sign in the name of a run is a dollar sign
+        "text.color": Ink.TEXT,
+        "axes.labelcolor": Ink.MUTED,
+        "axes.titlecolor": Ink.TEXT,
+        "axes.titlesize": 10,
+        "axes.titlelocation": "left",
+        "axes.edgecolor": Ink.LINE,
+        "axes.facecolor": "none",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "figure.facecolor": "none",
+        "font.family": ["DejaVu Sans"],  # comes with matplotlib; measures the layout only
+        "font.size": 9,
+        "grid.color": Ink.LINE,
+        "grid.linewidth": 0.6,
+        "xtick.color": Ink.LINE,
+        "ytick.color": Ink.LINE,
+        "xtick.labelcolor": Ink.MUTED,
+        "ytick.labelcolor": Ink.MUTED,
+        "legend.frameon": False,
+        "legend.labelcolor": Ink.TEXT,
+    }
+    with matplotlib.rc_context(look), warnings.catch_warnings():
+        # Characters that the measuring font lacks are drawn by the page's font all the same.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def themed(figure: Figure, name: str, label: str) -> str:
+    """The figure as an ``<svg>`` element for the page.
+
+    Args:
+        figure: Drawn within :func:`drawing`, which must still be open.
+        name: Unique in the page; ids begin with it.
+        label: What is to be seen, for those who can't.
+    """
+    out = io.BytesIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _XLINK)
+    root = ElementTree.fromstring(out.getvalue())
+    for parent in root.iter():
+        for child in list(parent):
+            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
+                parent.remove(child)
+    used = set(
+        re.findall(r"#([\w-]+)", " ".join(value for element in root.iter() for value in element.attrib.values()))
+    )
+    for element in root.iter():
+        _unstyle(element)
+        _rename(element, name, used)
+    for size in ("height", "version"):
+        root.attrib.pop(size, None)
+    # All figures at the same scale, so that their text has one size; the page lets them shrink.
+    root.set("width", f"{float(root.get('viewBox', '').split()[2]) * _SCALE:.0f}")
+    root.set("role", "img")
+    root.set("aria-labelledby", f"{name}-label")
+    title = ElementTree.Element(f"{{{_SVG}}}title", {"id": f"{name}-label"})
+    title.text = label
+    root.insert(0, title)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _unstyle(element: ElementTree.Element) -> None:
+    """Turns a style into attributes, and the colours that stand for the page's into classes."""
+    style = element.attrib.pop("style", "")
+    for declaration in filter(None, (part.strip() for part in style.split(";"))):
+        prop, _, value = (part.strip() for part in declaration.partition(":"))
+        if prop in _KEPT:
+            element.set(prop, value)
+        elif prop in ("font", "font-size") and (size := re.search(r"([\d.]+)px", value)):
+            element.set("font-size", size[1])
+    classes = []
+    for prop in ("fill", "stroke"):
+        ink = _NAMES.get(element.get(prop, ""))
+        if ink is not None:
+            del element.attrib[prop]
+            classes.append(f"{prop}-{ink}")
+    if classes:
+        element.set("class", " ".join(classes))
+
+
+def _rename(element: ElementTree.Element, name: str, used: set[str]) -> None:
+    """Ids that something refers to become unique in the page, all others go."""
+    own = element.get("id")
+    if own is not None:
+        if own in used:
+            element.set("id", f"{name}-{own}")
+        else:
+            del element.attrib["id"]
+    for attribute, value in list(element.attrib.items()):
+        if value.startswith("#") and value[1:] in used:
+            element.set(attribute, f"#{name}-{value[1:]}")
+        elif value.startswith("url(#"):
+            element.set(attribute, f"url(#{name}-{value[5:]}")

@@ -1,0 +1,174 @@
+"""A record laid out for reading: both sides of each round next to each other, and what every call cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from court.events import (
+    AnswerGiven,
+    Described,
+    ModelCall,
+    OddsGiven,
+    Procedure,
+    QuestionAsked,
+    Ruling,
+    Side,
+    SideRested,
+    Summarised,
+    TextSource,
+    TrialFailed,
+    VerdictGiven,
+)
+from court.precedents import Precedent, Vote
+from court.record import TrialRecord
+from court.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side did in one round.
+
+    Attributes:
+        question: To the Proposer; empty where it asked none.
+        answer: Empty where there is none.
+        summary: Empty where there is none.
+        entropy: Of the summary, in bits; None likewise.
+        change: To the summary before, in bits; None for the first.
+        ahead: Whether it was asked before it was known that the side would rest: the verdict doesn't rest on it.
+        calls: That were made for it, in order.
+    """
+
+    question: str
+    answer: str
+    summary: str
+    entropy: float | None
+    change: float | None
+    ahead: bool
+    calls: tuple[ModelCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round; a side that had rested before has no turn in it. Counted from 1."""
+
+    number: int
+    turns: dict[Side, Turn | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What a side went to the Judge with, and why it asked no more."""
+
+    justification: str
+    cites: tuple[str, ...]
+    rested: str
+    call: ModelCall | None
+    """Where it was given without an examination; otherwise its call stands with the last round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A record, in the order in which it is read.
+
+    Attributes:
+        trial: Its id.
+        procedure: How it was tried.
+        seconds: From the first event to the last.
+        text: Of the meme, as it was judged.
+        source: Where the text came from; None where it was never read.
+        frames: Number of frames in the picture's file.
+        description: The Proposer's; empty where there is none.
+        rounds: In order.
+        arguments: Per side; None where it made none.
+        searched: Name and size of the library; empty where nothing was searched.
+        precedents: Nearest first.
+        vote: Of the precedents; None where none was held.
+        notes: Of the search.
+        verdict: None where there is none.
+        failures: In order; a trial that was taken up again may have failed before.
+        models: That were asked, each once, in order.
+    """
+
+    trial: str
+    procedure: Procedure
+    seconds: float
+    text: str
+    source: TextSource | None
+    frames: int
+    description: str
+    description_call: ModelCall | None
+    rounds: tuple[Round, ...]
+    arguments: dict[Side, Argument | None]
+    searched: str
+    precedents: tuple[Precedent, ...]
+    vote: Vote | None
+    notes: tuple[str, ...]
+    verdict: Verdict | None
+    ruling: Ruling | None
+    odds: OddsGiven | None
+    verdict_call: ModelCall | None
+    failures: tuple[TrialFailed, ...]
+    models: tuple[str, ...]
+
+
+def transcript(record: TrialRecord) -> Transcript:
+    """Lays out a record, finished or not."""
+    described, given, cited = record.last(Described), record.last(VerdictGiven), record.precedents
+    asked = {(event.side, event.round): event for event in record.all(QuestionAsked)}
+    answered = {(event.side, event.round): event for event in record.all(AnswerGiven)}
+    summed = {(event.side, event.round): event for event in record.all(Summarised)}
+    rested = {event.side: event for event in record.all(SideRested)}
+
+    def turn(side: Side, number: int) -> Turn | None:
+        question, answer, summary = (events.get((side, number)) for events in (asked, answered, summed))
+        if question is None and answer is None and summary is None:
+            return None
+        assert isinstance(summary, Summarised | None)
+        return Turn(
+            question=question.question if isinstance(question, QuestionAsked) else "",
+            answer=answer.answer if isinstance(answer, AnswerGiven) else "",
+            summary=summary.summary if summary else "",
+            entropy=summary.entropy if summary else None,
+            change=summary.entropy_change if summary else None,
+            ahead=side in rested and number > rested[side].rounds,
+            calls=tuple(event.call for event in (question, answer, summary) if event is not None and event.call),
+        )
+
+    def argument(side: Side) -> Argument | None:
+        last = max((number for of, number in summed if of is side), default=None)
+        if last is None:
+            return None
+        event = summed[side, last]
+        why = rested[side].reason.lower().replace("_", " ") if side in rested else ""
+        # Without an examination there is no text beside the summary but the summary itself.
+        return Argument(event.justification or event.summary, event.cites, why, event.call if last == 0 else None)
+
+    numbers = sorted({number for _, number in (*asked, *answered, *summed) if number})
+    library = cited.findings.library if cited else None
+    return Transcript(
+        trial=record.trial_id,
+        procedure=record.opened.procedure,
+        seconds=record.seconds,
+        text=record.text.text if record.text else "",
+        source=record.text.source if record.text else None,
+        frames=record.opened.meme.frame_count,
+        description=described.description if described else "",
+        description_call=described.call if described else None,
+        rounds=tuple(Round(number, {side: turn(side, number) for side in Side}) for number in numbers),
+        arguments={side: argument(side) for side in Side},
+        searched=f"{library.name}, {library.size:,} memes" if library else "",
+        precedents=cited.findings.exhibits if cited else (),
+        vote=cited.vote if cited else None,
+        notes=cited.findings.notes if cited else (),
+        verdict=given.verdict if given else None,
+        ruling=given.ruling if given else None,
+        odds=given.odds if given else None,
+        verdict_call=given.call if given else None,
+        failures=record.all(TrialFailed),
+        models=_models(record),
+    )
+
+
+def _models(record: TrialRecord) -> tuple[str, ...]:
+    calls = (getattr(event, "call", None) for event in record.events)
+    return tuple(dict.fromkeys(call.model for call in calls if isinstance(call, ModelCall)))

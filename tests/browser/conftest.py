@@ -1,0 +1,35 @@
+"""A real Chromium, for tests that look at a page as people do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "tests/browser" in item.path.as_posix():
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """The browser, without a window. Where there is none, tests are skipped; in CI they fail.
+
+    Closed after each module: as long as it is there, its driver's event loop runs in this thread, where no other can.
+    """
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        why = "there is no Chromium here: apt-get install chromium"
+        if os.environ.get("CI") == "true":
+            pytest.fail(why)
+        pytest.skip(why)
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()

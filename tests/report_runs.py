@@ -1,0 +1,208 @@
+"""Runs on disk for tests of the report: real records of scripted trials, of drawn memes about invented groups."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from court.errors import TrialAborted
+from court.events import Procedure
+from court.meme import Frame, Meme, Picture, PictureFormat
+from court.trial import Case
+from eval.datasets.protocol import Level, Protocol
+from eval.from_record import prediction_of
+from eval.runs.folder import DOCKET, LIBRARY, Excluded, JudgedMeme, RunFolder, RunManifest
+from eval.runs.prediction import Cost, Prediction
+from retrieval.kept import Spool
+from retrieval.library import Library
+from retrieval.starter.draw import draw_meme
+from serving.docket.sql import SqlDocket
+from tests.cast import ACQUITTAL, RULING, Cast, full_court
+from tests.fakes import H, N, findings
+from tests.unit.test_library import ENCODER, TUNING, content
+
+MARKUP = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>&amp; \"quoted\" \u202eback\u202c"
+"""What a stranger may have written on a meme, and a model repeated."""
+
+BEGUN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A meme and what is to be said of it.
+
+    Attributes:
+        says: ``harmful``, ``harmless``, ``undecided``, ``failed``, or empty for not judged yet.
+        score: That the Judge's model gives; None for a server without probabilities.
+        rounds: Of both sides.
+    """
+
+    id: str
+    level: Level
+    says: str
+    text: str = "People from Blueland\nare late again"
+    scene: str = "crowd"
+    score: float | None = 0.8
+    rounds: int = 3
+    rationale: str = ""
+    animated: bool = False
+
+
+NOT, SOME, VERY = Level
+
+USUAL = (
+    Told("m1", NOT, "harmless", "Monday morning\nwithout coffee", "cat", 0.1, 2),
+    Told("m2", NOT, "harmless", "When the alarm rings\non a Monday", "cat", 0.2, 2),
+    Told("m3", NOT, "harmful", "People from Blueland\nlove their soup", "crowd", 0.7, 4),
+    Told("m4", SOME, "harmful", "Blueland again\nwhat a surprise", "football", 0.6, 4),
+    Told("m5", VERY, "harmful", "Kick them out\nof our town", "crowd", 0.9, 5),
+    Told("m6", VERY, "harmless", "Nobody wants people\nfrom Blueland here", "road", 0.3, 3),
+    Told("m7", SOME, "undecided", "Section 14b\nturbine blades", "landscape", None, 0),
+    Told("m8", NOT, "failed", "A quiet evening\nat the lake", "landscape", None, 0),
+)
+"""Two right of each class, one of every fault."""
+
+
+def a_run(
+    root: Path,
+    told: Sequence[Told] = USUAL,
+    *,
+    name: str = "full court",
+    finished: bool = True,
+    library: bool = False,
+    protocols: tuple[Protocol, ...] = (Protocol.MERGED, Protocol.EXTREME),
+    dataset: str = "harm-c",
+    docket: bool = True,
+    **changes: object,
+) -> Path:
+    """Holds every trial and writes the run."""
+    folder = RunFolder(root)
+    memes = [
+        JudgedMeme(
+            id=one.id,
+            split="test",
+            line=line,
+            image=f"{line}.png",
+            text=one.text,
+            harmful=one.level is not NOT if Protocol.PLAIN not in protocols else one.level is VERY,
+            level=None if Protocol.PLAIN in protocols else one.level,
+            source_label=one.level.name.replace("_", " ").lower(),
+            targets=("community",) if one.level is not NOT else (),
+        )
+        for line, one in enumerate(told, 1)
+    ]
+    folder.write_memes(memes)
+    folder.write_excluded(
+        [Excluded(precedent="t17", meme=memes[0].id, why="same text", text_similarity=1.0, picture_similarity=0.41)]
+    )
+    folder.write_manifest(
+        RunManifest.model_validate(
+            {
+                "name": name,
+                "created": BEGUN,
+                "finished": BEGUN if finished else None,
+                "dataset": dataset,
+                "split": "test",
+                "data": {"test.jsonl": "d" * 64},
+                "protocols": protocols,
+                "procedure": Procedure.FULL,
+                "settings": {"rounds_max": 10, "epsilon": 0.02},
+                "settings_digest": "sha256:" + "5" * 64,
+                "models": {"JUDGE": "judge-model"},
+                "prompts": "sha256:" + "6" * 64,
+                "policy": "sha256:" + "7" * 64,
+                "library": "sha256:" + "8" * 64,
+                "library_size": 100,
+                "encoder": "test encoder",
+                "excluded": {"same text": 1},
+                "software": "0.1.0",
+                "commit": "abc123",
+                "python": "3.11",
+                "machine": "Linux, x86_64, 2 cores",
+                "command": "memecourt-eval run --dataset harm-c --data harm --procedure full",
+                **changes,
+            }
+        )
+    )
+    if library:
+        _library(root / LIBRARY)
+    folder.write_predictions(asyncio.run(_try_all(root, memes, told)))
+    if not docket:
+        (root / DOCKET).unlink()
+    return root
+
+
+async def _try_all(root: Path, memes: Sequence[JudgedMeme], told: Sequence[Told]) -> list[Prediction]:
+    docket = SqlDocket.open(root / DOCKET)
+    try:
+        said = []
+        for meme, one in zip(memes, told, strict=True):
+            if one.says:
+                said.append(await _try(docket, meme, one))
+        return said
+    finally:
+        await docket.close()
+
+
+async def _try(docket: SqlDocket, meme: JudgedMeme, one: Told) -> Prediction:
+    ruling = dict(RULING if one.says == "harmful" else ACQUITTAL)
+    ruling["rationale"] = one.rationale or f"The words of {one.id} were weighed."
+    if one.says == "failed":
+        ruling = "no ruling at all"
+    near = one.says != "undecided"
+    cast = Cast(rounds=max(one.rounds, 2), odds=None if one.score is None else (one.score, 1 - one.score), judge=ruling)
+    court = full_court(
+        cast,
+        found=findings([H, N, H, H, N] if near else [H, N], text=0.8 if near else 0.1, picture=0.8 if near else 0.1),
+    )
+    picture = _picture(one)
+    await docket.keep_picture(picture)
+    procedure = Procedure.FULL if near else Procedure.SUMMARY
+    case = Case(f"trial-{hashlib.sha256(meme.id.encode()).hexdigest()[:8]}", Meme(picture, meme.text), procedure)
+    try:
+        record = await court.hear(case, docket.append)
+    except TrialAborted as error:
+        record = error.record
+    # What it cost depends on the words of the prompts, which are no matter of a report.
+    made = 0 if procedure is Procedure.SUMMARY else 2 + 6 * one.rounds
+    cost = Cost(calls=made, stored=made // 2, tokens_in=500 * made, tokens_out=40 * made, chain=made // 2, seconds=1.5)
+    return prediction_of(meme, record).model_copy(update={"cost": cost})
+
+
+def _picture(one: Told) -> Picture:
+    frames = []
+    for index in range(2 if one.animated else 1):
+        out = io.BytesIO()
+        # Captions are drawn from what can be drawn; the text that is judged stands in the record.
+        draw_meme(one.scene, one.text if one.text.isascii() and "<" not in one.text else "words", seed=index).save(
+            out, "PNG"
+        )
+        frames.append(Frame(out.getvalue(), 640, 480, index))
+    digest = hashlib.sha256(b"".join(frame.png for frame in frames)).hexdigest()
+    return Picture(
+        format=PictureFormat.PNG,
+        bytes_sha256=digest,
+        pixels_sha256=digest,
+        width=640,
+        height=480,
+        frame_count=len(frames),
+        frames=tuple(frames),
+    )
+
+
+def _library(root: Path) -> None:
+    """The precedents that the scripted finder cites, each with a picture."""
+    spool = Spool(root.parent)
+    ids = [f"p{number}" for number in range(5)]
+    kept = {}
+    for number, id_ in enumerate(ids):
+        out = io.BytesIO()
+        draw_meme("coffee", f"precedent {id_}", size=(320, 240), seed=number).save(out, "JPEG")
+        kept[id_] = spool.append(out.getvalue())
+    memes, rows = content(*ids, kept=kept)
+    Library.create(root, name="n", encoder=ENCODER.identity, memes=memes, rows=rows, tuning=TUNING, pictures=spool)

@@ -1,0 +1,404 @@
+"""The report on runs, without a browser; tests/browser looks at the page as people do."""
+
+import asyncio
+import base64
+import dataclasses
+import hashlib
+import io
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from court.errors import BadRequest
+from court.events import Side
+from eval.cli import cli
+from eval.datasets.protocol import Protocol
+from eval.metrics import Bin, card
+from eval.metrics import Figure as Estimate
+from eval.published import PublishedRow
+from eval.report import figures
+from eval.report.courses import cost_of, entropies_of, judged_of, rounds_of
+from eval.report.gather import gather, runs_below
+from eval.report.html import as_html
+from eval.report.markdown import as_markdown
+from eval.report.terminal import as_terminal
+from eval.report.transcript import transcript
+from eval.report.wrong import Fault
+from eval.runs.folder import DOCKET
+from eval.runs.results import read_results
+from tests.report_runs import MARKUP, NOT, SOME, USUAL, VERY, Told, a_run
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+FEW = 200
+"""Resamples: what is tested here is not how many there are."""
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    return a_run(tmp_path_factory.mktemp("usual") / "run", library=True)
+
+
+def report_on(*roots, **options):
+    return asyncio.run(gather([read_results(root) for root in roots], resamples=FEW, **options))
+
+
+@pytest.fixture(scope="module")
+def page(usual):
+    return as_html(report_on(usual))
+
+
+class Elements(HTMLParser):
+    """Every element of a page with its attributes, and the text within it until the next one."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.all = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.all.append((tag, dict(attributes)))
+
+    def of(self, tag):
+        return [attributes for name, attributes in self.all if name == tag]
+
+
+def texts_of(svg):
+    return [
+        "".join(element.itertext()) for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")
+    ]
+
+
+def test_the_markdown_is_as_it_was_reviewed(usual, request):
+    # Those that we know of change; one that nobody published stands for them.
+    row = PublishedRow(
+        "harm-c", "", Protocol.MERGED, "Nobody's", 2025, "a paper", "a list", accuracy=0.5, remark="R | S."
+    )
+    report = report_on(usual)
+    groups = tuple(dataclasses.replace(group, published=(row,)) for group in report.groups)
+    told = as_markdown(dataclasses.replace(report, groups=groups))
+    path = GOLDEN / "report.md"
+    if request.config.getoption("--write-golden"):
+        path.write_text(told)
+    assert told == path.read_text()
+
+
+def test_the_same_runs_give_the_same_bytes(usual, page):
+    assert as_html(report_on(usual)) == page
+    assert as_markdown(report_on(usual)) == as_markdown(report_on(usual))
+
+
+def test_wrong_verdicts_are_listed_the_worst_first(usual):
+    (group,) = report_on(usual).groups
+    listed = [(wrong.meme.id, wrong.worst) for wrong in group.wrong]
+    assert listed == [
+        ("m6", Fault.MISSED),
+        ("m3", Fault.FALSE_ALARM),
+        ("m7", Fault.UNDECIDED),
+        ("m8", Fault.FAILED),
+    ]
+
+
+def test_among_equal_faults_the_surest_come_first(tmp_path):
+    told = [Told("a", NOT, "harmful", score=0.6), Told("b", NOT, "harmful", score=0.95), Told("c", NOT, "harmful")]
+    (group,) = report_on(a_run(tmp_path, told), records=False).groups
+    assert [wrong.meme.id for wrong in group.wrong] == ["b", "c", "a"]
+
+
+def test_what_only_a_dropping_protocol_would_judge_is_no_fault(tmp_path):
+    told = [Told("a", SOME, "harmless"), Told("b", VERY, "harmful"), Told("c", NOT, "harmless")]
+    extreme = a_run(tmp_path / "extreme", told, protocols=(Protocol.EXTREME,))
+    assert report_on(extreme, records=False).groups[0].wrong == ()
+    assert len(report_on(a_run(tmp_path / "both", told), records=False).groups[0].wrong) == 1
+
+
+def test_a_meme_that_several_runs_got_wrong_is_listed_once(tmp_path):
+    first = a_run(tmp_path / "a", [Told("x", VERY, "harmless"), Told("y", NOT, "harmless")], name="first")
+    second = a_run(tmp_path / "b", [Told("x", VERY, "harmless"), Told("y", NOT, "harmful")], name="second")
+    (group,) = report_on(first, second).groups
+    by_id = {wrong.meme.id: wrong for wrong in group.wrong}
+    assert [verdict.run.label for verdict in by_id["x"].verdicts] == ["first", "second"]
+    assert [verdict.run.label for verdict in by_id["y"].verdicts] == ["second"]
+    assert [run.label for run in by_id["y"].right] == ["first"]
+
+
+def test_differences_within_noise_are_said_in_words(tmp_path):
+    told = [Told(f"m{i}", VERY if i % 2 else NOT, "harmful" if i % 2 else "harmless") for i in range(20)]
+    wrong = [dataclasses.replace(one, says="harmless" if one.says == "harmful" else "harmful") for one in told]
+    slightly = [*told[:-1], dataclasses.replace(told[-1], says="harmless")]
+    roots = [a_run(tmp_path / name, of, name=name) for name, of in (("all", told), ("most", slightly), ("none", wrong))]
+    (group,) = report_on(*roots, records=False).groups
+    table = group.tables[0]
+    judged = {(one.label, one.against): one.judgment for one in table.contrasts}
+    assert judged["most", "all"] == "within noise" and judged["none", "all"] == "worse"
+    (sentence,) = [remark for remark in table.remarks if "against all" in remark]
+    assert "most is within noise" in sentence and "none is worse by more" in sentence
+    assert sentence in as_markdown(report_on(*roots, records=False))
+
+
+def test_the_numbers_of_a_table_are_those_of_the_cards(usual, page):
+    results = read_results(usual)
+    for protocol in (Protocol.MERGED, Protocol.EXTREME):
+        scored = card(results, protocol, resamples=FEW)
+        for figure in (scored.strict.accuracy, scored.strict.macro_f1, scored.decided.accuracy, scored.coverage):
+            cell = f'{100 * figure.value:.1f}<span class="span">{100 * figure.low:.1f} to {100 * figure.high:.1f}'
+            assert cell in page
+        assert f"{scored.auroc.value:.3f}" in page and f"{scored.ece:.3f}" in page
+
+
+def test_a_confusion_matrix_shows_the_cards_counts(usual):
+    scored = card(read_results(usual), Protocol.MERGED, resamples=FEW)
+    shown = texts_of(figures.confusion(scored, "x"))
+    counts = [count for row in scored.confusion for count in row]
+    assert [int(text) for text in shown if re.fullmatch(r"[\d,]+", text)] == counts
+    assert sum(counts) == scored.n
+
+
+def test_a_calibration_curve_is_drawn_at_the_bins():
+    bins = (Bin(0.1, 0.3, 7, 0.2, 0.25), Bin(0.5, 0.9, 11, 0.7, 1.0))
+    svg = figures.calibration(bins, "x")
+    assert {"7", "11"} <= set(texts_of(svg))
+    assert "mean score 0.20: 0.25 of 7" in svg and "mean score 0.70: 1.00 of 11" in svg
+    assert figures.calibration((), "x") is None
+    # Both points lie where the axes say: 0.5 of the width apart, 0.75 of the height.
+    points = [
+        (float(use.get("x")), float(use.get("y")))
+        for use in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}use")
+        if "fill-defender" in use.get("class", "")
+    ]
+    ticks = _tick_places(svg)
+    assert (points[1][0] - points[0][0]) / ticks["x"] == pytest.approx(0.5, abs=0.01)
+    assert (points[0][1] - points[1][1]) / ticks["y"] == pytest.approx(0.75, abs=0.01)
+
+
+def _tick_places(svg):
+    """Length of one unit on either axis, in the figure's own."""
+    uses = [use for use in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}use")]
+    ticks = [(float(use.get("x")), float(use.get("y"))) for use in uses if "fill-line" in use.get("class", "")]
+    bottom, left = max(y for _, y in ticks), min(x for x, _ in ticks)
+    along, up = [x for x, y in ticks if y == bottom], [y for x, y in ticks if x == left]
+    return {"x": max(along) - min(along), "y": max(up) - min(up)}
+
+
+def test_rounds_and_entropies_are_those_of_the_predictions(usual):
+    results = read_results(usual)
+    rounds = {(one.side, one.harmful): one.counts for one in rounds_of(results)}
+    expected = {}
+    for one in judged_of(results):
+        for side, course in one.prediction.sides.items():
+            counts = expected.setdefault((Side(side), one.meme.harmful), {})
+            counts[course.rounds] = counts.get(course.rounds, 0) + 1
+    assert rounds == expected and rounds
+    course = entropies_of(results)[Side.ACCUSER]
+    first = sorted(
+        one.prediction.sides["ACCUSER"].entropies[0]
+        for one in judged_of(results)
+        if one.prediction.sides.get("ACCUSER") and one.prediction.sides["ACCUSER"].rounds
+    )
+    assert course[0].n == len(first) and course[0].middle == first[len(first) // 2]
+    assert [one.n for one in course] == sorted((one.n for one in course), reverse=True)
+
+
+def test_bars_carry_each_runs_figure_and_a_dollar_sign_is_one():
+    bars = [
+        figures.Bar("one $x^2$", Estimate(0.731, 0.6, 0.8), Estimate(0.5, 0.4, 0.6), 20.0, 3000.0),
+        figures.Bar("two", Estimate(0.412, 0.3, 0.5), Estimate(0.3, 0.2, 0.4), 1.0, 90.0),
+    ]
+    svg = figures.side_by_side(bars, 0.6, 0.4, "x")
+    assert {"73.1", "41.2", "50.0", "30.0", "one $x^2$", "two"} <= set(texts_of(svg))
+    assert {"one $x^2$", "two"} <= set(texts_of(figures.costs(bars, "y")))
+    free = [dataclasses.replace(bar, calls=0.0) for bar in bars]
+    assert figures.costs(free, "z") is None
+
+
+def test_figures_take_their_colours_from_the_page(page):
+    svgs = re.findall(r"<svg.*?</svg>", page, re.S)
+    assert len(svgs) >= 6
+    for svg in svgs:
+        assert "style=" not in svg and "<style" not in svg and "<metadata" not in svg
+        assert not re.search(r'(fill|stroke)="#', svg), "a colour of its own would not follow the theme"
+    classes = {name for svg in svgs for value in re.findall(r'class="([^"]*)"', svg) for name in value.split()}
+    assert all(f".{name} " in page for name in classes), "each has a rule in the style sheet"
+
+
+def test_ids_stand_once_and_what_refers_to_them_finds_them(page):
+    elements = Elements(page)
+    ids = [attributes["id"] for _, attributes in elements.all if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    pointed = [a["href"][1:] for a in elements.of("a") if a["href"].startswith("#")]
+    pointed += [a["for"] for a in elements.of("label") if "for" in a]
+    pointed += [a["aria-labelledby"] for _, a in elements.all if "aria-labelledby" in a]
+    pointed += re.findall(r"url\(#([\w-]+)\)", page)
+    assert set(pointed) <= set(ids)
+
+
+def test_markup_of_strangers_stays_text_wherever_it_stands(tmp_path):
+    told = [
+        Told(MARKUP, VERY, "harmless", MARKUP, rationale=MARKUP, score=0.2),
+        Told("plain", NOT, "harmful", MARKUP, rationale=MARKUP),
+    ]
+    first = a_run(tmp_path / "a", told, name=MARKUP, command=MARKUP, settings={MARKUP: MARKUP}, machine=MARKUP)
+    second = a_run(tmp_path / "b", told, name=f"{MARKUP} 2", data={MARKUP: "d" * 64}, models={"JUDGE": MARKUP})
+    report = report_on(first, second)
+    page, markdown = as_html(report), as_markdown(report)
+    elements = Elements(page)
+    assert len(elements.of("script")) == 1
+    assert all(attributes["src"].startswith("data:image/jpeg;base64,") for attributes in elements.of("img"))
+    assert not [name for _, attributes in elements.all for name in attributes if name.startswith("on")]
+    assert not re.search(r"<(script|img)", markdown), "Markdown lets HTML through"
+    assert "\u202e" not in page and "\u202e" not in markdown and "U+202E" in page
+    assert "\u202e" not in as_terminal(report)
+
+
+def test_a_table_in_markdown_can_not_be_broken_from_within(tmp_path):
+    told = [Told("a|b\n|c|", VERY, "harmless", rationale="| one | two |\n\n# heading")]
+    markdown = as_markdown(report_on(a_run(tmp_path, [*told, Told("n", NOT, "harmless")])))
+    (row,) = [line for line in markdown.splitlines() if "heading" in line]
+    assert row.startswith("| a\\|b \\|c\\| | harmful") and len(re.findall(r"(?<!\\)\|", row)) == 9
+
+
+def test_the_page_lets_nothing_run_but_its_own(page):
+    (policy,) = [a["content"] for a in Elements(page).of("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+    for tag in ("style", "script"):
+        (own,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
+        digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    elements = Elements(page)
+    assert not [a for _, a in elements.all if "style" in a], "the policy would drop it"
+    addresses = [a[name] for _, a in elements.all for name in ("src", "href", "xlink:href", "action") if a.get(name)]
+    assert all(address.startswith(("#", "data:")) for address in addresses)
+
+
+def test_pictures_are_small_and_can_be_left_out(usual, page):
+    sources = [a["src"] for a in Elements(page).of("img")]
+    assert len(sources) == 4 + 3 * 3 + 2, "of every wrong verdict, and of every precedent that was shown for it"
+    for source in sources:
+        picture = Image.open(io.BytesIO(base64.b64decode(source.split(",")[1])))
+        assert picture.format == "JPEG" and max(picture.size) <= 320
+    without = as_html(report_on(usual, pictures=False))
+    assert not Elements(without).of("img") and without.count("No picture in this report") == 4
+
+
+def test_every_frame_of_an_animated_meme_is_shown(tmp_path):
+    root = a_run(tmp_path, [Told("a", VERY, "harmless", animated=True), Told("b", NOT, "harmless")])
+    assert "frame 2 of 2" in as_html(report_on(root))
+
+
+def test_a_record_tells_all_that_was_said(usual):
+    (group,) = report_on(usual).groups
+    (verdict,) = group.wrong[0].verdicts
+    record = verdict.run.records.records[verdict.prediction.trial]
+    told = transcript(record)
+    for side in Side:
+        turns = [one.turns[side] for one in told.rounds if one.turns[side]]
+        counted = [turn for turn in turns if not turn.ahead]
+        assert len(counted) == verdict.prediction.sides[side].rounds == 3
+        assert all(turn.question and turn.answer and turn.summary and len(turn.calls) == 3 for turn in counted)
+        assert [turn.entropy for turn in counted] == list(verdict.prediction.sides[side].entropies)
+    assert told.arguments[Side.ACCUSER].justification.startswith("the accuser's reasons")
+    assert told.description and told.ruling and told.vote and len(told.precedents) == 3
+    page = as_html(report_on(usual))
+    for words in (
+        "What else does the defender want to know, number 2?",
+        "It shows a flag",
+        "the accuser&#39;s reasons",
+    ):
+        assert words in page
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    told = [Told("a", VERY, "undecided", rounds=0), Told("b", NOT, "undecided", rounds=0)]
+    root = a_run(tmp_path / "x", told, protocols=(Protocol.PLAIN,), dataset="unheard-of", docket=False, excluded={})
+    page = as_html(report_on(root))
+    assert "No side examined the Proposer in this run" in page
+    assert "There are no records: the run has no docket." in page
+    assert "No published figures of this data set" in page and "No precedent was left out" in page
+    assert "No meme has a score" in page and "No picture in this report" in page
+    assert page.count("<svg") == 1, "the confusion matrix alone"
+
+
+def test_a_record_that_is_damaged_is_told_of_where_it_would_stand(tmp_path):
+    import sqlite3
+
+    root = a_run(tmp_path)
+    with sqlite3.connect(root / DOCKET) as docket:
+        changed = docket.execute("UPDATE events SET body = '{}' WHERE kind = 'VerdictGiven'").rowcount
+    docket.close()
+    assert changed
+    page = as_html(report_on(root))
+    assert page.count("No record: What the docket holds") == 3
+    (root / DOCKET).write_bytes(b"no docket at all" * 100)
+    assert "the run&#39;s docket can&#39;t be opened" in as_html(report_on(root))
+
+
+def test_a_run_that_is_not_finished_is_reported_as_such(tmp_path):
+    told = [*USUAL[:5], dataclasses.replace(USUAL[5], says="")]
+    report = report_on(a_run(tmp_path, told, finished=False))
+    assert "full court is not finished: 5 of 6 memes are judged" in report.runs[0].unfinished_words
+    for said in (as_terminal(report), as_markdown(report), as_html(report)):
+        assert "5 of 6 memes are judged" in said and "not finished" in said.lower()
+    assert [wrong.meme.id for wrong in report.groups[0].wrong] == ["m3"], "what was not judged is no wrong verdict"
+    assert report_on(a_run(tmp_path / "all", USUAL)).unfinished == ()
+
+
+def test_a_limit_that_leaves_a_protocol_nothing_is_told(tmp_path):
+    root = a_run(tmp_path, [Told("a", SOME, "harmful"), Told("b", SOME, "harmless")])
+    report = report_on(root, records=False)
+    assert [table.protocol for table in report.groups[0].tables] == [Protocol.MERGED]
+    for said in (as_terminal(report), as_markdown(report), as_html(report)):
+        assert "protocol extreme no meme" in said
+
+
+def test_costs_are_means_over_what_was_judged(usual):
+    results = read_results(usual)
+    cost = cost_of(results)
+    told = [one.prediction.cost for one in judged_of(results)]
+    assert cost.calls == pytest.approx(sum(one.calls for one in told) / len(told)) and cost.calls > 5
+    assert cost.tokens == pytest.approx(sum(one.tokens_in + one.tokens_out for one in told) / len(told))
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path):
+    told = USUAL[:2]
+    roots = [a_run(tmp_path / name, told) for name in ("one", "two")]
+    assert [run.label for run in report_on(*roots, records=False).runs] == ["full court (one)", "full court (two)"]
+
+
+def test_a_folder_of_runs_stands_for_them(tmp_path):
+    for name in ("b", "a"):
+        a_run(tmp_path / name, USUAL[:2], name=name)
+    (tmp_path / "calls.sqlite").touch()
+    assert [root.name for root in runs_below(tmp_path)] == ["a", "b"]
+    assert runs_below(tmp_path / "a") == (tmp_path / "a",)
+    with pytest.raises(BadRequest, match="holds no run"):
+        runs_below(tmp_path / "c")
+
+
+def test_the_command_writes_what_it_is_asked_for(usual, tmp_path):
+    html, markdown = tmp_path / "r.html", tmp_path / "r.md"
+    outcome = CliRunner().invoke(cli, ["report", str(usual), "--html", str(html), "--markdown", str(markdown)])
+    assert outcome.exit_code == 0, outcome.output
+    assert "accuracy, strict" in outcome.output and "Wrong: 1 harmful, said not harmful" in outcome.output
+    assert html.read_text().startswith("<!DOCTYPE html>") and markdown.read_text().startswith("# ")
+    assert CliRunner().invoke(cli, ["report", str(usual), "--open"]).exit_code == 2
+    missing = CliRunner().invoke(cli, ["report", str(tmp_path / "nothing")])
+    assert missing.exit_code == 1 and "holds no run" in missing.output
+
+
+def test_without_its_libraries_the_page_says_what_to_install(usual, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    outcome = CliRunner().invoke(cli, ["report", str(usual), "--html", str(tmp_path / "r.html")])
+    assert outcome.exit_code == 1 and "pip install 'memecourt[eval]'" in outcome.output
+    assert "accuracy, strict" in outcome.output, "the terminal needs neither"
+
+
+def test_the_records_of_a_report_are_not_written_out_by_repr(usual):
+    # asyncio.run makes a repr of what its task returned, which took minutes.
+    assert len(repr(report_on(usual))) < 200
+    assert json.dumps(sorted(Fault)) == "[0, 1, 2, 3]", "their order is that of the list"

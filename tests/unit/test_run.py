@@ -1,0 +1,630 @@
+"""Runs in this process; tests/integration/test_run_killed.py kills them."""
+
+import asyncio
+import dataclasses
+import io
+import json
+import shutil
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from court.errors import BadRequest, CourtError, Unavailable
+from court.events import (
+    AnswerGiven,
+    ModelCall,
+    OddsGiven,
+    Procedure,
+    QuestionAsked,
+    RestReason,
+    Role,
+    Side,
+    SideRested,
+    Summarised,
+    SummarisedAhead,
+    TrialFailed,
+    TrialResumed,
+    Unused,
+    VerdictGiven,
+)
+from court.precedents import VoteSettings
+from court.record import TrialRecord
+from court.settings import TrialSettings
+from court.trial import Case
+from court.verdict import Label, Strength, Strengths, Verdict
+from eval.cli import cli
+from eval.datasets.known import DATASETS
+from eval.datasets.protocol import Level, Protocol
+from eval.from_record import chain_of, cost_of, level_of, prediction_of
+from eval.perf.stand_in import StandIn, serving
+from eval.perf.stand_in_settings import Settings as StandInSettings
+from eval.progress import Bar, Lines, Progress, Tally
+from eval.run import PICTURE_MISSING, RUN_DIFFERS, SERVER_GONE, Plan, run
+from eval.runs.folder import DOCKET, JudgedMeme, RunFolder
+from eval.runs.prediction import Outcome, Prediction
+from eval.runs.results import read_results
+from eval.sample import sample
+from eval.synthetic.make import Layout, make
+from serving.assembly import Courthouse
+from serving.docket.sql import SqlDocket
+from serving.settings import ModelSettings, Settings
+from tests.fakes import Notes, a_meme, findings
+from tests.unit.test_trial import a_court
+
+HARMEME = DATASETS["synthetic-harmeme"]
+
+
+# -- A sample ----------------------------------------------------------------------------------------------------------
+
+
+def memes(*levels):
+    return tuple(
+        JudgedMeme(
+            id=f"m{number}",
+            split="test",
+            line=number,
+            image=f"{number}.png",
+            text="words",
+            harmful=level > 0,
+            level=Level(level),
+            source_label="",
+        )
+        for number, level in enumerate(levels, 1)
+    )
+
+
+SPLIT = memes(*[0] * 60, *[1] * 30, *[2] * 10)
+
+
+def test_a_sample_has_each_label_in_proportion_and_keeps_the_order_of_the_split():
+    taken = sample(SPLIT, 20, 0)
+    assert Counter(int(meme.level) for meme in taken) == {0: 12, 1: 6, 2: 2}
+    assert [meme.line for meme in taken] == sorted(meme.line for meme in taken)
+
+
+@pytest.mark.parametrize("limit", range(1, 100, 7))
+def test_a_sample_is_as_large_as_asked_for(limit):
+    assert len(sample(SPLIT, limit, 0)) == limit
+
+
+def test_a_sample_depends_on_the_seed_alone_and_a_larger_one_adds_to_it():
+    first = {meme.id for meme in sample(SPLIT, 20, 0)}
+    assert {meme.id for meme in sample(SPLIT[::-1], 20, 0)} == first
+    assert {meme.id for meme in sample(SPLIT, 20, 1)} != first
+    assert {meme.id for meme in sample(SPLIT, 40, 0)} > first
+    assert sample(SPLIT, None, 0) == sample(SPLIT, 1000, 5) == SPLIT
+
+
+# -- From a record to a prediction -------------------------------------------------------------------------------------
+
+
+def opened(**settings):
+    record = asyncio.run(a_court().hear(Case("t", a_meme()), Notes()))
+    return record.opened.model_copy(update={"settings": {"overlap": True, **settings}})
+
+
+def a_call(fault="", tokens=10):
+    return ModelCall(
+        role=Role.JUDGE,
+        model="m",
+        prompt_id="p",
+        prompt_digest="d",
+        tokens_in=tokens,
+        tokens_out=1,
+        tokens_cached=2,
+        latency_s=0.1,
+        fault=fault,
+    )
+
+
+def verdict(harmful=Strength.STRONG, benign=Strength.WEAK, label=Label.HARMFUL):
+    return Verdict(label=label, strengths=Strengths(harmful=harmful, benign=benign), rationale="Because.")
+
+
+def examined(side, rounds, *, faults=(), ahead=()):
+    """Rounds of a side; of those in ``ahead`` the summary came early, and those beyond ``rounds`` count for nothing."""
+    for number in range(1, rounds + 1 + sum(r > rounds for r in ahead)):
+        yield QuestionAsked, {"side": side, "round": number, "question": "?", "call": a_call()}
+        fault = "malformed" if (side, number) in faults else ""
+        yield AnswerGiven, {"side": side, "round": number, "answer": "!", "call": a_call(fault)}
+        said = {"side": side, "round": number, "summary": "ab", "justification": "", "call": a_call()}
+        if number in ahead:
+            yield SummarisedAhead, said
+        if number <= rounds:
+            yield Summarised, {**said, "entropy": float(number)}
+    yield SideRested, {"side": side, "rounds": rounds, "reason": RestReason.CONVERGED}
+
+
+def a_record(*steps, first=None):
+    first = first or opened()
+    events = [first]
+    for seq, (kind, values) in enumerate(steps, 1):
+        events.append(kind(trial_id="t", seq=seq, at=first.at + timedelta(seconds=seq), **values))
+    return TrialRecord.of(events)
+
+
+ODDS = OddsGiven(harmful=(0.5, 0.4), not_harmful=(0.1, 0.2), call=a_call())
+
+
+def test_the_longest_chain_is_that_of_the_longer_side_with_one_summary_at_its_end():
+    accuser, defender = tuple(examined(Side.ACCUSER, 3)), tuple(examined(Side.DEFENDER, 2))
+    end = (VerdictGiven, {"verdict": verdict(), "call": a_call()})
+    assert chain_of(a_record(*accuser, *defender, end)) == 3 * 2 + 1 + 1
+    # Line by line each summary is waited for.
+    assert chain_of(a_record(*accuser, *defender, end, first=opened(overlap=False))) == 3 * 3 + 1
+    # A reply that was asked for twice counts twice; on the shorter side it makes up for what that is shorter by.
+    twice = tuple(examined(Side.DEFENDER, 2, faults={(Side.DEFENDER, 1), (Side.DEFENDER, 2)}))
+    assert chain_of(a_record(*accuser, *twice, end)) == 3 * 2 + 1 + 1
+    thrice = tuple(examined(Side.DEFENDER, 3, faults={(Side.DEFENDER, 1)}))
+    assert chain_of(a_record(*accuser, *thrice, end)) == 3 * 2 + 2 + 1
+    # Two calls for odds take longer than one ruling, and run beside it.
+    assert chain_of(a_record((VerdictGiven, {"verdict": verdict(), "call": a_call(), "odds": ODDS}))) == 2
+
+
+def test_every_call_is_counted_once_also_those_that_nothing_rests_on():
+    steps = [
+        *examined(Side.ACCUSER, 2, faults={(Side.ACCUSER, 1)}, ahead=(2, 3)),
+        *examined(Side.DEFENDER, 1),
+        (VerdictGiven, {"verdict": verdict(), "call": a_call(), "odds": ODDS, "unused": Unused(calls=4, tokens_in=7)}),
+    ]
+    cost = cost_of(a_record(*steps), stored=5)
+    # Accuser: 2 rounds of 3 calls, one of them made twice, and a third round ahead; Defender: 3; 1 + 2 of the Judge.
+    assert cost.calls == (2 * 3 + 1) + 3 + 3 + 3 + 4
+    assert cost.tokens_in == 10 * (6 + 3 + 3 + 1 + 1) + 7
+    assert cost.stored == 5
+    assert cost_of(a_record(*steps), stored=500).stored == cost.calls
+
+
+def test_the_time_in_which_nobody_held_the_trial_does_not_count():
+    failed = (TrialFailed, {"step": "s", "reason": "CANCELLED", "message": "m", "retryable": False})
+    resumed = (TrialResumed, {"software": "1"})
+    end = (VerdictGiven, {"verdict": verdict()})
+    record = a_record(failed, resumed, end)
+    late = [e.model_copy(update={"at": e.at + timedelta(days=1)}) if e.seq > 1 else e for e in record.events]
+    assert cost_of(TrialRecord.of(late)).seconds == 2.0  # one before, one after
+
+
+def test_rounds_beyond_those_that_count_are_not_in_the_entropies():
+    record = a_record(*examined(Side.ACCUSER, 2, ahead=(3,)), (VerdictGiven, {"verdict": verdict()}))
+    side = prediction_of(SPLIT[0], record).sides["ACCUSER"]
+    assert (side.rounds, side.rested, side.entropies) == (2, "CONVERGED", (1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    "said,level",
+    [
+        (verdict(Strength.STRONG, Strength.WEAK), Level.VERY_HARMFUL),
+        (verdict(Strength.MODERATE, Strength.MODERATE), Level.SOMEWHAT_HARMFUL),
+        (verdict(Strength.MODERATE, Strength.STRONG, Label.NOT_HARMFUL), Level.NOT_HARMFUL),
+    ],
+)
+def test_three_levels_follow_from_the_strengths(said, level):
+    assert level_of(said) is level
+    record = a_record((VerdictGiven, {"verdict": said}))
+    assert prediction_of(SPLIT[0], record).level is level
+    assert prediction_of(SPLIT[0].model_copy(update={"level": None}), record).level is None
+
+
+def test_a_failure_and_an_undecided_verdict_are_no_class_and_say_why():
+    failed = a_record((TrialFailed, {"step": "s", "reason": "MODEL_GONE", "message": "m", "retryable": True}))
+    prediction = prediction_of(SPLIT[0], failed)
+    assert (prediction.outcome, prediction.reason, prediction.score) == (Outcome.FAILED, "MODEL_GONE", None)
+    undecided = asyncio.run(a_court(findings([])).hear(Case("t", a_meme()), Notes()))
+    prediction = prediction_of(SPLIT[0], undecided)
+    assert (prediction.outcome, prediction.reason) == (Outcome.UNDECIDED, "NO_SIMILAR_PRECEDENT")
+    assert prediction.needs_review and prediction.level is None and prediction.vote is None
+
+
+def test_the_vote_is_held_however_far_the_precedents_are():
+    near = asyncio.run(a_court().hear(Case("t", a_meme()), Notes()))
+    cited = near.precedents
+    far = cited.model_copy(
+        update={
+            "vote": None,
+            "findings": cited.findings.model_copy(update={"vote_settings": VoteSettings(k=5, tau=0.1, prior=0.5)}),
+        }
+    )
+    record = TrialRecord.of(far if event is cited else event for event in near.events)
+    prediction = prediction_of(SPLIT[0], record)
+    assert prediction.vote is not None
+    assert prediction.vote_harmful is (prediction.vote >= 0.5)
+
+
+def test_a_trial_that_is_not_over_is_no_prediction():
+    with pytest.raises(ValueError, match="not over"):
+        prediction_of(SPLIT[0], TrialRecord.of([opened()]))
+
+
+# -- Progress ----------------------------------------------------------------------------------------------------------
+
+
+def said(meme, outcome, **cost):
+    return Prediction(meme=meme.id, outcome=outcome, cost=cost)
+
+
+def test_the_tally_counts_what_the_protocol_keeps():
+    tally = Tally(Protocol.EXTREME, total=4, began=0.0)
+    benign, somewhat, very = SPLIT[0], SPLIT[60], SPLIT[90]
+    tally.add(benign, said(benign, Outcome.NOT_HARMFUL, calls=3, stored=1, tokens_in=100, tokens_out=20))
+    tally.add(somewhat, said(somewhat, Outcome.NOT_HARMFUL))  # dropped
+    tally.add(very, said(very, Outcome.FAILED))
+    assert (tally.done, tally.kept, tally.decided, tally.right, tally.failed) == (3, 2, 1, 1, 1)
+    words = tally.words(60.0)
+    assert words == (
+        "3 a minute, 20 s left, 3 calls (1 stored), 120 tokens, extreme: accuracy 1.000, coverage 0.500, 1 failed"
+    )
+
+
+def test_a_log_has_a_line_now_and_then():
+    lines, clock = [], [0.0]
+    progress = Lines(lines.append, every_s=30, now=lambda: clock[0])
+    tally = Tally(Protocol.MERGED, total=100, began=0.0)
+    progress.begin(tally)
+    for second in range(1, 91):
+        clock[0] = float(second)
+        tally.add(SPLIT[second], said(SPLIT[second], Outcome.HARMFUL))
+        progress.judged(tally)
+    progress.end(tally)
+    assert len(lines) == 1 + 3 + 1
+    assert lines[0] == "100 memes, 0 of them judged before."
+    assert lines[1].startswith("30 of 100 judged: 60 a minute, 70 s left")
+
+
+def test_a_bar_shows_what_a_line_says():
+    out = io.StringIO()
+    tally = Tally(Protocol.MERGED, total=2)
+    with Bar(Console(file=out, force_terminal=True, width=160)) as bar:
+        bar.tell("Preparing [the] precedents …")
+        bar.step("pictures", 3, 7)
+        bar.begin(tally)
+        tally.add(SPLIT[0], said(SPLIT[0], Outcome.NOT_HARMFUL))
+        bar.judged(tally)
+        bar.end(tally)
+    assert "Preparing [the] precedents" in out.getvalue()
+    assert "3/7" in out.getvalue() and "1/2" in out.getvalue() and "merged: accuracy 1.000" in out.getvalue()
+
+
+# -- Whole runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    place = tmp_path_factory.mktemp("data") / "synthetic"
+    make(place, Layout.HARMEME, train=24, val=4, test=8)
+    return place
+
+
+def a_plan(home, data, out, **changes):
+    plan = Plan(
+        out=out,
+        name="a run",
+        dataset=HARMEME,
+        data=data,
+        split="test",
+        procedure=Procedure.SUMMARY,
+        protocols=HARMEME.protocols,
+        settings=Settings(home=home, picture_workers=1),
+        concurrency=2,
+    )
+    return dataclasses.replace(plan, **changes)
+
+
+def hold(plan, progress=None):
+    return asyncio.run(run(plan, progress or Progress()))
+
+
+@pytest.fixture(scope="module")
+def finished(home, data, tmp_path_factory):
+    """A summary run that has its end."""
+    return hold(a_plan(home, data, tmp_path_factory.mktemp("runs") / "summary"))
+
+
+@pytest.fixture
+def begun(finished, tmp_path):
+    """A copy of it, to be meddled with."""
+    shutil.copytree(finished.root, tmp_path / "copy")
+    return RunFolder(tmp_path / "copy")
+
+
+def docket_of(folder, work):
+    async def scene():
+        docket = SqlDocket.open(folder.root / DOCKET, create=False)
+        try:
+            return await work(docket)
+        finally:
+            await docket.close()
+
+    return asyncio.run(scene())
+
+
+def test_a_run_is_files_that_say_everything(finished, data):
+    manifest, said = finished.manifest(), finished.predictions()
+    assert [one.meme.id for one in read_results(finished.root).judged] == [meme.id for meme in finished.memes()]
+    assert {p.meme for p in said} == {meme.id for meme in finished.memes()} and len(said) == 8
+    assert manifest.finished and manifest.interruptions == 0
+    assert set(manifest.data) == {"train.jsonl", "test.jsonl"}
+    assert manifest.library_size == 24 and manifest.models == {} and manifest.checked
+    assert not (finished.root / "calls.sqlite").exists()
+    for prediction in said:
+        record = docket_of(finished, lambda docket, trial=prediction.trial: docket.record(trial))
+        assert prediction_of(next(m for m in finished.memes() if m.id == prediction.meme), record) == prediction
+        assert record.opened.settings == manifest.settings
+        assert record.opened.versions.settings == manifest.settings_digest
+        assert record.opened.versions.library == manifest.library
+
+
+def test_lines_that_were_lost_are_read_from_the_docket(begun, home, data):
+    said = {p.meme: p for p in begun.predictions()}
+    lines = (begun.root / "predictions.jsonl").read_bytes().splitlines(keepends=True)
+    (begun.root / "predictions.jsonl").write_bytes(b"".join(lines[:3]) + lines[3][:20])
+    hold(a_plan(home, data, begun.root))
+    assert {p.meme: p for p in begun.predictions()} == said  # trial ids included: nothing was tried again
+    assert len(begun.predictions()) == 8
+    assert begun.manifest().interruptions == 1
+    assert docket_of(begun, lambda docket: docket.requests()).keys() == {f"synthetic-harmeme/test/{m}" for m in said}
+    assert all(len(t) == 1 for t in docket_of(begun, lambda docket: docket.requests()).values())
+
+
+def test_a_run_that_is_finished_is_left_as_it_is(begun, home, data):
+    before = (begun.root / "manifest.json").read_bytes(), (begun.root / "predictions.jsonl").read_bytes()
+    hold(a_plan(home, data, begun.root, retry_failed=False))
+    assert before == ((begun.root / "manifest.json").read_bytes(), (begun.root / "predictions.jsonl").read_bytes())
+
+
+def lose_lines(folder):
+    folder.write_predictions(folder.predictions()[:2])
+
+
+@pytest.mark.parametrize(
+    "change,named",
+    [
+        ({"seed": 3, "limit": 4}, ["limit (was nothing, is 4)", "seed (was 0, is 3)"]),
+        ({"procedure": Procedure.FULL}, ["procedure (was SUMMARY, is FULL)"]),
+        ({"control": "random precedents"}, ["control (was nothing, is random precedents)"]),
+        (
+            {"trial": {"alpha": 0.25, "tally": 9}},
+            ["setting alpha (was nothing, is 0.25)", "setting tally (was 25, is 9)"],
+        ),
+    ],
+    ids=["sample", "procedure", "control", "settings"],
+)
+def test_a_run_is_not_taken_up_with_something_else(begun, home, data, change, named):
+    lose_lines(begun)
+    change = dict(change)
+    trial = TrialSettings(**change.pop("trial", {}))
+    plan = a_plan(home, data, begun.root, settings=Settings(home=home, picture_workers=1, trial=trial), **change)
+    with pytest.raises(BadRequest) as caught:
+        hold(plan)
+    assert caught.value.reason == RUN_DIFFERS
+    for what in named:
+        assert what in caught.value.message
+    assert len(begun.predictions()) == 2
+
+
+def test_a_run_is_not_taken_up_with_another_data_file(begun, home, data, tmp_path):
+    lose_lines(begun)
+    other = tmp_path / "data"
+    shutil.copytree(data, other)
+    with (other / "train.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(BadRequest, match=r"the file train.jsonl\."):
+        hold(a_plan(home, other, begun.root))
+
+
+def test_a_run_is_taken_up_with_the_same_data_elsewhere(begun, home, data, tmp_path):
+    lose_lines(begun)
+    other = tmp_path / "moved"
+    shutil.copytree(data, other)
+    hold(a_plan(home, other, begun.root))
+    assert len(begun.predictions()) == 8
+    manifest = begun.manifest()
+    assert (manifest.data_dir, manifest.pictures_dir) == (str(other), str(other / "images"))
+
+
+def test_a_folder_of_something_else_is_left_alone(home, data, tmp_path):
+    (tmp_path / "letters.txt").write_text("mine")
+    with pytest.raises(BadRequest, match="is not empty and holds no run"):
+        hold(a_plan(home, data, tmp_path))
+    assert (tmp_path / "letters.txt").read_text() == "mine"
+
+
+def test_two_processes_are_not_at_the_same_run(begun, home, data):
+    import fcntl
+
+    with (begun.root / ".lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(Unavailable, match="Another process is at the run"):
+            hold(a_plan(home, data, begun.root))
+
+
+def without_a_picture(data, place):
+    shutil.copytree(data, place)
+    first = json.loads((place / "test.jsonl").read_text().splitlines()[0])
+    (place / "images" / first["image"]).unlink()
+    return place, first["id"], first["image"]
+
+
+def test_missing_pictures_keep_a_run_from_starting_or_fail_and_are_tried_when_they_are_there(home, data, tmp_path):
+    place, gone, image = without_a_picture(data, tmp_path / "data")
+    plan = a_plan(home, place, tmp_path / "run")
+    with pytest.raises(BadRequest, match=r"1 of 8 pictures are missing .*--allow-missing") as caught:
+        hold(plan)
+    assert caught.value.reason == PICTURE_MISSING
+    folder = hold(dataclasses.replace(plan, allow_missing=True))
+    failed = [p for p in folder.predictions() if p.outcome is Outcome.FAILED]
+    assert [(p.meme, p.reason, p.trial) for p in failed] == [(gone, PICTURE_MISSING, "")]
+    assert len(folder.predictions()) == 8 and folder.manifest().finished
+    shutil.copy(data / "images" / image, place / "images" / image)
+    hold(dataclasses.replace(plan, retry_failed=True))
+    assert all(p.outcome is not Outcome.FAILED for p in folder.predictions())
+    assert len(folder.predictions()) == 8
+
+
+# -- Full trials, before a stand-in server -----------------------------------------------------------------------------
+
+
+def with_server(work, settings=None, **given):
+    async def scene():
+        server = StandIn(settings or StandInSettings(play=True), **given)
+        async with serving(server) as port:
+            return await work(server, f"http://127.0.0.1:{port}/v1")
+
+    return asyncio.run(scene())
+
+
+def full(home, url, **trial):
+    return {
+        "procedure": Procedure.FULL,
+        "settings": Settings(
+            home=home,
+            picture_workers=1,
+            llm=ModelSettings(url=url, model="stand-in"),
+            trial=TrialSettings(rounds_max=3, **trial),
+        ),
+    }
+
+
+def asked_for(server, what):
+    """Bodies of the calls that ask for a property of that name."""
+    found = []
+    for body in server.requests:
+        wanted = (body.get("response_format") or {}).get("json_schema", {}).get("schema", {}).get("properties", {})
+        if what in wanted:
+            found.append(json.dumps(body["messages"]))
+    return found
+
+
+def test_arms_that_share_a_store_make_the_calls_that_they_share_once(home, data, tmp_path):
+    async def work(server, url):
+        store = tmp_path / "calls.sqlite"
+        whole = a_plan(home, data, tmp_path / "whole", calls=store, **full(home, url))
+        await run(whole, Progress())
+        before = {what: asked_for(server, what) for what in ("description", "question", "answer", "harmful_strength")}
+        arm = {**full(home, url, precedents=False), "library": tmp_path / "whole" / "library"}
+        await run(a_plan(home, data, tmp_path / "arm", calls=store, **arm), Progress())
+        after = {what: asked_for(server, what) for what in before}
+        return before, after
+
+    before, after = with_server(work, keep=True)
+    # Description and examination are the same in both: nothing of them was asked again …
+    for what in ("description", "question", "answer"):
+        assert before[what] and after[what][: len(before[what])] == before[what]
+        assert len(set(after[what])) == len(after[what])
+    assert after["description"] == before["description"]
+    # … and the Judge was, who saw no precedents.
+    assert len(after["harmful_strength"]) == 2 * len(before["harmful_strength"]) == 16
+    costs = [p.cost for p in RunFolder(tmp_path / "arm").predictions()]
+    assert all(0 < cost.stored < cost.calls for cost in costs)
+    manifest = RunFolder(tmp_path / "arm").manifest()
+    assert manifest.models == dict.fromkeys(("PROPOSER", "ACCUSER", "DEFENDER", "JUDGE"), "stand-in")
+    record = docket_of(
+        RunFolder(tmp_path / "arm"), lambda d: d.record(RunFolder(tmp_path / "arm").predictions()[0].trial)
+    )
+    assert record.opened.settings == manifest.settings
+
+
+def test_what_failed_for_want_of_a_server_is_tried_again_when_asked(home, data, tmp_path, monkeypatch):
+    async def work(server, url):
+        plan = a_plan(home, data, tmp_path / "run", concurrency=1, **full(home, url, call_s=5))
+        # The first trial's first call meets an overloaded server until it gives up.
+        hear = Courthouse.hear
+
+        async def hear_without(self, ask, *args, **kwargs):
+            if not getattr(hear_without, "done", False):
+                hear_without.done = True
+                server.faults.script(["503"] * 4)  # as often as a call is made
+            return await hear(self, ask, *args, **kwargs)
+
+        monkeypatch.setattr(Courthouse, "hear", hear_without)
+        folder = await run(plan, Progress())
+        first = {p.meme: p for p in folder.predictions()}
+        await run(plan, Progress())  # without being asked to, nothing is
+        kept = folder.predictions()
+        await run(dataclasses.replace(plan, retry_failed=True), Progress())
+        return first, kept, folder
+
+    first, kept, folder = with_server(work)
+    (failed,) = (p for p in first.values() if p.outcome is Outcome.FAILED)
+    assert failed.reason == "MODEL_BUSY" and failed.trial
+    assert kept == tuple(first.values())
+    now = {p.meme: p for p in folder.predictions()}
+    assert now[failed.meme].outcome is Outcome.HARMFUL
+    assert now[failed.meme].trial == failed.trial  # the same trial, resumed
+    assert {m: p for m, p in now.items() if m != failed.meme} == {m: p for m, p in first.items() if m != failed.meme}
+
+
+def test_a_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):
+    async def gone(self, ask, *args, **kwargs):
+        raise Unavailable("gone", reason="MODEL_GONE")
+
+    monkeypatch.setattr(Courthouse, "hear", gone)
+    monkeypatch.setattr("eval.run._IN_A_ROW", 2)
+    with pytest.raises(CourtError, match="--retry-failed") as caught:
+        hold(a_plan(home, data, tmp_path / "run", concurrency=1))
+    assert caught.value.reason == SERVER_GONE
+    folder = RunFolder(tmp_path / "run")
+    assert [p.reason for p in folder.predictions()] == ["MODEL_GONE"] * 6
+    assert folder.manifest().finished is None
+
+
+def test_a_damaged_store_ends_the_run_and_is_no_failure_of_a_meme(home, data, tmp_path, monkeypatch):
+    from eval.calls import CallsError, CallStore
+
+    async def work(server, url):
+        plan = a_plan(home, data, tmp_path / "run", concurrency=1, **full(home, url))
+        with monkeypatch.context() as broken:
+            broken.setattr(CallStore, "_read", lambda self, key: (_ for _ in ()).throw(CallsError("broken")))
+            with pytest.raises(CallsError, match="broken"):
+                await run(plan, Progress())
+        assert RunFolder(plan.out).predictions() == ()
+        return await run(plan, Progress())
+
+    folder = with_server(work)
+    assert [p.outcome for p in folder.predictions()] == [Outcome.HARMFUL] * 8
+
+
+# -- The command -------------------------------------------------------------------------------------------------------
+
+
+def command(home, *words):
+    return CliRunner().invoke(cli, ["run", *map(str, words)], env={"MEMECOURT_HOME": str(home)})
+
+
+def test_the_command_ends_with_figures_and_where_the_run_lies(home, data, tmp_path):
+    out = tmp_path / "run"
+    given = ("--dataset", "synthetic-harmeme", "--data", data, "--out", out, "--limit", 4, "--set", "alpha=0.5")
+    said = command(home, *given, "--protocol", "merged,extreme")
+    assert said.exit_code == 0, said.output
+    assert "merged: 4 memes, 2 harmful; coverage 1.000" in said.stdout
+    assert "majority" in said.stdout and f"{out} holds the run" in said.stdout
+    assert RunFolder(out).manifest().settings["alpha"] == 0.5
+    again = command(home, "--resume", out, "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["cards"]["merged"]["n"] == 4
+    assert "holds a run already" in command(home, *given).output
+
+
+@pytest.mark.parametrize(
+    "words,wrong",
+    [
+        (["--out", "x"], "Missing option --dataset"),
+        (["--dataset", "harm-z", "--data", ".", "--out", "x"], "There is no data set 'harm-z'"),
+        (["--dataset", "fhm", "--data", ".", "--out", "x", "--protocol", "plane"], "there are merged, extreme, plain"),
+        (["--dataset", "fhm", "--data", ".", "--out", "x", "--set", "rounds=3"], "rounds_min, rounds_max"),
+        (["--dataset", "fhm", "--data", ".", "--out", "x", "--set", "epsilon=fish"], "trial.epsilon"),
+        (["--resume", "nowhere"], "holds no run"),
+        (["--resume", "nowhere", "--seed", "3"], "--seed can't be given with --resume"),
+        (["--dataset", "fhm", "--data", ".", "--out", "x", "--retry-failed"], "goes with --resume"),
+    ],
+)
+def test_what_can_not_be_meant_is_said_at_once(home, words, wrong):
+    said = command(home, *words)
+    assert said.exit_code != 0 and wrong in said.output

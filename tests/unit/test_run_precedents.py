@@ -1,0 +1,245 @@
+"""The precedents of a run: whatever leaks is found, under its right reason, and nothing else is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from court.backends.picture_reader import GuardedPictureReader
+from court.errors import BadRequest
+from eval.datasets.known import DATASETS
+from eval.datasets.read import read_split, source_of
+from eval.precedents import Nearness, Prepared, prepare_precedents, read_prepared, shuffle_labels
+from eval.runs.folder import JudgedMeme
+from eval.synthetic.make import Layout, Plant, make
+from retrieval.builtin import BuiltinEncoder
+from retrieval.library import Library
+from retrieval.sources import Source
+from tests.encoders import PlainPictureReader, WordEncoder, png_of
+from tests.pictures import BLUE, GREEN, RED, WHITE, encode
+
+HARMEME = Path(__file__).resolve().parents[3] / "shared" / "data" / "harmeme"
+ENCODER = WordEncoder()
+
+
+def rows(*memes: tuple[str, str, str], label: str = "1") -> str:
+    """Lines of a file: id, picture, text."""
+    return "".join(
+        json.dumps({"id": id_, "image": image, "text": text, "label": label}) + "\n" for id_, image, text in memes
+    )
+
+
+def judged(*memes: tuple[str, str, str]) -> list[JudgedMeme]:
+    return [
+        JudgedMeme(id=id_, split="test", line=line, image=image, text=text, harmful=False, source_label="0")
+        for line, (id_, image, text) in enumerate(memes, 1)
+    ]
+
+
+def prepare(root: Path, train: str, memes: list[JudgedMeme], *, place: str = "library", **options) -> Prepared:
+    (root / "train.jsonl").write_text(train)
+    pictures = root / "img"
+    return asyncio.run(
+        prepare_precedents(
+            root / place,
+            train=[Source(root / "train.jsonl", pictures=pictures if pictures.is_dir() else None)],
+            judged=memes,
+            pictures=pictures if pictures.is_dir() else None,
+            encoder=ENCODER,
+            reader=PlainPictureReader(),
+            **options,
+        )
+    )
+
+
+def picture(root: Path, name: str, data: bytes) -> str:
+    (root / "img").mkdir(exist_ok=True)
+    (root / "img" / name).write_bytes(data)
+    return name
+
+
+def why(prepared: Prepared) -> dict[str, tuple[str, str]]:
+    return {one.precedent: (one.meme, one.why) for one in prepared.excluded}
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_all_that_was_planted_is_found_and_nothing_else(tmp_path: Path, layout: Layout) -> None:
+    made = make(tmp_path / "data", layout, train=60, val=0, test=12, seed=3, plant=[Plant.LEAKAGE])
+    dataset = DATASETS[made.dataset]
+    test = next(split.name for split in dataset.splits.values() if split.role == "test")
+    read = read_split(dataset, made.root, test)
+
+    async def prepared() -> Prepared:
+        reader = GuardedPictureReader(workers=1)
+        try:
+            return await prepare_precedents(
+                tmp_path / "library",
+                train=[source_of(dataset, made.root, "train")],
+                judged=read.memes,
+                pictures=read.pictures,
+                encoder=BuiltinEncoder(),
+                reader=reader,
+            )
+        finally:
+            await reader.aclose()
+
+    found = asyncio.run(prepared())
+    planted = {meme.id: (meme.of, meme.planted) for meme in made.memes if meme.planted}
+    assert why(found) == planted
+    assert Counter(kind for _, kind in planted.values()) == found.counts
+    assert {meme.id for meme in found.library.memes}.isdisjoint(planted)
+    assert len(found.library.memes) == 60
+    assert not found.notes
+
+
+def test_the_first_reason_counts_and_similarities_are_told(tmp_path: Path) -> None:
+    same, other = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "b.png", png_of(GREEN, WHITE))
+    train = rows(("j1", same, "one two"), ("t2", same, "three four"), ("t3", other, "one two"), ("t4", other, "x y z"))
+    found = prepare(tmp_path, train, judged(("j0", "", "other words"), ("j1", same, "One  two")))
+    assert why(found) == {"j1": ("j1", "same id"), "t2": ("j1", "same file"), "t3": ("j1", "same text")}
+    first, second, third = found.excluded
+    assert (first.text_similarity, first.picture_similarity) == (1, 1)
+    assert second.picture_similarity == 1 and second.text_similarity < 0.8
+    assert third.text_similarity == 1 and third.picture_similarity < 0.7
+
+
+def test_another_file_of_the_same_pixels(tmp_path: Path) -> None:
+    still = Image.new("RGB", (9, 9), RED)
+    one = picture(tmp_path, "a.png", encode(still, "PNG", compress_level=0))
+    two = picture(tmp_path, "b.png", encode(still, "PNG", compress_level=9))
+    found = prepare(tmp_path, rows(("t1", one, "a b"), ("t2", "", "c d")), judged(("j1", two, "e f")))
+    assert why(found) == {"t1": ("j1", "same picture")}
+
+
+def test_a_near_duplicate_takes_picture_and_text(tmp_path: Path) -> None:
+    long = "one two three four five six seven eight nine ten"
+    near, far = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "b.png", png_of(GREEN, WHITE))
+    touched = Image.new("RGB", (16, 8), RED)
+    touched.paste(BLUE, (8, 0, 16, 8))
+    touched.putpixel((0, 0), WHITE)
+    look = picture(tmp_path, "c.png", encode(touched, "PNG"))
+    train = rows(("both", near, f"{long} eleven"), ("text", far, f"{long} twelve"), ("look", near, "quite other words"))
+    found = prepare(tmp_path, train, judged(("j1", look, long)))
+    assert why(found) == {"both": ("j1", "near-duplicate")}
+    assert found.excluded[0].text_similarity > 0.8 and found.excluded[0].picture_similarity > 0.7
+    stricter = prepare(tmp_path, train, judged(("j1", look, long)), place="stricter", nearness=Nearness(text=0.999))
+    assert not stricter.excluded and stricter.checked["text"] == 0.999
+
+
+def test_pictures_without_text_are_compared_by_themselves(tmp_path: Path) -> None:
+    touched = Image.new("RGB", (16, 8), RED)
+    touched.paste(BLUE, (8, 0, 16, 8))
+    touched.putpixel((0, 0), WHITE)
+    near, look = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "c.png", encode(touched, "PNG"))
+    train = rows(("mute", near, ""), ("speaks", near, "some words"))
+    assert why(prepare(tmp_path, train, judged(("j1", look, "")))) == {"mute": ("j1", "near-duplicate")}
+
+
+def test_where_there_are_only_texts_a_near_one_is_kept_and_said(tmp_path: Path) -> None:
+    long = "one two three four five six seven eight nine ten"
+    train = rows(("near", "", f"{long} eleven"), ("same", "", long), ("blank", "", "  "), ("far", "", "quite others"))
+    found = prepare(tmp_path, train, judged(("j1", "", long), ("j2", "", "")))
+    assert why(found) == {"same": ("j1", "same text")}
+    assert {meme.id for meme in found.library.memes} == {"near", "far"}
+    said = " ".join(found.notes)
+    assert "1 precedents are near a judged meme by their text" in said
+    assert "2 of 2 judged memes were compared with the precedents without their picture" in said
+    assert "1 of the 4 rows of the train split can't be used" in said
+
+
+def test_the_same_text_may_be_let_stand(tmp_path: Path) -> None:
+    train = rows(("t1", "", "one two"), ("t2", "", "three"))
+    found = prepare(tmp_path, train, judged(("j1", "", "one two")), nearness=Nearness(same_text=False))
+    assert not found.excluded and found.checked["same_text"] is False
+
+
+def test_it_is_found_as_it_was_made_and_refused_for_anything_else(tmp_path: Path) -> None:
+    train, memes = rows(("t1", "", "one"), ("t2", "", "two")), judged(("j1", "", "one"))
+    first = prepare(tmp_path, train, memes)
+    again = prepare(tmp_path, train, memes)
+    assert again.library.digest == first.library.digest and again.excluded == first.excluded
+    assert read_prepared(tmp_path / "library", ENCODER).excluded == first.excluded
+    with pytest.raises(BadRequest) as refused:
+        prepare(tmp_path, train, judged(("j1", "", "two")))
+    assert refused.value.reason == "LIBRARY_FOR_OTHERS"
+    (tmp_path / "library.json").unlink()
+    with pytest.raises(BadRequest) as unknown:
+        read_prepared(tmp_path / "library", ENCODER)
+    assert unknown.value.reason == "LIBRARY_UNCHECKED"
+    # A start that was cut off before it was written down how the library was made.
+    assert prepare(tmp_path, train, memes).excluded == first.excluded
+
+
+def test_the_whole_train_split_is_embedded_once(tmp_path: Path) -> None:
+    train = rows(("t1", "", "one"), ("t2", "", "two"), ("t3", "", "three"))
+    prepare(tmp_path, train, judged(("j1", "", "one")), cache=tmp_path / "cache")
+    (kept,) = (tmp_path / "cache").iterdir()
+    before = Library.open(kept, ENCODER.identity).digest
+    steps: list[str] = []
+    prepare(
+        tmp_path,
+        train,
+        judged(("j2", "", "two")),
+        place="second",
+        cache=tmp_path / "cache",
+        progress=lambda step, done, total: steps.append(step),
+    )
+    assert Library.open(kept, ENCODER.identity).digest == before
+    assert "judged texts" in steps and "texts" not in steps
+    prepare(
+        tmp_path, train + rows(("t4", "", "four")), judged(("j1", "", "one")), place="third", cache=tmp_path / "cache"
+    )
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_nothing_left_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest) as refused:
+        prepare(tmp_path, rows(("t1", "", "one")), judged(("j1", "", "one")))
+    assert refused.value.reason == "NOTHING_TO_CITE"
+
+
+def test_shuffled_labels_are_as_many_of_each_and_what_tells_them_goes_along(tmp_path: Path) -> None:
+    lines = [
+        {
+            "id": f"t{n}",
+            "text": f"word{n}",
+            "label": str(int(n % 3 == 0)),
+            "categories": ["x"] if n % 3 == 0 else [],
+        }
+        for n in range(60)
+    ]
+    train = "".join(json.dumps(line) + "\n" for line in lines)
+    plain = prepare(tmp_path, train, judged(("j1", "", "other")))
+    mixed = prepare(tmp_path, train, judged(("j1", "", "other")), place="mixed", shuffled_labels=5)
+    labels = [[meme.label for meme in one.library.memes] for one in (plain, mixed)]
+    assert labels[0] != labels[1] and Counter(labels[0]) == Counter(labels[1])
+    assert [meme.text for meme in plain.library.memes] == [meme.text for meme in mixed.library.memes]
+    assert all(bool(meme.categories) == meme.harmful for meme in mixed.library.memes)
+    assert mixed.library.manifest.name.endswith("shuffled labels (seed 5)")
+    assert [meme.label for meme in shuffle_labels(plain.library.memes, 5)] == labels[1]
+    assert [meme.label for meme in shuffle_labels(plain.library.memes, 6)] != labels[1]
+
+
+@pytest.mark.skipif(not HARMEME.is_dir(), reason="the annotations of HarMeme are not here")
+@pytest.mark.parametrize(("folder", "same_text"), [("Harm-C", 31), ("Harm-P", 11)])
+def test_harmeme_s_val_by_text(tmp_path: Path, folder: str, same_text: int) -> None:
+    """Counts alone; they were got by comparing the texts' keys pair by pair."""
+    dataset = DATASETS[folder.lower()]
+    memes = read_split(dataset, HARMEME / folder, "val").memes
+    found = asyncio.run(
+        prepare_precedents(
+            tmp_path / "library",
+            train=[source_of(dataset, HARMEME / folder, "train")],
+            judged=memes,
+            pictures=None,
+            encoder=ENCODER,
+            reader=PlainPictureReader(),
+        )
+    )
+    assert found.counts == {"same text": same_text}
+    assert len(found.library.memes) > 2500
