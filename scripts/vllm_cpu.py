@@ -1,8 +1,9 @@
 """Makes an environment with a vLLM that runs without a GPU, for ``make test-vllm``, and prints its Python.
 
 It is an environment of its own: vLLM pins its libraries to the patch, and the project must not follow. pip fetches
-from whatever index it is set up with. The environment is kept between runs; a stamp in it says what it was made of, and
-it is made anew when that has changed. Takes minutes and some gigabytes the first time, a moment afterwards.
+from whatever index it is set up with; libnuma, which it can't bring, must be there. No compiler is needed. The
+environment is kept between runs; a stamp in it says what it was made of, and it is made anew when that has changed.
+Takes minutes and some gigabytes the first time, a moment afterwards.
 
 Run: ``python scripts/vllm_cpu.py [--folder FOLDER]``.
 """
@@ -10,6 +11,7 @@ Run: ``python scripts/vllm_cpu.py [--folder FOLDER]``.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import fcntl
 import json
 import subprocess
@@ -60,10 +62,24 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--folder", type=Path, default=FOLDER, help="where [default: .cache/vllm]")
     folder: Path = options.parse_args().folder.absolute()
+    require_libnuma()
     with alone(folder):
         if read_stamp(folder) != wanted():
             make(folder)
     print(python_of(folder))
+
+
+def require_libnuma() -> None:
+    """Ends with a sentence where vLLM's compiled part could not be loaded: better now than gigabytes later."""
+    if sys.platform != "linux":
+        return
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError:
+        raise SystemExit(
+            "vLLM on a CPU needs the system's libnuma.so.1. Install it: libnuma1 on Debian and Ubuntu, numactl-libs on "
+            "Fedora and RHEL, numactl on Alpine and Arch."
+        ) from None
 
 
 def wanted() -> dict[str, object]:

@@ -12,6 +12,8 @@ BENCHMARKS = {
     "trial-floor": ("eval.perf.trial_floor", "wall time of a full trial over its longest chain of calls"),
     "trial-naive": ("eval.perf.trial_naive", "wall time of Algorithm 1 as printed over that of a full trial"),
     "saturation": ("eval.perf.saturation", "share of a busy model server's capacity that becomes verdicts"),
+    "vllm-steps": ("eval.perf.vllm_steps", "steps that a real vLLM's engine takes for a full trial over those it must"),
+    "prefix-cache": ("eval.perf.prefix_cache", "share of prompts from a real vLLM's cache over what could be"),
     "call-cpu": ("eval.perf.call_cpu", "CPU time of this process for a call of a model"),
 }
 """Name of each benchmark, the module that holds its ``measure() -> Result``, and what it measures."""

@@ -33,7 +33,7 @@ from court.events import (
     VerdictGiven,
 )
 from court.meme import Frame, Meme, Picture, PictureFormat
-from court.ports import Reading
+from court.ports import ChatModel, Reading
 from court.precedents import (
     Findings,
     Floors,
@@ -65,11 +65,13 @@ class Speed:
         call_s: Time of every call, in seconds.
         prompt_token_s: Time of every token of a prompt that is not in its cache, in seconds.
         output_token_s: Time of every token of a reply, in seconds.
+        repairs: Whether a call that had to be made twice counts, as both; otherwise it is an error.
     """
 
     call_s: float = 0.0
     prompt_token_s: float = 0.0
     output_token_s: float = 0.0
+    repairs: bool = False
 
     def of(self, call: ModelCall, calls: int = 1) -> float:
         """Seconds that the server works on a call, by its own settings and the tokens that it counted.
@@ -79,7 +81,9 @@ class Speed:
             calls: How many it sums up.
         """
         if call.fault:
-            raise ValueError("a call that was made twice: the trial is not the one that was meant")
+            if not self.repairs:
+                raise ValueError("a call that was made twice: the trial is not the one that was meant")
+            calls *= 2
         read = call.tokens_in - call.tokens_cached
         return calls * self.call_s + read * self.prompt_token_s + call.tokens_out * self.output_token_s
 
@@ -224,16 +228,37 @@ async def bar(
     load = Load(concurrency)
     async with http_client() as http:
         model = ChatCompletions(base_url=f"{address}/v1", model="stand-in", capabilities=CAN, http=http, load=load)
-        chair = Chair(model)
-        court = Court(
-            finder=finder or KnownFinder(),
-            text_reader=_NoReader(),
-            software="benchmark",
-            settings=settings or TrialSettings(),
-            chairs=Chairs(chair, chair, chair, chair),
-            room=room or load.room,
-        )
-        yield Bar(court, model, load)
+        yield Bar(court_of(model, load, settings or TrialSettings(), room=room, finder=finder), model, load)
+
+
+def court_of(
+    model: ChatModel,
+    load: Load,
+    settings: TrialSettings,
+    *,
+    room: Callable[[], bool] | None = None,
+    finder: KnownFinder | None = None,
+    temperature: float = 0.0,
+) -> Court:
+    """A court in which one model has all roles.
+
+    Args:
+        model: That one.
+        load: Its calls in flight.
+        settings: Of trials.
+        room: Instead of asking the load.
+        finder: Of precedents.
+        temperature: Of all roles.
+    """
+    chair = Chair(model, temperature)
+    return Court(
+        finder=finder or KnownFinder(),
+        text_reader=_NoReader(),
+        software="benchmark",
+        settings=settings,
+        chairs=Chairs(chair, chair, chair, chair),
+        room=room or load.room,
+    )
 
 
 def case(name: str, rounds: int) -> Case:

@@ -3,24 +3,15 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from serving.vllm import VllmServer, VllmSettings
-from tests.live.tiny_model import NAME, make_tiny_model
-
-ROOT = Path(__file__).parents[2]
-CPU_FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32", "--max-logprobs", "20")
-CPU_ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "PYTHONPATH": str(Path(__file__).parent / "patience"),
-}
+from eval.perf.vllm_cpu import server as vllm_cpu
+from eval.perf.vllm_cpu.tiny_model import NAME, make_tiny_model
+from serving.vllm import VllmServer, VllmSettings, free_port
 
 
 def pytest_collection_modifyitems(items):
@@ -80,7 +71,7 @@ class LiveVllm:
     def kill(self) -> int:
         """At once, as the kernel does when memory runs out; returns when it is gone, with its exit code."""
         os.kill(self.server.pid, signal.SIGKILL)
-        return self.ended(30)
+        return self.ended(60)
 
     def restart(self) -> None:
         """At the same address, with the same key."""
@@ -93,13 +84,8 @@ class LiveVllm:
 
     def metric(self, name: str, **labels: str) -> float:
         """A figure of /metrics, over all series with these labels; 0 if there is none."""
-        text = httpx2.get(f"{self.root_url}/metrics", trust_env=False, timeout=10).text
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        return sum(
-            float(line.rpartition(" ")[2])
-            for line in text.splitlines()
-            if line.startswith((f"{name}{{", f"{name} ")) and all(part in line for part in wanted)
-        )
+        text = httpx2.get(f"{self.root_url}/metrics", trust_env=False, timeout=30).text
+        return vllm_cpu.figure(text, name, **labels)
 
     def client(self, **options) -> httpx2.Client:
         """With the key; paths are those below ``root_url``."""
@@ -117,14 +103,7 @@ class LiveVllm:
 
 @pytest.fixture(scope="session")
 def vllm_python():
-    """A Python that has vLLM: the one that is named, else the one that the script makes."""
-    named = os.environ.get("MEMECOURT_VLLM_PYTHON")
-    if named:
-        return Path(named)
-    made = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "vllm_cpu.py"], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return Path(made.stdout.strip())
+    return vllm_cpu.vllm_python()
 
 
 @pytest.fixture(scope="session")
@@ -134,22 +113,12 @@ def tiny_model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def vllm_settings(vllm_python, tiny_model):
-    """For a vLLM on the CPU with the tiny model."""
-    return VllmSettings(
-        model=str(tiny_model),
-        python=vllm_python,
-        context=16_384,
-        flags=CPU_FLAGS,
-        environment=CPU_ENVIRONMENT,
-        start_seconds=600,
-    )
+    return vllm_cpu.settings(vllm_python, tiny_model)
 
 
 @pytest.fixture(scope="session")
 def vllm(vllm_settings):
     """``base_url``, ``api_key``, ``model``, ``metric(name)``, ``kill()``, ``restart()``."""
-    from serving.vllm import free_port
-
     live = LiveVllm(vllm_settings.model_copy(update={"port": free_port(vllm_settings.host)}))
     live.start()
     yield live

@@ -3,12 +3,13 @@
 It is made from nothing, the same every time: configuration, tokenizer and weights are written out here by the names
 that the published checkpoints use, so that it hangs on no version of the library that reads it.
 
-Run: ``python -m tests.live.tiny_model FOLDER``.
+Run: ``python -m eval.perf.vllm_cpu.tiny_model FOLDER``.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import string
 import sys
 from collections.abc import Iterator
@@ -79,7 +80,8 @@ def make_tiny_model(folder: Path, seed: int = 0) -> Path:
     """Writes the model into a folder, which is made; returns it."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
-    ids = {name: tokenizer.token_to_id(name) for name in SPECIAL}
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    ids = {name: vocabulary[name] for name in SPECIAL}
     tokenizer.save(str(folder / "tokenizer.json"))
     rows = tokenizer.get_vocab_size()
     save_file(dict(_weights(rows, np.random.default_rng(seed))), folder / "model.safetensors", {"format": "pt"})
@@ -216,7 +218,8 @@ def _weights(rows: int, chance: np.random.Generator) -> Iterator[tuple[str, np.n
     """Names and arrays. The spread keeps signals alive from pixels to words: another picture gives another answer."""
 
     def matrix(out: int, *into: int) -> np.ndarray[Any, Any]:
-        return (chance.standard_normal((out, *into)) / np.sqrt(np.prod(into))).astype(np.float32)
+        spread = chance.standard_normal((out, *into)) / math.sqrt(math.prod(into))
+        return spread.astype(np.float32)
 
     def linear(name: str, out: int, into: int, *, bias: bool = True) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         yield f"{name}.weight", matrix(out, into)

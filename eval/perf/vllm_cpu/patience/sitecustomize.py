@@ -1,4 +1,4 @@
-"""Makes vLLM's processes sleep where they would spin; for the Pythons that tests/live starts with this on their path.
+"""Makes vLLM's processes sleep where they would spin; its folder is put on their path where cores are few.
 
 They wait for each other in loops of ``os.sched_yield``. On a machine of two cores, and with Linux 6.18's scheduler, two
 that yield to each other leave out everybody else: clients stood still for 40 s until a generation was over, and vLLM

@@ -1,0 +1,157 @@
+"""What the benchmarks on a real vLLM count and divide; what comes of them is measured, and seen in ``tests/live``."""
+
+from pathlib import Path
+
+import pytest
+
+from court.backends import chat_wire as wire
+from court.errors import NotLoaded
+from court.meme import Frame
+from court.ports import ChatRequest
+from eval.perf import bench
+from eval.perf.trials import Examined, Speed, Times, times
+from eval.perf.vllm_cpu import server
+from eval.perf.vllm_cpu.prefixes import Prompt, common, placed, share, tokenize_body
+from eval.perf.vllm_cpu.tiny_model import make_tiny_model
+from eval.perf.vllm_steps import STEPS, Held, Pair, result
+from scripts import vllm_cpu
+from tests.cast import Cast, try_meme
+from tests.pictures import encode, quarters
+from tests.unit.test_perf_trials import call
+
+# The prefix cache
+
+CAT, DOG = (Frame(encode(quarters((28, 28 + 28 * n)), "PNG"), 28, 28 + 28 * n) for n in range(2))
+PICTURE = 9
+
+
+def words(*tokens, cached=0, sent=0.0, answered=0.0):
+    return Prompt([(token, None) for token in tokens], cached, sent, answered)
+
+
+def test_a_token_of_a_picture_is_that_of_this_picture():
+    request = ChatRequest("s", (CAT, "one", DOG, "other"), None, 1)
+    cat, dog = wire.digest(CAT), wire.digest(DOG)
+    shown = placed([1, PICTURE, PICTURE, 2, PICTURE, 3], request, PICTURE)
+    assert shown == [(1, None), (PICTURE, cat), (PICTURE, cat), (2, None), (PICTURE, dog), (3, None)]
+    other = placed([1, PICTURE, PICTURE, 2], ChatRequest("s", (DOG, "one"), None, 1), PICTURE)
+    assert common(shown, other) == 1 and common(shown, shown) == 6
+
+
+@pytest.mark.parametrize(("tokens", "what"), [([1, PICTURE, 2, PICTURE], "more"), ([1, 2], "fewer")])
+def test_a_prompt_that_shows_other_pictures_than_were_sent_is_an_error(tokens, what):
+    with pytest.raises(ValueError, match=what):
+        placed(tokens, ChatRequest("s", (CAT, "one"), None, 1), PICTURE)
+
+
+def test_pictures_are_tokenized_in_full_even_where_the_court_would_only_name_them():
+    (_, user) = tokenize_body("m", ChatRequest("s", (CAT, "one"), None, 1))["messages"]
+    assert user["content"][0]["image_url"]["url"].startswith("data:image/png;base64,")
+
+
+def test_what_could_come_from_the_cache_are_whole_blocks_of_what_was_sent_before():
+    past = [words(*range(9))]
+    asked = [
+        words(*range(6), cached=4, sent=1.0, answered=3.0),  # 6 in common, of which 5 may be: one block of 4
+        words(*range(9), 50, 51, 52, 53, cached=8, sent=2.0, answered=4.0),  # 9 in common: two blocks
+        # 13 in common with the one before, which is not answered yet; 9 with the past.
+        words(*range(9), 50, 51, 52, 53, 54, cached=8, sent=3.5, answered=5.0),
+        words(70, 71, 72, 73, 74, cached=0, sent=6.0, answered=7.0),
+    ]
+    found = share(asked, past, 4)
+    assert (found.prompts, found.reached) == (6 + 13 + 14 + 5, 20)
+    assert (found.possible, found.settled) == (4 + 8 + 12 + 0, 4 + 8 + 8 + 0)
+    assert share(asked[3:], [], 4).possible == 0
+
+
+def test_the_last_token_is_always_computed():
+    assert share([words(*range(8), sent=1.0)], [words(*range(8))], 4).possible == 4
+    assert share([words(*range(9), sent=1.0)], [words(*range(9))], 4).possible == 8
+
+
+# Steps
+
+
+def test_a_call_is_as_many_steps_as_its_reply_has_tokens_and_both_count_where_it_was_made_twice():
+    assert STEPS.of(call(tokens_in=700, cached=3, out=25)) == 25
+    assert STEPS.of(call(out=25, fault="it was empty")) == 25  # the record's figures are those of both calls
+    assert Speed(call_s=1.0, repairs=True).of(call(fault="it was empty")) == 2
+    needed = times(try_meme(Cast(rounds=2)), STEPS)
+    assert needed.floor < needed.naive < needed.needed
+
+
+def test_the_figures_of_pairs():
+    side = Examined((10.0, 10.0), (20.0, 20.0), (30.0, 30.0))
+    needed = Times(describe=40.0, sides=(side, side), judge=50.0, score=2.0)  # a floor of 180, 330 one by one
+    figures = {steps: result([Pair(Held(33.0, 330, 330), Held(11.0, steps, 332), needed)]) for steps in (180, 198, 199)}
+    assert figures[180].figures["steps_over_floor"] == 1.0 and figures[198].figures["steps_over_floor"] == 1.1
+    assert figures[198].holds and not figures[199].held("steps_over_floor")
+    assert figures[180].figures["naive_over_ours"] == 3.0
+    assert figures[180].figures["naive_over_ours_a_token"] == pytest.approx(3 * 332 / 330, abs=1e-3)
+    assert figures[180].figures["by_lengths"] == pytest.approx(330 / 180, abs=1e-3)
+    slow = result([Pair(Held(33.0, 331, 330), Held(17.0, 180, 332), needed)])
+    assert [name for name in slow.goals if not slow.held(name)] == ["naive_over_ours", "naive_steps_over_tokens"]
+
+
+def test_the_benchmarks_are_listed():
+    assert {"vllm-steps", "prefix-cache"} <= set(bench.BENCHMARKS)
+
+
+# The vLLM
+
+
+METRICS = """\
+# HELP vllm:steps_total Steps.
+vllm:steps_total{engine="0",reason="stop"} 3.0
+vllm:steps_total{engine="0",reason="length"} 4.0
+vllm:steps_total_count{engine="0"} 90.0
+vllm:bare 1e3
+"""
+
+
+def test_a_figure_is_read_over_all_series_with_the_labels():
+    assert server.figure(METRICS, "vllm:steps_total") == 7
+    assert server.figure(METRICS, "vllm:steps_total", reason="stop", engine="0") == 3
+    assert server.figure(METRICS, "vllm:bare") == 1000
+    assert server.figure(METRICS, "vllm:steps") == server.figure(METRICS, "vllm:steps_total", reason="abort") == 0
+
+
+def test_the_python_that_is_named_is_taken(monkeypatch, tmp_path):
+    monkeypatch.setenv("MEMECOURT_VLLM_PYTHON", str(tmp_path / "python"))
+    assert server.vllm_python() == tmp_path / "python"
+
+
+def test_the_python_is_the_one_that_the_script_makes(monkeypatch, tmp_path):
+    monkeypatch.delenv("MEMECOURT_VLLM_PYTHON", raising=False)
+    script = tmp_path / "script.py"
+    monkeypatch.setattr(server, "_SCRIPT", script)
+    with pytest.raises(NotLoaded, match="MEMECOURT_VLLM_PYTHON"):
+        server.vllm_python()
+    script.write_text("print('/made/bin/python')\n")
+    assert str(server.vllm_python()) == "/made/bin/python"
+    script.write_text("raise SystemExit('no room')\n")
+    with pytest.raises(NotLoaded, match="could not be installed"):
+        server.vllm_python()
+
+
+def test_the_tiny_model_is_the_same_every_time(tmp_path):
+    one, other = (make_tiny_model(tmp_path / name) for name in ("one", "other"))
+    files = sorted(file.name for file in one.iterdir())
+    assert "model.safetensors" in files and files == sorted(file.name for file in other.iterdir())
+    assert all((one / name).read_bytes() == (other / name).read_bytes() for name in files)
+
+
+def test_patience_is_on_the_path_of_vllm():
+    assert (Path(server.ENVIRONMENT["PYTHONPATH"]) / "sitecustomize.py").exists()
+
+
+def test_where_libnuma_is_missing_that_is_said_before_anything_is_installed(monkeypatch, tmp_path):
+    def load(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(vllm_cpu.sys, "platform", "linux")
+    monkeypatch.setattr(vllm_cpu.ctypes, "CDLL", load)
+    monkeypatch.setattr(vllm_cpu.sys, "argv", ["vllm_cpu.py", "--folder", str(tmp_path / "vllm")])
+    with pytest.raises(SystemExit, match="libnuma1 on Debian"):
+        vllm_cpu.main()
+    assert not any(tmp_path.iterdir())
