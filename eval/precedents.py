@@ -32,6 +32,7 @@ from eval.runs.folder import Excluded, JudgedMeme
 from retrieval.build import Progress, build_library
 from retrieval.calibrate import calibrate
 from retrieval.embedding import Encoder
+from retrieval.floors import floors_of
 from retrieval.kept import Spool
 from retrieval.library import Library
 from retrieval.manifest import FORMAT, LabelledMeme
@@ -186,7 +187,7 @@ async def prepare_precedents(
             rows,
             memes,
             encoder.identity.text_dim,
-            encoder.floors,
+            floors_of(rows, memes, encoder.identity.text_dim, encoder.floors),
             progress=lambda done, total: tell("calibration", done, total),
         ),
         pictures=whole.pictures,

@@ -22,9 +22,9 @@ from court.vote import probability, share, vote
 from eval.datasets.protocol import Protocol, of_level
 from eval.datasets.read import LEVELS
 from eval.metrics import Scores, score
-from retrieval.builtin import BuiltinEncoder
 from retrieval.calibrate import calibrate
 from retrieval.embedding import Encoder
+from retrieval.encoders import load_encoder_for
 from retrieval.finder import LibraryFinder
 from retrieval.left_out import neighbours
 from retrieval.library import Library
@@ -89,7 +89,7 @@ async def measure_vote(
     kept = [row for row in rows.good if _kept(row.source_label, protocol)]
     if not kept:
         raise BadRequest(f"No meme of {source.path.name} is left to be judged under the protocol {protocol}.")
-    encoder = await asyncio.to_thread(BuiltinEncoder)
+    encoder = await asyncio.to_thread(load_encoder_for, place)
     whole = Library.open(place, encoder.identity)
     with _voters(whole, protocol, drop_precedents) as library:
         report = await _measured(library, encoder, source, kept, seed, progress)

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,15 @@ from court.errors import BadRequest
 from court.ports import PictureReader
 from retrieval.calibrate import calibrate
 from retrieval.embedding import Encoder, TextEmbeddings
+from retrieval.floors import floors_of
 from retrieval.kept import Spool
-from retrieval.library import Library
+from retrieval.library import Library, refuse_place
 from retrieval.manifest import LabelledMeme, Tuning
 from retrieval.pictures import Seen, Wanted, embed_pictures_of
 from retrieval.readers import read_source
+from retrieval.remembered import Remembered
 from retrieval.settling import ERROR
-from retrieval.sources import Problem, Row, Source, SourceFormat
+from retrieval.sources import Problem, Provenance, Row, Source, SourceFormat
 
 Progress = Callable[[str, int, int], None]
 """Told the step (``pictures``, ``texts``, ``calibration``), how much of it is done, and of how much."""
@@ -94,7 +97,9 @@ async def build_library(
         Unavailable: Somebody else is writing to the library.
         OSError: The disk will not have it.
     """
-    gathered = await _gather(path, sources, encoder, picture_reader, progress, frozenset())
+    await asyncio.to_thread(refuse_place, path, replace)
+    remembered = Remembered(path, encoder.identity)
+    gathered = await _gather(path, sources, encoder, picture_reader, progress, frozenset(), remembered)
     tuning = await _tune(gathered.rows, gathered.memes, encoder, settle_error, progress)
     library = await asyncio.to_thread(
         Library.create,
@@ -107,6 +112,7 @@ async def build_library(
         pictures=gathered.pictures,
         replace=replace,
     )
+    await asyncio.to_thread(remembered.discard)
     return library, gathered.report
 
 
@@ -128,12 +134,14 @@ async def add_to_library(
         Unavailable: Somebody else is writing to the library.
         OSError: The disk will not have it; the old generation holds.
     """
-    taken = {meme.id for meme in library.memes}
-    gathered = await _gather(library.root, sources, encoder, picture_reader, progress, taken)
+    taken = set(library.ids())
+    remembered = Remembered(library.root, encoder.identity)
+    gathered = await _gather(library.root, sources, encoder, picture_reader, progress, taken, remembered)
     rows = np.concatenate([library.rows, gathered.rows])
     error = library.manifest.tuning.settle_error
     tuning = await _tune(rows, [*library.memes, *gathered.memes], encoder, error, progress)
     larger = await asyncio.to_thread(library.add, gathered.memes, gathered.rows, tuning, gathered.pictures)
+    await asyncio.to_thread(remembered.discard)
     return larger, gathered.report
 
 
@@ -164,12 +172,13 @@ async def _tune(
     error: float,
     progress: Progress | None,
 ) -> Tuning:
+    text_dim = encoder.identity.text_dim
     return await asyncio.to_thread(
         calibrate,
         rows,
         memes,
-        encoder.identity.text_dim,
-        encoder.floors,
+        text_dim,
+        await asyncio.to_thread(floors_of, rows, memes, text_dim, encoder.floors),
         error=error,
         progress=(lambda done, total: progress("calibration", done, total)) if progress else None,
     )
@@ -182,6 +191,7 @@ async def _gather(
     reader: PictureReader | None,
     progress: Progress | None,
     taken: Collection[str],
+    remembered: Remembered,
 ) -> _Gathered:
     """Everything but the calibration and the writing."""
     tell: Progress = progress or (lambda step, done, total: None)
@@ -193,10 +203,12 @@ async def _gather(
     if reader is not None:
         spool = await asyncio.to_thread(Spool, root)
         seen, without = await embed_pictures_of(
-            wanted, reader, encoder, spool, lambda done, total: tell("pictures", done, total)
+            wanted, reader, encoder, spool, lambda done, total: tell("pictures", done, total), remembered
         )
         problems += [problem for problem in without.values() if problem.kept]
-    texts = await _embed_texts([item.row.text for item in wanted], encoder, tell)
+    texts = await _embed_texts([item.row.text for item in wanted], encoder, tell, remembered)
+    known = {source.label: source.provenance for source in sources}
+    now = datetime.now(UTC)
 
     memes: list[LabelledMeme] = []
     rows = np.zeros((len(wanted), encoder.identity.dim), dtype=np.float32)
@@ -211,7 +223,7 @@ async def _gather(
             nothing = Problem(row.source, row.line, row.id, "it has neither a text nor a picture")
             problems.append(without.get(place, nothing))
             continue
-        memes.append(_labelled(row, seen.get(place), bool(has_text), bool(has_picture)))
+        memes.append(_labelled(row, seen.get(place), bool(has_text), bool(has_picture), known[row.source], now))
         if texts.cut[place]:
             cut.append(row.id)
     if not memes:
@@ -261,18 +273,36 @@ def _read_all(
     return wanted, problems, notes
 
 
-async def _embed_texts(texts: Sequence[str], encoder: Encoder, tell: Progress) -> TextEmbeddings:
+async def _embed_texts(
+    texts: Sequence[str], encoder: Encoder, tell: Progress, remembered: Remembered
+) -> TextEmbeddings:
     vectors = np.zeros((len(texts), encoder.identity.text_dim), dtype=np.float32)
     cut: list[bool] = []
     for start in range(0, len(texts), _BATCH):
-        batch = await asyncio.to_thread(encoder.embed_texts, texts[start : start + _BATCH])
+        batch = await asyncio.to_thread(_texts, texts[start : start + _BATCH], encoder, remembered)
         vectors[start : start + _BATCH] = batch.vectors
         cut += batch.cut
         tell("texts", len(cut), len(texts))
     return TextEmbeddings(vectors, tuple(cut))
 
 
-def _labelled(row: Row, seen: Seen | None, has_text: bool, has_picture: bool) -> LabelledMeme:
+def _texts(texts: Sequence[str], encoder: Encoder, remembered: Remembered) -> TextEmbeddings:
+    """As the encoder gives them, those that are remembered not asked for again."""
+    known = remembered.texts(texts)
+    new = [text for text, one in zip(texts, known, strict=True) if one is None]
+    if new:
+        made = encoder.embed_texts(new)
+        remembered.keep_texts(new, made)
+        rest = iter(zip(made.vectors, made.cut, strict=True))
+        known = [next(rest) if one is None else one for one in known]
+    done = [one for one in known if one is not None]
+    vectors = np.stack([vector for vector, _ in done])
+    return TextEmbeddings(vectors, tuple(cut for _, cut in done))
+
+
+def _labelled(
+    row: Row, seen: Seen | None, has_text: bool, has_picture: bool, known: Provenance, added: datetime
+) -> LabelledMeme:
     return LabelledMeme(
         id=row.id,
         label=row.label,
@@ -285,4 +315,10 @@ def _labelled(row: Row, seen: Seen | None, has_text: bool, has_picture: bool) ->
         has_text=has_text,
         has_picture=has_picture,
         kept=seen.kept if seen else None,
+        split=known.split,
+        namespace=known.namespace,
+        language=known.language,
+        policy=known.policy,
+        verified=known.verified,
+        added=added,
     )

@@ -60,24 +60,25 @@ class BuiltinEncoder:
         path = _model_path()
         self._model = _load(path, threads or min(4, os.cpu_count() or 1))
         self._lock = threading.Lock()
+        files = {name: sha256_of(path / name) for name in _FILES}
         self._identity = EncoderIdentity(
             name="builtin/all-MiniLM-L6-v2",
-            digest=digest(
-                {
-                    "files": {name: sha256_of(path / name) for name in _FILES},
-                    "text": text.VERSION,
-                    "picture": descriptor.VERSION,
-                }
-            ),
+            digest=digest({"files": files, "text": text.VERSION, "picture": descriptor.VERSION}),
             text_dim=self._model.get_embedding_dimension() or 0,
             picture_dim=descriptor.DIM,
             text_tokens=int(self._model.max_seq_length or 0),
         )
+        self._text_digest = digest({"files": files, "text": text.VERSION})
 
     @property
     def identity(self) -> EncoderIdentity:
         """By what it is known."""
         return self._identity
+
+    @property
+    def text_digest(self) -> str:
+        """Of what has a say in the text half alone, for encoders that take it from here."""
+        return self._text_digest
 
     @property
     def floors(self) -> Floors:

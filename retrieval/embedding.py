@@ -13,10 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from court.precedents import Floors
-
 UNIT_TOLERANCE = 1e-3
 """How far the length of a stored half may be from 1: float32 leaves about 1e-6, damage leaves much more."""
+
+
+class Preprocessing(BaseModel):
+    """What is done to a picture before a model sees it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: tuple[int, int]
+    """Height and width that the model takes, in pixels."""
+    mean: tuple[float, float, float]
+    """Subtracted from red, green and blue, which lie in [0, 1]."""
+    std: tuple[float, float, float]
+    """What is left is divided by it."""
+    interpolation: str
+    resize_mode: str
+    """``shortest`` scales the shorter side and cuts the middle out, ``longest`` pads, ``squash`` distorts."""
+    fill_color: int
+    """What ``longest`` pads with."""
 
 
 class EncoderIdentity(BaseModel):
@@ -31,6 +47,10 @@ class EncoderIdentity(BaseModel):
     picture_dim: int = Field(ge=1)
     text_tokens: int = Field(ge=1)
     """Tokens of a text that are read; what is beyond is cut, and said to be."""
+    texts_by: str = ""
+    """Name of the encoder that the text half comes from; empty where it is this one."""
+    preprocessing: Preprocessing | None = None
+    """Of pictures; None where the digest alone stands for it."""
 
     @property
     def dim(self) -> int:
@@ -38,7 +58,7 @@ class EncoderIdentity(BaseModel):
         return self.text_dim + self.picture_dim
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.digest[:19]})"
+        return f"{self.name}{f' + {self.texts_by}' if self.texts_by else ''} ({self.digest[:19]})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +74,28 @@ class TextEmbeddings:
     cut: tuple[bool, ...]
 
 
+class KnownFloors(Protocol):
+    """Floors that an encoder knows of itself; :class:`court.precedents.Floors` is one that knows both."""
+
+    @property
+    def text(self) -> float | None:
+        """Of the text half; None where it has to be told from the library (:mod:`retrieval.floors`)."""
+        ...
+
+    @property
+    def picture(self) -> float | None:
+        """Of the picture half; None likewise."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PartFloors:
+    """What an encoder knows whose floors were measured for one half, or for none."""
+
+    text: float | None = None
+    picture: float | None = None
+
+
 class Encoder(Protocol):
     """Turns texts and pictures into vectors; safe to call from several threads."""
 
@@ -63,7 +105,7 @@ class Encoder(Protocol):
         ...
 
     @property
-    def floors(self) -> Floors:
+    def floors(self) -> KnownFloors:
         """Similarities below which two memes have nothing to say about each other: where they lie is the encoder's."""
         ...
 

@@ -11,14 +11,13 @@ import io
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from PIL import Image
 
 from court.meme import Frame
-from retrieval.manifest import MAX_KEPT_BYTES, KeptPicture, LabelledMeme
+from retrieval.manifest import MAX_KEPT_BYTES, KeptPicture
 from retrieval.storage import GENERATIONS, damaged
 
 SIDE = 512
@@ -56,6 +55,14 @@ def frame_of(data: bytes) -> Frame:
     png = io.BytesIO()
     picture.save(png, "PNG", compress_level=1)
     return Frame(png.getvalue(), picture.width, picture.height)
+
+
+class KeptPictures(Protocol):
+    """Where pictures are."""
+
+    def read(self, kept: KeptPicture) -> bytes:
+        """The picture that stands there. Raises BadLibrary if it is not what it was; OSError if it can't be read."""
+        ...
 
 
 class PictureFile:
@@ -101,6 +108,24 @@ class PictureFile:
         return digest.hexdigest()
 
 
+class JoinedPictures:
+    """The pictures of a generation and, as if they lay behind them, those in its journal."""
+
+    def __init__(self, file: PictureFile, journal: PictureFile | None = None) -> None:
+        """``journal`` may be None where no picture lies there."""
+        self._file = file
+        self._journal = journal
+        self._size = file.size
+
+    def read(self, kept: KeptPicture) -> bytes:
+        """As :meth:`PictureFile.read`."""
+        if kept.offset < self._size:
+            return self._file.read(kept)
+        if self._journal is None:
+            raise damaged("a picture in it is not where it is said to be")
+        return self._journal.read(kept.model_copy(update={"offset": kept.offset - self._size}))
+
+
 class Spool(PictureFile):
     """Pictures on their way into a library: a file without a name, which is gone when the process is."""
 
@@ -121,34 +146,3 @@ class Spool(PictureFile):
         kept = KeptPicture(offset=self._end, size=len(data), sha256=hashlib.sha256(data).hexdigest())
         self._end += len(data)
         return kept
-
-
-def lay_out(
-    shelves: Sequence[tuple[Sequence[LabelledMeme], PictureFile | None]],
-) -> tuple[tuple[LabelledMeme, ...], Iterator[bytes]]:
-    """Memes from several places, their pictures put one behind the other.
-
-    Args:
-        shelves: Memes, and where their pictures are now.
-
-    Returns:
-        The memes, saying where their pictures will be, and these pictures in turn, each checked when its turn comes.
-
-    Raises:
-        ValueError: A meme says where its picture is, but of which file is not said.
-    """
-    memes: list[LabelledMeme] = []
-    places: list[tuple[PictureFile, KeptPicture]] = []
-    end = 0
-    for some, pictures in shelves:
-        for meme in some:
-            if meme.kept is None:
-                memes.append(meme)
-                continue
-            if pictures is None:
-                raise ValueError("memes that keep a picture were given without the file of pictures")
-            places.append((pictures, meme.kept))
-            moved = meme.kept.model_copy(update={"offset": end})
-            memes.append(meme if moved == meme.kept else meme.model_copy(update={"kept": moved}))
-            end += moved.size
-    return tuple(memes), (pictures.read(kept) for pictures, kept in places)

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from court.precedents import Floors, PrecedentLabel, Settles, VoteSettings
 from court.verdict import Label
 from retrieval.embedding import EncoderIdentity
 
-FORMAT = 2
+FORMAT = 3
 """Version of the format on disk. A court reads this one, and says of any other what to do.
 
-1 kept no pictures; no release wrote it.
+1 kept no pictures; 2 kept labels and texts as JSON lines, all of which had to be in memory. No release wrote either.
 """
 
 VECTORS = "vectors.npy"
-MEMES = "memes.jsonl"
+FLAGS = "flags.npy"
+MEMES = "memes.sqlite"
+JOURNAL = "journal.bin"
 PICTURES = "pictures.bin"
 MANIFEST = "manifest.json"
+
+HARMFUL, HAS_TEXT, HAS_PICTURE, KEPT, VERIFIED = 1, 2, 4, 8, 16
+"""Bits of a meme's flags: what a search needs of every row, a byte each."""
 
 MAX_KEPT_BYTES = 1024 * 1024
 """A picture that is kept is smaller: 512 x 512 values of three colours, uncompressed, are three quarters of this."""
@@ -30,7 +37,7 @@ class _Stored(BaseModel):
 
 
 class KeptPicture(_Stored):
-    """Where a picture stands in ``pictures.bin``."""
+    """Where a picture stands in ``pictures.bin``, or in the journal if its meme does."""
 
     offset: int = Field(ge=0)
     size: int = Field(ge=1, le=MAX_KEPT_BYTES)
@@ -39,7 +46,7 @@ class KeptPicture(_Stored):
 
 
 class LabelledMeme(_Stored):
-    """A meme whose label is known; one line of ``memes.jsonl``."""
+    """A meme whose label is known; one row of ``memes.sqlite``, or a part of an entry of the journal."""
 
     id: str = Field(min_length=1, max_length=200)
     label: PrecedentLabel
@@ -58,6 +65,20 @@ class LabelledMeme(_Stored):
     """Whether there is a picture half to compare."""
     kept: KeptPicture | None = None
     """Its picture, small, to be shown; None where it was not at hand."""
+    split: str = ""
+    """Of its data set; empty where that has none."""
+    namespace: str = ""
+    """Whose content it is."""
+    language: str = ""
+    """BCP 47 tag of its text; empty where that is not known."""
+    policy: str = ""
+    """Name of the policy that it was labelled by; empty where that is not known."""
+    added: AwareDatetime | None = None
+    """When it came into the library."""
+    verified: bool = False
+    """Whether a person has confirmed its label here; what a data set says is not that."""
+    who: str = ""
+    """Who put it in or gave it its label last; empty for a build."""
 
     @model_validator(mode="after")
     def _can_be_found(self) -> Self:
@@ -69,6 +90,17 @@ class LabelledMeme(_Stored):
     def harmful(self) -> bool:
         """Whether it was decided to be harmful."""
         return self.label is Label.HARMFUL
+
+    @property
+    def flags(self) -> int:
+        """The bits of it."""
+        return (
+            (HARMFUL if self.harmful else 0)
+            | (HAS_TEXT if self.has_text else 0)
+            | (HAS_PICTURE if self.has_picture else 0)
+            | (KEPT if self.kept is not None else 0)
+            | (VERIFIED if self.verified else 0)
+        )
 
 
 class FileEntry(_Stored):
@@ -91,19 +123,23 @@ class Counts(_Stored):
     """Size of all pictures that are kept."""
 
     @classmethod
-    def of(cls, memes: tuple[LabelledMeme, ...]) -> Counts:
-        """The counts of these. Raises ValueError if there are none."""
-        if not memes:
+    def of(cls, flags: NDArray[np.uint8], kept_bytes: int) -> Counts:
+        """The counts of memes with these flags, shape (memes,). Raises ValueError if there are none."""
+        if not flags.size:
             raise ValueError("a library needs at least one meme")
-        harmful = sum(meme.harmful for meme in memes)
+
+        def count(flag: int) -> int:
+            return int(np.count_nonzero(flags & flag))
+
+        harmful = count(HARMFUL)
         return cls(
-            memes=len(memes),
-            with_text=sum(meme.has_text for meme in memes),
-            with_picture=sum(meme.has_picture for meme in memes),
+            memes=flags.size,
+            with_text=count(HAS_TEXT),
+            with_picture=count(HAS_PICTURE),
             harmful=harmful,
-            not_harmful=len(memes) - harmful,
-            kept_pictures=sum(meme.kept is not None for meme in memes),
-            kept_bytes=sum(meme.kept.size for meme in memes if meme.kept is not None),
+            not_harmful=flags.size - harmful,
+            kept_pictures=count(KEPT),
+            kept_bytes=kept_bytes,
         )
 
 
@@ -154,4 +190,9 @@ class Manifest(_Stored):
     tuning: Tuning
     sources: dict[str, int]
     """Memes per source."""
+    lineage: str = Field(pattern=r"^[0-9a-f]{32}$")
+    """Drawn when the library is built, and carried on by whatever is changed in it: in one lineage an id is never given
+    to a second meme."""
+    changes: int = Field(default=0, ge=0)
+    """Changes that were recorded before this generation was written: the next one has the number after."""
     files: dict[str, FileEntry]

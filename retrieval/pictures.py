@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +19,13 @@ from court.ports import PictureReader
 from retrieval.embedding import Encoder
 from retrieval.kept import Spool, shrink
 from retrieval.manifest import KeptPicture
+from retrieval.remembered import Looked, Remembered
 from retrieval.sources import Problem, Row
 
 _BATCH = 32
-"""Pictures held decoded at once: bounds the memory."""
+"""Pictures embedded at once."""
+_AHEAD = 2
+"""Batches that are decoded or embedded while another is: keeps the model busy, and bounds the memory."""
 _AT_ONCE = 4
 """Pictures decoded at once."""
 _TRIES = 3
@@ -67,45 +72,81 @@ async def embed_pictures_of(
     encoder: Encoder,
     spool: Spool,
     progress: Callable[[int, int], None],
+    remembered: Remembered | None = None,
 ) -> tuple[dict[int, Seen], dict[int, Problem]]:
     """The pictures, and what was wrong with those that can't be had, both by place in ``wanted``.
+
+    What is ``remembered`` is not decoded and embedded again, and what is, is remembered.
 
     Raises:
         OSError: The disk will not have what is kept of them.
     """
     gate = asyncio.Semaphore(_AT_ONCE)
+    places = [place for place, item in enumerate(wanted) if item.row.scene or (item.row.image and item.folder)]
+    seen: dict[int, Seen] = {}
+    problems: dict[int, Problem] = {}
 
-    async def fetch(item: Wanted) -> Picture | str:
+    async def fetch(item: Wanted) -> Picture | Looked | str:
         async with gate:
             try:
-                return await _read(reader, await asyncio.to_thread(_bytes_of, item))
+                data = await asyncio.to_thread(_bytes_of, item)
+                if remembered is not None:
+                    known = await asyncio.to_thread(remembered.picture, hashlib.sha256(data).hexdigest())
+                    if known is not None:
+                        return known
+                return await _read(reader, data)
             except _NoPicture as why:
                 return str(why)
 
-    seen: dict[int, Seen] = {}
-    problems: dict[int, Problem] = {}
-    places = [place for place, item in enumerate(wanted) if item.row.scene or (item.row.image and item.folder)]
-    for start in range(0, len(places), _BATCH):
-        batch = places[start : start + _BATCH]
+    async def look(batch: Sequence[int]) -> dict[int, Looked]:
         pictures: dict[int, Picture] = {}
+        found: dict[int, Looked] = {}
         for place, result in zip(batch, await asyncio.gather(*(fetch(wanted[p]) for p in batch)), strict=True):
             if isinstance(result, Picture):
                 pictures[place] = result
+            elif isinstance(result, Looked):
+                found[place] = result
             else:
                 row = wanted[place].row
                 problems[place] = Problem(row.source, row.line, row.id, result, kept=bool(row.text.strip()))
         if pictures:
-            seen |= zip(pictures, await asyncio.to_thread(_look, list(pictures.values()), encoder, spool), strict=True)
-        progress(start + len(batch), len(places))
+            new = await asyncio.to_thread(_look, list(pictures.values()), encoder, remembered)
+            found |= zip(pictures, new, strict=True)
+        return {place: found[place] for place in batch if place in found}
+
+    batches = [places[start : start + _BATCH] for start in range(0, len(places), _BATCH)]
+    begun: deque[asyncio.Task[dict[int, Looked]]] = deque()
+    try:
+        for number in range(len(batches)):
+            for later in batches[number + len(begun) : number + 1 + _AHEAD]:
+                begun.append(asyncio.create_task(look(later)))
+            found = await begun.popleft()
+            # In order, so that the same memes make the same file of pictures.
+            seen |= await asyncio.to_thread(_keep, found, spool)
+            progress(min((number + 1) * _BATCH, len(places)), len(places))
+    finally:
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
     return seen, problems
 
 
-def _look(pictures: Sequence[Picture], encoder: Encoder, spool: Spool) -> list[Seen]:
+def _look(pictures: Sequence[Picture], encoder: Encoder, remembered: Remembered | None) -> list[Looked]:
     vectors = encoder.embed_pictures([[frame.png for frame in picture.frames] for picture in pictures])
-    return [
-        Seen(picture.bytes_sha256, picture.pixels_sha256, vector, spool.append(shrink(picture.frames[0])))
+    found = [
+        Looked(picture.bytes_sha256, picture.pixels_sha256, vector, shrink(picture.frames[0]))
         for picture, vector in zip(pictures, vectors, strict=True)
     ]
+    if remembered is not None:
+        remembered.keep_pictures(found)
+    return found
+
+
+def _keep(found: Mapping[int, Looked], spool: Spool) -> dict[int, Seen]:
+    return {
+        place: Seen(one.bytes_sha256, one.pixels_sha256, one.vector, spool.append(one.jpeg))
+        for place, one in found.items()
+    }
 
 
 async def _read(reader: PictureReader, data: bytes) -> Picture:

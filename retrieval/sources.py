@@ -27,6 +27,25 @@ class SourceFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Provenance:
+    """What else is known of where memes come from, so that searches can be confined to some.
+
+    Attributes:
+        split: Of their data set; empty where it has none.
+        namespace: Whose content they are.
+        language: BCP 47 tag of their texts; empty where that is not known.
+        policy: Name of the policy that they were labelled by.
+        verified: Whether people have confirmed the labels for this court; what a data set says is not that.
+    """
+
+    split: str = ""
+    namespace: str = ""
+    language: str = ""
+    policy: str = ""
+    verified: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """Where labelled memes come from.
 
@@ -36,6 +55,7 @@ class Source:
         pictures: Directory that image names are relative to; None to go by the texts alone.
         format: None to tell it from the content.
         labels: The file that the labels stand in where they stand apart, as those of MAMI's test split; else None.
+        provenance: What else is known of its memes.
     """
 
     path: Path
@@ -43,6 +63,7 @@ class Source:
     pictures: Path | None = None
     format: SourceFormat | None = None
     labels: Path | None = None
+    provenance: Provenance = Provenance()
 
     @property
     def label(self) -> str:

@@ -2,12 +2,15 @@
 
 ::
 
-    CURRENT                   which generation holds, and the SHA-256 of its manifest
+    CURRENT                   which generation holds, the SHA-256 of its manifest, and how much of its journal holds
     generations/000007/       the one before, kept for whoever still reads it
-    generations/000008/       the current one; never changed once it is named
+    generations/000008/       the current one; never changed once it is named, but that its journal grows at the end
     .lock                     held by whoever writes
+    .building/                what a build that was cut off had embedded
 
-Readers take no lock: they read ``CURRENT`` and then files that never change.
+Readers take no lock: they read ``CURRENT`` and then bytes that never change. A small change is appended to the journal
+of the generation and holds once ``CURRENT`` names the journal's new length; what lies behind that length was never
+acknowledged, and the next writer cuts it off.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +31,11 @@ from court.errors import BadLibrary, Unavailable
 
 CURRENT = "CURRENT"
 GENERATIONS = "generations"
+BUILDING = ".building"
 _LOCK = ".lock"
-_POINTER = re.compile(rb"(\d{6}) sha256:([0-9a-f]{64})\n")
+_POINTER = re.compile(rb"(\d{6}) sha256:([0-9a-f]{64})(?: (\d{1,15}) sha256:([0-9a-f]{64}))?\n")
+OWN_NAMES = frozenset({CURRENT, f"{CURRENT}.new", GENERATIONS, BUILDING, _LOCK})
+"""What may lie in the directory of a library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +46,23 @@ class Pointer:
         generation: Name of the current generation's directory.
         manifest_sha256: Of its manifest, in hex. Without it a manifest that was altered would go unnoticed: it vouches
             for the other files, and only this for it.
+        journal_size: Bytes of its journal that hold.
+        head: SHA-256, in hex, over all of these and the manifest's digest (:mod:`retrieval.journal`): it stands for
+            the library as it is. That of the manifest where nothing was changed since.
     """
 
     generation: str
     manifest_sha256: str
+    journal_size: int = 0
+    head: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.head:
+            object.__setattr__(self, "head", self.manifest_sha256)
+
+    def __str__(self) -> str:
+        line = f"{self.generation} sha256:{self.manifest_sha256}"
+        return f"{line} {self.journal_size} sha256:{self.head}" if self.journal_size else line
 
 
 def damaged(what: str) -> BadLibrary:
@@ -74,7 +94,10 @@ def read_pointer(root: Path) -> Pointer:
     match = _POINTER.fullmatch(raw)
     if match is None:
         raise damaged(f"{CURRENT} does not name a generation")
-    return Pointer(match[1].decode(), match[2].decode())
+    pointer = Pointer(match[1].decode(), match[2].decode(), int(match[3] or 0), (match[4] or match[2]).decode())
+    if raw != f"{pointer}\n".encode():
+        raise damaged(f"{CURRENT} does not name a generation")
+    return pointer
 
 
 def sha256_of(path: Path) -> str:
@@ -84,21 +107,30 @@ def sha256_of(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def writing(root: Path) -> Iterator[None]:
+def writing(root: Path, wait_s: float = 0.0) -> Iterator[None]:
     """Holds the writer's lock; the system lets go of it if the process dies.
+
+    Args:
+        root: The library's directory.
+        wait_s: Seconds to wait for whoever holds it now.
 
     Raises:
         Unavailable: Somebody else is writing.
     """
+    until = time.monotonic() + wait_s
     with (root / _LOCK).open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Unavailable(
-                "Somebody else is writing to this precedent library. Wait until they are done.",
-                reason="LIBRARY_LOCKED",
-                retry_after=5.0,
-            ) from None
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise Unavailable(
+                        "Somebody else is writing to this precedent library. Wait until they are done.",
+                        reason="LIBRARY_LOCKED",
+                        retry_after=5.0,
+                    ) from None
+                time.sleep(0.01)
         yield
 
 
@@ -134,11 +166,22 @@ def publish(root: Path, fill: Callable[[Path], None], manifest_name: str) -> Poi
         raise
     _sync_directory(generations)
     pointer = Pointer(name, manifest_sha256)
+    announce(root, pointer)
+    return pointer
+
+
+def announce(root: Path, pointer: Pointer) -> None:
+    """Makes ``CURRENT`` say this, in one step; the lock must be held. Raises OSError."""
     announced = root / f"{CURRENT}.new"
-    write_synced(announced, [f"{pointer.generation} sha256:{pointer.manifest_sha256}\n".encode()])
+    write_synced(announced, [f"{pointer}\n".encode()])
     announced.replace(root / CURRENT)
     _sync_directory(root)
-    return pointer
+
+
+def mark_of(root: Path) -> tuple[int, int, int]:
+    """Of ``CURRENT`` as it is now: changes with every write. Costs one look at the directory. Raises OSError."""
+    found = (root / CURRENT).stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
@@ -152,6 +195,13 @@ def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str,
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest(), size
+
+
+def synced(path: Path) -> tuple[str, int]:
+    """Sees a file that another wrote through to the disk; gives its SHA-256 in hex and its size. Raises OSError."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 
 
 def prune(root: Path, keep: str, before: str | None) -> None:

@@ -22,11 +22,14 @@ from court.ports import PictureReader, Watcher
 from court.record import TrialRecord
 from court.trial import Case, Court
 from retrieval.build import STARTER_MEMES, build_starter
-from retrieval.builtin import BuiltinEncoder
 from retrieval.embedding import Encoder
+from retrieval.encoders import load_encoder_for
 from retrieval.finder import LibraryFinder
+from retrieval.following import follow
 from retrieval.library import Library
 from retrieval.manifest import FORMAT
+from retrieval.pgvector import PgvectorFinder
+from retrieval.postgres.address import Address
 from retrieval.storage import CURRENT
 from serving.bench import open_bench
 from serving.docket.sql import SqlDocket
@@ -34,6 +37,8 @@ from serving.docket.store import Docket
 from serving.settings import Settings
 
 SOFTWARE = version("memecourt")
+_LARGE = 10**9
+"""Bytes of a library from which on it is told how far its check is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,11 @@ def picture_of(meme: MemeIdentity, kept: Sequence[bytes]) -> Picture:
 
 @asynccontextmanager
 async def open_courthouse(
-    settings: Settings, *, read_text: bool = True, tell: Callable[[str], None] = lambda _: None
+    settings: Settings,
+    *,
+    read_text: bool = True,
+    tell: Callable[[str], None] = lambda _: None,
+    follow_library: bool = False,
 ) -> AsyncIterator[Courthouse]:
     """Opens everything that the settings name, warm: the first ask is as quick as the next.
 
@@ -169,13 +178,16 @@ async def open_courthouse(
         settings: What to open.
         read_text: Whether text will have to be read off pictures; if not, the reader is started only when it is needed.
         tell: Is told what takes long, in a sentence.
+        follow_library: Whether changes of the library are searched a second later; else it stays as it was opened.
 
     Raises:
         BadLibrary: The library is missing, damaged or made with another encoder.
-        BadRequest: The policy can't be used, or a model server is named by half.
+        BadRequest: The policy or the encoder can't be used, or a model server is named by half.
         DocketError: The docket can't be opened.
-        NotLoaded: The procedure that the settings ask for needs chat models, and none are named.
-        ModelRefused, Unavailable: A model server does not have the model, or does not answer.
+        NotLoaded: The procedure that the settings ask for needs chat models, and none are named; or what runs the
+            encoder is not installed.
+        ModelRefused, Unavailable: A model server does not have the model, or does not answer; or the encoder's weights
+            can't be fetched.
     """
     async with AsyncExitStack() as stack:
         policy = Policy.load(settings.policy) if settings.policy else DEFAULT_POLICY
@@ -185,12 +197,16 @@ async def open_courthouse(
         stack.push_async_callback(pictures.aclose)
         text_reader = OcrTextReader(workers=settings.text_workers)
         stack.push_async_callback(text_reader.aclose)
-        tell("Loading the sentence encoder and the text reader …" if read_text else "Loading the sentence encoder …")
-        loading = asyncio.to_thread(BuiltinEncoder)
+        tell("Loading the encoder and the text reader …" if read_text else "Loading the encoder …")
+        loading = asyncio.to_thread(load_encoder_for, settings.library, settings.encoder)
         encoder = (await asyncio.gather(loading, text_reader.warm()))[0] if read_text else await loading
-        library = await open_library(settings, encoder, pictures, tell)
-        finder = LibraryFinder(library, encoder)
+        finder = await open_finder(settings, encoder, pictures, tell)
         stack.callback(finder.close)
+        if isinstance(finder, LibraryFinder):
+            await asyncio.to_thread(finder.warm)
+            if follow_library:
+                following = asyncio.create_task(follow(finder, tell))
+                stack.push_async_callback(_cancelled, following)
         chairs = await open_bench(settings, stack, tell)
         court = Court(
             finder=finder,
@@ -204,17 +220,54 @@ async def open_courthouse(
         yield Courthouse(court=court, pictures=pictures, docket=docket)
 
 
+def _checking(tell: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Tells how much of a large library is read: that takes seconds a gigabyte, and warms it for the first search."""
+    told = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        tenths = 10 * done // total
+        if total >= _LARGE and tenths > told:
+            told = tenths
+            tell(f"Checking the precedent library: {10 * tenths} % of {total / 1e9:.1f} GB …")
+
+    return progress
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def open_finder(
+    settings: Settings, encoder: Encoder, pictures: PictureReader, tell: Callable[[str], None] = lambda _: None
+) -> LibraryFinder | PgvectorFinder:
+    """What finds precedents in the library that the settings name, on disk or in a database; whoever has it closes it.
+
+    Raises:
+        NotLoaded: It lies in a database, and the driver is not installed.
+        BadLibrary, Unavailable: As :func:`open_library`; or the database is away.
+    """
+    if isinstance(settings.library, Address):
+        return await PgvectorFinder.open(settings.library, encoder)
+    return LibraryFinder(await open_library(settings, encoder, pictures, tell), encoder)
+
+
 async def open_library(
     settings: Settings, encoder: Encoder, pictures: PictureReader, tell: Callable[[str], None] = lambda _: None
 ) -> Library:
     """The library that the settings name; without one, the starter library, which is made where it is not there yet.
 
     Raises:
+        BadRequest: It lies in a database.
         BadLibrary: It is missing, damaged or made with another encoder.
         Unavailable: Another process has been making the starter library for a minute and is not done.
     """
+    if isinstance(settings.library, Address):
+        raise BadRequest("This needs a precedent library on disk: name its folder.", field="library")
     if settings.library is not None:
-        return await asyncio.to_thread(Library.open, settings.library, encoder.identity)
+        progress = _checking(tell)
+        return await asyncio.to_thread(Library.open, settings.library, encoder.identity, progress=progress)
     # Named by what it is made of: an upgrade of ours makes a new one beside the old.
     made_of = digest({"memes": STARTER_MEMES.read_text("utf-8"), "encoder": encoder.identity.digest, "format": FORMAT})
     path = settings.home / "libraries" / f"starter-{made_of.removeprefix('sha256:')[:12]}"

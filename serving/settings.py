@@ -14,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    InstanceOf,
     PlainSerializer,
     SecretStr,
     model_validator,
@@ -29,6 +30,7 @@ from court.agents import fewest_tokens
 from court.errors import BadRequest
 from court.events import Procedure, Role
 from court.settings import TrialSettings
+from retrieval.postgres.address import Address
 
 CONFIG = "MEMECOURT_CONFIG"
 """Names the TOML file. Not a setting itself: it says where they are."""
@@ -75,6 +77,19 @@ Urls = Annotated[
 """One server, or several of the same model and key; written as one address where it is one."""
 
 
+def _place(given: Any) -> Any:
+    """The address of a database, where that is what it looks like."""
+    return Address(given) if Address.named_by(given) else given
+
+
+LibraryPlace = Annotated[
+    Path | InstanceOf[Address],
+    BeforeValidator(_place),
+    PlainSerializer(str, return_type=str, when_used="json"),
+]
+"""Where a library is; written without the password."""
+
+
 class RoleSettings(BaseModel):
     """What one role has of its own; what it hasn't is that of all."""
 
@@ -119,8 +134,12 @@ class Settings(BaseSettings):
     """Where docket and libraries are kept unless they are named."""
     docket: Path | None = None
     """The file of the docket; ``home/docket.sqlite`` if not given."""
-    library: Path | None = None
-    """The library of precedents; the starter library, made at first use in ``home``, if not given."""
+    library: LibraryPlace | None = None
+    """The library of precedents, a directory or the address of a database; the starter library, made at first use in
+    ``home``, if not given."""
+    encoder: str | None = None
+    """What turns texts and pictures into vectors: ``builtin``, ``open_clip:MODEL/TAG``, ``hf-hub:ORG/NAME`` and others
+    (:mod:`retrieval.clip_source`). That of the library if not given, and ``builtin`` where there is no library yet."""
     picture_workers: int = Field(default_factory=lambda: min(4, _cores()), ge=1, le=64)
     """Processes that decode pictures."""
     text_workers: int = Field(default_factory=lambda: max(1, min(4, _cores() // 2)), ge=1, le=64)

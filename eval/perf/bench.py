@@ -14,6 +14,11 @@ BENCHMARKS = {
     "saturation": ("eval.perf.saturation", "share of a busy model server's capacity that becomes verdicts"),
     "vllm-steps": ("eval.perf.vllm_steps", "steps that a real vLLM's engine takes for a full trial over those it must"),
     "prefix-cache": ("eval.perf.prefix_cache", "share of prompts from a real vLLM's cache over what could be"),
+    "clip-encode": ("eval.perf.clip_encode", "pictures a second that CLIP encodes over a bare pass of the model"),
+    "library": ("eval.perf.library", "memory of a library of 10^6 memes over its vectors, and changing it in use"),
+    "search": ("eval.perf.search", "time of a search among 10^5 and 10^6 memes over that of faiss.knn"),
+    "batch": ("eval.perf.batch", "time of a long batch run killed three times over that of one left alone"),
+    "pgvector": ("eval.perf.pgvector_search", "time of a search in PostgreSQL with pgvector over that of ours"),
     "call-cpu": ("eval.perf.call_cpu", "CPU time of this process for a call of a model"),
 }
 """Name of each benchmark, the module that holds its ``measure() -> Result``, and what it measures."""

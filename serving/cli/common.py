@@ -22,10 +22,20 @@ EXIT_ERROR = 1
 EXIT_HARMFUL = 10
 EXIT_UNDECIDED = 11
 
+
+def _library_place(_: click.Context, __: click.Parameter, value: str | None) -> Any:
+    """The address of a database stays as it is: as a path two of its slashes would become one."""
+    from retrieval.postgres.address import Address
+
+    return value if value is None or Address.named_by(value) else Path(value)
+
+
 library_option = click.option(
     "--library",
-    type=click.Path(path_type=Path),
-    help="The library of precedents. [default: MEMECOURT_LIBRARY, else the starter library]",
+    metavar="PATH",
+    callback=_library_place,
+    help="The library of precedents: a folder, or postgresql://USER@HOST/DATABASE. [default: MEMECOURT_LIBRARY, else "
+    "the starter library]",
 )
 docket_option = click.option(
     "--docket",

@@ -6,17 +6,26 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from serving.cli.changes import COMMANDS
 from serving.cli.common import excerpt, library_option, printable, run, settings_of, tell
+from serving.cli.push import push
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from court.ports import PictureReader
     from court.precedents import Findings
     from retrieval.build import BuildReport
+    from retrieval.embedding import Encoder
+    from retrieval.filters import Filter
     from retrieval.library import Library
     from retrieval.sources import Source
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _SHOWN = 10  # rows with a fault that are listed one by one; --json lists all
 
@@ -36,12 +45,48 @@ _format = click.option(
 _source = click.option(
     "--source", default="", help="What to call where the memes come from. [default: the file's name]"
 )
+_encoder = click.option(
+    "--encoder",
+    metavar="NAME",
+    help="What turns memes into vectors: builtin, open_clip:MODEL/TAG, open_clip:MODEL/ and the path of a checkpoint, "
+    "hf-hub:ORG/NAME or local-dir:DIRECTORY. [default: MEMECOURT_ENCODER, else what made the library, else builtin]",
+)
+_provenance = (
+    click.option("--split", default="", help="The split of their data set that the memes are of."),
+    click.option("--namespace", default="", help="Whose content they are."),
+    click.option("--language", default="", help="Of their texts, as a BCP 47 tag."),
+    click.option("--policy", default="", help="The policy that they were labelled by."),
+    click.option("--verified", is_flag=True, help="People have confirmed the labels for this court."),
+)
+_filters = (
+    click.option("--source", "sources", multiple=True, help="Only precedents from there; may be given several times."),
+    click.option("--split", "splits", multiple=True, help="Only of this split; may be given several times."),
+    click.option("--namespace", "namespaces", multiple=True, help="Only of this content; may be given several times."),
+    click.option("--language", "languages", multiple=True, help="Only in this language; may be given several times."),
+    click.option("--policy", "policies", multiple=True, help="Only labelled by it; may be given several times."),
+    click.option("--since", type=click.DateTime(), help="Only what came into the library then or later (UTC)."),
+    click.option("--until", type=click.DateTime(), help="Only what came into the library before (UTC)."),
+    click.option("--verified", is_flag=True, help="Only precedents whose label a person has confirmed."),
+)
 _json = click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
+
+
+def _with(options: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
+    def decorated(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
 
 
 @click.group()
 def precedents() -> None:
     """Makes, extends, searches and describes libraries of precedents: labelled memes that verdicts rest on."""
+
+
+for _command in (*COMMANDS, push):
+    precedents.add_command(_command)
 
 
 @precedents.command()
@@ -56,9 +101,17 @@ def precedents() -> None:
     type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
     help="The share of wrong labels that a cascade may settle by the vote alone, on held-out memes of the library.",
 )
+@_encoder
+@click.option(
+    "--text-encoder",
+    type=click.Choice(["builtin", "clip"]),
+    help="What embeds texts beside a CLIP model: the sentence encoder or the model itself. [default: the former where "
+    "CLIP reads fewer than 256 tokens of a text]",
+)
 @_pictures
 @_format
 @_source
+@_with(_provenance)
 @_json
 def build(
     place: Path,
@@ -66,10 +119,13 @@ def build(
     name: str | None,
     replace: bool,
     settle_error: float,
+    encoder: str | None,
+    text_encoder: Literal["builtin", "clip"] | None,
     pictures: Path | None,
     layout: str | None,
     source: str,
     as_json: bool,
+    **provenance: Any,
 ) -> None:
     """Makes a LIBRARY (a folder) of the labelled memes in FILEs.
 
@@ -86,10 +142,12 @@ def build(
     library, report = run(
         _build(
             place,
-            _sources_of(sources, source, pictures, layout),
+            _sources_of(sources, source, pictures, layout, provenance),
             name or place.resolve().name,
             replace,
             settle_error,
+            encoder,
+            text_encoder,
         )
     )
     _told(library, report, as_json)
@@ -98,15 +156,24 @@ def build(
 @precedents.command()
 @_place
 @_sources
+@_encoder
 @_pictures
 @_format
 @_source
+@_with(_provenance)
 @_json
 def add(
-    place: Path, sources: tuple[Path, ...], pictures: Path | None, layout: str | None, source: str, as_json: bool
+    place: Path,
+    sources: tuple[Path, ...],
+    encoder: str | None,
+    pictures: Path | None,
+    layout: str | None,
+    source: str,
+    as_json: bool,
+    **provenance: Any,
 ) -> None:
     """Adds the labelled memes in FILEs to a LIBRARY, which is calibrated anew; ids that it has already are refused."""
-    library, report = run(_add(place, _sources_of(sources, source, pictures, layout)))
+    library, report = run(_add(place, _sources_of(sources, source, pictures, layout, provenance), encoder))
     _told(library, report, as_json)
 
 
@@ -117,20 +184,33 @@ def add(
 @click.option(
     "--alpha", type=click.FloatRange(0, 1), help="Weight of the text against the picture. [default: the library's own]"
 )
+@_with(_filters)
+@click.option(
+    "--leave-out-duplicates", "no_twins", is_flag=True, help="Leave out the meme itself and what is nearly the same."
+)
 @library_option
+@_encoder
 @_json
 def search(
-    text: str | None, picture: Path | None, most: int, alpha: float | None, library: Path | None, as_json: bool
+    text: str | None,
+    picture: Path | None,
+    most: int,
+    alpha: float | None,
+    library: Path | None,
+    encoder: str | None,
+    no_twins: bool,
+    as_json: bool,
+    **where: Any,
 ) -> None:
     """Finds the precedents most like a text, a picture, or both."""
     if not text and picture is None:
         raise click.UsageError("Give --text, --picture or both.")
-    found = run(_search(library, text or "", picture, most, alpha))
+    found = run(_search(library, text or "", picture, most, alpha, encoder, _filter_of(**where), no_twins))
     if as_json:
         click.echo(found.model_dump_json())
         return
     for note in found.notes:
-        tell(f"{note[0].upper()}{note[1:]}.")
+        tell(note)
     for place, exhibit in enumerate(found.exhibits, 1):
         halves = "  ".join(
             f"{name} {'    –' if value is None else format(value, '5.2f')}"
@@ -148,40 +228,60 @@ def info(library: Path | None, as_json: bool) -> None:
     """Describes a library after checking every byte of it: what is in it, how it votes, what that vote is worth."""
     opened = run(_info(library))
     if as_json:
-        click.echo(json.dumps({"digest": opened.digest, **opened.manifest.model_dump(mode="json")}))
+        said = opened.manifest.model_dump(mode="json") | {"counts": opened.counts.model_dump(mode="json")}
+        since = len(opened.overlay.changes)
+        click.echo(json.dumps({"digest": opened.digest, **said, "changes_since_written": since}))
     else:
         _describe(opened)
 
 
-def _sources_of(files: tuple[Path, ...], name: str, pictures: Path | None, layout: str | None) -> list[Source]:
-    from retrieval.sources import Source, SourceFormat
+def _sources_of(
+    files: tuple[Path, ...], name: str, pictures: Path | None, layout: str | None, provenance: dict[str, Any]
+) -> list[Source]:
+    from retrieval.sources import Provenance, Source, SourceFormat
 
-    chosen = SourceFormat(layout) if layout else None
-    return [Source(path=path, name=name, pictures=pictures, format=chosen) for path in files]
+    chosen, known = SourceFormat(layout) if layout else None, Provenance(**provenance)
+    return [Source(path=path, name=name, pictures=pictures, format=chosen, provenance=known) for path in files]
+
+
+def _filter_of(since: datetime | None, until: datetime | None, verified: bool, **names: tuple[str, ...]) -> Filter:
+    from datetime import UTC
+
+    from retrieval.filters import Filter
+
+    bounds = [bound and bound.replace(tzinfo=UTC) for bound in (since, until)]
+    return Filter(**names, since=bounds[0], until=bounds[1], verified=verified)
 
 
 @asynccontextmanager
-async def _tools() -> AsyncIterator[tuple[Any, Any]]:
-    """The encoder and a picture reader."""
+async def _tools(load: Callable[[], Encoder]) -> AsyncIterator[tuple[Encoder, PictureReader]]:
+    """The encoder, loaded in a thread, and a picture reader."""
     import asyncio
 
     from court.backends.picture_reader import GuardedPictureReader
-    from retrieval.builtin import BuiltinEncoder
 
-    tell("Loading the sentence encoder …")
+    tell("Loading the encoder …")
     pictures = GuardedPictureReader(workers=settings_of().picture_workers)
     try:
-        yield await asyncio.to_thread(BuiltinEncoder), pictures
+        yield await asyncio.to_thread(load), pictures
     finally:
         await pictures.aclose()
 
 
 async def _build(
-    place: Path, sources: list[Source], name: str, replace: bool, settle_error: float
+    place: Path,
+    sources: list[Source],
+    name: str,
+    replace: bool,
+    settle_error: float,
+    asked: str | None,
+    texts: Literal["builtin", "clip"] | None,
 ) -> tuple[Library, BuildReport]:
     from retrieval.build import build_library
+    from retrieval.encoders import BUILTIN, load_encoder
 
-    async with _tools() as (encoder, pictures):
+    chosen = settings_of(encoder=asked).encoder or BUILTIN
+    async with _tools(lambda: load_encoder(chosen, texts=texts or "auto")) as (encoder, pictures):
         return await build_library(
             place,
             sources,
@@ -194,33 +294,43 @@ async def _build(
         )
 
 
-async def _add(place: Path, sources: list[Source]) -> tuple[Library, BuildReport]:
+async def _add(place: Path, sources: list[Source], asked: str | None) -> tuple[Library, BuildReport]:
     from retrieval.build import add_to_library
+    from retrieval.encoders import load_encoder_for
     from retrieval.library import Library
 
-    async with _tools() as (encoder, pictures):
+    async with _tools(lambda: load_encoder_for(place, settings_of(encoder=asked).encoder)) as (encoder, pictures):
         library = Library.open(place, encoder.identity)
         return await add_to_library(library, sources, encoder=encoder, picture_reader=pictures, progress=_progress())
 
 
-async def _search(place: Path | None, text: str, picture: Path | None, most: int, alpha: float | None) -> Findings:
+async def _search(
+    place: Path | None,
+    text: str,
+    picture: Path | None,
+    most: int,
+    alpha: float | None,
+    asked: str | None,
+    where: Filter,
+    no_twins: bool,
+) -> Findings:
     import asyncio
 
     from court.errors import BadPicture
     from court.meme import check_text
-    from retrieval.finder import LibraryFinder
-    from serving.assembly import open_library
+    from retrieval.encoders import load_encoder_for
+    from serving.assembly import open_finder
 
     check_text(text)
-    async with _tools() as (encoder, pictures):
-        library = await open_library(settings_of(library=place), encoder, pictures, tell)
+    settings = settings_of(library=place, encoder=asked)
+    async with _tools(lambda: load_encoder_for(settings.library, settings.encoder)) as (encoder, pictures):
+        finder = await open_finder(settings, encoder, pictures, tell)
         shown = None
         if picture is not None:
             try:
                 shown = await pictures.read(await asyncio.to_thread(picture.read_bytes))
             except OSError as error:
                 raise BadPicture(f"The picture {picture} can't be read: {error.strerror}.") from None
-        finder = LibraryFinder(library, encoder)
         try:
             return await finder.find(
                 text=text,
@@ -229,20 +339,28 @@ async def _search(place: Path | None, text: str, picture: Path | None, most: int
                 exhibits=most,
                 tally=most,
                 alpha=alpha,
+                where=where,
+                leave_out_duplicates=no_twins,
             )
         finally:
             finder.close()
 
 
 async def _info(place: Path | None) -> Library:
+    from court.errors import BadRequest
+    from retrieval.encoders import load_encoder_for
     from retrieval.library import Library
+    from retrieval.postgres.address import Address
     from serving.assembly import open_library
 
-    if place := settings_of(library=place).library:
-        opened = Library.open(place, None)
+    if named := settings_of(library=place).library:
+        if isinstance(named, Address):
+            raise BadRequest("A library in a database has no files to check. Describe the one that was pushed there.")
+        opened = Library.open(named, None)
     else:
-        async with _tools() as (encoder, pictures):
-            opened = await open_library(settings_of(), encoder, pictures, tell)
+        settings = settings_of()
+        async with _tools(lambda: load_encoder_for(None, settings.encoder)) as (encoder, pictures):
+            opened = await open_library(settings, encoder, pictures, tell)
     opened.check_pictures()
     return opened
 
@@ -297,7 +415,7 @@ def _told(library: Library, report: BuildReport, as_json: bool) -> None:
 
 def _describe(library: Library) -> None:
     manifest = library.manifest
-    counts, tuning = manifest.counts, manifest.tuning
+    counts, tuning = library.counts, manifest.tuning
     calibration, vote = tuning.calibration, tuning.vote
     click.echo(f"library      {printable(manifest.name)}, written {manifest.created:%Y-%m-%d %H:%M} UTC")
     click.echo(f"digest       {library.digest}")
@@ -306,6 +424,8 @@ def _describe(library: Library) -> None:
         f"memes        {counts.memes:,}: {counts.harmful:,} harmful, {counts.not_harmful:,} not; "
         f"{counts.with_text:,} with text, {counts.with_picture:,} with picture"
     )
+    if library.overlay.changes:
+        click.echo(f"changed      {len(library.overlay.changes):,} times since it was written and calibrated")
     click.echo(f"pictures     {counts.kept_pictures:,} kept to be shown, {counts.kept_bytes:,} bytes")
     for source, number in sorted(manifest.sources.items()):
         click.echo(f"  {number:>8,}  {printable(source)}")

@@ -57,7 +57,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
         return Chairs(chair, chair, chair, chair)
 
     monkeypatch.setattr("serving.assembly.open_bench", bench)
-    for place in ("serving.assembly", "eval.arms", "retrieval.builtin"):
+    for place in ("eval.arms", "retrieval.builtin"):
         monkeypatch.setattr(f"{place}.BuiltinEncoder", WordEncoder)
     return played
 

@@ -1,24 +1,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import os
+import sqlite3
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
 from court.errors import BadRequest, Unavailable
 from court.meme import Picture
 from court.verdict import Label
 from retrieval.build import BuildReport, add_to_library, build_library, build_starter
+from retrieval.embedding import TextEmbeddings
 from retrieval.kept import SIDE, Spool
 from retrieval.library import Library
 from retrieval.readers import read_source
-from retrieval.sources import Source, SourceFormat
+from retrieval.sources import Provenance, Source, SourceFormat
 from tests.encoders import PlainPictureReader, WordEncoder, picture_of, png_of
 
 ENCODER = WordEncoder()
@@ -368,7 +375,10 @@ def test_building_twice_gives_the_same_vectors_and_tuning(tmp_path: Path) -> Non
     )
     one, _ = build(tmp_path, Source(source))
     two, _ = build(tmp_path, Source(source), replace=True)
-    assert one.manifest.files == two.manifest.files
+    for name in ("vectors.npy", "flags.npy", "pictures.bin"):
+        assert one.manifest.files[name] == two.manifest.files[name]
+    strip = {"added": None}
+    assert [m.model_copy(update=strip) for m in one.memes] == [m.model_copy(update=strip) for m in two.memes]
     assert one.manifest.tuning == two.manifest.tuning
 
 
@@ -478,7 +488,7 @@ def test_pictures_are_put_down_batch_by_batch(tmp_path: Path, monkeypatch: pytes
     assert after == [32, 64, 70]
 
 
-def test_a_full_disk_while_pictures_are_put_down_leaves_nothing(
+def test_a_full_disk_while_pictures_are_put_down_leaves_no_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:
@@ -491,5 +501,103 @@ def test_a_full_disk_while_pictures_are_put_down_leaves_nothing(
         patch.setattr(os, "pwrite", full)
         with pytest.raises(OSError, match="No space"):
             build(tmp_path, source, picture_reader=PlainPictureReader())
-    assert sorted(tmp_path.iterdir()) == before
+    # But what was embedded, for the next attempt.
+    library = tmp_path / "library"
+    assert sorted(tmp_path.iterdir()) == sorted([*before, library])
+    assert [path.name for path in library.iterdir()] == [".building"]
     assert build(tmp_path, source, picture_reader=PlainPictureReader())[0].picture(0) is not None
+
+
+class Counting(WordEncoder):
+    """Counts what it embeds, and fails once it has embedded so much."""
+
+    def __init__(self, *, most: int = 10**9, name: str = "words") -> None:
+        super().__init__(name)
+        self.texts, self.looked, self.most = 0, 0, most
+        self._lock = threading.Lock()
+
+    def _count(self, texts: int, pictures: int) -> None:
+        with self._lock:
+            self.texts, self.looked = self.texts + texts, self.looked + pictures
+            if self.texts + self.looked > self.most:
+                raise RuntimeError("cut off")
+
+    def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
+        self._count(len(texts), 0)
+        return super().embed_texts(texts)
+
+    def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
+        self._count(0, len(pictures))
+        return super().embed_pictures(pictures)
+
+
+def illustrated(root: Path, count: int) -> Source:
+    (root / "img").mkdir()
+    rows = []
+    for number in range(count):
+        (root / "img" / f"{number}.png").write_bytes(png_of((number, 5, 5), (5, 250 - number, 5)))
+        rows.append({"id": f"m{number}", "label": "1" if number % 2 else "0", "text": f"words {number}"})
+        rows[-1]["image"] = f"{number}.png"
+    return Source(lines(root / "memes.jsonl", *rows), pictures=root / "img")
+
+
+@pytest.mark.parametrize(("most", "left"), [(0, 100), (40, 68), (100, 0), (150, 0)])
+def test_a_build_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path, most: int, left: int) -> None:
+    source = illustrated(tmp_path, 100)
+
+    def attempt(encoder: Counting, place: str) -> Library:
+        building = build_library(
+            tmp_path / place, [source], name="n", encoder=encoder, picture_reader=PlainPictureReader()
+        )
+        return asyncio.run(building)[0]
+
+    with pytest.raises(RuntimeError, match="cut off"):
+        attempt(Counting(most=most), "library")
+    again, whole = Counting(), Counting()
+    library = attempt(again, "library")
+    assert (again.texts, again.looked) == (100, left)
+    other = attempt(whole, "other")
+    assert (whole.texts, whole.looked) == (100, 100)
+    assert np.array_equal(library.rows, other.rows)
+    strip = {"added": None}
+    assert [m.model_copy(update=strip) for m in library.memes] == [m.model_copy(update=strip) for m in other.memes]
+    assert not (tmp_path / "library" / ".building").exists()
+
+
+def test_what_another_encoder_made_or_was_changed_on_the_disk_is_not_taken_over(tmp_path: Path) -> None:
+    source = illustrated(tmp_path, 40)
+    place = tmp_path / "library"
+
+    def attempt(encoder: Counting) -> Library:
+        reader = PlainPictureReader()
+        return asyncio.run(build_library(place, [source], name="n", encoder=encoder, picture_reader=reader))[0]
+
+    with pytest.raises(RuntimeError):
+        attempt(Counting(most=60))
+    (spool,) = (place / ".building").glob("*.sqlite")
+    with contextlib.closing(sqlite3.connect(spool)) as connection:
+        connection.execute("UPDATE pictures SET vector = zeroblob(length(vector))")
+        connection.commit()
+    with pytest.raises(RuntimeError):
+        attempt(Counting(most=0, name="other"))
+    again = Counting(most=79)
+    with pytest.raises(RuntimeError):
+        attempt(again)
+    assert again.looked == 40
+    spool.write_bytes(b"no table at all" * 100)
+    attempt(Counting())
+
+
+def test_where_no_library_may_be_written_nothing_is_embedded(tmp_path: Path) -> None:
+    source, place = illustrated(tmp_path, 3), tmp_path / "img"
+    with pytest.raises(BadRequest, match="holds other things"):
+        asyncio.run(build_library(place, [source], name="n", encoder=Counting(most=0)))
+    assert sorted(path.name for path in place.iterdir()) == ["0.png", "1.png", "2.png"]
+
+
+def test_where_memes_come_from_stands_with_them(tmp_path: Path) -> None:
+    known = Provenance(split="train", namespace="shop", language="en", policy="p", verified=True)
+    source = Source(lines(tmp_path / "x.jsonl", harmeme("a", "not harmful", "words")), provenance=known)
+    (meme,) = build(tmp_path, source)[0].memes
+    assert Provenance(meme.split, meme.namespace, meme.language, meme.policy, meme.verified) == known
+    assert meme.added is not None and abs(meme.added.timestamp() - time.time()) < 600

@@ -345,7 +345,7 @@ def voting(request, tmp_path_factory):
     ("protocol", "drop"), [(Protocol.MERGED, False), (Protocol.EXTREME, False), (Protocol.EXTREME, True)]
 )
 def test_the_vote_is_worth_what_numpy_says(voting, monkeypatch, protocol, drop):
-    monkeypatch.setattr("eval.vote.BuiltinEncoder", words)
+    monkeypatch.setattr("retrieval.builtin.BuiltinEncoder", words)
     place, source = voting
     library = Library.open(place, words().identity)
     everything = read_source(source).good
@@ -369,7 +369,7 @@ def test_the_vote_is_worth_what_numpy_says(voting, monkeypatch, protocol, drop):
 
 
 def test_the_protocol_needs_three_labels(tmp_path, monkeypatch):
-    monkeypatch.setattr("eval.vote.BuiltinEncoder", words)
+    monkeypatch.setattr("retrieval.builtin.BuiltinEncoder", words)
     harmeme(tmp_path / "train.jsonl", *many(30))
     train = source_of(DATASETS["harm-c"], tmp_path, "train")
     asyncio.run(build_library(tmp_path / "library", [train], name="l", encoder=words()))

@@ -51,7 +51,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def words_instead_of_a_model(monkeypatch):
-    monkeypatch.setattr("eval.vote.BuiltinEncoder", wide)
+    monkeypatch.setattr("retrieval.builtin.BuiltinEncoder", wide)
 
 
 def test_a_vote_is_scored_against_labels_it_has_not_seen(library, tmp_path):

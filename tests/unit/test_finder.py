@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from court.meme import Frame
 from court.ports import PrecedentFinder
 from court.precedents import Findings, Floors, Relation, Settles, VoteSettings
 from court.verdict import Label
+from retrieval.filters import Filter
 from retrieval.finder import LibraryFinder
+from retrieval.following import follow
 from retrieval.kept import SIDE, Spool, shrink
 from retrieval.library import Library
 from retrieval.manifest import Calibration, KeptPicture, LabelledMeme, Tuning
+from retrieval.writer import LibraryWriter
 from tests.encoders import WordEncoder, picture_of, png_of
 
 RED, GREEN, BLUE = (250, 5, 5), (5, 250, 5), (5, 5, 250)
@@ -312,13 +316,13 @@ def test_pictures_of_precedents_are_png_of_the_size_they_say(finder: LibraryFind
 
 
 def test_pictures_are_read_outside_the_event_loop(finder: LibraryFinder, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, threads = Library.picture, []
+    real, threads = Library.picture_of, []
 
-    def noting(library: Library, row: int) -> bytes | None:
+    def noting(library: Library, meme: LabelledMeme) -> bytes | None:
         threads.append(threading.current_thread().name)
-        return real(library, row)
+        return real(library, meme)
 
-    monkeypatch.setattr(Library, "picture", noting)
+    monkeypatch.setattr(Library, "picture_of", noting)
     assert pictures(finder, "cat")[0] is not None
     assert threads[0].startswith("precedents")
 
@@ -370,7 +374,7 @@ def test_pictures_that_can_not_be_read_now_are_unavailable(
     def fail(*_: object) -> None:
         raise OSError("/secret/place")
 
-    monkeypatch.setattr(Library, "picture", fail)
+    monkeypatch.setattr(Library, "picture_of", fail)
     with pytest.raises(Unavailable) as refusal:
         pictures(finder, "cat")
     assert "secret" not in refusal.value.message
@@ -383,3 +387,147 @@ def test_what_the_vote_settles_is_passed_on(tmp_path: Path, finder: LibraryFinde
     assert find(finder, "x").settles is None
     settles = Settles(error=0.05, below=0.1, above=2, share=0.2, n=500)
     assert find(LibraryFinder(library_of(tmp_path / "other", SPECS, settles=settles), ENCODER), "x").settles == settles
+
+
+RICH: list[Spec] = [*SPECS, ("cat-2", True, "my cat sleeps all day", png_of(BLUE, BLUE))]
+MARKS: dict[str, dict[str, Any]] = {
+    "cat": {"source": "one", "split": "train", "language": "en", "added": datetime(2025, 1, 1, tzinfo=UTC)},
+    "dog": {"source": "one", "split": "val", "language": "de", "added": datetime(2025, 6, 1, tzinfo=UTC)},
+    "pill": {"source": "two", "namespace": "shop", "policy": "p1", "verified": True},
+}
+
+
+def marked(path: Path) -> LibraryFinder:
+    """The memes marked as in MARKS; of the last two, one was added live and one relabelled."""
+    plain = library_of(path / "plain", RICH)
+    memes = [meme.model_copy(update=MARKS.get(meme.id, {})) for meme in plain.memes]
+    library = Library.create(
+        path / "library",
+        name="n",
+        encoder=ENCODER.identity,
+        memes=memes[:-1],
+        rows=np.array(plain.rows[:-1]),
+        tuning=plain.manifest.tuning,
+        pictures=plain.pictures,
+    )
+    writer = LibraryWriter(library)
+    writer.add(memes[-1], plain.rows[-1], None, who="ada", why="new")
+    writer.relabel("text-only", Label.NOT_HARMFUL, who="ada", why="seen")
+    return LibraryFinder(writer.library, ENCODER)
+
+
+@pytest.mark.parametrize(
+    ("where", "ids"),
+    [
+        (Filter(), {"cat", "dog", "pill", "text-only", "picture-only", "cat-2"}),
+        (Filter(sources=("one",)), {"cat", "dog"}),
+        (Filter(sources=("one", "two")), {"cat", "dog", "pill"}),
+        (Filter(sources=("one",), splits=("val", "test")), {"dog"}),
+        (Filter(namespaces=("shop",)), {"pill"}),
+        (Filter(languages=("en",)), {"cat"}),
+        (Filter(policies=("p1",)), {"pill"}),
+        (Filter(since=datetime(2025, 3, 1, tzinfo=UTC)), {"dog", "cat-2"}),
+        (Filter(since=datetime(2025, 1, 1, tzinfo=UTC), until=datetime(2025, 6, 1, tzinfo=UTC)), {"cat"}),
+        (Filter(verified=True), {"pill", "text-only"}),
+        (Filter(sources=("nowhere",)), set()),
+    ],
+)
+def test_a_search_finds_only_what_the_filter_lets_through(tmp_path: Path, where: Filter, ids: set[str]) -> None:
+    finder = marked(tmp_path)
+    for _ in range(2):  # the second time from what was kept of the first
+        findings = find(finder, "my cat sleeps all day", png_of(RED, GREEN), where=where, tally=10)
+        assert {entry.id for entry in findings.tally} == ids
+        assert {one.id for one in (findings.nearest_harmful, findings.nearest_benign) if one} <= ids
+    assert len(ids) == 6 or f"Only {len(ids)} of 6 precedents were searched, as was asked for." in findings.notes
+    finder.close()
+
+
+def test_a_filter_by_a_time_without_a_zone_says_nothing() -> None:
+    with pytest.raises(ValueError, match="time zone"):
+        Filter(since=datetime(2025, 1, 1))  # noqa: DTZ001 - that is what is refused
+
+
+def test_the_meme_itself_and_what_is_nearly_it_can_be_left_out(tmp_path: Path) -> None:
+    near = png_of((250, 5, 5), (5, 240, 15))
+    specs = [*RICH, ("near", True, "my cat sleeps all day long", near), ("other", True, "quite another thing", near)]
+    finder = LibraryFinder(library_of(tmp_path, specs), ENCODER)
+    findings = find(finder, "my cat sleeps all day", png_of(RED, GREEN), leave_out_duplicates=True, tally=10)
+    # The meme itself, the same text on another picture, and one that is near in both; near in one half is not enough.
+    left = {entry.id for entry in findings.tally}
+    assert left == {"dog", "pill", "text-only", "picture-only", "other"}
+    assert findings.nearest_benign is not None and findings.nearest_benign.id in left
+    assert "3 precedents were left out as the same meme or nearly the same." in findings.notes
+    bare = find(finder, "", png_of(RED, GREEN), leave_out_duplicates=True, tally=10)
+    assert "cat" not in {entry.id for entry in bare.tally}
+    finder.close()
+
+
+def test_a_changed_library_finds_what_one_written_whole_would(tmp_path: Path) -> None:
+    changed = marked(tmp_path).searched
+    memes = [meme.model_copy(update={"kept": None}) for meme in changed.memes]
+    whole = Library.create(
+        tmp_path / "whole",
+        name="n",
+        encoder=ENCODER.identity,
+        memes=memes,
+        rows=changed.rows,
+        tuning=changed.manifest.tuning,
+    )
+    for text in ("my cat sleeps", "throw away", "pills", ""):
+        for png in (png_of(RED, GREEN), png_of(BLUE), None):
+            for where in (None, Filter(sources=("one", "s"))):
+                one, other = (
+                    find(LibraryFinder(library, ENCODER), text, png, where=where) for library in (changed, whole)
+                )
+                assert one.model_copy(update={"library": other.library}) == other
+
+
+def test_after_a_replacement_a_picture_is_shown_from_where_it_was_found(tmp_path: Path) -> None:
+    red, blue = ("a", True, "same words", png_of(RED)), ("a", True, "same words", png_of(BLUE))
+    old, new = library_of(tmp_path / "old", [red]), library_of(tmp_path / "new", [blue])
+    finder = LibraryFinder(old, ENCODER)
+    shown = pictures(finder, "a")[0]
+    find(finder, "same words")
+    finder.swap(new)
+    assert pictures(finder, "a") == [shown]
+    # Now it was found in both, and nobody can say which is meant.
+    find(finder, "same words")
+    assert pictures(finder, "a") == [None]
+    fresh = LibraryFinder(old, ENCODER)
+    fresh.swap(new)
+    assert pictures(fresh, "a") not in ([shown], [None])
+
+
+def test_a_finder_that_follows_searches_what_is_new_and_keeps_the_old_where_that_is_damaged(tmp_path: Path) -> None:
+    library = library_of(tmp_path, SPECS)
+    finder, writer, said = LibraryFinder(library, ENCODER), LibraryWriter(library), []
+    extra = library.memes[0].model_copy(update={"id": "extra", "kept": None})
+
+    async def until(holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not holds():  # noqa: ASYNC110 - what is waited for is found out by looking
+                await asyncio.sleep(0.005)
+
+    async def story() -> None:
+        task = asyncio.create_task(follow(finder, said.append, every_s=0.005))
+        await asyncio.to_thread(writer.add, extra, library.rows[0], None, who="ada", why="new")
+        await until(lambda: "extra" in finder.ids)
+        await asyncio.to_thread(writer.compact)
+        await until(lambda: finder.searched.generation == "000002")
+        digest = finder.library.digest
+        current = tmp_path / "CURRENT"
+        good = current.read_bytes()
+        current.write_bytes(good.replace(b"sha256:", b"sha255:"))
+        await until(lambda: "searched on" in said[-1])
+        count = len(said)
+        await asyncio.sleep(0.05)
+        assert len(said) == count and finder.library.digest == digest
+        current.write_bytes(good)
+        await asyncio.to_thread(writer.remove, "extra", who="ada", why="old")
+        await until(lambda: "extra" not in finder.ids)
+        assert not task.done()
+        task.cancel()
+
+    asyncio.run(story())
+    finder.close()
+    assert said[0] == "The precedent library was changed: 6 memes are searched now."

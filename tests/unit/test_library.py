@@ -8,6 +8,7 @@ import pickle
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -276,7 +277,9 @@ def test_a_spool_leaves_nothing_behind_and_takes_no_giants(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["CURRENT", "manifest.json", "memes.jsonl", "pictures.bin", "vectors.npy"])
+@pytest.mark.parametrize(
+    "name", ["CURRENT", "manifest.json", "flags.npy", "memes.sqlite", "pictures.bin", "vectors.npy"]
+)
 def test_a_file_that_is_cut_empty_longer_or_gone_is_named(library: Library, name: str) -> None:
     path = files_of(library)[name]
     good = path.read_bytes()
@@ -326,12 +329,20 @@ def _with_row(change: Callable[[NDArray[np.float32]], None]) -> NDArray[np.float
     return rows
 
 
-def _with_kept(row: int, **values: int) -> Callable[[Path, dict], None]:
+def _sql(*statements: str) -> Callable[[Path, dict], None]:
+    def change(directory: Path, _: dict) -> None:
+        with contextlib.closing(sqlite3.connect(directory / "memes.sqlite")) as connection:
+            for statement in statements:
+                connection.execute(statement)
+            connection.commit()
+
+    return change
+
+
+def _flags(*flags: int, **counts: int) -> Callable[[Path, dict], None]:
     def change(directory: Path, manifest: dict) -> None:
-        memes = [json.loads(line) for line in (directory / "memes.jsonl").read_text().splitlines()]
-        memes[row]["kept"] |= values
-        (directory / "memes.jsonl").write_text("".join(f"{json.dumps(meme)}\n" for meme in memes))
-        manifest["counts"]["kept_bytes"] = sum(meme["kept"]["size"] for meme in memes if meme["kept"])
+        np.save(directory / "flags.npy", np.array(flags, dtype=np.uint8))
+        manifest["counts"] |= counts
 
     return change
 
@@ -346,18 +357,36 @@ def _with_kept(row: int, **values: int) -> Callable[[Path, dict], None]:
         (_save(_with_row(lambda rows: rows.__setitem__((2, 2), np.inf))), "row 2 of"),
         (_save(_with_row(lambda rows: rows.__setitem__(0, rows[0] * 1.1))), "row 0 of"),
         (_save(_with_row(lambda rows: rows.__setitem__((0, 20), 1))), "row 0 of"),
-        (lambda directory, _: (directory / "memes.jsonl").write_text("{}\n"), "line 1 of memes.jsonl"),
-        (lambda directory, _: (directory / "memes.jsonl").write_text(""), "memes.jsonl is empty"),
-        (lambda directory, _: (directory / "pictures.bin").write_bytes(b"short"), "does not hold the pictures"),
-        (_with_kept(0, offset=1), "line 1 of memes.jsonl does not say where its picture is"),
-        (_with_kept(2, offset=0), "line 3 of memes.jsonl does not say where its picture is"),
-        (_with_kept(2, size=5), "pictures that memes.jsonl says"),
-        (_with_kept(2, size=1 << 40), "line 3 of memes.jsonl can't be understood"),
-        (_with_kept(0, offset=-1), "line 1 of memes.jsonl can't be understood"),
+        (_sql("DELETE FROM memes WHERE row = 1"), "not of the same memes"),
+        (_sql("DELETE FROM memes WHERE row = 2"), "not of the same memes"),
+        (_sql("DELETE FROM memes"), "not of the same memes"),
+        (_sql("UPDATE memes SET row = 7 WHERE row = 2"), "not of the same memes"),
+        (_sql("UPDATE memes SET flags = flags + 16 WHERE row = 0"), "not of the same memes"),
+        (_sql("DROP TABLE memes"), r"memes\.sqlite can't be read"),
+        (_sql("ALTER TABLE memes DROP COLUMN kept_size"), r"memes\.sqlite can't be read"),
+        (
+            lambda directory, _: (directory / "memes.sqlite").write_bytes(b"no table " * 500),
+            r"memes\.sqlite can't be read",
+        ),
+        (lambda directory, _: (directory / "pictures.bin").write_bytes(b"short"), "pictures"),
+        (
+            _sql("UPDATE memes SET kept_offset = 1 WHERE row = 0"),
+            "row 0 of memes.sqlite does not say where its picture is",
+        ),
+        (
+            _sql("UPDATE memes SET kept_offset = 0 WHERE row = 2"),
+            "row 2 of memes.sqlite does not say where its picture is",
+        ),
+        (_sql("UPDATE memes SET kept_size = 5 WHERE row = 2"), "pictures that memes.sqlite says"),
+        (_sql("UPDATE memes SET kept_size = 1 << 40 WHERE row = 2"), "row 2 of memes.sqlite does not say where"),
+        (_sql("UPDATE memes SET kept_offset = -1 WHERE row = 0"), "row 0 of memes.sqlite does not say where"),
+        (_flags(10, 3, 0, with_text=2, kept_pictures=1), "without text and picture"),
+        (_flags(), r"flags\.npy is empty"),
+        (lambda directory, _: np.save(directory / "flags.npy", np.zeros(3)), r"flags\.npy is not a row of flags"),
         (lambda _, manifest: manifest["files"].pop("pictures.bin"), "does not list"),
         (lambda _, manifest: manifest["counts"].update(harmful=2, not_harmful=1), "counts"),
         (lambda _, manifest: manifest.update(surprise=1), "manifest.json can't be understood"),
-        (lambda _, manifest: manifest["files"].pop("memes.jsonl"), "does not list"),
+        (lambda _, manifest: manifest["files"].pop("memes.sqlite"), "does not list"),
         (lambda _, manifest: manifest["files"].update({"../../x": {"sha256": "0" * 64, "size": 1}}), "does not list"),
     ],
 )
@@ -370,15 +399,16 @@ def test_what_contradicts_the_manifest_is_named(
 
 
 def test_a_newer_format_asks_for_an_upgrade(library: Library) -> None:
-    forge(library, lambda _, manifest: manifest.update(format=3, surprise=1))
+    forge(library, lambda _, manifest: manifest.update(format=4, surprise=1))
     with pytest.raises(BadLibrary, match="Upgrade MemeCourt") as refusal:
         Library.open(library.root, ENCODER.identity)
     assert refusal.value.reason == "LIBRARY_TOO_NEW"
 
 
-def test_an_older_format_asks_to_be_built_again(library: Library) -> None:
-    forge(library, lambda _, manifest: manifest.update(format=1))
-    with pytest.raises(BadLibrary, match=r"older than format 2.*Build it again") as refusal:
+@pytest.mark.parametrize("old", [1, 2])
+def test_an_older_format_asks_to_be_built_again(library: Library, old: int) -> None:
+    forge(library, lambda _, manifest: manifest.update(format=old))
+    with pytest.raises(BadLibrary, match=r"older than format 3.*Build it again") as refusal:
         Library.open(library.root, ENCODER.identity)
     assert refusal.value.reason == "LIBRARY_TOO_OLD"
 

@@ -1,0 +1,270 @@
+"""What a search comes to, wherever the precedents lie: finders differ in the shelf that they search, not in this."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.meme import Frame
+from court.precedents import Findings, Floors, LibraryIdentity, Precedent, Relation, Search, TallyEntry
+from retrieval.embedding import Encoder
+from retrieval.filters import Filter
+from retrieval.index import Hits
+from retrieval.manifest import Counts, LabelledMeme, Tuning
+from retrieval.text import text_key
+
+NEAR = Floors(text=0.80, picture=0.70)
+"""Similarities from which on, in both halves, two memes are nearly the same, as in a benchmark's check."""
+_FEW_TWINS, _MOST_TWINS = 64, 4096
+"""Rows looked at for near-duplicates, at first and at most."""
+
+
+class Shelf(Protocol):
+    """A library as it was at one moment, whole: what other searches and changes do meanwhile is not seen."""
+
+    @property
+    def identity(self) -> LibraryIdentity:
+        """By what a record names it."""
+        ...
+
+    @property
+    def tuning(self) -> Tuning:
+        """How it is searched and how its precedents vote."""
+        ...
+
+    @property
+    def counts(self) -> Counts:
+        """How many memes there are."""
+        ...
+
+    def rows_of(self, ids: Collection[str]) -> list[int]:
+        """Where the memes of these ids stand; ids that are not there are passed over."""
+        ...
+
+    def count(self, where: Filter) -> int:
+        """How many memes this lets through."""
+        ...
+
+    def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
+        """The memes in these rows, in this order."""
+        ...
+
+    def search(
+        self,
+        text: NDArray[np.float32] | None,
+        picture: NDArray[np.float32] | None,
+        *,
+        alpha: float,
+        k: int,
+        exclude: Collection[int] = (),
+        where: Filter | None = None,
+        harmful: bool | None = None,
+    ) -> Hits:
+        """As :meth:`retrieval.index.FusedIndex.search`; if asked, among what ``where`` lets through or of one label."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is looked for, embedded.
+
+    Attributes:
+        text: float32 of shape (text_dim,), or None where there is none to compare.
+        picture: float32 of shape (picture_dim,), or None where there is none to compare.
+        text_key: To tell the same text.
+        pixels_sha256: To tell the same picture.
+        text_cut: Whether the text is longer than the encoder reads.
+    """
+
+    text: NDArray[np.float32] | None
+    picture: NDArray[np.float32] | None
+    text_key: str
+    pixels_sha256: str
+    text_cut: bool
+
+    @classmethod
+    def embedded(cls, encoder: Encoder, text: str, frames: Sequence[Frame], pixels_sha256: str) -> Query:
+        """A meme, as this encoder sees it."""
+        texts = encoder.embed_texts([text])
+        pictures = encoder.embed_pictures([[frame.png for frame in frames]]) if frames else None
+        return cls(
+            text=texts.vectors[0] if texts.vectors[0].any() else None,
+            picture=pictures[0] if pictures is not None and pictures[0].any() else None,
+            text_key=text_key(text),
+            pixels_sha256=pixels_sha256,
+            text_cut=texts.cut[0],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for, as :meth:`retrieval.finder.LibraryFinder.find` takes it.
+
+    Raises:
+        ValueError: Alpha is outside [0, 1], or a number below 0.
+    """
+
+    exhibits: int
+    tally: int
+    alpha: float | None
+    exclude: Collection[str] = ()
+    where: Filter | None = None
+    leave_out_duplicates: bool = False
+
+    def __post_init__(self) -> None:
+        if self.alpha is not None and not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha must lie in [0, 1], not {self.alpha}")
+        if self.exhibits < 0 or self.tally < 0:
+            raise ValueError("exhibits and tally can't be negative")
+
+
+def search_shelf(shelf: Shelf, query: Query, wanted: Asked) -> Findings:
+    """The most similar precedents: see :class:`court.ports.PrecedentFinder`."""
+    tuning = shelf.tuning
+    exhibits = wanted.exhibits
+    asked = tuning.alpha if wanted.alpha is None else wanted.alpha
+    tally = max(wanted.tally, tuning.vote.k)
+    used, notes = _weights(shelf.counts, query, asked)
+    excluded = shelf.rows_of(wanted.exclude) if wanted.exclude else []
+    if excluded:
+        notes.append(f"{len(excluded)} precedents were left out on purpose.")
+    where = None if wanted.where == Filter() else wanted.where
+    if where is not None:
+        count, size = shelf.count(where), shelf.counts.memes
+        notes.append(f"Only {count:,} of {size:,} precedents were searched, as was asked for.")
+    if wanted.leave_out_duplicates:
+        twins = _duplicates(shelf, query, where) - set(excluded)
+        excluded += sorted(twins)
+        if twins:
+            notes.append(f"{len(twins)} precedents were left out as the same meme or nearly the same.")
+
+    found: tuple[Precedent, ...] = ()
+    counted: tuple[TallyEntry, ...] = ()
+    nearest: dict[bool, Precedent | None] = {True: None, False: None}
+    if used is not None:
+        k = max(exhibits, tally, 1)
+        hits = shelf.search(query.text, query.picture, alpha=used, k=k, exclude=excluded, where=where)
+        memes = shelf.read(hits.rows.tolist())
+        found = tuple(_precedent(meme, query, hits, place) for place, meme in enumerate(memes[:exhibits]))
+        counted = tuple(_entry(meme, hits, place) for place, meme in enumerate(memes[:tally]))
+        for harmful in nearest:
+            # Mostly among what was found; else the whole ranking of that label is searched for its first.
+            place = next((place for place, meme in enumerate(memes) if meme.harmful == harmful), None)
+            if place is not None:
+                nearest[harmful] = _precedent(memes[place], query, hits, place)
+                continue
+            best = shelf.search(
+                query.text, query.picture, alpha=used, k=1, exclude=excluded, where=where, harmful=harmful
+            )
+            for meme in shelf.read(best.rows.tolist()):
+                nearest[harmful] = _precedent(meme, query, best, 0)
+        notes += _gaps(memes[:exhibits], used)
+    return Findings(
+        library=shelf.identity,
+        search=Search(
+            alpha_asked=asked,
+            alpha=asked if used is None else used,
+            has_text=query.text is not None,
+            has_picture=query.picture is not None,
+            exhibits=exhibits,
+            tally=tally,
+            excluded=len(excluded),
+        ),
+        floors=tuning.floors,
+        exhibits=found,
+        nearest_harmful=nearest[True],
+        nearest_benign=nearest[False],
+        tally=counted,
+        vote_settings=tuning.vote,
+        settles=tuning.settles,
+        text_cut=query.text_cut,
+        notes=tuple(notes),
+    )
+
+
+def _weights(counts: Counts, query: Query, asked: float) -> tuple[float | None, list[str]]:
+    """The weight of the text that can be used, None where nothing can be compared; and what to say of it."""
+    notes = []
+    if query.text is None:
+        notes.append("The meme has no text: it is not compared by text.")
+    elif not counts.with_text:
+        notes.append("No precedent in the library has a text: the text is not compared.")
+    if query.picture is None:
+        notes.append("The meme has no picture to compare: it is not compared by picture.")
+    elif not counts.with_picture:
+        notes.append("No precedent in the library has a picture: the picture is not compared.")
+    by_text = query.text is not None and counts.with_text > 0
+    by_picture = query.picture is not None and counts.with_picture > 0
+    if by_text and by_picture:
+        return asked, notes
+    if by_text:
+        return 1.0, notes
+    if by_picture:
+        return 0.0, notes
+    notes.append("Nothing is left to compare: no precedent is cited.")
+    return None, notes
+
+
+def _duplicates(shelf: Shelf, query: Query, where: Filter | None) -> set[int]:
+    """Rows of the meme itself and of what is nearly it, among the :data:`_MOST_TWINS` nearest by either half."""
+    found: set[int] = set()
+    for alpha, half, floor in ((1.0, query.text, NEAR.text), (0.0, query.picture, NEAR.picture)):
+        if half is None:
+            continue
+        k = _FEW_TWINS
+        while True:
+            hits = shelf.search(query.text, query.picture, alpha=alpha, k=k, where=where)
+            if hits.rows.size < k or hits.scores[-1] < floor or k >= _MOST_TWINS:
+                break
+            k *= 4
+        near = np.flatnonzero(hits.scores >= floor)
+        memes = shelf.read(hits.rows[near].tolist())
+        for place, meme in zip(near.tolist(), memes, strict=True):
+            both = hits.text[place] >= NEAR.text and hits.picture[place] >= NEAR.picture
+            textless = not query.text_key and not meme.has_text and hits.picture[place] >= NEAR.picture
+            if both or textless or _relation(meme, query) is not Relation.SIMILAR:
+                found.add(int(hits.rows[place]))
+    return found
+
+
+def _gaps(shown: Sequence[LabelledMeme], alpha: float) -> list[str]:
+    """Notes on exhibits that lack a half which the others are compared by."""
+    without_text = sum(not meme.has_text for meme in shown) if alpha > 0 else 0
+    without_picture = sum(not meme.has_picture for meme in shown) if alpha < 1 else 0
+    return [
+        f"Of the {len(shown)} precedents shown, {count} without a {half}: their {half} similarity counts as 0."
+        for count, half in ((without_text, "text"), (without_picture, "picture"))
+        if count
+    ]
+
+
+def _relation(meme: LabelledMeme, query: Query) -> Relation:
+    same_picture = bool(query.pixels_sha256) and meme.pixels_sha256 == query.pixels_sha256
+    same_text = text_key(meme.text) == query.text_key
+    if same_picture:
+        return Relation.SAME_MEME if same_text else Relation.SAME_PICTURE
+    return Relation.SAME_TEXT if same_text and query.text_key else Relation.SIMILAR
+
+
+def _precedent(meme: LabelledMeme, query: Query, hits: Hits, place: int) -> Precedent:
+    compared_text = meme.has_text and query.text is not None
+    compared_picture = meme.has_picture and query.picture is not None
+    return Precedent(
+        id=meme.id,
+        label=meme.label,
+        text=meme.text,
+        similarity=float(hits.scores[place]),
+        text_similarity=float(hits.text[place]) if compared_text else None,
+        picture_similarity=float(hits.picture[place]) if compared_picture else None,
+        relation=_relation(meme, query),
+        categories=meme.categories,
+        source=meme.source,
+    )
+
+
+def _entry(meme: LabelledMeme, hits: Hits, place: int) -> TallyEntry:
+    return TallyEntry(id=meme.id, label=meme.label, similarity=float(hits.scores[place]))

@@ -1,0 +1,221 @@
+"""``memecourt precedents add-one|remove|relabel|history|revoke|compact``: changing a library while it is in use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from serving.cli.common import excerpt, printable, run, settings_of, tell
+
+if TYPE_CHECKING:
+    from court.precedents import PrecedentLabel
+    from retrieval.changes import Change, Recorded
+    from retrieval.writer import LibraryWriter
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+_LABELS = click.Choice(["harmful", "not_harmful"])
+_place = click.argument("place", type=click.Path(path_type=Path), metavar="LIBRARY")
+_id = click.argument("id_", metavar="ID")
+_json = click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
+
+
+def _signed(command: F) -> F:
+    why = click.option("--why", required=True, help="For what reason; it stands in the history.")
+    who = click.option("--who", required=True, help="Who makes the change; it stands in the history.")
+    return who(why(command))
+
+
+@click.command("add-one")
+@_place
+@_id
+@click.argument("label", type=_LABELS)
+@click.option("--text", default="", help="Its text.")
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Its picture.")
+@click.option("--category", "categories", multiple=True, help="What kind of harm it is; may be given several times.")
+@click.option("--source", default="", help="Where it comes from. [default: whoever adds it]")
+@click.option("--split", default="", help="Of its data set.")
+@click.option("--namespace", default="", help="Whose content it is.")
+@click.option("--language", default="", help="Of its text, as a BCP 47 tag.")
+@click.option("--policy", default="", help="The policy that it was labelled by.")
+@click.option("--encoder", metavar="NAME", help="As for build. [default: what made the library]")
+@_signed
+@_json
+def add_one(
+    place: Path,
+    id_: str,
+    label: str,
+    text: str,
+    picture: Path | None,
+    encoder: str | None,
+    as_json: bool,
+    **known: Any,
+) -> None:
+    """Adds one meme as a precedent: ID, which nothing in the LIBRARY ever had, and LABEL. It counts as verified.
+
+    A server that searches the library finds it a second later.
+    """
+    if not text and picture is None:
+        raise click.UsageError("Give --text, --picture or both.")
+    change, cut = run(_add_one(place, id_, label, text, picture, encoder, **known))
+    if cut:
+        tell("The text is longer than the encoder reads; its end is not compared.")
+    _told(change, as_json)
+
+
+@click.command()
+@_place
+@_id
+@_signed
+@_json
+def remove(place: Path, id_: str, who: str, why: str, as_json: bool) -> None:
+    """Takes the precedent ID out of a LIBRARY. It can be brought back until `compact --forget`."""
+    _told(_done(lambda: _writer(place).remove(id_, who=who, why=why)), as_json)
+
+
+@click.command()
+@_place
+@_id
+@click.argument("label", type=_LABELS)
+@_signed
+@_json
+def relabel(place: Path, id_: str, label: str, who: str, why: str, as_json: bool) -> None:
+    """Gives the precedent ID of a LIBRARY another LABEL, which counts as verified."""
+    _told(_done(lambda: _writer(place).relabel(id_, _label(label), who=who, why=why)), as_json)
+
+
+@click.command()
+@_place
+@click.argument("number", type=click.IntRange(min=1), metavar="CHANGE")
+@_signed
+@_json
+def revoke(place: Path, number: int, who: str, why: str, as_json: bool) -> None:
+    """Undoes a CHANGE of a LIBRARY, named by its number in the history, by another change."""
+    _told(_done(lambda: _writer(place).revoke(number, who=who, why=why)), as_json)
+
+
+@click.command()
+@_place
+@click.argument("id_", metavar="[ID]", required=False)
+@_json
+def history(place: Path, id_: str | None, as_json: bool) -> None:
+    """Tells every change of a LIBRARY, or of the precedent ID in it: who made it, why, when, and whether it holds."""
+    told = _done(lambda: _writer(place).history(id_))
+    if as_json:
+        click.echo(json.dumps([one.model_dump(mode="json") for one in told]))
+        return
+    for one in told:
+        click.echo(_line(one))
+        click.echo(f"      “{excerpt(one.change.why, 90)}”")
+    if not told:
+        tell("Nothing was changed one by one.")
+
+
+@click.command()
+@_place
+@click.option(
+    "--forget",
+    is_flag=True,
+    help="Lose what was removed for good: nothing of it stays but its id, and who removed it, when and why.",
+)
+@_json
+def compact(place: Path, forget: bool, as_json: bool) -> None:
+    """Writes a LIBRARY anew without what was removed. The history stays, and what it needs to bring things back."""
+    library = _done(lambda: _writer(place).compact(forget=forget))
+    if as_json:
+        click.echo(json.dumps({"digest": library.digest, "memes": library.counts.memes}))
+    else:
+        click.echo(f"{library.counts.memes:,} memes, digest {library.digest}")
+
+
+COMMANDS = (add_one, remove, relabel, revoke, history, compact)
+
+
+def _label(word: str) -> PrecedentLabel:
+    from court.verdict import Label
+
+    return Label.HARMFUL if word == "harmful" else Label.NOT_HARMFUL
+
+
+def _done(work: Callable[[], T]) -> T:
+    import asyncio
+
+    return run(asyncio.to_thread(work))
+
+
+def _writer(place: Path) -> LibraryWriter:
+    from retrieval.writer import LibraryWriter
+
+    return LibraryWriter.open(place)
+
+
+async def _add_one(
+    place: Path, id_: str, label: str, text: str, picture: Path | None, asked: str | None, **known: Any
+) -> tuple[Change, bool]:
+    import asyncio
+
+    from court.backends.picture_reader import GuardedPictureReader
+    from court.errors import BadPicture
+    from retrieval.encoders import load_encoder_for
+    from retrieval.single import add_precedent
+    from retrieval.sources import Provenance
+
+    settings = settings_of(encoder=asked)
+    tell("Loading the encoder …")
+    encoder = await asyncio.to_thread(load_encoder_for, place, settings.encoder)
+    reader = GuardedPictureReader(workers=settings.picture_workers)
+    try:
+        shown = None
+        if picture is not None:
+            try:
+                shown = await reader.read(await asyncio.to_thread(picture.read_bytes))
+            except OSError as error:
+                raise BadPicture(f"The picture {picture} can't be read: {error.strerror}.") from None
+    finally:
+        await reader.aclose()
+    marks = {name: known.pop(name) for name in ("split", "namespace", "language", "policy")}
+    return await asyncio.to_thread(
+        add_precedent,
+        _writer(place),
+        encoder,
+        id_=id_,
+        label=_label(label),
+        text=text,
+        picture=shown,
+        provenance=Provenance(**marks),
+        categories=tuple(known.pop("categories")),
+        **known,
+    )
+
+
+def _told(change: Change, as_json: bool) -> None:
+    if as_json:
+        click.echo(change.model_dump_json())
+    else:
+        click.echo(f"change {change.number}: {_what(change)}")
+
+
+def _line(one: Recorded) -> str:
+    change = one.change
+    holds = "" if one.revoked_by is None else f"  (revoked by {one.revoked_by})"
+    return f"{change.number:>4}  {change.at:%Y-%m-%d %H:%M}  {excerpt(change.who, 20):<20} {_what(change)}{holds}"
+
+
+def _what(change: Change) -> str:
+    of = printable(change.meme)
+    if change.revokes is not None:
+        return f"revoked {change.revokes}, {of}"
+    if str(change.kind) == "relabel" and change.before is not None and change.after is not None:
+        return f"relabelled {of}: {_word(change.before.label)} to {_word(change.after.label)}"
+    return (
+        f"{'added' if str(change.kind) == 'add' else 'removed' if str(change.kind) == 'remove' else 'relabelled'} {of}"
+    )
+
+
+def _word(label: object) -> str:
+    return str(label).replace("_", " ").lower()

@@ -1,0 +1,76 @@
+"""``memecourt precedents push``: a library on disk, put into a database that several replicas share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from serving.cli.common import run, tell
+
+if TYPE_CHECKING:
+    from retrieval.postgres.push import Pushed
+
+_STEP = 20  # of how many times it is told how far a push is
+
+
+@click.command()
+@click.argument("place", type=click.Path(path_type=Path), metavar="LIBRARY")
+@click.argument("database", metavar="postgresql://…")
+@click.option(
+    "--replace", is_flag=True, help="Put it in the place of a library that is there, and lose what was changed there."
+)
+@click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
+def push(place: Path, database: str, replace: bool, as_json: bool) -> None:
+    """Copies a LIBRARY into a PostgreSQL database with pgvector: all of it in one step, or nothing.
+
+    Courts with `--library postgresql://…` search it from then on, without being restarted. Keep the password out of the
+    command line: PGPASSWORD and password files are read.
+    """
+    pushed = run(_push(place, database, replace))
+    if as_json:
+        replaced = pushed.replaced
+        click.echo(
+            json.dumps(
+                {
+                    "library": pushed.identity.model_dump(mode="json"),
+                    "was_there": pushed.was_there,
+                    "replaced": None if replaced is None else replaced.model_dump(mode="json"),
+                    "changes_lost": pushed.changes_lost,
+                }
+            )
+        )
+        return
+    if pushed.was_there:
+        tell("The database has this very library already.")
+    if pushed.changes_lost:
+        tell(f"{pushed.changes_lost:,} changes that were made in the database were lost, as was asked for.")
+    click.echo(f"{pushed.identity.size:,} memes, digest {pushed.identity.digest}")
+
+
+async def _push(place: Path, database: str, replace: bool) -> Pushed:
+    import asyncio
+
+    from court.errors import BadLibrary
+    from retrieval.library import Library
+    from retrieval.postgres.address import Address
+    from retrieval.postgres.push import push_library
+
+    address = Address(database)
+    told = 0
+
+    def progress(step: str, done: int, total: int) -> None:
+        nonlocal told
+        if _STEP * done // total > told:
+            told = _STEP * done // total
+            tell(f"{step}: {done:,} of {total:,}")
+
+    def work() -> Pushed:
+        try:
+            return push_library(Library.open(place, None), address, replace=replace, progress=progress)
+        except OSError as error:
+            raise BadLibrary("The precedent library can't be read.") from error
+
+    return await asyncio.to_thread(work)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from court.precedents import Floors
+from court.verdict import Label
+from retrieval.embedding import PartFloors, unit_rows
+from retrieval.floors import NO_PAIR, floors_of
+from retrieval.manifest import LabelledMeme
+
+
+def meme(number: int, text: str | None = None, picture: str | None = None) -> LabelledMeme:
+    return LabelledMeme(
+        id=f"m{number}",
+        label=Label.HARMFUL,
+        text=f"note {number}" if text is None else text,
+        pixels_sha256=f"{number}" if picture is None else picture,
+        has_text=text != "",
+        has_picture=picture != "",
+    )
+
+
+def cone(n: int, lift: float, seed: int = 0) -> np.ndarray:
+    """Rows of two halves, 32 and 48 wide; the picture half has a direction in common, as CLIP's have."""
+    rng = np.random.default_rng(seed)
+    text, picture = rng.normal(size=(n, 32)), rng.normal(size=(n, 48)) + lift
+    return np.hstack([unit_rows(text), unit_rows(picture)])
+
+
+def by_hand(half: np.ndarray) -> float:
+    similar = half.astype(np.float64) @ half.T
+    return float(np.quantile(similar[~np.eye(len(half), dtype=bool)], 0.95))
+
+
+def test_what_the_encoder_does_not_know_is_told_from_pairs() -> None:
+    rows, memes = cone(400, 0.7), [meme(n) for n in range(400)]
+    told = floors_of(rows, memes, 32, PartFloors())
+    assert told.text == pytest.approx(by_hand(rows[:, :32]), abs=0.01)
+    assert told.picture == pytest.approx(by_hand(rows[:, 32:]), abs=0.01)
+    assert told.picture > told.text + 0.05  # the cone shows
+    assert floors_of(rows, memes, 32, PartFloors()) == told
+    assert floors_of(rows, memes, 32, PartFloors(text=0.385)) == Floors(text=0.385, picture=told.picture)
+    assert floors_of(rows, memes, 32, Floors(text=0.1, picture=0.2)) == Floors(text=0.1, picture=0.2)
+
+
+def test_twins_are_no_unrelated_memes() -> None:
+    rows, memes = cone(60, 0.3), [meme(n) for n in range(60)]
+    plain = floors_of(rows, memes, 32, PartFloors())
+    # A template that stands there ninety times more would make half of all pairs the same.
+    again = np.vstack([rows, np.repeat(rows[:1], 90, axis=0)])
+    copies = [meme(100 + n, text="NOTE  0", picture="0") for n in range(90)]
+    assert floors_of(again, [*memes, *copies], 32, PartFloors()) == plain
+    others = [meme(100 + n) for n in range(90)]
+    assert floors_of(again, [*memes, *others], 32, PartFloors()).picture > 0.99
+
+
+def test_a_half_that_is_not_there_has_no_say() -> None:
+    rows, memes = cone(50, 0.3), [meme(n) for n in range(50)]
+    plain = floors_of(rows, memes, 32, PartFloors())
+    blank = np.zeros((50, 80), dtype=np.float32)
+    blank[:, :32] = cone(50, 0.3, seed=1)[:, :32]
+    without = [meme(100 + n, picture="") for n in range(50)]
+    found = floors_of(np.vstack([rows, blank]), [*memes, *without], 32, PartFloors())
+    assert found.picture == plain.picture and found.text != plain.text
+    only = floors_of(blank, without, 32, PartFloors())
+    assert only.picture == NO_PAIR
+    assert floors_of(rows[:1], memes[:1], 32, PartFloors()) == Floors(text=NO_PAIR, picture=NO_PAIR)

@@ -1,0 +1,178 @@
+"""Writers that are killed: what is left is the library before a step or after it, and it can be written to."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from court.errors import BadLibrary, BadRequest
+from court.verdict import Label
+from retrieval.kept import Spool
+from retrieval.library import Library
+from retrieval.writer import LibraryWriter
+from tests.unit.test_library import ENCODER, TUNING, content, ids_of, pictures_of
+
+KILLS = 200
+WHO = {"who": "ada", "why": "a test"}
+
+Said = Callable[[object], None]
+
+
+def steps(root: Path, seed: int, say: Said) -> None:
+    """Changes a library at random for ever; says what it is about to do, and that it was done."""
+    chance, number = random.Random(seed), 0
+    writer: LibraryWriter | None = None
+    while True:
+        number += 1
+        try:
+            library = Library.open(root, None)
+        except BadLibrary as error:
+            assert error.reason == "LIBRARY_MISSING", error
+            library = None
+        if library is None or chance.random() < 0.1:
+            ids = [f"{seed}-{number}-{place}" for place in range(3)]
+            say(["replace", ids])
+            spool = Spool(root)
+            memes, rows = content(*ids, kept={ids[1]: spool.append(f"picture of {ids[1]}".encode())})
+            made = {"name": "n", "encoder": ENCODER.identity, "rows": rows, "tuning": TUNING}
+            Library.create(root, memes=memes, pictures=spool, replace=True, **made)
+            say("done")
+            continue
+        if writer is None or writer.library.manifest.lineage != library.manifest.lineage or chance.random() < 0.3:
+            writer = LibraryWriter(library)
+        id_, new = chance.choice(ids_of(library)), f"{seed}-{number}"
+        act = chance.choice(["add", "add", "remove", "relabel", "revoke", "compact", "forget", "files"])
+        try:
+            if act == "add":
+                (meme,), rows = content(new)
+                say([act, new])
+                writer.add(meme, rows[0], f"picture of {new}".encode(), **WHO)
+            elif act == "remove":
+                say([act, id_])
+                writer.remove(id_, **WHO)
+            elif act == "relabel":
+                say([act, id_])
+                writer.relabel(id_, Label.HARMFUL, **WHO)
+            elif act == "revoke":
+                last = [one for one in writer.history() if one.revoked_by is None and one.change.revokes is None]
+                say([act, last[-1].change.number if last else 1])
+                writer.revoke(last[-1].change.number if last else 1, **WHO)
+            elif act == "files":
+                say([act, [new, f"{new}-b"]])
+                Library.open(root, None).add(*content(new, f"{new}-b"))
+            else:
+                say([act, None])
+                writer.compact(forget=act == "forget")
+            say("done")
+        except BadRequest:
+            say("refused")
+
+
+def state(root: Path) -> object:
+    """All that a library says, read after every byte of it was checked; None where there is none."""
+    try:
+        library = Library.open(root, ENCODER.identity)
+    except BadLibrary as error:
+        if error.reason == "LIBRARY_MISSING":
+            return None
+        raise
+    library.check_pictures()
+    pictures = pictures_of(library)
+    assert all(data == f"picture of {id_}".encode() for id_, data in pictures.items())
+    assert np.array_equal(library.rows, content(*ids_of(library))[1])
+    return {
+        "memes": [[meme.id, meme.label, meme.id in pictures] for meme in library.memes],
+        "changes": [one.change.number for one in library.history()],
+    }
+
+
+def nursery(root: Path, rounds: int) -> None:
+    """Forks writers and kills them; a process of its own, so that a fork copies no threads."""
+    chance = random.Random(11)
+    finished = refused = halfway = 0
+    for seed in range(rounds):
+        before = state(root)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                steps(root, seed, _saying(write))
+            finally:
+                os._exit(1)
+        os.close(write)
+        time.sleep(chance.uniform(0, 0.3))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        with os.fdopen(read, "rb") as said:
+            told = [json.loads(line) for line in said]
+        assert os.WIFSIGNALED(status), f"the writer ended by itself in round {seed}: {told[-2:]}"
+        after = state(root)
+        done = told.count("done")
+        finished, refused = finished + done, refused + told.count("refused")
+        halfway += bool(told) and told[-1] not in ("done", "refused")
+        assert told or after == before
+        if told and told[-1] in ("done", "refused"):
+            assert done or after == before
+        if done and isinstance(after, dict):
+            check(told, after)
+        # Nothing holds the lock, and the next write clears up what the last one left.
+        if after is not None:
+            LibraryWriter.open(root).add(*_one(f"after-{seed}"), f"picture of after-{seed}".encode(), **WHO)
+            if seed % 10 == 0:
+                LibraryWriter.open(root).compact()
+                names = sorted(path.name for path in (root / "generations").iterdir())
+                assert not any(name.startswith(".") for name in names) and len(names) <= 2
+    print(json.dumps({"finished": finished, "refused": refused, "halfway": halfway}))
+
+
+def _saying(to: int) -> Said:
+    def say(what: object) -> None:
+        os.write(to, json.dumps(what).encode() + b"\n")
+
+    return say
+
+
+def _one(id_: str) -> tuple[object, object]:
+    (meme,), rows = content(id_)
+    return meme, rows[0]
+
+
+def check(told: list[object], after: dict[str, list[list[object]]]) -> None:
+    """What was acknowledged last is there, unless the step after it undid it."""
+    act, what = [step for step, said in zip(told[::2], told[1::2], strict=False) if said == "done"][-1]
+    undone = told[-1][0] if isinstance(told[-1], list) else ""
+    labels = {id_: label for id_, label, _ in after["memes"]}
+    if undone in ("replace", "revoke", "remove", "relabel"):
+        return
+    if act == "add":
+        assert what in labels
+    elif act == "files" or act == "replace":
+        assert set(what) <= labels.keys()
+    elif act == "remove":
+        assert what not in labels
+    elif act == "relabel":
+        assert labels[what] == Label.HARMFUL
+
+
+def test_two_hundred_kills_leave_a_whole_library_each_time(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.unit.test_library_killed", str(tmp_path / "library"), str(KILLS)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    counts = json.loads(ended.stdout)
+    # It would say nothing if the writers had not come to write, or had not been cut off while they did.
+    assert counts["finished"] > KILLS / 4 and counts["halfway"] > KILLS / 4, counts
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        nursery(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,585 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+from safetensors.torch import save_file
+
+from court.errors import BadLibrary, BadRequest, CourtError, NotLoaded, Unavailable
+from retrieval import clip_weights
+from retrieval import open_clip as ours
+from retrieval.build import build_library
+from retrieval.builtin import BuiltinEncoder
+from retrieval.clip_source import ClipSource, parse_clip
+from retrieval.embedding import EncoderIdentity
+from retrieval.encoders import load_encoder, load_encoder_for, name_of
+from retrieval.library import Library
+from retrieval.open_clip import OpenClipEncoder
+from retrieval.sources import Source
+from serving.assembly import open_courthouse
+from serving.cli.main import cli
+from serving.settings import Settings
+from tests.encoders import PlainPictureReader, WordEncoder, png_of
+
+TINY = "tiny-for-tests"
+LONG = "tiny-long-for-tests"
+CONFIG: dict[str, Any] = {
+    "embed_dim": 24,
+    "vision_cfg": {"image_size": 32, "layers": 2, "width": 64, "head_width": 32, "patch_size": 8},
+    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
+}
+RED, BLUE = png_of((250, 20, 20), (10, 10, 10)), png_of((20, 20, 250), (240, 240, 240), (90, 0, 90))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def configs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Small models that open_clip knows by name from here on; their weights are drawn where they are needed."""
+    folder = tmp_path_factory.mktemp("configs")
+    (folder / f"{TINY}.json").write_text(json.dumps(CONFIG))
+    longer = CONFIG | {"text_cfg": CONFIG["text_cfg"] | {"context_length": 300}}
+    (folder / f"{LONG}.json").write_text(json.dumps(longer))
+    open_clip.add_model_config(folder)
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def weights(seed: int, model: str = TINY) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    state: dict[str, torch.Tensor] = open_clip.create_model(model).state_dict()
+    return state
+
+
+@pytest.fixture(scope="module")
+def checkpoint(configs: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_file(weights(1), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def clip(checkpoint: Path) -> OpenClipEncoder:
+    return OpenClipEncoder.load(ClipSource(TINY, path=checkpoint), texts="clip", device="cpu", threads=2)
+
+
+@pytest.fixture(scope="module")
+def mixed(checkpoint: Path) -> OpenClipEncoder:
+    return OpenClipEncoder.load(ClipSource(TINY, path=checkpoint), device="cpu", threads=2)
+
+
+def refused(source: ClipSource) -> CourtError:
+    with pytest.raises(CourtError) as caught:
+        OpenClipEncoder.load(source, texts="clip", device="cpu")
+    assert source.path is None or str(source.path) not in caught.value.message
+    return caught.value
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("named", "source", "name"),
+    [
+        ("open_clip:ViT-L-14/openai", ClipSource("ViT-L-14", "openai"), "open_clip:ViT-L-14/openai"),
+        ("open_clip:ViT-B-32/LAION2B-s34b-b79k", ClipSource("ViT-B-32", "laion2b_s34b_b79k"), None),
+        ("open_clip:ViT-B-32//a/b.pt", ClipSource("ViT-B-32", path=Path("/a/b.pt")), "open_clip:ViT-B-32 (local)"),
+        ("open_clip:ViT-B-32/./b.pt", ClipSource("ViT-B-32", path=Path("b.pt")), "open_clip:ViT-B-32 (local)"),
+        ("hf-hub:org/name", ClipSource("hf-hub:org/name"), "open_clip:hf-hub:org/name"),
+        ("open_clip:hf-hub:org/name", ClipSource("hf-hub:org/name"), "open_clip:hf-hub:org/name"),
+        ("local-dir:/a/b", ClipSource("local-dir", path=Path("/a/b")), "open_clip:local-dir (local)"),
+    ],
+)
+def test_names(named: str, source: ClipSource, name: str | None) -> None:
+    assert parse_clip(named) == source
+    assert name is None or source.name == name
+    if source.path is None:
+        assert parse_clip(source.name) == source  # a name that a manifest holds leads back
+
+
+@pytest.mark.parametrize(
+    "named", ["open_clip:", "open_clip:ViT-B-32", "open_clip:ViT-B-32/", "open_clip:/x", "hf-hub:x", "local-dir:"]
+)
+def test_half_a_name_is_refused(named: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        load_encoder(named)
+    assert caught.value.reason == "ENCODER_MALFORMED"
+
+
+def test_an_unknown_encoder_is_refused() -> None:
+    with pytest.raises(BadRequest, match="open_clip:MODEL/TAG"):
+        load_encoder("clip")
+    with pytest.raises(BadRequest, match="--encoder"):
+        load_encoder("builtin", texts="clip")
+
+
+def test_an_unknown_model_lists_near_names_and_an_unknown_tag_those_there_are() -> None:
+    near = refused(ClipSource("vit-b32-siglip2", "webli"))
+    assert near.reason == "ENCODER_UNKNOWN" and "ViT-B-32-SigLIP2-256" in near.message
+    tags = refused(ClipSource("ViT-L-14", "no_such"))
+    assert tags.reason == "ENCODER_UNKNOWN" and "openai" in tags.message and "no_such" in tags.message
+    assert "nor any others" in refused(ClipSource(TINY, "no_such")).message
+
+
+# Weights
+
+
+def test_what_is_not_there_is_said_and_no_path_told(tmp_path: Path) -> None:
+    assert "no checkpoint" in refused(ClipSource(TINY, path=tmp_path / "none.pt")).message
+    assert "open_clip_config.json" in refused(ClipSource("local-dir", path=tmp_path)).message
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_damaged_weights_are_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"weights.{suffix}"
+    save_file(weights(1), path) if suffix == "safetensors" else torch.save(weights(1), path)
+    whole = path.read_bytes()
+    for length in (0, 5, 2000, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert refused(ClipSource(TINY, path=path)).reason == "ENCODER_DAMAGED", length
+
+
+def test_no_pickle_is_run(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "sprung",)
+
+    torch.save({"state_dict": Trap()}, tmp_path / "trap.pt")
+    assert refused(ClipSource(TINY, path=tmp_path / "trap.pt")).reason == "ENCODER_DAMAGED"
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    state = weights(1)
+    shorter = {name: tensor for name, tensor in state.items() if "ln_final" not in name}
+    wider = state | {"visual.proj": torch.zeros(64, 25)}
+    more = state | {"something.else": torch.zeros(3)}
+    for number, other in enumerate([shorter, wider, more, {"a": torch.zeros(1)}, {}]):
+        path = tmp_path / f"{number}.safetensors"
+        save_file(other, path)
+        assert refused(ClipSource(TINY, path=path)).reason in ("ENCODER_FOREIGN", "ENCODER_DAMAGED"), number
+    torch.save([1, 2], tmp_path / "list.pt")
+    assert refused(ClipSource(TINY, path=tmp_path / "list.pt")).reason in ("ENCODER_FOREIGN", "ENCODER_DAMAGED")
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    state = weights(1)
+    state["visual.proj"][3, 3] = float("nan")
+    save_file(state, tmp_path / "nan.safetensors")
+    assert refused(ClipSource(TINY, path=tmp_path / "nan.safetensors")).reason == "ENCODER_DAMAGED"
+
+
+def test_without_a_network_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+
+    def none(*args: object, **kwargs: object) -> str:
+        raise FileNotFoundError("no file") from LocalEntryNotFoundError("offline")
+
+    monkeypatch.setattr("open_clip.download_pretrained", none)
+    monkeypatch.setattr("open_clip.factory.download_pretrained_from_hf", none)
+    for source in (ClipSource("ViT-B-32", "openai"), ClipSource("hf-hub:org/name")):
+        with pytest.raises(Unavailable, match="HF_HOME") as caught:
+            OpenClipEncoder.load(source)
+        assert caught.value.reason == "ENCODER_UNREACHABLE"
+
+    def absent(*args: object, **kwargs: object) -> str:
+        try:
+            raise RepositoryNotFoundError.__new__(RepositoryNotFoundError)
+        except RepositoryNotFoundError:
+            raise FileNotFoundError("no file")  # noqa: B904 - so open_clip has it
+
+    monkeypatch.setattr("open_clip.factory.download_pretrained_from_hf", absent)
+    assert refused_hub().reason == "ENCODER_UNKNOWN"
+
+
+def refused_hub() -> CourtError:
+    with pytest.raises(BadRequest, match="HF_TOKEN") as caught:
+        OpenClipEncoder.load(ClipSource("hf-hub:org/name"))
+    return caught.value
+
+
+def test_without_open_clip_the_command_to_install_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    with pytest.raises(NotLoaded, match=r"memecourt\[clip\]"):
+        OpenClipEncoder.load(ClipSource("ViT-B-32", "openai"))
+
+
+def test_weights_by_tag_bring_their_activation_and_preprocessing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file(weights(1), tmp_path / "w.safetensors")
+    published = {
+        "hf_hub": "org/name/", "quick_gelu": True, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5),
+        "interpolation": "bilinear", "resize_mode": "squash",
+    }  # fmt: skip
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, TINY, {"some_tag": published})
+    monkeypatch.setattr("open_clip.download_pretrained", lambda known: str(tmp_path / "w.safetensors"))
+    tagged = OpenClipEncoder.load(parse_clip(f"open_clip:{TINY}/Some-Tag"), texts="clip", device="cpu")
+    assert tagged.identity.name == f"open_clip:{TINY}/some_tag"
+    said = tagged.identity.preprocessing
+    assert said is not None and (said.resize_mode, said.interpolation, said.mean) == ("squash", "bilinear", (0.5,) * 3)
+    model = open_clip.create_model(TINY, str(tmp_path / "w.safetensors"), force_quick_gelu=True).eval()
+    local = OpenClipEncoder.load(ClipSource(TINY, path=tmp_path / "w.safetensors"), texts="clip", device="cpu")
+    # A checkpoint by path is prepared for as the published weights all are; only the activation is the model's own.
+    assert local.identity.preprocessing == said and local.identity.digest != tagged.identity.digest
+    with torch.inference_mode():
+        expected = model.encode_image(tagged.prepare([RED]), normalize=True)[0].numpy()
+    assert tagged.embed_pictures([[RED]])[0] == pytest.approx(expected, abs=1e-5)
+    assert np.abs(local.embed_pictures([[RED]])[0] - expected).max() > 1e-4
+
+
+def test_a_directory_with_its_own_config(tmp_path: Path) -> None:
+    save_file(weights(1), tmp_path / "open_clip_model.safetensors")
+    said = {"mean": [0.4, 0.4, 0.4], "std": [0.2, 0.2, 0.2], "resize_mode": "longest"}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": CONFIG, "preprocess_cfg": said}))
+    encoder = load_encoder(f"local-dir:{tmp_path}", texts="clip")
+    assert encoder.identity.preprocessing is not None
+    assert encoder.identity.preprocessing.mean == (0.4, 0.4, 0.4)
+    assert encoder.identity.preprocessing.resize_mode == "longest"
+    assert str(tmp_path) not in encoder.identity.model_dump_json()
+    (tmp_path / "open_clip_model.safetensors").write_bytes(b"short")
+    assert refused(ClipSource("local-dir", path=tmp_path)).reason == "ENCODER_DAMAGED"
+
+
+# Vectors
+
+
+def test_pictures_are_what_open_clip_makes_of_them(clip: OpenClipEncoder, checkpoint: Path) -> None:
+    model, _, transform = open_clip.create_model_and_transforms(TINY, str(checkpoint))
+    with torch.inference_mode():
+        stacked = torch.stack([transform(Image.open(io.BytesIO(png))) for png in (RED, BLUE)])
+        red, blue = model.eval().encode_image(stacked, normalize=True).numpy()
+    found = clip.embed_pictures([[RED], [BLUE], [RED, BLUE], [RED]])
+    assert found.dtype == np.float32 and found.shape == (4, 24) == (4, clip.identity.picture_dim)
+    assert found[0] == pytest.approx(red, abs=1e-5) and found[1] == pytest.approx(blue, abs=1e-5)
+    assert found[2] == pytest.approx((red + blue) / np.linalg.norm(red + blue), abs=1e-5)
+    assert np.array_equal(found[0], found[3])
+    assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-6)
+    assert clip.embed_pictures([]).shape == (0, 24)
+    with pytest.raises(ValueError, match="picture 1 has no frame"):
+        clip.embed_pictures([[RED], []])
+
+
+def test_many_pictures_come_back_in_their_order(clip: OpenClipEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ours, "BATCH", 4)
+    pngs = [png_of((n * 11 % 256, n * 7 % 256, 255 - n), (n, 255 - n, n * 5 % 256)) for n in range(23)]
+    together = clip.embed_pictures([[png] for png in pngs])
+    alone = np.concatenate([clip.embed_pictures([[png]]) for png in pngs])
+    assert together == pytest.approx(alone, abs=1e-5)
+    assert np.array_equal(together, clip.embed_pictures([[png] for png in pngs]))
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(clip.embed_pictures, [[[png] for png in pngs]] * 6):
+            assert np.array_equal(found, together)
+
+
+def test_a_strip_is_read_by_its_middle(clip: OpenClipEncoder) -> None:
+    def png(width: int, height: int) -> bytes:
+        out = io.BytesIO()
+        Image.linear_gradient("L").resize((width, height)).convert("RGB").save(out, "PNG")
+        return out.getvalue()
+
+    for width, height in ((1280, 1), (1, 1280), (1280, 3)):
+        assert ours._opened(png(width, height)).size == (min(width, 32 * height), min(height, 32 * width))
+        assert np.linalg.norm(clip.embed_pictures([[png(width, height)]])) == pytest.approx(1, abs=1e-6)
+
+
+def test_texts_by_clip_itself_are_cut_and_that_is_told(clip: OpenClipEncoder, checkpoint: Path) -> None:
+    assert (clip.identity.text_tokens, clip.identity.texts_by, clip.identity.text_dim) == (16, "", 24)
+    # Two of the tokens mark the beginning and the end.
+    just, over, long = "word " * 14, "word " * 15, "word " * 40
+    found = clip.embed_texts([just, over, "", "A cat  on a MAT", long, "a cat on a mat"])
+    assert found.cut == (False, True, False, False, True, False)
+    assert not found.vectors[2].any() and np.array_equal(found.vectors[3], found.vectors[5])
+    assert found.vectors[0] == pytest.approx(found.vectors[4], abs=1e-5)
+    model = open_clip.create_model(TINY, str(checkpoint)).eval()
+    with torch.inference_mode():
+        expected = model.encode_text(open_clip.get_tokenizer(TINY)(["a cat on a mat"]), normalize=True)[0].numpy()
+    assert found.vectors[3] == pytest.approx(expected, abs=1e-5)
+    assert clip.embed_texts([]).vectors.shape == (0, 24)
+
+
+def test_texts_go_to_the_sentence_encoder_where_clip_reads_too_little(
+    mixed: OpenClipEncoder, clip: OpenClipEncoder
+) -> None:
+    builtin = BuiltinEncoder()
+    assert mixed.identity.texts_by == builtin.identity.name and mixed.identity.text_tokens == 256
+    assert f"{mixed.identity}".startswith(f"open_clip:{TINY} (local) + builtin/all-MiniLM-L6-v2 (sha256:")
+    texts = ["a cat on a mat", "word " * 300, ""]
+    assert np.array_equal(mixed.embed_texts(texts).vectors, builtin.embed_texts(texts).vectors)
+    assert mixed.embed_texts(texts).cut == (False, True, False)
+    assert np.array_equal(mixed.embed_pictures([[RED]]), clip.embed_pictures([[RED]]))
+    assert mixed.floors.text == builtin.floors.text and mixed.floors.picture is None
+    assert clip.floors.text is clip.floors.picture is None
+
+
+def test_a_clip_that_reads_enough_embeds_texts_itself(tmp_path: Path) -> None:
+    save_file(weights(1, LONG), tmp_path / "long.safetensors")
+    encoder = OpenClipEncoder.load(ClipSource(LONG, path=tmp_path / "long.safetensors"), device="cpu")
+    assert (encoder.identity.text_tokens, encoder.identity.texts_by) == (300, "")
+
+
+def test_a_tokenizer_of_the_hubs_kind_tells_what_it_cuts(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    plain = Tokenizer(models.WordLevel({"[PAD]": 0, "[END]": 1, "[UNK]": 2, "word": 3}, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    plain.post_processor = processors.TemplateProcessing(single="$A [END]", special_tokens=[("[END]", 1)])
+    PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="[PAD]", eos_token="[END]", unk_token="[UNK]"
+    ).save_pretrained(tmp_path)
+    config = CONFIG | {"text_cfg": CONFIG["text_cfg"] | {"hf_tokenizer_name": "named/elsewhere"}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
+    save_file(weights(1), tmp_path / "open_clip_model.safetensors")
+    encoder = load_encoder(f"local-dir:{tmp_path}", texts="clip")
+    assert encoder.embed_texts(["word " * 15, "word " * 16, "word"]).cut == (False, True, False)
+
+
+# Identity
+
+
+def test_identity_follows_from_what_has_a_say(clip: OpenClipEncoder, checkpoint: Path, tmp_path: Path) -> None:
+    again = OpenClipEncoder.load(ClipSource(TINY, path=checkpoint), texts="clip", device="cpu")
+    assert again.identity == clip.identity
+    # The same tensors in another kind of file, as training saves them.
+    torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in weights(1).items()}}, tmp_path / "same.pt")
+    same = OpenClipEncoder.load(ClipSource(TINY, path=tmp_path / "same.pt"), texts="clip", device="cpu")
+    assert same.identity == clip.identity
+    assert EncoderIdentity.model_validate_json(clip.identity.model_dump_json()) == clip.identity
+    save_file(weights(2), tmp_path / "other.safetensors")
+    other = OpenClipEncoder.load(ClipSource(TINY, path=tmp_path / "other.safetensors"), texts="clip", device="cpu")
+    assert other.identity.digest != clip.identity.digest
+    # One value of the picture half.
+    state = weights(1)
+    state["visual.proj"][0, 0] += 1e-3
+    save_file(state, tmp_path / "touched.safetensors")
+    touched = OpenClipEncoder.load(ClipSource(TINY, path=tmp_path / "touched.safetensors"), texts="clip", device="cpu")
+    assert touched.identity.digest != clip.identity.digest
+
+
+def test_the_unused_text_half_has_no_say(mixed: OpenClipEncoder, tmp_path: Path) -> None:
+    state = weights(1)
+    state["text_projection"] += 1
+    save_file(state, tmp_path / "text.safetensors")
+    same = OpenClipEncoder.load(ClipSource(TINY, path=tmp_path / "text.safetensors"), device="cpu")
+    assert same.identity == mixed.identity
+
+
+def test_nothing_heavy_is_imported_to_choose_an_encoder() -> None:
+    code = (
+        "import sys; import retrieval.encoders, retrieval.clip_source\n"
+        "print(sorted({'torch', 'open_clip', 'timm', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+# Libraries
+
+
+def memes(folder: Path, n: int = 30) -> Source:
+    lines = []
+    for number in range(n):
+        (folder / f"{number}.png").write_bytes(
+            png_of((number * 8, 40, 250 - number * 8), (number * 3, number * 5, 99), (200, number * 6, 7))
+        )
+        label = "harmful" if number % 2 else "not_harmful"
+        lines.append(f"m{number},{label},note number {number} from Blueland,{number}.png\n")
+    (folder / "memes.csv").write_text("id,label,text,image\n" + "".join(lines))
+    return Source(folder / "memes.csv", pictures=folder)
+
+
+def test_a_library_is_searched_with_the_encoder_that_made_it_and_no_other(
+    tmp_path: Path, checkpoint: Path, mixed: OpenClipEncoder
+) -> None:
+    place = tmp_path / "library"
+    library, report = asyncio.run(
+        build_library(place, [memes(tmp_path)], name="l", encoder=mixed, picture_reader=PlainPictureReader())
+    )
+    assert report.added == 30 and library.manifest.counts.with_picture == 30
+    assert library.manifest.encoder == mixed.identity
+    pictures = library.rows[:, mixed.identity.text_dim :]
+    similar = pictures @ pictures.T
+    assert library.manifest.tuning.floors.text == mixed.floors.text
+    between = np.quantile(similar[~np.eye(30, dtype=bool)], [0.94, 0.96])
+    assert between[0] - 1e-3 <= library.manifest.tuning.floors.picture <= between[1] + 1e-3
+
+    named = f"open_clip:{TINY}/{checkpoint}"
+    assert load_encoder_for(place, named).identity == mixed.identity
+    with pytest.raises(BadLibrary, match="--encoder") as unnamed:
+        load_encoder_for(place)
+    assert unnamed.value.reason == "ENCODER_NOT_NAMED" and str(tmp_path) not in unnamed.value.message
+    with pytest.raises(BadLibrary) as another:
+        load_encoder_for(place, "builtin")
+    assert another.value.reason == "LIBRARY_FOREIGN"
+    # Of the same name, but of other weights: told when it is opened.
+    save_file(weights(2), tmp_path / "other.safetensors")
+    other = load_encoder_for(place, f"open_clip:{TINY}/{tmp_path}/other.safetensors")
+    with pytest.raises(BadLibrary) as foreign:
+        Library.open(place, other.identity)
+    assert foreign.value.reason == "LIBRARY_FOREIGN"
+
+
+def test_a_library_of_the_builtin_encoder_brings_it_along(tmp_path: Path) -> None:
+    builtin = BuiltinEncoder()
+    asyncio.run(build_library(tmp_path / "library", [memes(tmp_path)], name="l", encoder=builtin))
+    for asked in (None, "builtin", "builtin/all-MiniLM-L6-v2"):
+        assert load_encoder_for(tmp_path / "library", asked).identity == builtin.identity
+    assert load_encoder_for(None).identity == builtin.identity
+    with pytest.raises(BadLibrary) as foreign:  # before anything is fetched
+        load_encoder_for(tmp_path / "library", "open_clip:ViT-L-14/openai")
+    assert foreign.value.reason == "LIBRARY_FOREIGN"
+
+
+def test_a_library_that_names_published_weights_has_them_loaded(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, TINY, {"some_tag": {"hf_hub": "org/name/"}})
+    monkeypatch.setattr("open_clip.download_pretrained", lambda known: str(checkpoint))
+    for texts, by in (("clip", ""), ("auto", "builtin/all-MiniLM-L6-v2")):
+        encoder = load_encoder(f"open_clip:{TINY}/some_tag", texts=texts)  # type: ignore[arg-type]
+        place = tmp_path / texts
+        asyncio.run(build_library(place, [memes(tmp_path)], name="l", encoder=encoder))
+        again = load_encoder_for(place)
+        assert again.identity == encoder.identity and again.identity.texts_by == by
+
+
+def test_the_command_builds_adds_and_searches_with_it(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
+    memes(tmp_path)
+    named, place = f"open_clip:{TINY}/{checkpoint}", str(tmp_path / "library")
+    build = ["precedents", "build", place, str(tmp_path / "memes.csv"), "--pictures", str(tmp_path)]
+    # The weights of another model must leave nothing behind.
+    bad = CliRunner().invoke(cli, [*build, "--encoder", f"open_clip:ViT-B-32/{checkpoint}"])
+    assert bad.exit_code == 1 and "not those of ViT-B-32" in bad.output and not (tmp_path / "library").exists()
+    built = CliRunner().invoke(cli, [*build, "--encoder", named, "--text-encoder", "clip"])
+    assert built.exit_code == 0, built.output
+    assert f"encoder      open_clip:{TINY} (local) (sha256:" in built.output
+    (tmp_path / "more.csv").write_text("id,label,text\nnew,harmful,another note from Blueland\n")
+    added = CliRunner().invoke(cli, ["precedents", "add", place, str(tmp_path / "more.csv"), "--encoder", named])
+    assert added.exit_code == 0, added.output
+    search = ["precedents", "search", "--library", place, "--picture", str(tmp_path / "7.png"), "--json"]
+    monkeypatch.setenv("MEMECOURT_ENCODER", named)
+    found = CliRunner().invoke(cli, search)
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout.splitlines()[-1])["exhibits"][0]["id"] == "m7"
+    monkeypatch.delenv("MEMECOURT_ENCODER")
+    assert "ENCODER" not in CliRunner().invoke(cli, search).output
+    assert CliRunner().invoke(cli, search).exit_code == 1
+
+
+def test_a_court_loads_what_its_library_names(tmp_path: Path, checkpoint: Path, mixed: OpenClipEncoder) -> None:
+    place = tmp_path / "library"
+    asyncio.run(build_library(place, [memes(tmp_path)], name="l", encoder=mixed))
+
+    async def opened(**given: Any) -> str:
+        settings = Settings(home=tmp_path / "home", library=place, picture_workers=1, text_workers=1, **given)
+        async with open_courthouse(settings, read_text=False) as courthouse:
+            return courthouse.court.finder.library.encoder
+
+    assert asyncio.run(opened(encoder=f"open_clip:{TINY}/{checkpoint}")) == str(mixed.identity)
+    with pytest.raises(BadLibrary, match="--encoder"):
+        asyncio.run(opened())
+    with pytest.raises(BadLibrary, match="asked for"):
+        asyncio.run(opened(encoder="builtin"))
+
+
+def test_names_of_encoders() -> None:
+    assert name_of("builtin") == "builtin/all-MiniLM-L6-v2"
+    assert name_of("hf-hub:a/b") == "open_clip:hf-hub:a/b"
+
+
+def test_the_next_batch_is_decoded_while_one_is_embedded(tmp_path: Path) -> None:
+    from court.meme import Picture
+    from retrieval.kept import Spool
+    from retrieval.pictures import Wanted, embed_pictures_of
+    from retrieval.readers import read_source
+
+    read, seen_before = 0, []
+
+    class Reader(PlainPictureReader):
+        async def read(self, data: bytes) -> Picture:
+            nonlocal read
+            read += 1
+            return await super().read(data)
+
+    class Slow(WordEncoder):
+        def embed_pictures(self, pictures: Any) -> Any:
+            import time
+
+            limit = time.monotonic() + 10
+            while read < 64 and time.monotonic() < limit:  # the second batch is read although this one is not done
+                time.sleep(0.01)
+            seen_before.append(read)
+            return super().embed_pictures(pictures)
+
+    source = memes(tmp_path, 80)
+    wanted = [Wanted(row, tmp_path) for row in read_source(source).good]
+    told: list[tuple[int, int]] = []
+    seen, problems = asyncio.run(
+        embed_pictures_of(wanted, Reader(), Slow(), Spool(tmp_path), lambda *at: told.append(at))
+    )
+    assert len(seen) == 80 and not problems and seen_before[0] >= 64
+    assert told == [(32, 80), (64, 80), (80, 80)]
+    places = [seen[place].kept.offset for place in range(80)]
+    assert places == sorted(places)
+
+
+def test_weights_digest_is_of_names_shapes_and_values() -> None:
+    one, two = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    two.load_state_dict(one.state_dict())
+    assert clip_weights.weights_digest({"a": one}) == clip_weights.weights_digest({"a": two})
+    assert clip_weights.weights_digest({"a": one}) != clip_weights.weights_digest({"b": one})
+    with torch.no_grad():
+        two.bias += 1
+    assert clip_weights.weights_digest({"a": one}) != clip_weights.weights_digest({"a": two})
+
+
+def test_convolutions_are_exact_on_a_gpu_and_as_they_were_after() -> None:
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with ours._exactly(torch.device("cuda")):
+            assert not torch.backends.cudnn.allow_tf32 and torch.backends.cudnn.deterministic
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic) == before
+
+
+@pytest.mark.parametrize("mode", ["shortest", "longest", "squash"])
+def test_pictures_are_prepared_as_open_clip_does(
+    clip: OpenClipEncoder, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+
+    assert clip.identity.preprocessing is not None
+    asked = clip.identity.preprocessing.model_copy(update={"resize_mode": mode, "fill_color": 7})
+    scale, normalise = ours._transform(asked)
+    monkeypatch.setattr(clip, "_scale", scale)
+    monkeypatch.setattr(clip, "_normalise", normalise)
+    theirs = image_transform_v2(PreprocessCfg(**asked.model_dump()), is_train=False)
+    noise = np.random.default_rng(5).integers(0, 256, (77, 50, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(noise).save(out, "PNG")
+    pngs = [RED, BLUE, out.getvalue()]
+    expected = torch.stack([theirs(Image.open(io.BytesIO(png))) for png in pngs])
+    assert torch.equal(clip.prepare(pngs), expected)
