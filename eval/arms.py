@@ -34,7 +34,7 @@ from eval.datasets.protocol import Protocol
 from eval.datasets.read import read_split, source_of
 from eval.precedents import Prepared, prepare_precedents
 from eval.progress import Progress
-from eval.run import Plan, run
+from eval.run import Plan, require_models, run
 from eval.runs.folder import CALLS, LIBRARY, MANIFEST, RunFolder
 from eval.sample import sample
 from retrieval.builtin import BuiltinEncoder
@@ -235,6 +235,7 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
         As :func:`eval.run.run`: what was judged is kept, and the same call goes on.
     """
     settings = [settings_of(study.settings, arm) for arm in study.arms]  # before anything is begun
+    require_models(study.procedure, study.settings)
     await asyncio.to_thread(_begin, study)
     done = []
     libraries: dict[bool, Path] = {}

@@ -14,6 +14,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -110,40 +111,24 @@ class _Flight:
     answered: bool = False
 
 
-class CallStore:
-    """Replies of models in a SQLite file; several processes may use the same. Within one event loop."""
+class Calls(ABC):
+    """What a store of calls does wherever it is kept. Within one event loop.
 
-    def __init__(self, engine: Engine, fence_key: bytes) -> None:
-        self._engine = engine
-        self._fence_key = fence_key
-        self._writer = GroupWriter(engine, _failed)
+    Attributes:
+        fence_key: Random; whoever holds it knows the marks of all fences.
+    """
+
+    def __init__(self, fence_key: bytes) -> None:
+        self.fence_key = fence_key
         self._flights: dict[str, _Flight] = {}
-        self._closed = False
 
-    @classmethod
-    def open(cls, path: Path, *, patience: float = 10.0) -> Self:
-        """Opens a store; makes it where there is none.
+    @abstractmethod
+    async def read(self, key: str) -> str | None:
+        """What is kept under a key. Raises CallsError if it can't be read, or is not what was kept."""
 
-        Args:
-            path: The SQLite file.
-            patience: Seconds to wait for another process that is writing.
-
-        Raises:
-            CallsError: It is no store of calls, is damaged, or of a later format.
-        """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        engine = sqlite_engine(path, patience)
-        try:
-            return cls(engine, _check_or_create(engine, path))
-        except SQLAlchemyError as error:
-            engine.dispose()
-            raise CallsError(
-                f"The store of calls {path} can't be opened: it is damaged, locked, or something else. Restore it from "
-                "a copy, or move it away: then every call is made again.",
-            ) from error
-        except CallsError:
-            engine.dispose()
-            raise
+    @abstractmethod
+    async def keep(self, key: str, model: str, body: str) -> None:
+        """Keeps the reply of a model; where there is one already, that one stays. Raises CallsError if it can't be."""
 
     def fence_mark(self, *names: str) -> str:
         """The mark of the fences in one meme's trials, 16 hex digits.
@@ -154,7 +139,7 @@ class CallStore:
         Args:
             names: Of the meme: its id, and the digest of its picture's file.
         """
-        return hmac.new(self._fence_key, "\0".join(names).encode(), hashlib.sha256).hexdigest()[:16]
+        return hmac.new(self.fence_key, "\0".join(names).encode(), hashlib.sha256).hexdigest()[:16]
 
     async def once(
         self, key: str, model: str, ask: Callable[[float], Awaitable[str]], *, within_s: float
@@ -195,12 +180,12 @@ class CallStore:
     def _fly(self, key: str, model: str, ask: Callable[[float], Awaitable[str]], within_s: float) -> _Flight:
         async def fly() -> tuple[str, bool]:
             try:
-                kept = await asyncio.to_thread(self._read, key)
+                kept = await self.read(key)
                 if kept is not None:
                     return kept, True
                 body = await ask(within_s)
                 flight.answered = True
-                await self._keep(key, model, body)
+                await self.keep(key, model, body)
                 return body, False
             finally:
                 if self._flights.get(key) is flight:
@@ -226,20 +211,51 @@ class CallStore:
                 flight.task.cancel()
                 await asyncio.wait([flight.task])
 
-    def _read(self, key: str) -> str | None:
-        try:
-            with self._engine.connect() as connection:
-                row = connection.execute(select(_calls.c.body, _calls.c.sha256).where(_calls.c.key == key)).first()
-        except SQLAlchemyError as error:
-            raise _failed(error) from error
-        if row is None:
-            return None
-        body, check = row
-        if _check(key, body) != check:
-            raise _damaged(key)
-        return str(body)
+    async def close(self) -> None:
+        """Waits until everything that was answered is kept."""
+        await asyncio.gather(*(flight.task for flight in self._flights.values()), return_exceptions=True)
 
-    async def _keep(self, key: str, model: str, body: str) -> None:
+
+class CallStore(Calls):
+    """Replies of models in a SQLite file; several processes may use the same. Within one event loop."""
+
+    def __init__(self, engine: Engine, fence_key: bytes) -> None:
+        super().__init__(fence_key)
+        self._engine = engine
+        self._writer = GroupWriter(engine, _failed)
+        self._closed = False
+
+    @classmethod
+    def open(cls, path: Path, *, patience: float = 10.0) -> Self:
+        """Opens a store; makes it where there is none.
+
+        Args:
+            path: The SQLite file.
+            patience: Seconds to wait for another process that is writing.
+
+        Raises:
+            CallsError: It is no store of calls, is damaged, or of a later format.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        engine = sqlite_engine(path, patience)
+        try:
+            return cls(engine, _check_or_create(engine, path))
+        except SQLAlchemyError as error:
+            engine.dispose()
+            raise CallsError(
+                f"The store of calls {path} can't be opened: it is damaged, locked, or something else. Restore it from "
+                "a copy, or move it away: then every call is made again.",
+            ) from error
+        except CallsError:
+            engine.dispose()
+            raise
+
+    async def read(self, key: str) -> str | None:
+        """See :meth:`Calls.read`."""
+        return await asyncio.to_thread(self._read, key)
+
+    async def keep(self, key: str, model: str, body: str) -> None:
+        """See :meth:`Calls.keep`."""
         row = {"key": key, "at": datetime.now(UTC).isoformat(), "model": model, "body": body}
         row["sha256"] = _check(key, body)
         # The first answer holds, should another process have asked at the same time.
@@ -259,9 +275,22 @@ class CallStore:
         """Waits until everything that was answered is kept, and lets go."""
         if not self._closed:
             self._closed = True
-            await asyncio.gather(*(flight.task for flight in self._flights.values()), return_exceptions=True)
+            await super().close()
             await self._writer.close()
             self._engine.dispose()
+
+    def _read(self, key: str) -> str | None:
+        try:
+            with self._engine.connect() as connection:
+                row = connection.execute(select(_calls.c.body, _calls.c.sha256).where(_calls.c.key == key)).first()
+        except SQLAlchemyError as error:
+            raise _failed(error) from error
+        if row is None:
+            return None
+        body, check = row
+        if _check(key, body) != check:
+            raise _damaged(key)
+        return str(body)
 
 
 @dataclass(slots=True)
@@ -284,7 +313,7 @@ class StoredModel:
     """
 
     inner: ChatModel
-    store: CallStore
+    store: Calls
     server: Mapping[str, Any]
     seed: int = 0
     hits: Hits = field(default_factory=Hits)
@@ -351,7 +380,7 @@ class StoredServers(StoredModel):
         return self.inner.room()
 
 
-def stored_chairs(chairs: Chairs, store: CallStore, *, server: str = "", seed: int = 0, hits: Hits) -> Chairs:
+def stored_chairs(chairs: Chairs, store: Calls, *, server: str = "", seed: int = 0, hits: Hits) -> Chairs:
     """The same chairs, asked through a store.
 
     Args:

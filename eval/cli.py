@@ -14,6 +14,7 @@ import click
 from eval.commands.ablate import ablate
 from eval.commands.compare import compare
 from eval.commands.datasets import datasets
+from eval.commands.duplicates import duplicates
 from eval.commands.export import export
 from eval.commands.report import report
 from eval.commands.run import run
@@ -148,6 +149,7 @@ def _told(scores: Scores, remarks: dict[str, str], as_json: bool, report: dict[s
 cli.add_command(ablate)
 cli.add_command(compare)
 cli.add_command(datasets)
+cli.add_command(duplicates)
 cli.add_command(export)
 cli.add_command(report)
 cli.add_command(run)

@@ -76,7 +76,7 @@ class Tally:
         parts = []
         if fresh and seconds > 0:
             rate = fresh / seconds
-            parts.append(f"{60 * rate:.3g} a minute")
+            parts.append(f"{_rounded(60 * rate)} a minute")
             if self.done < self.total:
                 parts.append(f"{_span((self.total - self.done) / rate)} left")
         if self.calls:
@@ -239,6 +239,11 @@ def watching(say: Callable[[str], None], *, stderr: bool = True) -> Iterator[Pro
         return
     with Bar(console) as bar:
         yield bar
+
+
+def _rounded(number: float) -> str:
+    """Three digits, and all of those before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _span(seconds: float) -> str:

@@ -11,42 +11,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import JsonValue
 
 from court.digests import digest
-from court.errors import BadInput, BadRequest, CantResume, CourtError, TrialAborted, Unavailable
+from court.errors import BadRequest, NotLoaded, Unavailable
 from court.events import Procedure, TrialFailed
 from court.prompts import prompt_set_digest
-from court.record import TrialRecord, TrialState
+from court.record import TrialRecord
 from court.together import together
 from court.trial import Court
 from eval import about
-from eval.calls import CallsError, CallStore, Hits, stored_chairs
+from eval.calls import CallStore
 from eval.controls import Control, with_control
 from eval.datasets.known import Dataset, Role
 from eval.datasets.places import picture_path
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import read_split, source_of
-from eval.from_record import prediction_of
 from eval.progress import Progress, Tally
 from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, Excluded, JudgedMeme, RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
 from eval.sample import sample
-from serving.assembly import SOFTWARE, Ask, Courthouse, open_courthouse
-from serving.docket.store import DocketError
-from serving.settings import ModelSettings, Settings
+from eval.trying import PICTURE_MISSING, Trier, may_pass
+from serving.assembly import SOFTWARE, Courthouse, open_courthouse
+from serving.settings import ModelSettings, RoleName, Settings
 
-PICTURE_MISSING = "PICTURE_MISSING"
-"""Reason of a failure: the picture is not in the data set's folder."""
+if TYPE_CHECKING:
+    from eval.ray_cluster import Cluster
+
 RUN_DIFFERS = "RUN_DIFFERS"
 """Reason of an error: what is there now is not what the run was begun with."""
 SERVER_GONE = "RUN_SERVER_GONE"
@@ -55,12 +55,6 @@ SERVER_GONE = "RUN_SERVER_GONE"
 _STARTING = ".starting"  # stands in a run's folder until its manifest does: what lies there is ours to clear away
 _LOCK = ".lock"
 _IN_A_ROW = 3  # failures per worker after which nothing is taken to be there any more
-_NOT_THE_TRIALS = frozenset({"CANCELLED", CallsError.default_reason})
-"""Reasons for which a trial ended that are no outcome: it is taken up again without being asked to."""
-_ANEW = frozenset({CantResume.default_reason, PICTURE_MISSING, "TRIAL_FAILED"})
-"""Why a trial can't go on, but the meme be tried anew: there was nothing yet to go on from, or the fault was ours."""
-_OURS = "INTERNAL"
-"""Reason of a trial that failed by a fault of this software, which another version may not have."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +83,8 @@ class Plan:
             server may move and is to be taken for the same.
         allow_missing: Whether memes without a picture fail, each by itself, instead of keeping the run from starting.
         retry_failed: Whether memes that failed for a passing reason are tried again.
+        ray: Address of a Ray cluster that judges, ``HOST:PORT``; empty to judge in this process.
+        ray_workers: Workers there; 0 for one a node.
     """
 
     out: Path
@@ -109,6 +105,8 @@ class Plan:
     server: str = ""
     allow_missing: bool = False
     retry_failed: bool = False
+    ray: str = ""
+    ray_workers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,8 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             run was begun with something else than is there now (reason RUN_DIFFERS; the message names what).
         BadLibrary, NotLoaded, ModelRefused: As :func:`serving.assembly.open_courthouse`.
         Unavailable: Somebody else is at this run; docket or store of calls can't be used; or the model server is gone
-            for good (reason RUN_SERVER_GONE). What was judged is kept.
+            for good (reason RUN_SERVER_GONE); or the Ray cluster is not there, or one of its workers can't judge. What
+            was judged is kept.
         asyncio.CancelledError: It was broken off. What was judged is kept.
     """
     folder = RunFolder(plan.out)
@@ -157,7 +156,9 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 if begun.finished is None:
                     folder.write_manifest(begun.model_copy(update={"finished": datetime.now(UTC)}))
                 return folder
+        require_models(plan.procedure, plan.settings)
         async with AsyncExitStack() as stack:
+            cluster = await stack.enter_async_context(_cluster(plan)) if plan.ray else None
             calls = None
             if plan.procedure is not Procedure.SUMMARY:
                 calls = CallStore.open(plan.calls or plan.out / CALLS)
@@ -175,8 +176,31 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 _require_same_court(begun, manifest)
                 where = {"data_dir": manifest.data_dir, "pictures_dir": manifest.pictures_dir}
                 manifest = begun.model_copy(update=where)  # the same data may lie elsewhere now
-            await _Judging(plan, folder, material, house, calls, progress, manifest, again=begun is not None).all()
+            judging = _Judging(
+                plan, folder, material, house, calls, progress, manifest, again=begun is not None, cluster=cluster
+            )
+            await judging.all()
     return folder
+
+
+def require_models(procedure: Procedure, settings: Settings) -> None:
+    """Before anything is prepared: raises NotLoaded where the procedure asks chat models and none is named."""
+    if procedure is Procedure.SUMMARY:
+        return
+    if not any((own := settings.llm.of_role(role)).url or own.model for role in get_args(RoleName)):
+        raise NotLoaded(
+            f"The procedure {procedure.lower()} asks chat models, and none is named. Give --llm-url URL and --model "
+            "NAME, or name them in a file of settings; the procedure summary asks none.",
+            reason="PROCEDURE_NOT_LOADED",
+            field="procedure",
+        )
+
+
+def _cluster(plan: Plan) -> AbstractAsyncContextManager[Cluster]:
+    """The Ray cluster; what belongs to Ray is only loaded where it is used."""
+    from eval.ray_cluster import connected
+
+    return connected(plan.ray, workers=plan.ray_workers, concurrency=plan.concurrency)
 
 
 @contextlib.contextmanager
@@ -242,9 +266,9 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
     """Has the precedents ready: the train split without what is too near to a judged meme. Says how that was told."""
     from court.backends.picture_reader import GuardedPictureReader
     from eval.precedents import prepare_precedents, read_prepared
-    from retrieval.builtin import BuiltinEncoder
+    from retrieval.encoders import load_encoder_for
 
-    encoder = await asyncio.to_thread(BuiltinEncoder)
+    encoder = await asyncio.to_thread(load_encoder_for, plan.library)
     if plan.library is not None:
         prepared = await asyncio.to_thread(read_prepared, plan.library, encoder)
     else:
@@ -383,15 +407,17 @@ class _Judging:
         manifest: RunManifest,
         *,
         again: bool,
+        cluster: Cluster | None = None,
     ) -> None:
         self._plan = plan
         self._folder = folder
         self._material = material
         self._house = house
-        self._calls = calls
         self._progress = progress
         self._manifest = manifest
         self._again = again
+        self._cluster = cluster
+        self._trier = Trier(house, calls, plan.dataset.id, plan.procedure, plan.seed, plan.server, plan.retry_failed)
         self._trials: Mapping[str, Sequence[str]] = {}
         self._tally = Tally(plan.protocols[0], total=len(material.memes))
         self._failures = 0  # in a row, for want of something
@@ -437,29 +463,73 @@ class _Judging:
         if not prediction.trial:
             return True
         failed = (await self._house.docket.record(prediction.trial)).last(TrialFailed)
-        return failed is None or _may_pass(failed)
+        return failed is None or may_pass(failed)
 
     async def _judge(self, todo: Sequence[JudgedMeme]) -> None:
-        # One iterator for all: each takes the next meme when it is done with one.
-        rest = iter(todo)
         ticking = asyncio.create_task(self._tick())
         try:
             with (self._plan.out / PREDICTIONS).open("a", encoding="ascii") as file:
 
-                async def work() -> None:
-                    for meme in rest:
-                        prediction, passing = await self._meme(meme)
-                        # Handed to the system at once. Lost with it, it is read from the docket.
-                        file.write(prediction.model_dump_json(ensure_ascii=True) + "\n")
-                        file.flush()
-                        self._tally.add(meme, prediction)
-                        self._progress.judged(self._tally)
-                        self._watch_for_the_end(prediction, passing)
+                def keep(meme: JudgedMeme, prediction: Prediction, passing: bool) -> None:
+                    # Handed to the system at once. Lost with it, it is read from the docket.
+                    file.write(prediction.model_dump_json(ensure_ascii=True) + "\n")
+                    file.flush()
+                    self._tally.add(meme, prediction)
+                    self._progress.judged(self._tally)
+                    self._watch_for_the_end(prediction, passing)
 
-                await together(*(work() for _ in range(min(self._plan.concurrency, len(todo)))))
+                await (self._here(todo, keep) if self._cluster is None else self._there(self._cluster, todo, keep))
         finally:
             ticking.cancel()
             await asyncio.gather(ticking, return_exceptions=True)
+
+    async def _here(self, todo: Sequence[JudgedMeme], keep: Callable[[JudgedMeme, Prediction, bool], None]) -> None:
+        """Judges in this process."""
+        # One iterator for all: each takes the next meme when it is done with one.
+        rest = iter(todo)
+
+        async def work() -> None:
+            for meme in rest:
+                known = await self._known(meme)
+                keep(meme, *await self._trier.try_meme(meme, known, partial(self._picture, meme)))
+
+        await together(*(work() for _ in range(min(self._plan.concurrency, len(todo)))))
+
+    async def _there(
+        self, cluster: Cluster, todo: Sequence[JudgedMeme], keep: Callable[[JudgedMeme, Prediction, bool], None]
+    ) -> None:
+        """Has a cluster judge what there is no record of yet, or only half a one."""
+        known = {}
+        rest = []
+        for meme in todo:
+            record = await self._known(meme)
+            if record is not None and not self._trier.to_be_resumed(record):
+                keep(meme, *await self._trier.try_meme(meme, record, partial(self._picture, meme)))
+                continue
+            rest.append(meme)
+            if record is not None:
+                known[meme.id] = record
+        if not rest:
+            return
+        pictures = {meme.id: path for meme in rest if (path := self._material.picture(meme)) is not None}
+        calls = self._plan.calls or self._plan.out / CALLS
+        settings = _settings(self._plan)
+        judged = cluster.judged(
+            rest,
+            trier=self._trier,
+            known=known,
+            pictures=pictures,
+            calls=calls,
+            settings=settings,
+            control=self._plan.control,
+        )
+        async with contextlib.aclosing(judged):
+            async for meme, prediction, passing in judged:
+                keep(meme, prediction, passing)
+
+    async def _picture(self, meme: JudgedMeme) -> bytes | None:
+        path = self._material.picture(meme)
+        return None if path is None else await asyncio.to_thread(path.read_bytes)
 
     async def _tick(self) -> None:
         while True:
@@ -477,81 +547,7 @@ class _Judging:
                 reason=SERVER_GONE,
             )
 
-    async def _meme(self, meme: JudgedMeme) -> tuple[Prediction, bool]:
-        """What came of a meme, and whether that is for want of something that may come back."""
-        hits = Hits()
-        try:
-            known = await self._known(meme)
-            if known is not None and not self._to_be_resumed(known):
-                return prediction_of(meme, known), False
-            record = await self._tried(meme, known, hits)
-        except TrialAborted as error:
-            if _ends_the_run(error.cause):
-                raise error.cause from None
-            record = error.record
-        except (BadInput, Unavailable) as error:
-            if _ends_the_run(error):
-                raise
-            failed = Prediction(meme=meme.id, outcome=Outcome.FAILED, reason=error.reason)
-            return failed, isinstance(error, Unavailable)
-        failure = record.last(TrialFailed) if record.state is TrialState.FAILED else None
-        return prediction_of(meme, record, stored=hits.count), failure is not None and failure.retryable
-
     async def _known(self, meme: JudgedMeme) -> TrialRecord | None:
         """The record of a meme's last trial in this run."""
-        trials = self._trials.get(self._request(meme), ())
+        trials = self._trials.get(self._trier.request(meme), ())
         return await self._house.docket.record(trials[-1]) if trials else None
-
-    async def _tried(self, meme: JudgedMeme, known: TrialRecord | None, hits: Hits) -> TrialRecord:
-        """The record of a meme's trial, which is taken up where it was cut off, or held anew."""
-        if known is not None:
-            try:
-                house = self._court_for(meme, known.opened.meme.bytes_sha256, hits)
-                return await house.resume(known.trial_id)
-            except CantResume as error:
-                if error.reason not in _ANEW:
-                    raise
-        path = self._material.picture(meme)
-        if path is None:
-            raise BadInput("The picture is not in the data set's folder.", reason=PICTURE_MISSING)
-        image = await asyncio.to_thread(path.read_bytes)
-        ask = Ask(
-            image=image,
-            text=meme.text,
-            procedure=self._plan.procedure,
-            request_id=self._request(meme),
-            namespace=f"{self._plan.dataset.id}/{meme.split}",
-            content_id=meme.id,
-        )
-        return (await self._court_for(meme, hashlib.sha256(image).hexdigest(), hits).hear(ask)).record
-
-    def _to_be_resumed(self, record: TrialRecord) -> bool:
-        if record.state is not TrialState.FAILED:
-            return record.state is TrialState.OPEN
-        failed = record.last(TrialFailed)
-        assert failed is not None
-        return failed.reason in _NOT_THE_TRIALS or (self._plan.retry_failed and _may_pass(failed))
-
-    def _court_for(self, meme: JudgedMeme, bytes_sha256: str, hits: Hits) -> Courthouse:
-        """The court for one meme: its models are asked through the store, and its fences have the mark that the meme
-        has wherever the store is used, so that what is asked again is word for word what was asked before."""  # noqa: D205, D209
-        court = self._house.court
-        if self._calls is None or court.chairs is None:
-            return self._house
-        chairs = stored_chairs(court.chairs, self._calls, server=self._plan.server, seed=self._plan.seed, hits=hits)
-        # By the file and not by its pixels: that is known before the picture is decoded, and as lasting.
-        mark = self._calls.fence_mark(meme.id, bytes_sha256)
-        return replace(self._house, court=replace(court, chairs=chairs, fence_mark=mark))
-
-    def _request(self, meme: JudgedMeme) -> str:
-        """Names a meme's request in the docket, which is the run's own."""
-        return f"{self._plan.dataset.id}/{meme.split}/{meme.id}"
-
-
-def _may_pass(failed: TrialFailed) -> bool:
-    return failed.retryable or failed.reason == _OURS
-
-
-def _ends_the_run(cause: CourtError) -> bool:
-    """Whether it is the run's own files that are at fault, and not the trial."""
-    return isinstance(cause, CallsError | DocketError) or cause.reason.startswith("DOCKET_")

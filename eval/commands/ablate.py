@@ -93,6 +93,10 @@ def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, 
     for protocol, compared in told.items():
         click.echo(f"{full.dataset}, split {full.split}, protocol {protocol}: {compared[0][1].n:,} memes\n")
         click.echo(_table(compared) + "\n")
+        silent = {arm.name: _silent(arm, protocol) for arm, _ in compared}
+        if any(silent.values()):
+            told_of = ", ".join(f"{name} {count:,}" for name, count in silent.items() if count)
+            click.echo(f"Memes without a verdict, which count as wrong: {told_of}.")
         unsure = [arm.name for arm, one in compared[1:] if not one.sure]
         if unsure:
             click.echo(
@@ -123,6 +127,12 @@ def _table(compared: Sequence[tuple[Results, Comparison]]) -> str:
             ]
         )
     return table(rows)
+
+
+def _silent(arm: Results, protocol: str) -> int:
+    from eval.datasets.protocol import Protocol
+
+    return sum(one.prediction.outcome.harmful is None for _, one in arm.under(Protocol(protocol)))
 
 
 def _signed(figure: Any) -> str:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from eval.report.gather import Report
 
 
 @click.command()
@@ -14,7 +20,10 @@ import click
 @click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), help="Write Markdown to this file.")
 @click.option("--no-pictures", is_flag=True, help="Leave pictures out of the page, which makes it smaller.")
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser; needs --html.")
-def report(runs: tuple[Path, ...], html: Path | None, markdown: Path | None, no_pictures: bool, show: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, instead of the tables.")
+def report(
+    runs: tuple[Path, ...], html: Path | None, markdown: Path | None, no_pictures: bool, show: bool, as_json: bool
+) -> None:
     """Reports on each RUN, a run's folder or a folder of runs (an ablation's), finished or not.
 
     The terminal shows the figures with 95 % intervals beside the majority and the precedent-vote baselines, what was
@@ -31,7 +40,7 @@ def report(runs: tuple[Path, ...], html: Path | None, markdown: Path | None, no_
     try:
         results = [read_results(root) for path in runs for root in runs_below(path)]
         gathered = asyncio.run(gather(results, records=bool(html or markdown), pictures=bool(html) and not no_pictures))
-        click.echo(as_terminal(gathered))
+        click.echo(json.dumps(_plain(gathered)) if as_json else as_terminal(gathered))
         if markdown is not None:
             from eval.report.markdown import as_markdown
 
@@ -44,6 +53,24 @@ def report(runs: tuple[Path, ...], html: Path | None, markdown: Path | None, no_
         raise click.ClickException(error.message) from None
     if show and html is not None:
         click.launch(html.resolve().as_uri())
+
+
+def _plain(report: Report) -> dict[str, object]:
+    return {
+        "resamples": report.resamples,
+        "unfinished": [run.label for run in report.unfinished],
+        "tables": [
+            {
+                "dataset": table.dataset,
+                "split": table.split,
+                "protocol": str(table.protocol),
+                "rows": [{"run": row.run.label, "card": asdict(row.card)} for row in table.rows],
+                "remarks": list(table.remarks),
+            }
+            for group in report.groups
+            for table in group.tables
+        ],
+    }
 
 
 def _write(path: Path, content: str) -> None:

@@ -59,6 +59,8 @@ _BEGUN = (
     metavar="NAME",
     help="What to call the model servers in the store of calls, so that one that moved to another address is the same.",
 )
+@click.option("--ray", metavar="HOST:PORT", help="Have the workers of a Ray cluster judge; this is its head's address.")
+@click.option("--ray-workers", type=click.IntRange(min=1), help="Workers there. [default: one on each node]")
 @click.option("--allow-missing", is_flag=True, help="Memes without a picture count as failed, and the run goes on.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Take this run up again.")
 @click.option("--retry-failed", is_flag=True, help="With --resume: try again what failed for a reason that may pass.")
@@ -104,7 +106,7 @@ def again(plan: Plan, given: dict[str, Any]) -> str:
         return plan.command
     words = ["memecourt-eval", "run", "--resume", str(plan.out)]
     moved = ("data",) if given["resume"] else ()
-    for name in (*moved, "config", "llm_url", "model", "policy", "concurrency"):
+    for name in (*moved, "config", "llm_url", "model", "policy", "concurrency", "ray", "ray_workers"):
         if given[name] is not None:
             words += [f"--{name.replace('_', '-')}", str(given[name])]
     return shlex.join(words + ["--allow-missing"] * given["allow_missing"])
@@ -121,6 +123,8 @@ def _planned(given: dict[str, Any]) -> Plan:
             raise click.UsageError(f"Missing option --{name}; or --resume, to take a run up again.")
     if given["retry_failed"]:
         raise click.UsageError("--retry-failed goes with --resume.")
+    if given["ray_workers"] and not given["ray"]:
+        raise click.UsageError("--ray-workers goes with --ray.")
     if given["dataset"] not in DATASETS:
         raise BadRequest(f"There is no data set {given['dataset']!r}. There are: {', '.join(DATASETS)}.")
     if (given["out"] / "manifest.json").exists():
@@ -144,6 +148,8 @@ def _planned(given: dict[str, Any]) -> Plan:
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
         server=given["server_name"] or "",
         allow_missing=given["allow_missing"],
+        ray=given["ray"] or "",
+        ray_workers=given["ray_workers"] or 0,
     )
 
 
@@ -181,6 +187,8 @@ def _resumed(given: dict[str, Any]) -> Plan:
         server=begun.server,
         allow_missing=given["allow_missing"],
         retry_failed=given["retry_failed"],
+        ray=given["ray"] or "",
+        ray_workers=given["ray_workers"] or 0,
     )
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from court.errors import BadRequest
 from court.verdict import Label
-from eval.datasets.known import Dataset, Split
-from eval.datasets.places import Files, mistaken_for, must_be_there, pictures_of
+from eval.datasets.known import SYNTHETIC_KEY, Dataset, Split
+from eval.datasets.places import Files, mistaken_for, must_be_there, pictures_of, recognised
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.folder import JudgedMeme
 from retrieval.readers import read_source
@@ -97,6 +97,12 @@ def _located(dataset: Dataset, data: Path, split: str) -> tuple[Split, Files]:
     if split not in dataset.splits:
         raise BadRequest(f"{dataset.title} has no split {split!r}; it has {', '.join(dataset.splits)}.")
     what = dataset.splits[split]
+    if (data / SYNTHETIC_KEY).is_file() and not dataset.id.startswith("synthetic"):
+        raise BadRequest(
+            f"{data} holds a synthetic benchmark: figures on it are none on {dataset.title}. Ask for --dataset "
+            f"{recognised(data)[0].id}, or name the directory of {dataset.id}.",
+            reason="DATA_OF_ANOTHER",
+        )
     files = must_be_there(dataset, data, what)
     other = mistaken_for(dataset, data)
     if other is not None:

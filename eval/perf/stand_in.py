@@ -53,6 +53,7 @@ class StandIn:
         *,
         keep: bool = False,
         answer: Callable[[dict[str, Any]], str | None] | None = None,
+        odds: Callable[[dict[str, Any]], Mapping[str, float]] | None = None,
     ) -> None:
         """Listens to nothing yet.
 
@@ -60,6 +61,7 @@ class StandIn:
             settings: How it behaves.
             keep: Whether to keep the bodies of all calls.
             answer: Makes the text of a reply from the body of a call; None to have it made up.
+            odds: Makes the probabilities of first tokens likewise; None for those of the settings.
         """
         self.settings = settings or Settings()
         self.stats = Stats()
@@ -73,6 +75,7 @@ class StandIn:
 
             oracle = ServedOracle()
             self._answer, self._odds = answer or oracle.answer, oracle.odds
+        self._odds = odds or self._odds
         self._speaker = Speaker(seed=self.settings.seed, words=self.settings.words, values=self.settings.values)
         self._prefixes = PrefixCache()
         self._pictures: dict[str, bytes] = {}

@@ -11,7 +11,10 @@ from PIL import Image, ImageDraw
 from eval.synthetic.world import GROUPS, Badge, Colour, Shape
 from retrieval.starter.draw import SCENES, draw_meme
 
-__all__ = ["SCENES", "draw", "png_of", "read_badge"]
+__all__ = ["SCENES", "SIZE", "draw", "png_of", "read_badge"]
+
+SIZE = (640, 480)
+"""Width and height of a meme's picture, in pixels, where nothing else is asked for."""
 
 _RADIUS = 0.16  # of the white disc behind a badge, in picture heights
 _SIGN = 0.09  # of the sign on it, likewise
@@ -20,12 +23,12 @@ _LOOKED_AT = 0.03  # half the side of the square in the middle that is looked at
 _NEAR = 60.0  # how far a colour may be from a badge's, in steps of 255, each channel's added as in space
 
 
-def draw(scene: str, seed: int, badge: str, text: str) -> Image.Image:
+def draw(scene: str, seed: int, badge: str, text: str, *, size: tuple[int, int] = SIZE) -> Image.Image:
     """A meme: a scene of the starter library, a group's badge in the middle, the text above and below.
 
     The same arguments give the same pixels wherever Pillow is the same.
     """
-    image = draw_meme(scene, text, seed=seed)
+    image = draw_meme(scene, text, size=size, seed=seed)
     canvas = ImageDraw.Draw(image)
     width, height = image.size
     x, y, radius = width / 2, height / 2, _RADIUS * height

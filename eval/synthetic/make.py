@@ -21,12 +21,12 @@ from PIL import ImageEnhance
 from court.errors import BadRequest
 from eval.datasets.known import DATASETS, HARMEME_LABELS, SYNTHETIC_KEY, Role
 from eval.datasets.protocol import Level
-from eval.synthetic.draw import SCENES, draw, png_of
+from eval.synthetic.draw import SCENES, SIZE, draw, png_of
 from eval.synthetic.world import BAD, GROUPS, KIND, OPENERS, TIMES, level_of, text_of
 
 KEY = "key.jsonl"
 """What each meme shows and says, a line a meme: what only the maker of a benchmark knows."""
-_MOST = 8000  # memes; texts would begin to repeat
+_MOST = 12_000  # memes; texts would begin to repeat
 
 
 class Layout(StrEnum):
@@ -106,6 +106,7 @@ def make(
     test: int,
     seed: int = 0,
     plant: Sequence[Plant] = (),
+    size: tuple[int, int] = SIZE,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Made:
     """Writes a benchmark: the same files for the same arguments.
@@ -118,6 +119,7 @@ def make(
         test: Memes in the test split, likewise.
         seed: Another seed, other memes.
         plant: What to put in on purpose.
+        size: Width and height of the pictures, in pixels; planted ones have the usual size.
         progress: Told how many pictures of how many are drawn.
 
     Raises:
@@ -147,7 +149,7 @@ def make(
         planting.leak(next(families), files)
     if Plant.DEFECTS in plant:
         planting.spoil([next(families) for _ in range(4)], files)
-    _write(root, layout, tuple(planting.memes), files, planting.missing, progress)
+    _write(root, layout, tuple(planting.memes), files, planting.missing, size, progress)
     about = {
         "made_by": "memecourt-eval synthetic",
         "dataset": dataset.id,
@@ -257,12 +259,12 @@ class _Planting:
         return added
 
 
-def _image(meme: SyntheticMeme) -> Any:
-    return draw(meme.scene, meme.seed, meme.badge, meme.text)
+def _image(meme: SyntheticMeme, size: tuple[int, int] = SIZE) -> Any:
+    return draw(meme.scene, meme.seed, meme.badge, meme.text, size=size)
 
 
-def _png(meme: SyntheticMeme) -> bytes:
-    return png_of(_image(meme))
+def _png(meme: SyntheticMeme, size: tuple[int, int] = SIZE) -> bytes:
+    return png_of(_image(meme, size))
 
 
 def _write(
@@ -271,13 +273,14 @@ def _write(
     memes: tuple[SyntheticMeme, ...],
     files: Mapping[str, bytes],
     missing: set[str],
+    size: tuple[int, int],
     progress: Callable[[int, int], None],
 ) -> None:
     pictures = root / "images" if layout is Layout.HARMEME else root
     (pictures if layout is Layout.HARMEME else root / "img").mkdir(parents=True, exist_ok=True)
     for number, meme in enumerate(memes, 1):
         if meme.image not in missing:
-            (pictures / meme.image).write_bytes(files.get(meme.image) or _png(meme))
+            (pictures / meme.image).write_bytes(files.get(meme.image) or _png(meme, size))
         progress(number, len(memes))
     for split in DATASETS[f"synthetic-{layout}"].splits.values():
         lines = [_line(layout, meme) for meme in memes if meme.split == split.name]

