@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -15,26 +14,22 @@ from numpy.typing import NDArray
 
 from court.errors import BadLibrary, Unavailable
 from court.meme import Frame
-from court.precedents import Findings, Floors, LibraryIdentity, Precedent, Relation, Search, TallyEntry
+from court.precedents import Findings, LibraryIdentity
 from retrieval.embedding import Encoder
 from retrieval.fast_stage import EXACT_UP_TO, Progress, open_or_build
 from retrieval.filters import Filter
 from retrieval.index import FusedIndex, Hits
 from retrieval.kept import frame_of
 from retrieval.library import Library, harmful_rows
-from retrieval.manifest import VECTORS, LabelledMeme
+from retrieval.manifest import VECTORS, Counts, LabelledMeme, Tuning
+from retrieval.searching import Asked, Query, search_shelf
 from retrieval.segments import SegmentedIndex
-from retrieval.text import text_key
 
 T = TypeVar("T")
 
 _THREADS = 2
 """Searches at once. More only wait for each other: the model takes one text at a time, a scan fills the memory bus."""
 
-NEAR = Floors(text=0.80, picture=0.70)
-"""Similarities from which on, in both halves, two memes are nearly the same, as in a benchmark's check."""
-_FEW_TWINS, _MOST_TWINS = 64, 4096
-"""Rows looked at for near-duplicates, at first and at most."""
 _FAST = "fast.faiss"
 """Beside the files of a generation: a cache that is made anew where it does not fit."""
 _FILTERS = 32
@@ -77,6 +72,53 @@ class _Snapshot:
             if len(self._chosen) < _FILTERS:
                 self._chosen[where] = chosen
         return chosen
+
+    @property
+    def identity(self) -> LibraryIdentity:
+        """By what a record names it."""
+        return self.library.identity
+
+    @property
+    def tuning(self) -> Tuning:
+        """How it is searched and how its precedents vote."""
+        return self.library.manifest.tuning
+
+    @property
+    def counts(self) -> Counts:
+        """How many memes there are."""
+        return self.library.counts
+
+    def rows_of(self, ids: Collection[str]) -> list[int]:
+        """Where the memes of these ids stand; ids that are not there are passed over. Raises BadLibrary."""
+        return _rows_of(self.library, ids)
+
+    def count(self, where: Filter) -> int:
+        """How many memes this lets through. Raises BadLibrary."""
+        chosen = self.choose(where)
+        if chosen is None:
+            return self.counts.memes
+        return int(np.count_nonzero(chosen)) - sum(bool(chosen[row]) for row in self.library.overlay.hidden)
+
+    def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
+        """The memes in these rows, in this order. Raises BadLibrary."""
+        return self.library.read(rows)
+
+    def search(
+        self,
+        text: NDArray[np.float32] | None,
+        picture: NDArray[np.float32] | None,
+        *,
+        alpha: float,
+        k: int,
+        exclude: Collection[int] = (),
+        where: Filter | None = None,
+        harmful: bool | None = None,
+    ) -> Hits:
+        """As :meth:`retrieval.searching.Shelf.search`. Raises BadLibrary."""
+        among = self.choose(where)
+        if harmful is not None:
+            among = _and(self.harmful == harmful, among)
+        return self.index.search(text, picture, alpha=alpha, k=k, exclude=exclude, among=among)
 
     def picture(self, id_: str) -> Frame | None:
         """Of the meme with this id; None where there is none. Raises BadLibrary or OSError."""
@@ -126,25 +168,6 @@ class _Given:
         needed = {lineage for lineage, _ in self._found}
         for lineage in self._former.keys() - needed:
             del self._former[lineage]
-
-
-@dataclass(frozen=True, slots=True)
-class _Query:
-    """What is looked for, embedded.
-
-    Attributes:
-        text: float32 of shape (text_dim,), or None where there is none to compare.
-        picture: float32 of shape (picture_dim,), or None where there is none to compare.
-        text_key: To tell the same text.
-        pixels_sha256: To tell the same picture.
-        text_cut: Whether the text is longer than the encoder reads.
-    """
-
-    text: NDArray[np.float32] | None
-    picture: NDArray[np.float32] | None
-    text_key: str
-    pixels_sha256: str
-    text_cut: bool
 
 
 class LibraryFinder:
@@ -225,23 +248,19 @@ class LibraryFinder:
             exclude: Ids of precedents to leave out.
             where: Which precedents may be found; None for all.
             leave_out_duplicates: Whether to leave out the meme itself and what is nearly it: the same picture, the same
-                text, or both halves as near as :data:`NEAR` says.
+                text, or both halves as near as :data:`retrieval.searching.NEAR` says.
 
         Raises:
             BadLibrary: The library's table of memes can't be read.
             ValueError: Alpha is outside [0, 1], or a number below 0.
             Unavailable: The search could not be made now.
         """
-        if alpha is not None and not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must lie in [0, 1], not {alpha}")
-        if exhibits < 0 or tally < 0:
-            raise ValueError("exhibits and tally can't be negative")
+        asked = Asked(exhibits, tally, alpha, exclude, where, leave_out_duplicates)
         snapshot = self._snapshot
 
         def work() -> Findings:
-            query = self._embed(text, frames, pixels_sha256)
-            asked = _Asked(exhibits, tally, alpha, exclude, where, leave_out_duplicates)
-            findings = _search(snapshot, query, asked)
+            query = Query.embedded(self._encoder, text, frames, pixels_sha256)
+            findings = search_shelf(snapshot, query, asked)
             self._given.note(snapshot.library.manifest.lineage, [exhibit.id for exhibit in findings.exhibits])
             return findings
 
@@ -275,17 +294,6 @@ class LibraryFinder:
                 reason="SEARCH_FAILED",
             ) from error
 
-    def _embed(self, text: str, frames: Sequence[Frame], pixels_sha256: str) -> _Query:
-        texts = self._encoder.embed_texts([text])
-        pictures = self._encoder.embed_pictures([[frame.png for frame in frames]]) if frames else None
-        return _Query(
-            text=texts.vectors[0] if texts.vectors[0].any() else None,
-            picture=pictures[0] if pictures is not None and pictures[0].any() else None,
-            text_key=text_key(text),
-            pixels_sha256=pixels_sha256,
-            text_cut=texts.cut[0],
-        )
-
     def _ready(self, library: Library, before: _Snapshot | None) -> _Snapshot:
         if library.manifest.encoder != self._encoder.identity:
             raise BadLibrary(
@@ -296,110 +304,6 @@ class LibraryFinder:
         if before is not None and before.library.manifest.lineage != library.manifest.lineage:
             self._given.replaced(before, library.manifest.lineage)
         return _Snapshot(library, before)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What is asked for, as :meth:`LibraryFinder.find` takes it."""
-
-    exhibits: int
-    tally: int
-    alpha: float | None
-    exclude: Collection[str]
-    where: Filter | None
-    leave_out_duplicates: bool
-
-
-def _search(snapshot: _Snapshot, query: _Query, wanted: _Asked) -> Findings:
-    library = snapshot.library
-    tuning = library.manifest.tuning
-    exhibits = wanted.exhibits
-    asked = tuning.alpha if wanted.alpha is None else wanted.alpha
-    tally = max(wanted.tally, tuning.vote.k)
-    used, notes = _weights(library, query, asked)
-    excluded = _rows_of(library, wanted.exclude)
-    if excluded:
-        notes.append(f"{len(excluded)} precedents were left out on purpose.")
-    chosen = snapshot.choose(wanted.where)
-    if chosen is not None:
-        count = np.count_nonzero(chosen) - sum(bool(chosen[row]) for row in library.overlay.hidden)
-        notes.append(f"Only {count:,} of {library.counts.memes:,} precedents were searched, as was asked for.")
-    if wanted.leave_out_duplicates:
-        twins = _duplicates(snapshot, query, chosen) - set(excluded)
-        excluded += sorted(twins)
-        if twins:
-            notes.append(f"{len(twins)} precedents were left out as the same meme or nearly the same.")
-
-    found: tuple[Precedent, ...] = ()
-    counted: tuple[TallyEntry, ...] = ()
-    nearest: dict[bool, Precedent | None] = {True: None, False: None}
-    if used is not None:
-        hits = snapshot.index.search(
-            query.text, query.picture, alpha=used, k=max(exhibits, tally, 1), exclude=excluded, among=chosen
-        )
-        memes = library.read(hits.rows.tolist())
-        found = _precedents(memes, query, hits, exhibits)
-        counted = tuple(_entry(meme, hits, place) for place, meme in enumerate(memes[:tally]))
-        for harmful in nearest:
-            # Mostly among what was found; else the whole ranking of that label is searched for its first.
-            among = np.flatnonzero(snapshot.harmful[hits.rows] == harmful)[:1]
-            best = Hits(hits.rows[among], hits.scores[among], hits.text[among], hits.picture[among])
-            if not among.size:
-                best = snapshot.index.search(
-                    query.text,
-                    query.picture,
-                    alpha=used,
-                    k=1,
-                    exclude=excluded,
-                    among=_and(snapshot.harmful == harmful, chosen),
-                )
-            nearest[harmful] = next(iter(_precedents(library.read(best.rows.tolist()), query, best, 1)), None)
-        notes += _gaps(memes[:exhibits], used)
-    return Findings(
-        library=library.identity,
-        search=Search(
-            alpha_asked=asked,
-            alpha=asked if used is None else used,
-            has_text=query.text is not None,
-            has_picture=query.picture is not None,
-            exhibits=exhibits,
-            tally=tally,
-            excluded=len(excluded),
-        ),
-        floors=tuning.floors,
-        exhibits=found,
-        nearest_harmful=nearest[True],
-        nearest_benign=nearest[False],
-        tally=counted,
-        vote_settings=tuning.vote,
-        settles=tuning.settles,
-        text_cut=query.text_cut,
-        notes=tuple(notes),
-    )
-
-
-def _weights(library: Library, query: _Query, asked: float) -> tuple[float | None, list[str]]:
-    """The weight of the text that can be used, None where nothing can be compared; and what to say of it."""
-    counts = library.counts
-    notes = []
-    if query.text is None:
-        notes.append("The meme has no text: it is not compared by text.")
-    elif not counts.with_text:
-        notes.append("No precedent in the library has a text: the text is not compared.")
-    if query.picture is None:
-        notes.append("The meme has no picture to compare: it is not compared by picture.")
-    elif not counts.with_picture:
-        notes.append("No precedent in the library has a picture: the picture is not compared.")
-    by_text = query.text is not None and counts.with_text > 0
-    by_picture = query.picture is not None and counts.with_picture > 0
-    if by_text and by_picture:
-        return asked, notes
-    if by_text:
-        return 1.0, notes
-    if by_picture:
-        return 0.0, notes
-    notes.append("Nothing is left to compare: no precedent is cited.")
-    return None, notes
 
 
 def _rows_of(library: Library, ids: Collection[str]) -> list[int]:
@@ -413,68 +317,3 @@ def _rows_of(library: Library, ids: Collection[str]) -> list[int]:
 
 def _and(rows: NDArray[np.bool_], others: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
     return rows if others is None else rows & others
-
-
-def _duplicates(snapshot: _Snapshot, query: _Query, chosen: NDArray[np.bool_] | None) -> set[int]:
-    """Rows of the meme itself and of what is nearly it, among the :data:`_MOST_TWINS` nearest by either half."""
-    found: set[int] = set()
-    for alpha, half, floor in ((1.0, query.text, NEAR.text), (0.0, query.picture, NEAR.picture)):
-        if half is None:
-            continue
-        k = _FEW_TWINS
-        while True:
-            hits = snapshot.index.search(query.text, query.picture, alpha=alpha, k=k, among=chosen)
-            if hits.rows.size < k or hits.scores[-1] < floor or k >= _MOST_TWINS:
-                break
-            k *= 4
-        near = np.flatnonzero(hits.scores >= floor)
-        memes = snapshot.library.read(hits.rows[near].tolist())
-        for place, meme in zip(near.tolist(), memes, strict=True):
-            both = hits.text[place] >= NEAR.text and hits.picture[place] >= NEAR.picture
-            textless = not query.text_key and not meme.has_text and hits.picture[place] >= NEAR.picture
-            if both or textless or _relation(meme, query) is not Relation.SIMILAR:
-                found.add(int(hits.rows[place]))
-    return found
-
-
-def _gaps(shown: Sequence[LabelledMeme], alpha: float) -> list[str]:
-    """Notes on exhibits that lack a half which the others are compared by."""
-    without_text = sum(not meme.has_text for meme in shown) if alpha > 0 else 0
-    without_picture = sum(not meme.has_picture for meme in shown) if alpha < 1 else 0
-    return [
-        f"Of the {len(shown)} precedents shown, {count} without a {half}: their {half} similarity counts as 0."
-        for count, half in ((without_text, "text"), (without_picture, "picture"))
-        if count
-    ]
-
-
-def _precedents(memes: Sequence[LabelledMeme], query: _Query, hits: Hits, most: int) -> tuple[Precedent, ...]:
-    return tuple(_precedent(meme, query, hits, place) for place, meme in enumerate(memes[:most]))
-
-
-def _relation(meme: LabelledMeme, query: _Query) -> Relation:
-    same_picture = bool(query.pixels_sha256) and meme.pixels_sha256 == query.pixels_sha256
-    same_text = text_key(meme.text) == query.text_key
-    if same_picture:
-        return Relation.SAME_MEME if same_text else Relation.SAME_PICTURE
-    return Relation.SAME_TEXT if same_text and query.text_key else Relation.SIMILAR
-
-
-def _precedent(meme: LabelledMeme, query: _Query, hits: Hits, place: int) -> Precedent:
-    compared_text = meme.has_text and query.text is not None
-    compared_picture = meme.has_picture and query.picture is not None
-    return Precedent(
-        id=meme.id,
-        label=meme.label,
-        text=meme.text,
-        similarity=float(hits.scores[place]),
-        text_similarity=float(hits.text[place]) if compared_text else None,
-        picture_similarity=float(hits.picture[place]) if compared_picture else None,
-        relation=_relation(meme, query),
-        categories=meme.categories,
-        source=meme.source,
-    )
-
-
-def _entry(meme: LabelledMeme, hits: Hits, place: int) -> TallyEntry:
-    return TallyEntry(id=meme.id, label=meme.label, similarity=float(hits.scores[place]))

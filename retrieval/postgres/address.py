@@ -1,0 +1,86 @@
+"""Where a database is: an address that can be passed around and printed, and whose password can't."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from court.errors import BadRequest
+
+_SCHEMES = ("postgresql", "postgres")
+_SHOWN = ("host", "port", "dbname", "user")
+"""Of the parameters behind the question mark, those that are printed: any other may be a secret or tell of one."""
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:@\[\]]*)(:[0-9]+)?")
+_CONNECT_S = "5"
+
+
+class Address:
+    """``postgresql://USER[:PASSWORD]@HOST[:PORT]/DATABASE[?…]``, as libpq has it."""
+
+    def __init__(self, url: str) -> None:
+        """Raises BadRequest if it is no such address; what it is instead is not repeated."""
+        try:
+            parts = urlsplit(url)
+            hosts = parts.netloc.rpartition("@")[2].split(",")
+            # What follows a sign that is not written in percents, would be shown as another part.
+            whole = (
+                parts.scheme in _SCHEMES
+                and len(parts.path) > 1
+                and not any(sign in parts.path[1:] for sign in "/@:")
+                and not parts.fragment
+                and all(map(_HOST.fullmatch, hosts))
+            )
+            self._shown = _shown(url) if whole else ""
+        except ValueError:
+            whole = False
+        if not whole:
+            # Without the address: half a password is one too.
+            raise BadRequest(
+                "The address of a database is postgresql://USER@HOST:PORT/DATABASE. A password that holds one of "
+                "the signs :/?#[]@ is written in percents (@ as %40), or left to PGPASSWORD or a password file.",
+                reason="ADDRESS_UNUSABLE",
+                field="library",
+            )
+        self._url = url
+
+    @staticmethod
+    def named_by(given: object) -> bool:
+        """Whether this names a database and no directory."""
+        return isinstance(given, str) and given.partition("://")[0] in _SCHEMES and "://" in given
+
+    def parameters(self) -> dict[str, Any]:
+        """For connecting, the password among them. Raises BadRequest."""
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import conninfo_to_dict
+
+        try:
+            return {"connect_timeout": _CONNECT_S, **conninfo_to_dict(self._url)}
+        except ProgrammingError:
+            # libpq's sentence may quote the address.
+            raise BadRequest(
+                "The address of the database has a part that PostgreSQL does not know.",
+                reason="ADDRESS_UNUSABLE",
+                field="library",
+            ) from None
+
+    def __str__(self) -> str:
+        return self._shown
+
+    def __repr__(self) -> str:
+        return f"Address({self._shown!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Address) and other._url == self._url
+
+    def __hash__(self) -> int:
+        return hash(self._url)
+
+
+def _shown(url: str) -> str:
+    parts = urlsplit(url)
+    user, at, hosts = parts.netloc.rpartition("@")
+    name, colon, _ = user.partition(":")
+    rest = [f"{key}={value}" if key in _SHOWN else f"{key}=***" for key, value in parse_qsl(parts.query)]
+    query = f"?{'&'.join(rest)}" if rest else ""
+    return f"{parts.scheme}://{name}{':***' if colon else ''}{at}{hosts}{parts.path}{query}"

@@ -1,0 +1,431 @@
+"""A library in a database: what goes wrong there, and what is seen while others change it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from court.errors import BadLibrary, BadRequest, CourtError, NotLoaded, Unavailable
+from court.precedents import Findings
+from court.verdict import Label
+from eval.perf.postgres import PostgresServer, postgres
+from retrieval.journal import frame_of, next_head
+from retrieval.library import Library
+from retrieval.pgvector import PgvectorFinder, encoder_of
+from retrieval.postgres import connections
+from retrieval.postgres.address import Address
+from retrieval.postgres.push import push_library
+from retrieval.postgres.writer import PostgresWriter
+from retrieval.writer import LibraryWriter
+from tests.encoders import WordEncoder
+from tests.libraries import ENCODER, drawn_library, drawn_meme
+
+SECRET = "correct%20horse"
+MADE_BY = {"who": "a reviewer", "why": "as was decided"}
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return drawn_library(tmp_path / "library", 7, 40)
+
+
+@pytest.fixture
+def finder(library: Library, database: Address) -> Iterator[PgvectorFinder]:
+    push_library(library, database)
+    opened = asyncio.run(PgvectorFinder.open(database, ENCODER))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def own_server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+    """One that may be killed; the other is there only where this one can be."""
+    with postgres() as server:
+        yield server
+
+
+def find(finder: PgvectorFinder, **kwargs: Any) -> Findings:
+    asked: dict[str, Any] = {"exhibits": 3, "tally": 1000, "alpha": None} | kwargs
+    return asyncio.run(finder.find(text="cat bird", frames=(), pixels_sha256="", **asked))
+
+
+def run(database: Address, *statements: str) -> list[Any]:
+    with psycopg.connect(**database.parameters(), autocommit=True) as connection:
+        return [connection.execute(statement).rowcount for statement in statements]
+
+
+def refused(database: Address) -> CourtError:
+    with pytest.raises(CourtError) as error:
+        asyncio.run(PgvectorFinder.open(database, ENCODER))
+    return error.value
+
+
+def test_a_database_without_pgvector_is_told_what_it_lacks(bare_database: Address, library: Library) -> None:
+    assert refused(bare_database).reason == "EXTENSION_MISSING"
+    with pytest.raises(BadLibrary, match="CREATE EXTENSION vector"):
+        push_library(library, bare_database)
+
+
+def test_a_database_without_a_library_is_told_so(database: Address) -> None:
+    error = refused(database)
+    assert (error.reason, "precedents push" in error.message) == ("LIBRARY_MISSING", True)
+
+
+@pytest.mark.parametrize(("format_", "reason"), [(0, "LIBRARY_TOO_OLD"), (99, "LIBRARY_TOO_NEW")])
+def test_tables_of_another_version_are_not_read(database: Address, library: Library, format_: int, reason: str) -> None:
+    push_library(library, database)
+    run(database, f"UPDATE memecourt.precedent_library SET format = {format_}")
+    assert refused(database).reason == reason
+    with pytest.raises(BadLibrary):
+        push_library(library, database)
+    push_library(library, database, replace=True)
+    assert encoder_of(database) == ENCODER.identity
+
+
+def test_a_library_of_another_encoder_is_not_searched(database: Address, library: Library) -> None:
+    push_library(library, database)
+    with pytest.raises(BadLibrary) as error:
+        asyncio.run(PgvectorFinder.open(database, WordEncoder("other words")))
+    assert error.value.reason == "LIBRARY_FOREIGN"
+
+
+def test_a_push_is_the_same_library_by_name_and_digest(database: Address, library: Library) -> None:
+    pushed = push_library(library, database)
+    assert (pushed.identity, pushed.was_there, pushed.replaced) == (library.identity, False, None)
+    assert push_library(library, database).was_there
+
+
+def test_a_push_takes_the_place_of_another_library_only_when_asked_to(
+    database: Address, library: Library, tmp_path: Path
+) -> None:
+    push_library(library, database)
+    with PostgresWriter(database) as writer:
+        writer.remove("drawn-1", **MADE_BY)
+    other = drawn_library(tmp_path / "other", 8, 10, name="other")
+    with pytest.raises(BadRequest) as error:
+        push_library(other, database)
+    assert error.value.reason == "LIBRARY_EXISTS"
+    pushed = push_library(other, database, replace=True)
+    assert (pushed.identity, pushed.changes_lost) == (other.identity, 1)
+    assert pushed.replaced is not None and pushed.replaced.name == "drawn"
+
+
+def test_a_push_brings_what_was_changed_on_disk_and_it_can_be_taken_back(database: Address, library: Library) -> None:
+    on_disk = LibraryWriter(library)
+    on_disk.remove("drawn-5", **MADE_BY)
+    on_disk.relabel("drawn-6", Label.HARMFUL, **MADE_BY)
+    on_disk.remove("drawn-7", **MADE_BY)
+    on_disk.compact()
+    on_disk.remove("drawn-8", **MADE_BY)
+    on_disk.revoke(3, **MADE_BY)
+    push_library(on_disk.library, database)
+    with PostgresWriter(database) as writer:
+        assert writer.history() == on_disk.history()
+        for number in (1, 4):
+            assert writer.revoke(number, **MADE_BY).revokes == number
+            on_disk.revoke(number, **MADE_BY)
+    finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
+    found = find(finder)
+    assert found.library.size == 40
+    ids = [meme.id for meme in on_disk.library.memes]
+    with psycopg.connect(**database.parameters()) as connection:
+        rows = connection.execute("SELECT id FROM memecourt.precedents_1 ORDER BY row").fetchall()
+    assert [id_ for (id_,) in rows] == ids
+    finder.close()
+
+
+def test_a_push_that_breaks_off_has_not_happened(database: Address, library: Library, tmp_path: Path) -> None:
+    class Broken(Exception):
+        pass
+
+    def break_off(step: str, done: int, total: int) -> None:
+        raise Broken
+
+    with pytest.raises(Broken):
+        push_library(library, database, progress=break_off)
+    assert refused(database).reason == "LIBRARY_MISSING"
+    push_library(library, database)
+    other = drawn_library(tmp_path / "other", 8, 10, name="other")
+    with pytest.raises(Broken):
+        push_library(other, database, replace=True, progress=break_off)
+    finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
+    assert finder.library == library.identity
+    finder.close()
+
+
+def test_old_shelves_are_dropped_and_the_one_before_is_kept(
+    database: Address, library: Library, tmp_path: Path
+) -> None:
+    others = [drawn_library(tmp_path / str(seed), seed, 5, name=f"l{seed}") for seed in range(3)]
+    for one in others:
+        push_library(one, database, replace=True)
+    with psycopg.connect(**database.parameters()) as connection:
+        there = connection.execute("SELECT tablename FROM pg_tables WHERE tablename ~ '^vectors_'").fetchall()
+    assert sorted(there) == [("vectors_2",), ("vectors_3",)]
+
+
+def test_a_search_sees_one_library_whole_while_libraries_are_replaced(database: Address, tmp_path: Path) -> None:
+    libraries = {
+        name: drawn_library(tmp_path / name, seed, size, name=name)
+        for seed, (name, size) in enumerate([("a", 30), ("b", 55)])
+    }
+    push_library(libraries["a"], database)
+    finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
+    done = threading.Event()
+
+    def replacing() -> None:
+        for turn in range(12):
+            push_library(libraries["ba"[turn % 2]], database, replace=True)
+        done.set()
+
+    seen = set()
+    with ThreadPoolExecutor(1) as thread:
+        work = thread.submit(replacing)
+        while not done.is_set() and not work.done():
+            found = find(finder)
+            assert found.library == libraries[found.library.name].identity
+            assert {entry.id.partition("-")[0] for entry in found.tally} == {found.library.name}
+            assert len(found.tally) == found.library.size
+            seen.add(found.library.name)
+        work.result()
+    assert seen == {"a", "b"}
+    finder.close()
+
+
+def test_a_search_sees_changes_whole_while_writers_make_them(
+    finder: PgvectorFinder, database: Address, library: Library
+) -> None:
+    """Two writers at once: none of their changes is lost, none has another's number, and the head stands for all."""
+
+    def writing(name: str) -> None:
+        draw, writer = random.Random(name), PostgresWriter(database)
+        for number in range(12):
+            meme, vector, png = drawn_meme(draw, f"{name}-{number}")
+            writer.add(meme, vector, png, **MADE_BY)
+            if number % 3 == 0:
+                writer.remove(meme.id, **MADE_BY)
+
+    sizes = set()
+    with ThreadPoolExecutor(2) as threads:
+        work = [threads.submit(writing, name) for name in ("one", "other")]
+        while not all(each.done() for each in work):
+            found = find(finder)
+            assert len(found.tally) == found.library.size
+            sizes.add(found.library.size)
+        for each in work:
+            each.result()
+    assert len(sizes) > 2
+    found = find(finder)
+    assert found.library.size == 40 + 2 * (12 - 4)
+    with PostgresWriter(database) as writer:
+        history = [recorded.change for recorded in writer.history()]
+        assert writer.identity == found.library
+    assert [change.number for change in history] == list(range(1, 33))
+
+    head = library.digest.removeprefix("sha256:")
+    given = {}
+    for name in ("one", "other"):
+        draw = random.Random(name)
+        given |= {meme.id: (vector, png) for meme, vector, png in (drawn_meme(draw, f"{name}-{n}") for n in range(12))}
+    for change in history:
+        head = next_head(head, frame_of(change, *(given[change.meme] if change.kind == "add" else (None, None))))
+    assert found.library.digest == f"sha256:{head}"
+
+
+def test_a_picture_that_was_altered_is_not_shown(finder: PgvectorFinder, database: Address, library: Library) -> None:
+    kept = next(meme.id for meme in library.memes if meme.kept)
+    assert asyncio.run(finder.pictures([kept]))[0] is not None
+    run(database, "UPDATE memecourt.pictures_1 SET jpeg = jpeg || 'x'::bytea")
+    with pytest.raises(BadLibrary) as error:
+        asyncio.run(finder.pictures([kept]))
+    assert error.value.reason == "LIBRARY_DAMAGED"
+
+
+def test_a_meme_that_is_missing_beside_its_vectors_is_noticed(finder: PgvectorFinder, database: Address) -> None:
+    run(database, "DELETE FROM memecourt.precedents_1 WHERE row = 3")
+    with pytest.raises(BadLibrary, match="damaged"):
+        find(finder)
+
+
+def test_pictures_come_from_the_library_that_they_were_found_in(
+    finder: PgvectorFinder, database: Address, library: Library, tmp_path: Path
+) -> None:
+    exhibits = [exhibit.id for exhibit in find(finder, exhibits=40).exhibits]
+    shown = asyncio.run(finder.pictures(exhibits))
+    assert any(shown)
+    # Of the same ids, other memes.
+    push_library(drawn_library(tmp_path / "other", 9, 40), database, replace=True)
+    assert asyncio.run(finder.pictures(exhibits)) == shown
+
+
+def test_a_server_that_is_away_is_told_of_and_found_again_when_it_is_back(
+    own_server: PostgresServer, library: Library
+) -> None:
+    database = Address(own_server.url())
+    push_library(library, database)
+    finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
+    before = find(finder)
+    own_server.stop()
+    for _ in range(2):
+        with pytest.raises(Unavailable) as away:
+            find(finder)
+        assert away.value.reason == "LIBRARY_AWAY"
+    with pytest.raises(Unavailable):
+        PostgresWriter(database).remove("drawn-1", **MADE_BY)
+    assert refused(database).reason == "LIBRARY_AWAY"
+    own_server.start()
+    assert find(finder) == before
+
+    # Down and up again between two searches: the kept connection is dead, and nobody notices.
+    own_server.stop()
+    own_server.start()
+    assert find(finder) == before
+
+    # Killed in the middle of a search, which waits for a lock.
+    blocker = psycopg.connect(own_server.url())
+    blocker.execute("LOCK TABLE memecourt.vectors_1 IN ACCESS EXCLUSIVE MODE")
+    with ThreadPoolExecutor(1) as thread:
+        search = thread.submit(find, finder)
+        time.sleep(0.3)
+        assert not search.done()
+        own_server.stop()
+        with pytest.raises(Unavailable) as broken:
+            search.result()
+    blocker.close()
+    assert broken.value.reason == "LIBRARY_AWAY"
+    own_server.start()
+    assert find(finder) == before
+    finder.close()
+
+
+def test_a_server_that_dies_during_a_push_keeps_the_former_library(
+    own_server: PostgresServer, library: Library, tmp_path: Path
+) -> None:
+    database = Address(own_server.url())
+    push_library(library, database)
+    other = drawn_library(tmp_path / "other", 8, 60, name="other")
+    with pytest.raises(Unavailable):
+        push_library(other, database, replace=True, progress=lambda *_: own_server.stop())
+    own_server.start()
+    finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
+    assert find(finder).library == library.identity
+    finder.close()
+
+
+def test_a_search_that_takes_too_long_is_given_up(
+    database: Address, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push_library(library, database)
+    monkeypatch.setattr(connections, "_SEARCH_S", 1)
+    finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
+    with psycopg.connect(**database.parameters()) as blocker:
+        blocker.execute("LOCK TABLE memecourt.vectors_1 IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(Unavailable) as slow:
+            find(finder)
+    assert slow.value.reason == "LIBRARY_SLOW"
+    assert find(finder).library == library.identity
+    finder.close()
+
+
+def test_who_waits_too_long_for_another_writer_is_told_so(
+    database: Address, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push_library(library, database)
+    monkeypatch.setattr("retrieval.postgres.writer._WAIT_S", 0.2)
+    with psycopg.connect(**database.parameters()) as blocker:
+        blocker.execute("SELECT pg_advisory_xact_lock(hashtext('memecourt.precedents'))")
+        with pytest.raises(Unavailable) as locked:
+            PostgresWriter(database).remove("drawn-1", **MADE_BY)
+    assert locked.value.reason == "LIBRARY_LOCKED"
+
+
+def test_an_id_that_a_database_can_not_keep_is_refused(
+    finder: PgvectorFinder, database: Address, library: Library
+) -> None:
+    meme, vector, _ = drawn_meme(random.Random(1), "with a \0 in it")
+    with pytest.raises(BadRequest, match="NUL"):
+        PostgresWriter(database).add(meme, vector, None, **MADE_BY)
+    meme, vector, _ = drawn_meme(random.Random(1), "plain")
+    PostgresWriter(database).add(meme.model_copy(update={"text": "cat \0 bird"}), vector, None, **MADE_BY)
+    exhibits = {exhibit.id: exhibit.text for exhibit in find(finder, exhibits=41).exhibits}
+    assert exhibits["plain"] == "cat \0 bird"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (f"postgresql://court:{SECRET}@db:5432/memes", "postgresql://court:***@db:5432/memes"),
+        (f"postgres://court@db/memes?password={SECRET}&host=a", "postgres://court@db/memes?password=***&host=a"),
+        ("postgresql:///memes?host=/run/db", "postgresql:///memes?host=/run/db"),
+    ],
+)
+def test_an_address_shows_no_password(url: str, shown: str) -> None:
+    address = Address(url)
+    assert (str(address), repr(address)) == (shown, f"Address({shown!r})")
+    assert Address.named_by(url)
+    assert not Address.named_by("libraries/postgresql")
+
+
+@pytest.mark.parametrize(
+    "url", [f"postgresql://court:{SECRET}/x@db:5432/", f"mysql://court:{SECRET}@db/memes", f"postgresql://[{SECRET}/m"]
+)
+def test_an_address_that_is_none_is_not_repeated(url: str) -> None:
+    with pytest.raises(BadRequest) as error:
+        Address(url)
+    assert SECRET not in str(error.value)
+
+
+def test_no_error_holds_the_password(
+    own_server: PostgresServer, library: Library, caplog: pytest.LogCaptureFixture
+) -> None:
+    import traceback
+
+    own_server.stop()
+    socket = own_server.url().partition("host=")[2]
+    for url in (
+        f"postgresql://court:{SECRET}@/postgres?host={socket}",
+        f"postgresql://court:{SECRET}@127.0.0.1:1/postgres",
+        f"postgresql://court:{SECRET}@/postgres?no_such_parameter=1",
+    ):
+        for work in (lambda a: refused(a), lambda a: _raised(push_library, library, a)):
+            error = work(Address(url))
+            told = "".join(traceback.format_exception(error)) + caplog.text
+            assert "correct" not in told
+            assert "horse" not in told
+            assert error.reason in ("LIBRARY_AWAY", "ADDRESS_UNUSABLE")
+
+
+def _raised(work: Any, *given: Any) -> CourtError:
+    with pytest.raises(CourtError) as error:
+        work(*given)
+    return error.value
+
+
+def test_without_the_driver_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(NotLoaded, match=r"memecourt\[postgres\]"):
+        connections.Connections(Address("postgresql://db/memes"))
+
+
+def test_ties_beyond_what_is_fetched_are_decided_by_the_row(database: Address, tmp_path: Path) -> None:
+    library = drawn_library(tmp_path / "ties", 3, 3000)
+    push_library(library, database)
+    # Written anew, every other row lies behind all others on the disk: the order there must not matter.
+    run(database, "UPDATE memecourt.vectors_1 SET row = row WHERE row % 2 = 0")
+    finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
+    found = [int(entry.id.removeprefix("drawn-")) for entry in find(finder, tally=7, alpha=1.0).tally]
+    same = [row for row, meme in enumerate(library.memes) if meme.text == "cat bird"]
+    assert len(same) > 300
+    assert found == same[:7]
+    finder.close()

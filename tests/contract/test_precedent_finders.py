@@ -1,0 +1,259 @@
+"""What a precedent finder promises, of each that there is: over a library on disk, and over a database."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from court.errors import BadRequest
+from court.meme import Frame
+from court.precedents import Findings
+from court.verdict import Label
+from retrieval.changes import Kind
+from retrieval.filters import Filter
+from retrieval.finder import LibraryFinder
+from retrieval.kept import shrink
+from retrieval.library import Library
+from retrieval.pgvector import PgvectorFinder
+from retrieval.postgres.address import Address
+from retrieval.postgres.push import push_library
+from retrieval.postgres.writer import PostgresWriter
+from retrieval.writer import LibraryWriter
+from tests.encoders import picture_of
+from tests.libraries import ENCODER, EPOCH, PICTURES, WORDS, drawn_library, drawn_meme
+
+MADE_BY = {"who": "a reviewer", "why": "as was decided"}
+
+
+@dataclass
+class Place:
+    """A library that is searched and changed."""
+
+    finder: LibraryFinder | PgvectorFinder
+    writer: LibraryWriter | PostgresWriter
+
+    def find(self, text: str = "", png: bytes | None = None, **kwargs: Any) -> Findings:
+        if isinstance(self.finder, LibraryFinder) and isinstance(self.writer, LibraryWriter):
+            self.finder.swap(self.writer.library)
+        picture = picture_of(png) if png else None
+        asked: dict[str, Any] = {"exhibits": 3, "tally": 25, "alpha": None} | kwargs
+        return asyncio.run(
+            self.finder.find(
+                text=text,
+                frames=picture.frames if picture else (),
+                pixels_sha256=picture.pixels_sha256 if picture else "",
+                **asked,
+            )
+        )
+
+    def pictures(self, *ids: str) -> list[Frame | None]:
+        return list(asyncio.run(self.finder.pictures(ids)))
+
+    def ids(self) -> set[str]:
+        """Of all that is found."""
+        return {entry.id for entry in self.find("cat", PICTURES[1], tally=1000).tally}
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Callable[[Library], Place]]:
+    finders: list[LibraryFinder] = []
+
+    def made(library: Library) -> Place:
+        finders.append(LibraryFinder(library, ENCODER))
+        return Place(finders[-1], LibraryWriter(library))
+
+    yield made
+    for finder in finders:
+        finder.close()
+
+
+@pytest.fixture
+def in_database(database: Address) -> Iterator[Callable[[Library], Place]]:
+    places: list[Place] = []
+
+    def made(library: Library) -> Place:
+        push_library(library, database, replace=True)
+        finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
+        places.append(Place(finder, PostgresWriter(database)))
+        return places[-1]
+
+    yield made
+    for place in places:
+        place.finder.close()
+        place.writer.close()
+
+
+@pytest.fixture(params=["disk", "database"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Forty memes."""
+    made = request.getfixturevalue("on_disk" if request.param == "disk" else "in_database")
+    return made(drawn_library(tmp_path / "library", 7, 40))
+
+
+def queries(draw: random.Random, ids: list[str], count: int) -> Iterator[dict[str, Any]]:
+    for _ in range(count):
+        where = Filter(
+            sources=draw.choice(((), ("first",), ("first", "second"), ("third",))),
+            splits=draw.choice(((), ("train",), ("",))),
+            languages=draw.choice(((), ("en", "de"), ("",))),
+            since=draw.choice((None, EPOCH + timedelta(days=10))),
+            until=draw.choice((None, EPOCH + timedelta(days=20))),
+            verified=draw.random() < 0.2,
+        )
+        yield {
+            "text": draw.choice(WORDS),
+            "png": draw.choice(PICTURES),
+            "exhibits": draw.choice((0, 3, 10)),
+            "tally": draw.choice((1, 25, 60)),
+            "alpha": draw.choice((None, 0.0, 0.1, 0.37, 0.5, 0.9, 1.0)),
+            "exclude": draw.sample(ids, draw.choice((0, 0, min(3, len(ids)), len(ids) // 2)))
+            + draw.choice(([], ["no such id\0"])),
+            "where": draw.choice((None, None, where)),
+            "leave_out_duplicates": draw.random() < 0.3,
+        }
+
+
+@pytest.mark.parametrize(
+    ("seed", "size", "harm"), [(1, 1, 0.0), (2, 5, 1.0), (3, 60, 0.5), (4, 400, 0.02), (5, 1200, 0.4)]
+)
+def test_finders_agree_on_every_bit(
+    seed: int,
+    size: int,
+    harm: float,
+    tmp_path: Path,
+    on_disk: Callable[[Library], Place],
+    in_database: Callable[[Library], Place],
+) -> None:
+    library = drawn_library(tmp_path / "library", seed, size, harm=harm)
+    disk, database = on_disk(library), in_database(library)
+    assert disk.finder.library == database.finder.library
+    found = 0
+    for asked in queries(random.Random(seed), [meme.id for meme in library.memes], 60):
+        expected = disk.find(**asked)
+        assert database.find(**asked) == expected
+        found += len(expected.tally)
+    assert found > 60 * min(size, 5) / 4
+
+
+def test_the_order_is_that_of_the_weighted_sum_and_then_of_the_rows(place: Place, tmp_path: Path) -> None:
+    library = drawn_library(tmp_path / "again", 7, 40)
+    rows = library.rows.astype(np.float64)
+    for alpha in (0.0, 0.3, 1.0):
+        text = ENCODER.embed_texts(["dog cat"]).vectors[0].astype(np.float64)
+        picture = ENCODER.embed_pictures([[PICTURES[2]]])[0].astype(np.float64)
+        scores = [alpha * float(row[:16] @ text) + (1 - alpha) * float(row[16:] @ picture) for row in rows]
+        # Rows are float32: their lengths are 1 to within 1e-7.
+        found = place.find("dog cat", PICTURES[2], alpha=alpha, tally=40).tally
+        assert [entry.similarity for entry in found] == pytest.approx(sorted(scores, reverse=True), abs=1e-7)
+        numbers = [int(entry.id.removeprefix("drawn-")) for entry in found]
+        assert [scores[number] for number in numbers] == pytest.approx([entry.similarity for entry in found], abs=1e-7)
+        for (first, one), (second, other) in zip(
+            zip(numbers, found, strict=True), list(zip(numbers, found, strict=True))[1:], strict=False
+        ):
+            assert one.similarity > other.similarity or first < second
+
+
+def test_changes_are_found_by_the_next_search_and_can_be_taken_back(place: Place) -> None:
+    before, digest = place.find("cat").tally, place.finder.library.digest
+    meme, vector, png = drawn_meme(random.Random(1), "new")
+    jpeg = None if png is None else shrink(picture_of(png).frames[0])
+    place.writer.add(meme, vector, jpeg, **MADE_BY)
+    assert place.find("cat").library.size == 41
+    assert "new" in place.ids()
+
+    place.writer.remove("drawn-3", **MADE_BY)
+    assert "drawn-3" not in place.ids()
+    label = next(entry.label for entry in before if entry.id == before[0].id)
+    other = Label.HARMFUL if label is Label.NOT_HARMFUL else Label.NOT_HARMFUL
+    place.writer.relabel(before[0].id, other, **MADE_BY)
+    assert {entry.id: entry.label for entry in place.find("cat", tally=100).tally}[before[0].id] is other
+    changed = place.find("cat").library
+    assert (changed.size, place.finder.library.digest) == (40, changed.digest)
+    assert changed.digest != digest
+
+    for number in (3, 2, 1):
+        place.writer.revoke(number, **MADE_BY)
+    assert place.find("cat").tally == before
+    assert place.find("cat").library.size == 40
+    history = place.writer.history()
+    assert [each.change.kind for each in history] == [Kind.ADD, Kind.REMOVE, Kind.RELABEL] + [Kind.REVOKE] * 3
+    assert [each.revoked_by for each in history] == [6, 5, 4, None, None, None]
+    assert [each.change.number for each in place.writer.history("drawn-3")] == [2, 5]
+
+
+def test_changes_that_do_not_fit_are_refused_and_change_nothing(place: Place) -> None:
+    meme, vector, _ = drawn_meme(random.Random(2), "drawn-0")
+    before = place.find("cat")
+    with pytest.raises(BadRequest, match="already") as taken:
+        place.writer.add(meme, vector, None, **MADE_BY)
+    assert taken.value.reason == "DUPLICATE_ID"
+    with pytest.raises(ValueError, match="halves"):
+        place.writer.add(meme.model_copy(update={"id": "x"}), vector * 2, None, **MADE_BY)
+    for change in (
+        lambda: place.writer.remove("nobody", **MADE_BY),
+        lambda: place.writer.relabel("nobody\0", Label.HARMFUL, **MADE_BY),
+    ):
+        with pytest.raises(BadRequest) as unknown:
+            change()
+        assert unknown.value.reason == "PRECEDENT_UNKNOWN"
+    with pytest.raises(BadRequest, match="history"):
+        place.writer.revoke(1, **MADE_BY)
+    with pytest.raises(BadRequest, match="reason"):
+        place.writer.remove("drawn-0", who="a reviewer", why="")
+    assert place.find("cat") == before
+
+    place.writer.remove("drawn-0", **MADE_BY)
+    with pytest.raises(BadRequest, match="records may name it"):
+        place.writer.add(meme, vector, None, **MADE_BY)
+    place.writer.revoke(1, **MADE_BY)
+    with pytest.raises(BadRequest, match="revoked already"):
+        place.writer.revoke(1, **MADE_BY)
+    with pytest.raises(BadRequest, match="revocation itself"):
+        place.writer.revoke(2, **MADE_BY)
+
+
+def test_the_last_precedent_stays(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    for kind in ("on_disk", "in_database"):
+        place = request.getfixturevalue(kind)(drawn_library(tmp_path / kind, 1, 1))
+        with pytest.raises(BadRequest) as refused:
+            place.writer.remove("drawn-0", **MADE_BY)
+        assert refused.value.reason == "LIBRARY_EMPTY"
+
+
+def test_pictures_are_those_that_were_kept(place: Place, tmp_path: Path) -> None:
+    from retrieval.kept import frame_of
+
+    library = drawn_library(tmp_path / "again", 7, 40)
+    kept = {meme.id: library.picture_of(meme) for meme in library.memes}
+    assert sum(jpeg is not None for jpeg in kept.values()) > 5
+    shown = place.pictures(*kept, "nobody", "nobody\0")
+    assert shown == [*(None if jpeg is None else frame_of(jpeg) for jpeg in kept.values()), None, None]
+
+
+def test_a_meme_that_was_taken_out_comes_back_with_its_picture(place: Place) -> None:
+    meme, vector, _ = drawn_meme(random.Random(2), "new")
+    jpeg = shrink(picture_of(PICTURES[1] or b"").frames[0])
+    place.writer.add(meme, vector, jpeg, **MADE_BY)
+    place.find("cat")
+    (shown,) = place.pictures("new")
+    assert shown is not None
+    place.writer.remove("new", **MADE_BY)
+    place.find("cat")
+    assert place.pictures("new") == [None]
+    place.writer.revoke(2, **MADE_BY)
+    place.find("cat")
+    assert place.pictures("new") == [shown]
+
+
+@pytest.mark.parametrize("asked", [{"alpha": 1.5}, {"exhibits": -1}, {"tally": -1}])
+def test_what_can_not_be_asked_is_refused(place: Place, asked: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"alpha|negative"):
+        place.find("cat", **asked)
