@@ -18,6 +18,7 @@ import logging
 import math
 import os
 import re
+import secrets
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -46,6 +47,7 @@ _ANSWERS_S = 10.0
 """Seconds that the head of a cluster has to answer. ray.init itself tries for minutes."""
 _BLOCKS = 2000  # at most: one meme each, up to there
 _RESTARTS = 3  # of the desk
+_OUT_S = 20.0  # for workers to go when there is nothing left to be judged
 
 
 @asynccontextmanager
@@ -185,7 +187,8 @@ class Cluster:
         waiting = {meme.id: meme for meme in memes}
         orders = [await _order(meme, known.get(meme.id), trier.house.docket) for meme in memes]
         assert isinstance(settings.library, Path)  # a run has its library on disk
-        commission = ray.put(_commission(trier, settings, control))
+        run = secrets.token_hex(4)
+        commission = ray.put(_commission(run, trier, settings, control))
         library = ray.put(await asyncio.to_thread(packed, settings.library))
         desk = await asyncio.to_thread(_desk, pictures, None if trier.calls is None else calls)
         pump = _Pump(self._dataset(orders, {"commission": commission, "library": library, "desk": desk}))
@@ -200,7 +203,7 @@ class Cluster:
             raise Unavailable(
                 f"The Ray cluster gave no answer for {len(waiting):,} memes. Take the run up again.", reason=RAY_FAILED
             )
-        await asyncio.to_thread(_clear_nodes)
+        await asyncio.to_thread(_clear_nodes, run)
 
     def _dataset(self, orders: Sequence[Order], given: dict[str, Any]) -> Any:
         """The memes, as a data set that is judged when it is read."""
@@ -224,8 +227,9 @@ class Cluster:
         )
 
 
-def _commission(trier: Trier, settings: Settings, control: str) -> Commission:
+def _commission(run: str, trier: Trier, settings: Settings, control: str) -> Commission:
     return Commission(
+        run=run,
         settings=settings,
         policy=settings.policy.read_bytes() if settings.policy else None,
         procedure=trier.procedure,
@@ -346,16 +350,16 @@ def _nodes() -> list[dict[str, Any]]:
     return list(nodes())
 
 
-def _clear_nodes() -> None:
-    """Has removed on every node what workers that were killed left there."""
+def _clear_nodes(run: str) -> None:
+    """Has removed on every node what workers left there, those of this run that are on their way out included."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    clear = ray.remote(num_cpus=0, max_retries=0)(clear_away)
+    clear: Any = ray.remote(num_cpus=0, max_retries=0)(clear_away)
     there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in _nodes() if node["Alive"]]
-    for done in [clear.options(scheduling_strategy=node).remote() for node in there]:
+    for done in [clear.options(scheduling_strategy=node).remote(run, _OUT_S) for node in there]:
         with contextlib.suppress(ray.exceptions.RayError):  # a node that has just gone
-            ray.get(done, timeout=30)
+            ray.get(done, timeout=30 + _OUT_S)
 
 
 def _first_line(error: BaseException) -> str:

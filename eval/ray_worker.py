@@ -17,6 +17,7 @@ import shutil
 import tarfile
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -87,6 +88,7 @@ class Commission:
     """What a worker has to know. It holds keys: it travels as an object of Ray and is shown to nobody.
 
     Attributes:
+        run: Tells workers of this run from those of another; drawn anew each time.
         settings: Of the court; paths in it are of the machine of the run, and not used.
         policy: The file of the policy; None for MemeCourt's own.
         procedure: How memes are tried.
@@ -99,6 +101,7 @@ class Commission:
         facts: What the court of the run was made of (:func:`facts_of`).
     """
 
+    run: str
     settings: Settings
     policy: bytes | None
     procedure: Procedure
@@ -331,7 +334,7 @@ class Judge:
 
     def _settle(self, library: bytes) -> Settings:
         """Puts the files in place; the settings that name them."""
-        self._place = _Place()
+        self._place = _Place(self._commission.run)
         root = self._place.root
         with tarfile.open(fileobj=io.BytesIO(library)) as tar:
             tar.extractall(root / "library", filter="data")
@@ -414,10 +417,10 @@ class _Place:
     """A directory of a worker's own. It holds texts and pictures: of workers that were killed, the next one on that
     machine clears away what they left."""  # noqa: D205, D209
 
-    def __init__(self) -> None:
+    def __init__(self, run: str) -> None:
         clear_away()
         while True:
-            self.root = Path(tempfile.mkdtemp(prefix=_PLACE))
+            self.root = Path(tempfile.mkdtemp(prefix=f"{_PLACE}{run}-"))
             self._lock = (self.root / _LOCK).open("wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if (self.root / _LOCK).exists():
@@ -430,17 +433,32 @@ class _Place:
         self._lock.close()
 
 
-def clear_away() -> None:
-    """Removes what workers of this user left on this machine that are not alive any more."""
+def clear_away(run: str = "", within_s: float = 0.0) -> None:
+    """Removes what workers of this user left on this machine that are not alive any more.
+
+    Args:
+        run: Whose workers are on their way out, and waited for.
+        within_s: For so many seconds.
+    """
+    end = time.monotonic() + within_s
     for place in Path(tempfile.gettempdir()).glob(f"{_PLACE}*"):
-        try:
-            if place.stat().st_uid != os.getuid():
-                continue
-            with (place / _LOCK).open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(place, ignore_errors=True)
-        except OSError:  # it is alive, or just now being made or removed
-            continue
+        while not _cleared(place) and run and place.name.startswith(f"{_PLACE}{run}-") and time.monotonic() < end:
+            time.sleep(0.1)
+
+
+def _cleared(place: Path) -> bool:
+    """Removes a worker's directory; whether it is gone, or not ours to remove. It is not while the worker lives."""
+    try:
+        if place.stat().st_uid != os.getuid():
+            return True
+        with (place / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(place, ignore_errors=True)
+    except BlockingIOError:
+        return False
+    except OSError:  # just now being made or removed
+        return not place.exists()
+    return True
 
 
 def packed(library: Path) -> bytes:

@@ -1,0 +1,281 @@
+"""Runs on a Ray cluster of two nodes, whose workers are killed: they say what a run without a cluster says, once.
+
+The cluster is of processes of ours on this machine, with a token of its own. Ray is not loaded into this process.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from eval.runs.folder import DOCKET, RunFolder
+from eval.synthetic.make import Layout, make
+
+pytestmark = pytest.mark.integration
+pytest.importorskip("pyarrow")
+
+MEMES = 24
+FULL_MEMES = 8
+ENDS_S = 240  # what takes longer hangs
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+class Started:
+    """A process of ours, and what it says: line by line, while it runs."""
+
+    def __init__(self, words, env):
+        self.lines = []
+        self.process = subprocess.Popen(
+            list(map(str, words)),
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        self.reader = threading.Thread(target=self.read)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+    @property
+    def said(self):
+        return "".join(self.lines)
+
+    def says(self, words):
+        """Waits until it has said so."""
+        end = time.monotonic() + ENDS_S
+        while words not in self.said:
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < end, self.said
+            time.sleep(0.02)
+
+    def ends(self):
+        """Its exit code."""
+        try:
+            code = self.process.wait(ENDS_S)
+        except subprocess.TimeoutExpired:
+            self.stop(signal.SIGKILL)
+            pytest.fail(f"it hangs: {self.said}")
+        self.reader.join(30)
+        return code
+
+    def stop(self, how=signal.SIGTERM):
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.reader.join(30)
+        self.process.stdout.close()
+
+
+def parents():
+    """The parent of every process."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            found[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def below(roots):
+    """Processes that descend from these."""
+    of, found = parents(), set(roots)
+    while more := {pid for pid, parent in of.items() if parent in found} - found:
+        found |= more
+    return found - set(roots)
+
+
+class Cluster:
+    def __init__(self, place):
+        self.place = place
+        self.tmp = place / "tmp"
+        self.tmp.mkdir()
+        self.address = f"127.0.0.1:{free_port()}"
+        self.env = {
+            **os.environ,
+            "TMPDIR": str(self.tmp),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_DISABLE_MEMORY_MONITOR": "1",
+        }
+        self.nodes = []
+
+    def start(self):
+        ray = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", "--num-cpus=1")
+        small = ("--object-store-memory=80000000",)
+        port = self.address.rpartition(":")[2]
+        head = ("--head", f"--port={port}", f"--temp-dir={self.place / 'ray'}", "--include-dashboard=false")
+        client = ("--ray-client-server-port", free_port())
+        self.nodes.append(Started((*ray, *small, *head, *client), self.env))
+        self.nodes[0].says("Ray runtime started")
+        self.nodes.append(Started((*ray, *small, f"--address={self.address}"), self.env))
+        self.nodes[1].says("Ray runtime started")
+
+    def judges(self):
+        """Processes of workers that have opened their court and are asked to judge."""
+        found = []
+        for pid in below([node.process.pid for node in self.nodes]):
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::MapWorker"):
+                    found.append(pid)
+        return found
+
+    def stop(self):
+        # At once and one by one: told to end, Ray takes half a minute for it.
+        nodes = [node.process.pid for node in self.nodes]
+        for pid in nodes + sorted(below(nodes)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for node in self.nodes:
+            node.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    # Not pytest's own directory: the name of a socket has room for 107 characters.
+    place = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+    cluster = Cluster(place)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("ray")
+    make(place / "data", Layout.HARMEME, train=24, val=4, test=MEMES)
+    make(place / "few", Layout.HARMEME, train=24, val=4, test=FULL_MEMES)
+    return place
+
+
+def run(place, env, *words):
+    return Started((sys.executable, "-m", "eval", "run", *words), {**env, "MEMECOURT_HOME": str(place / "home")})
+
+
+def given(place, data, out):
+    return "--dataset", "synthetic-harmeme", "--data", place / data, "--out", place / out, "--concurrency", "4"
+
+
+def predictions(out):
+    path = out / "predictions.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def kill_one(cluster, process, out, number):
+    """Kills a worker by SIGKILL as soon as so many memes, and not all, have been judged."""
+    end = time.monotonic() + ENDS_S
+    while predictions(out) < number:
+        assert process.process.poll() is None and time.monotonic() < end, process.said
+        time.sleep(0.01)
+    judges = cluster.judges()
+    assert len(judges) == 2
+    os.kill(judges[0], signal.SIGKILL)
+    return predictions(out)
+
+
+def said(out):
+    """Predictions by meme, without ids, seconds, and calls that turned out superfluous."""
+    all_of_them = RunFolder(out).predictions()
+    assert len(all_of_them) == len({p.meme for p in all_of_them})
+    return {p.meme: (p.model_copy(update={"trial": "", "cost": None}), p.cost.chain) for p in all_of_them}
+
+
+def check_docket(out, memes):
+    """One trial a meme, with its verdict and picture, each the one that the prediction names."""
+    trials = {p.trial for p in RunFolder(out).predictions()}
+    with contextlib.closing(sqlite3.connect(out / DOCKET)) as file:
+        kinds = Counter(kind for (kind,) in file.execute("SELECT kind FROM events"))
+        assert {trial for (trial,) in file.execute("SELECT trial_id FROM events")} == trials
+        (kept,) = file.execute("SELECT count(DISTINCT pixels_sha256) FROM pictures").fetchone()
+        (gaps,) = file.execute(
+            "SELECT count(*) FROM (SELECT 1 FROM events GROUP BY trial_id HAVING max(seq) - min(seq) + 1 <> count(*))"
+        ).fetchone()
+    assert len(trials) == kinds["TrialOpened"] == kinds["VerdictGiven"] == kept == memes
+    assert gaps == 0
+
+
+def nothing_is_left_of_texts_and_pictures(cluster):
+    assert not list(cluster.tmp.glob("memecourt-ray-*"))
+
+
+def test_a_run_on_a_cluster_of_which_a_worker_is_killed_says_what_a_run_here_says(cluster, place):
+    here = run(place, os.environ, *given(place, "data", "here"))
+    assert here.ends() == 0, here.said
+    here.stop()
+    there = run(place, cluster.env, *given(place, "data", "there"), "--ray", cluster.address)
+    judged = kill_one(cluster, there, place / "there", 1)
+    assert there.ends() == 0, there.said
+    there.stop()
+    assert judged < MEMES
+    assert said(place / "there") == said(place / "here")
+    check_docket(place / "there", MEMES)
+    assert RunFolder(place / "there").manifest().finished
+    assert cluster.env["RAY_AUTH_TOKEN"] not in RunFolder(place / "there").manifest().model_dump_json()
+    nothing_is_left_of_texts_and_pictures(cluster)
+
+
+def test_a_full_run_ends_with_its_model_server_and_goes_on_without_asking_anything_twice(cluster, place):
+    port, key = free_port(), secrets.token_hex(8)
+    stand_in = (sys.executable, "-m", "eval.perf.stand_in", "--play", "synthetic", "--port", port, "--api-key", key)
+    url = ("--llm-url", f"http://127.0.0.1:{port}/v1", "--model", "stand-in")
+    env = {**cluster.env, "MEMECOURT_LLM__API_KEY": key}
+    server = Started((*stand_in, "--call-s", "0.2"), os.environ)
+    try:
+        server.says("port")
+        out = place / "full-there"
+        there = run(
+            place, env, *given(place, "few", "full-there"), "--procedure", "full", *url, "--ray", cluster.address
+        )
+        there.says("0 of them judged before")  # the court is open here, and not yet on the nodes
+        server.stop()
+        assert there.ends() == 1, there.said
+        there.stop()
+        assert "Error: A worker of the Ray cluster can't judge: " in there.said
+        assert key not in there.said
+        assert not RunFolder(out).manifest().finished
+
+        server = Started((*stand_in, "--call-s", "0.2"), os.environ)
+        server.says("port")
+        there = run(place, env, "--resume", out, "--concurrency", "4", *url, "--ray", cluster.address)
+        judged = kill_one(cluster, there, out, 1)
+        assert there.ends() == 0, there.said
+        there.stop()
+        assert judged < FULL_MEMES
+        here = run(place, env, *given(place, "few", "full-here"), "--procedure", "full", *url)
+        assert here.ends() == 0, here.said
+        here.stop()
+    finally:
+        server.stop()
+    assert said(out) == said(place / "full-here")
+    check_docket(out, FULL_MEMES)
+    # A trial that was held again has its first calls from the store.
+    assert sum(p.cost.stored for p in RunFolder(out).predictions()) > 0
+    assert key not in (out / "manifest.json").read_text()
+    nothing_is_left_of_texts_and_pictures(cluster)

@@ -1,0 +1,175 @@
+"""What of a run on a Ray cluster needs no cluster: finding none, and taking in what workers tell."""
+
+import asyncio
+import importlib.util
+import socket
+import tarfile
+import tempfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from court.errors import BadRequest, NotLoaded, Unavailable
+from court.events import parse_event
+from court.meme import Frame, Picture, PictureFormat
+from eval import ray_cluster, ray_worker
+from eval.ray_cluster import connected, received
+from eval.ray_worker import Order, Told, packed
+from eval.runs.prediction import Outcome, Prediction
+from serving.docket.sql import SqlDocket
+from tests.cast import Cast, try_meme
+from tests.judged import meme
+
+
+async def connect(address):
+    async with connected(address, concurrency=1):
+        pytest.fail("there is no cluster there")
+
+
+@pytest.fixture
+def listening():
+    """A port that takes connections and never says a word."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("address", ["auto", "somewhere", "ray://somewhere:10001", "somewhere:", "a b:1"])
+def test_what_is_no_address_is_said_to_be_none(address):
+    with pytest.raises(BadRequest, match="HOST:PORT"):
+        asyncio.run(connect(address))
+
+
+def test_where_nobody_listens_there_is_no_cluster():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(Unavailable, match="No Ray cluster can be reached") as error:
+            asyncio.run(connect(address))
+    assert error.value.reason == "RAY_UNREACHABLE"
+
+
+def test_who_takes_the_connection_and_says_nothing_is_given_up(listening, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "_ANSWERS_S", 0.3)
+    with pytest.raises(Unavailable, match="No Ray cluster can be reached"):
+        asyncio.run(connect(listening))
+
+
+def test_without_ray_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(NotLoaded, match=r"pip install 'memecourt\[ray\]'"):
+        asyncio.run(connect("127.0.0.1:6379"))
+
+
+def test_a_meme_that_is_answered_twice_counts_once(tmp_path):
+    first, second = try_meme(Cast()), try_meme(Cast())
+
+    def told(record):
+        return Told(
+            meme="a",
+            prediction=Prediction(meme="a", outcome=Outcome.HARMFUL, trial=record.trial_id),
+            events=tuple(event.model_dump_json() for event in record.events),
+        ).model_dump_json()
+
+    async def taken_in():
+        async def answers():
+            yield told(first)
+            yield told(second)
+            # Nor does it end the run that the second try of what has been answered went wrong.
+            yield Told(meme="a", fault="It died.", reason="X").model_dump_json()
+
+        docket = SqlDocket.open(tmp_path / "docket.sqlite")
+        try:
+            waiting = {"a": meme("a", True)}
+            got = [prediction.trial async for _, prediction, _ in received(answers(), waiting, docket)]
+            return got, waiting, await docket.record(first.trial_id), await docket.list(limit=9)
+        finally:
+            await docket.close()
+
+    got, waiting, kept, lines = asyncio.run(taken_in())
+    assert got == [first.trial_id] == [line.trial_id for line in lines]
+    assert kept == first and not waiting
+
+
+def test_a_worker_that_cannot_judge_ends_the_run_with_what_it_said(tmp_path):
+    async def taken_in():
+        async def answers():
+            yield Told(meme="a", fault="The library is damaged.", reason="LIBRARY_DAMAGED").model_dump_json()
+
+        docket = SqlDocket.open(tmp_path / "docket.sqlite")
+        try:
+            return [one async for one in received(answers(), {"a": meme("a", True)}, docket)]
+        finally:
+            await docket.close()
+
+    with pytest.raises(Unavailable, match="The library is damaged") as error:
+        asyncio.run(taken_in())
+    assert error.value.reason == "LIBRARY_DAMAGED"
+
+
+def test_pictures_and_events_come_through_as_they_were():
+    record = try_meme(Cast())
+    png = bytes(range(256)) * 3 + b"\0"
+    order = Order(
+        meme=meme("a", True), events=tuple(event.model_dump_json() for event in record.events), frames=(png, b"")
+    )
+    again = Order.model_validate_json(order.model_dump_json())
+    assert again == order
+    assert tuple(map(parse_event, again.events)) == record.events
+
+
+def test_the_docket_of_one_meme_tells_what_was_added():
+    record = try_meme(Cast())
+    events = [event.model_dump_json() for event in record.events]
+    picture = Picture(
+        format=PictureFormat.PNG,
+        bytes_sha256=record.opened.meme.bytes_sha256,
+        pixels_sha256=record.opened.meme.pixels_sha256,
+        width=1,
+        height=1,
+        frame_count=1,
+        frames=(Frame(b"png", 1, 1, 0),),
+    )
+
+    async def judged(known):
+        docket = ray_worker._OneTrial()
+        before = await docket.lay(Order(meme=meme("a", True), events=tuple(events[:known])))
+        if not known:
+            await docket.keep_picture(picture)
+        for event in record.events[known:]:
+            await docket.append(event)
+        return before, docket.added(), await docket.record(record.trial_id)
+
+    before, (added, frames), whole = asyncio.run(judged(0))
+    assert before is None and added == list(record.events) and frames == [b"png"] and whole == record
+    before, (added, frames), whole = asyncio.run(judged(3))
+    assert before is not None and len(before.events) == 3
+    assert added == list(record.events[3:]) and not frames and whole == record
+
+
+def test_a_library_is_packed_whole_and_without_locks(tmp_path):
+    library = tmp_path / "library"
+    (library / "parts").mkdir(parents=True)
+    (library / "parts" / "rows").write_bytes(b"\1\2")
+    (library / "CURRENT").write_text("x")
+    (library / ".lock").touch()
+    with tarfile.open(fileobj=BytesIO(packed(library))) as tar:
+        assert sorted(tar.getnames()) == ["CURRENT", "parts/rows"]
+
+
+def test_what_a_dead_worker_left_is_cleared_away_and_what_a_living_one_has_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = Path(tempfile.mkdtemp(prefix="memecourt-ray-"))
+    (left / ".lock").touch()
+    (left / "texts").write_text("tame")
+    living = ray_worker._Place("run")
+    try:
+        assert list(tmp_path.iterdir()) == [living.root]
+        ray_worker.clear_away()
+        ray_worker.clear_away("run", 0.3)
+        assert living.root.exists()
+    finally:
+        living.close()
+    assert not list(tmp_path.iterdir())
