@@ -16,6 +16,7 @@ from eval.commands.compare import compare
 from eval.commands.datasets import datasets
 from eval.commands.duplicates import duplicates
 from eval.commands.export import export
+from eval.commands.poison import poison
 from eval.commands.report import report
 from eval.commands.run import run
 from eval.commands.score import score
@@ -25,6 +26,7 @@ from eval.commands.synthetic import synthetic
 
 if TYPE_CHECKING:
     from eval.metrics import Scores
+    from retrieval.sources import Source
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -80,6 +82,10 @@ def perf(name: str | None, as_json: bool) -> None:
 @click.option(
     "--drop-precedents", is_flag=True, help="With extreme: precedents that are somewhat harmful give no vote either."
 )
+@click.option("--k", "ks", metavar="K,K,…", help="Instead: by the majority of the K nearest, for each (odd) K.")
+@click.option(
+    "--without-near-duplicates", is_flag=True, help="With --k: what is nearly the meme gives no vote; see the help."
+)
 @click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
 def vote(
@@ -90,6 +96,8 @@ def vote(
     keep_twins: bool,
     protocol: str,
     drop_precedents: bool,
+    ks: str | None,
+    without_near_duplicates: bool,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -100,6 +108,10 @@ def vote(
 
     Under the protocol extreme, precedents that are somewhat harmful still vote, as harmful: that is what a court would
     know. The court's paper drops the label altogether; --drop-precedents does, and calibrates the rest anew.
+
+    With --k precedents count the same, near or far, and nothing is calibrated but alpha: a plain vote, to see what
+    more voters bring. Near-duplicates share the picture or the words, or are near in both halves; where no pictures are
+    compared, a text at a cosine of .95 is near.
     """
     from court.errors import CourtError
     from eval.datasets.protocol import Protocol
@@ -110,6 +122,13 @@ def vote(
         raise click.UsageError("Give either FILE or --leave-one-out.")
     if drop_precedents and protocol != "extreme":
         raise click.UsageError("--drop-precedents is for --protocol extreme: merged drops no label.")
+    if ks is None and without_near_duplicates:
+        raise click.UsageError("--without-near-duplicates is for --k.")
+    if ks is not None:
+        if file is None or protocol != "merged":
+            raise click.UsageError("--k is for a FILE, under the protocol merged.")
+        _plain_votes(library, Source(path=file, pictures=pictures), ks, without_near_duplicates, seed, as_json)
+        return
     how = Protocol(protocol)
     try:
         if file is None:
@@ -132,6 +151,34 @@ def vote(
     _told(report.scores, remarks, as_json, asdict(report))
 
 
+def _plain_votes(library: Path, source: Source, ks: str, without_near: bool, seed: int, as_json: bool) -> None:
+    from court.errors import CourtError
+    from eval.vote import measure_plain_votes
+
+    try:
+        numbers = [int(k) for k in ks.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--k takes numbers with commas between them, not {ks!r}.") from None
+    try:
+        report = asyncio.run(measure_plain_votes(library, source, numbers, without_near=without_near, seed=seed))
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    if as_json:
+        click.echo(json.dumps(asdict(report)))
+        return
+    first = report.votes[0].scores
+    click.echo(f"memes        {first.n:,}: {first.harmful:,} harmful, {first.n - first.harmful:,} not")
+    click.echo(f"majority     {first.majority:.3f}")
+    if report.with_near is not None:
+        click.echo(f"near         {report.with_near:,} had a near-duplicate in the library, which gave no vote")
+    click.echo("  k  accuracy              macro-F1")
+    for one in report.votes:
+        told = (f"{f.value:.3f} [{f.low:.3f}, {f.high:.3f}]" for f in (one.scores.accuracy, one.scores.macro_f1))
+        click.echo(f"{one.k:>3}  {'  '.join(told)}")
+    if report.problems:
+        click.echo(f"left out     {len(report.problems):,} rows can't be used; --json lists them")
+
+
 def _told(scores: Scores, remarks: dict[str, str], as_json: bool, report: dict[str, object] | None = None) -> None:
     if as_json:
         click.echo(json.dumps(report or {"scores": asdict(scores)}))
@@ -151,6 +198,7 @@ cli.add_command(compare)
 cli.add_command(datasets)
 cli.add_command(duplicates)
 cli.add_command(export)
+cli.add_command(poison)
 cli.add_command(report)
 cli.add_command(run)
 cli.add_command(score)

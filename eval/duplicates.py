@@ -29,7 +29,16 @@ from court.errors import NotLoaded
 from court.meme import Frame, Picture, PictureFormat
 from eval.steering import Share
 from eval.synthetic.world import GROUPS, KIND, OPENERS, TIMES, text_of
-from retrieval.duplicates import Look, Nearness, Words, look_at_pixels, pictures_differ, texts_agree
+from retrieval.duplicates import (
+    Agreement,
+    Look,
+    Nearness,
+    Words,
+    agreement_of,
+    look_at_pixels,
+    pictures_differ,
+    texts_agree,
+)
 from retrieval.pdq import distance
 from retrieval.starter.draw import SCENES, caption_lines, draw_caption, draw_meme
 
@@ -143,7 +152,7 @@ class ReadRow:
 
     Attributes:
         agree: Whose texts agree, as the reader has them.
-        exactly: Whose texts are the same to the letter, but for case and spacing.
+        exactly: Of these, without a letter that may have been misread.
         reused: Whose texts agree and where no tile differs.
     """
 
@@ -500,9 +509,9 @@ async def _read(plans: Sequence[_Plan], memes: int, nearness: Nearness) -> list[
                 text = await _text_on(picture, reader)
                 new = look_at_pixels([np.asarray(picture)], Words(text, read=True))
                 known = known or new
-                agree = texts_agree(known.words, new.words, nearness.misread)
-                exactly = texts_agree(Words(known.words.text, False), Words(text, False))
-                same = agree and pictures_differ(known, new, nearness) is None
+                agreement = agreement_of(known.words, new.words, nearness.misread)
+                agree, exactly = agreement is not Agreement.OTHER, agreement is Agreement.SAME
+                same = agree and pictures_differ(known, new, nearness, agreement) is None
                 outcomes.setdefault((kind, name), []).append((agree, exactly, same))
     finally:
         await reader.aclose()

@@ -33,32 +33,41 @@ def _middle(pixels: Array) -> Array:
 
 
 def _trim_borders(a: Array, box: Box) -> Box:
-    """Without plain borders: one colour on at least 98 % of every line, at most 45 % of a side."""
+    """Without plain borders, and without those within them."""
+    return peeled(a, peeled(a, box))
+
+
+def peeled(a: Array, box: Box) -> Box:
+    """Without plain borders: one colour on at least 98 % of every line, at most 45 % of a side.
+
+    Args:
+        a: int16 of shape (height, width, 3).
+        box: What of it is looked at.
+    """
     x0, y0, x1, y1 = box
-    for _ in range(2):
-        for side in range(4):
-            lines = a[y0:y1, x0:x1]
-            lines = lines if side < 2 else lines.transpose(1, 0, 2)
-            lines = lines[::-1] if side % 2 else lines
-            colour = _middle(lines[0])
-            limit = int(len(lines) * 0.45) + 2
-            cut, step = 0, 12
-            while cut < limit:  # step by step: most pictures have no border at all
-                chunk = lines[cut : min(cut + step, limit)]
-                got = _leading(_near(chunk, colour).mean(axis=1) >= 0.98)
-                cut += got
-                if got < len(chunk):
-                    break
-            if cut >= limit or cut >= len(lines):
-                cut = 0  # a plain field, not a border
-            if side == 0:
-                y0 += cut
-            elif side == 1:
-                y1 -= cut
-            elif side == 2:
-                x0 += cut
-            else:
-                x1 -= cut
+    for side in range(4):
+        lines = a[y0:y1, x0:x1]
+        lines = lines if side < 2 else lines.transpose(1, 0, 2)
+        lines = lines[::-1] if side % 2 else lines
+        colour = _middle(lines[0])
+        limit = int(len(lines) * 0.45) + 2
+        cut, step = 0, 12
+        while cut < limit:  # step by step: most pictures have no border at all
+            chunk = lines[cut : min(cut + step, limit)]
+            got = _leading(_near(chunk, colour).mean(axis=1) >= 0.98)
+            cut += got
+            if got < len(chunk):
+                break
+        if cut >= limit or cut >= len(lines):
+            cut = 0  # a plain field, not a border
+        if side == 0:
+            y0 += cut
+        elif side == 1:
+            y1 -= cut
+        elif side == 2:
+            x0 += cut
+        else:
+            x1 -= cut
     return x0, y0, x1, y1
 
 

@@ -1,0 +1,269 @@
+"""Whether two pictures are the same everywhere: one is laid over the other, and no tile may differ.
+
+A hash of the whole picture hardly moves when one word of a caption is another. Here the second picture is brought to
+the place, size and colours of the first (crops, scaling, filters, grey copies), and what is left of the difference is
+looked at tile by tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+Pixels = NDArray[np.uint8]
+"""RGB, of shape (height, width, 3)."""
+_Map = NDArray[np.float32]
+"""Of shape (2, 3): takes a place in the known picture, in pixels, to its place in the new one."""
+_Array = NDArray[Any]
+
+SIDE: Final = 512
+"""Longest side at which pictures are compared, in pixels: that of the pictures that a library keeps."""
+SMALLEST: Final = 200
+"""Longest side, in pixels, below which a caption can't be told from another."""
+TILE: Final = 12
+"""Side of a tile, in pixels: about a letter or two of a caption. Tiles overlap: there is one around every pixel."""
+_GRID: Final = 256
+"""Longest side at which one picture is laid over the other, in pixels."""
+_UNTIL: Final = (cv2.TERM_CRITERIA_COUNT | cv2.TERM_CRITERIA_EPS, 30, 1e-5)
+"""Steps of the search for the best place (ECC), and the gain at which it ends."""
+_WELL_LAID: Final = 0.8
+"""Correlation from which on no other place is tried."""
+_SHARPEST: Final = 0.8
+"""Width of the blur that both are given, in pixels: what is left of a shift by half a pixel drowns in it."""
+_BLURS: Final = (1.0, 1.7, 2.5)
+"""Further blur, in pixels, of which the sharper picture is given what makes it most like the other."""
+_ALIKE: Final = 25.0
+"""Mean of the squared differences, in levels, from which down no blur is tried."""
+_SPARSE: Final = 101
+"""One pixel in so many tells how colours have changed."""
+_OFF_AT_MOST: Final = 900.0
+"""What one pixel may say against a blur, in squared levels: a caption that is another says no more of it."""
+
+
+class Seen(StrEnum):
+    """What comes out."""
+
+    SAME = "SAME"
+    TOO_SMALL = "TOO_SMALL"
+    """One of them is too small or too blurred to tell one caption from another."""
+    CANT_BE_LAID = "CANT_BE_LAID"
+    """They can't be laid over each other."""
+    CUT_OFF = "CUT_OFF"
+    """One shows too much that the other doesn't."""
+    TILE_DIFFERS = "TILE_DIFFERS"
+    """A part of one is another in the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What still counts as the same.
+
+    Attributes:
+        tile: Root mean square of what differs within a tile, in levels of 0 to 255.
+        cut: Share of the height or width of either picture that may lie outside the other on one side. Small text
+            stands at the edge of many memes, and what is cut off is not compared.
+        blur: Blur of one against the other, in pixels.
+    """
+
+    tile: float = 30.0
+    cut: float = 0.03
+    blur: float = 1.7
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two pictures side by side.
+
+    Attributes:
+        seen: What came out.
+        worst: Of the tile that differs most, root mean square in levels; None where it did not come to that.
+        cut: Largest share of height or width that lies outside the other on one side; likewise.
+    """
+
+    seen: Seen
+    worst: float | None = None
+    cut: float | None = None
+
+
+def compare(known: Pixels, new: Pixels, tolerance: Tolerance = Tolerance()) -> Comparison:
+    """Whether two pictures are the same everywhere. The same answer for the same pixels, every time."""
+    side = min(SIDE, max(known.shape[:2]), max(new.shape[:2]))
+    if side < SMALLEST or min(*known.shape[:2], *new.shape[:2]) < 16:
+        return Comparison(Seen.TOO_SMALL)
+    known, new = _scaled(known, side), _scaled(new, side)
+    over = _laid_over(known, new)
+    if over is None:
+        return Comparison(Seen.CANT_BE_LAID)
+    cut = max(_lacking(over, known, new), _lacking(_back(over), new, known))
+    if cut > tolerance.cut:
+        return Comparison(Seen.CUT_OFF, cut=cut)
+    height, width = known.shape[:2]
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    laid = np.asarray(
+        cv2.warpAffine(new, over, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE), dtype=np.uint8
+    )
+    there = cv2.warpAffine(np.full(new.shape[:2], 255, np.uint8), over, (width, height), flags=flags) == 255
+    there = cv2.erode(there.astype(np.uint8), np.ones((3, 3), np.uint8)) > 0
+    worst, blur = _worst(known, laid, there, tolerance.tile)
+    if worst > tolerance.tile:
+        return Comparison(Seen.TILE_DIFFERS, worst, cut)
+    if blur > tolerance.blur:
+        return Comparison(Seen.TOO_SMALL, worst, cut)
+    return Comparison(Seen.SAME, worst, cut)
+
+
+def _scaled(pixels: Pixels, side: int) -> Pixels:
+    height, width = pixels.shape[:2]
+    scale = side / max(height, width)
+    if scale == 1:
+        return pixels
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
+
+
+def _grey(pixels: Pixels, scale: float) -> Pixels:
+    small = _scaled(pixels, round(max(pixels.shape[:2]) * scale))
+    return np.asarray(cv2.cvtColor(small, cv2.COLOR_RGB2GRAY), dtype=np.uint8)
+
+
+def _laid_over(known: Pixels, new: Pixels) -> _Map | None:
+    """Where each pixel of the known picture is in the new one; None if they can't be laid over each other."""
+    scale = _GRID / max(*known.shape[:2], *new.shape[:2])
+    small = (_grey(known, scale), _grey(new, scale))
+    best, most = None, 0.0
+    for find in (_stretched, _by_features):
+        start = find(*small)
+        if start is None or most >= _WELL_LAID:
+            continue
+        try:
+            likeness, over = cv2.findTransformECC(*small, start, cv2.MOTION_AFFINE, _UNTIL)
+        except cv2.error:
+            continue  # it did not settle: one of them has no gradients, or they are too unlike
+        if likeness > most:
+            best, most = np.asarray(over, dtype=np.float32), likeness
+    if best is None or not _is_likely(best):
+        return None
+    # From the centres of the large pixels to those of the small ones, across, and back. Each side has a scale of its
+    # own: sizes are whole pixels.
+    full = _scaling(small[1], new) @ np.vstack([best, [0, 0, 1]]) @ _scaling(known, small[0])
+    return np.asarray(full[:2], dtype=np.float32)
+
+
+def _scaling(source: _Array, target: _Array) -> _Array:
+    """From places in one picture to those in its scaled copy, of shape (3, 3)."""
+    x, y = target.shape[1] / source.shape[1], target.shape[0] / source.shape[0]
+    return np.array([[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]])
+
+
+def _stretched(known: Pixels, new: Pixels) -> _Map:
+    return np.asarray(_scaling(known, new)[:2], dtype=np.float32)
+
+
+def _by_features(known: Pixels, new: Pixels) -> _Map | None:
+    finder = cv2.ORB.create(nfeatures=600, fastThreshold=8)
+    (places, marks), (other_places, other_marks) = (finder.detectAndCompute(p, None) for p in (known, new))
+    if marks is None or other_marks is None:
+        return None
+    pairs = cv2.BFMatcher(cv2.NORM_HAMMING, crossCheck=True).match(marks, other_marks)
+    if len(pairs) < 8:
+        return None
+    source = np.array([places[pair.queryIdx].pt for pair in pairs], dtype=np.float32)
+    target = np.array([other_places[pair.trainIdx].pt for pair in pairs], dtype=np.float32)
+    over, agreeing = cv2.estimateAffinePartial2D(source, target, method=cv2.RANSAC, ransacReprojThreshold=2.0)
+    if over is None or int(agreeing.sum()) < 8:
+        return None
+    return np.asarray(over, dtype=np.float32)
+
+
+def _is_likely(over: _Map) -> bool:
+    """Whether it is about upright, and scales both directions about alike."""
+    (a, b, _), (c, d, _) = over.tolist()
+    return bool(0.7 < a < 1.43 and 0.7 < d < 1.43 and abs(b) < 0.05 and abs(c) < 0.05 and 0.9 < a / d < 1.1)
+
+
+def _back(over: _Map) -> _Map:
+    return np.asarray(cv2.invertAffineTransform(over), dtype=np.float32)
+
+
+def _lacking(over: _Map, known: Pixels, new: Pixels) -> float:
+    """The largest share of the known picture's height or width that lies outside the new one on one side."""
+    height, width = known.shape[:2]
+    (x0, y0), (x1, y1) = (np.array([[-0.5, -0.5, 1], [width - 0.5, height - 0.5, 1]]) @ over.T).tolist()
+    across = max(-0.5 - x0, x1 - new.shape[1] + 0.5) / max(x1 - x0, 1e-6)
+    down = max(-0.5 - y0, y1 - new.shape[0] + 0.5) / max(y1 - y0, 1e-6)
+    return float(max(0.0, across, down))
+
+
+def _worst(known: Pixels, laid: Pixels, there: _Array, enough: float) -> tuple[float, float]:
+    """What differs in the worst tile, in levels, and how much more blurred one is than the other, in pixels.
+
+    Each is predicted from the other's colours and the better prediction counts, if the first is not good enough: a
+    grey copy follows from its original, not the other way round.
+    """
+    samples = np.flatnonzero(there.ravel())[::_SPARSE]
+    one, other, blur = _alike_blurred(known, laid, samples)
+    worst = _worst_tile(one, other, samples, there)
+    if worst > enough:
+        worst = min(worst, _worst_tile(other, one, samples, there))
+    return worst, blur
+
+
+def _alike_blurred(known: Pixels, laid: Pixels, samples: _Array) -> tuple[_Array, _Array, float]:
+    """Both, the sharper one blurred as far as makes it most like the other; and how far, in pixels."""
+    one, other = _blurred(known, _SHARPEST), _blurred(laid, _SHARPEST)
+    best, off, blur_of_best = (one, other), _colours(one, other, samples)[0], 0.0
+    if off <= _ALIKE:
+        return one, other, 0.0
+    for soften_known in (True, False):
+        for blur in _BLURS:
+            width = float(np.hypot(_SHARPEST, blur))
+            tried = (_blurred(known, width), other) if soften_known else (one, _blurred(laid, width))
+            so_off = _colours(*tried, samples)[0]
+            if so_off >= off:
+                break
+            best, off, blur_of_best = tried, so_off, blur
+    return *best, blur_of_best
+
+
+def _worst_tile(source: _Array, target: _Array, samples: _Array, there: _Array) -> float:
+    left = _predicted(source, _colours(source, target, samples)[1]) - target
+    squared = cv2.transform(left * left, np.full((1, 3), 1 / 3, np.float32))
+    tiles = cv2.boxFilter(np.where(there, squared, 0.0), -1, (TILE, TILE), borderType=cv2.BORDER_REFLECT)
+    return float(np.sqrt(tiles.max()))
+
+
+def _blurred(pixels: Pixels, sigma: float) -> _Array:
+    return np.asarray(cv2.GaussianBlur(pixels, (0, 0), sigma).astype(np.float32))
+
+
+def _colours(source: _Array, target: _Array, samples: _Array) -> tuple[float, _Array]:
+    """How far the samples are off after the best change of colours, and that change, of shape (7, 3).
+
+    Each channel of the target is a quadratic of those of the source (brightness, contrast, gamma, tints, grey), by
+    least squares, and then once more without what fits worst, so that another caption does not bend it.
+    """
+    flat, wanted = source.reshape(-1, 3)[samples] / 255.0, target.reshape(-1, 3)[samples]
+    features = np.concatenate([flat, flat * flat, np.ones((len(flat), 1), np.float32)], axis=1).astype(np.float64)
+    # What was clipped says nothing of the rest, unless there is nothing else.
+    use = np.flatnonzero(((wanted > 3) & (wanted < 252)).all(axis=1))
+    if len(use) < 0.02 * len(flat):
+        use = np.arange(len(flat))
+    for _ in range(2):
+        of = features[use]
+        change = np.linalg.solve(of.T @ of + 1e-6 * len(of) * np.eye(7), of.T @ wanted[use])
+        off = ((of @ change - wanted[use]) ** 2).mean(axis=1)
+        use = use[off <= np.quantile(off, 0.8)]
+    off = ((np.clip(features @ change, 0, 255) - wanted) ** 2).mean(axis=1)
+    return float(np.minimum(off, _OFF_AT_MOST).mean()), change
+
+
+def _predicted(source: _Array, change: _Array) -> _Array:
+    unit = source / np.float32(255)
+    linear = np.concatenate([change[:3], change[6:]]).T.astype(np.float32)
+    square = change[3:6].T.astype(np.float32)
+    return np.asarray(np.clip(cv2.transform(unit, linear) + cv2.transform(unit * unit, square), 0, 255))

@@ -1,0 +1,432 @@
+"""Known memes: hashes of normalised pictures, exact search by radius, and what counts as the same."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
+
+from court.backends.picture_reader import GuardedPictureReader
+from court.errors import NotLoaded
+from eval.duplicates import CAPTIONS, COPIES, Caption, Kind, Part, bases_of, drawn, measure_duplicates
+from retrieval.duplicates import (
+    Agreement,
+    Known,
+    Look,
+    Matcher,
+    Nearness,
+    Sameness,
+    WhyNot,
+    Words,
+    agreement_of,
+    look_at,
+    look_at_pixels,
+    pictures_differ,
+    texts_agree,
+)
+from retrieval.pdq import PdqIndex, Position, distance, hashes_of, turned
+from retrieval.tiles import Seen, Tolerance, compare
+from tests.pictures import decode, encode, exif
+
+PHOTO = "chelsea.png"
+CAPTION = Caption("My aunt told me", "Blueland", "bring soup to the neighbours", "in spring")
+TEXT = CAPTION.words()
+
+
+def pixels(picture: Image.Image) -> np.ndarray:
+    return np.asarray(picture.convert("RGB"))
+
+
+def look(picture: Image.Image, text: str = TEXT, *, read: bool = False) -> Look:
+    return look_at_pixels([pixels(picture)], Words(text, read))
+
+
+def bits(one: Image.Image, other: Image.Image) -> int:
+    return distance(hashes_of(pixels(one))[0][0], hashes_of(pixels(other))[0][0])
+
+
+class Shelf:
+    """Known memes by row, which counts what is asked of it."""
+
+    def __init__(self, looks: Mapping[int, Look]) -> None:
+        self.looks = looks
+        self.looked_at: list[int] = []
+
+    def words(self, row: int) -> Words:
+        return self.looks[row].words
+
+    def look(self, row: int) -> Look:
+        self.looked_at.append(row)
+        return self.looks[row]
+
+    def matcher(self) -> Matcher:
+        index = PdqIndex(np.empty((0, 32), np.uint8), [])
+        for row, known in self.looks.items():
+            index = index.with_more(known.hashes, [row] * len(known.hashes))
+        return Matcher(index, self)
+
+
+@pytest.fixture(scope="module")
+def meme() -> Image.Image:
+    return drawn(PHOTO, CAPTION)
+
+
+# Hashes of what the court normalised
+
+
+@pytest.fixture(scope="module")
+def read() -> Callable[..., list[Image.Image]]:
+    """Decodes files as the court does."""
+
+    def all_of(*files: bytes) -> list[Image.Image]:
+        async def run() -> list[Image.Image]:
+            reader = GuardedPictureReader()
+            try:
+                pictures = [await reader.read(file) for file in files]
+            finally:
+                await reader.aclose()
+            return [decode(picture.frames[0].png) for picture in pictures]
+
+        return asyncio.run(run())
+
+    return all_of
+
+
+def test_copies_in_other_modes_are_alike_once_they_are_normalised(meme, read):
+    sideways = meme.transpose(Image.Transpose.ROTATE_90)
+    tagged = encode(sideways, "JPEG", quality=90, exif=exif(6))
+    palette = meme.convert("P", palette=Image.Palette.ADAPTIVE, colors=256)
+    files = [
+        encode(meme, "PNG"),
+        encode(meme.convert("CMYK"), "JPEG", quality=90),
+        encode(palette, "PNG"),
+        tagged,
+    ]
+    upright, *copies = read(*files)
+    assert [copy.size for copy in copies] == [meme.size] * 3
+    assert all(bits(upright, copy) <= 4 for copy in copies)
+    # As they come out of a decoder they are other pictures.
+    raw = [
+        np.asarray(decode(files[1]))[..., :3],
+        np.repeat(np.asarray(decode(files[2]))[..., None], 3, axis=2),
+        np.asarray(decode(files[3])),
+    ]
+    upright_hash = hashes_of(pixels(upright))[0][0]
+    assert all(distance(upright_hash, hashes_of(each)[0][0]) > 80 for each in raw)
+
+
+@pytest.mark.parametrize(
+    "edit", ["JPEG, quality 70", "JPEG, quality 40", "half the size", "half as large again", "blurred", "grey"]
+)
+def test_pdq_hardly_moves_under(edit, meme):
+    assert bits(meme, COPIES[edit](meme)) <= 31
+
+
+@pytest.mark.parametrize("edit", ["cropped by 2 % a side", "white border", "black bar above", "mirrored"])
+def test_pdq_alone_loses(edit, meme):
+    assert bits(meme, COPIES[edit](meme)) > 31
+
+
+@pytest.mark.parametrize("edit", ["white border", "black bar above", "mirrored", "turned by 90 degrees"])
+def test_borders_and_turns_are_seen_through(edit, meme):
+    known, new = look(meme), look(COPIES[edit](meme))
+    assert min(distance(known.frames[0][0].hash, mark) for view in new.frames[0] for mark in view.hashes) <= 31
+
+
+@pytest.mark.parametrize("position", Position)
+def test_the_eight_hashes_are_those_of_the_turned_pictures(position, meme):
+    marks, _ = hashes_of(pixels(meme))
+    at_place = marks[list(Position).index(position)]
+    again, _ = hashes_of(turned(pixels(meme), position))
+    assert distance(at_place, again[0]) <= 31
+    assert all(distance(at_place, other) > 80 for other in np.delete(marks, list(Position).index(position), axis=0))
+
+
+def test_a_picture_with_too_little_in_it_has_no_hash():
+    plain = Image.new("RGB", (400, 300), "white")
+    _, quality = hashes_of(pixels(plain))
+    assert quality < 50
+    nothing = look(plain)
+    assert nothing.frames == ((),) and nothing.hashes.shape == (0, 32)
+    assert Shelf({1: nothing}).matcher().match(nothing) is None
+    assert pictures_differ(nothing, nothing) is WhyNot.FRAMES_DIFFER
+
+
+def test_without_pdqhash_the_way_to_get_it_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pdqhash", None)
+    with pytest.raises(NotLoaded, match="pip install") as told:
+        hashes_of(np.zeros((64, 64, 3), np.uint8))
+    assert told.value.reason == "PDQ_MISSING"
+
+
+# The index
+
+hashes = st.lists(st.binary(min_size=32, max_size=32), max_size=12).map(
+    lambda found: np.array([list(each) for each in found], dtype=np.uint8).reshape(-1, 32)
+)
+
+
+def brute_force(marks, rows, mark, radius):
+    found = ((row, int(np.unpackbits(each ^ mark).sum())) for each, row in zip(marks, rows, strict=True))
+    return sorted((pair for pair in found if pair[1] <= radius), key=lambda pair: (pair[1], pair[0]))
+
+
+@settings(deadline=None)
+@given(blocks=st.lists(hashes, max_size=6), seed=st.integers(0, 2**32 - 1), radius=st.integers(0, 256))
+def test_the_index_finds_what_brute_force_finds(blocks, seed, radius):
+    rng = np.random.default_rng(seed)
+    index, marks, rows = PdqIndex(np.empty((0, 32), np.uint8), []), np.empty((0, 32), np.uint8), []
+    for block in blocks:
+        more = rng.integers(0, 9, len(block)).tolist()
+        index, marks, rows = index.with_more(block, more), np.concatenate([marks, block]), rows + more
+    assert len(index) == len(marks)
+    queries = [rng.integers(0, 256, 32, dtype=np.uint8)]
+    for mark in marks[:3]:
+        flipped = np.unpackbits(mark)
+        flipped[rng.choice(256, min(radius, 40), replace=False)] ^= 1
+        queries += [mark, np.packbits(flipped)]
+    for query in queries:
+        assert index.near(query, radius) == brute_force(marks, rows, query, radius)
+
+
+def test_the_radius_counts_itself_in():
+    mark = np.zeros(32, np.uint8)
+    at = {n: np.packbits(np.arange(256) < n) for n in (0, 30, 31, 32, 256)}
+    index = PdqIndex(np.stack(list(at.values())), list(at))
+    assert index.near(mark, 31) == [(0, 0), (30, 30), (31, 31)]
+    assert index.near(mark, 0) == [(0, 0)]
+    assert len(index.near(mark, 256)) == 5
+
+
+def test_an_index_does_not_change_when_another_is_made_of_it():
+    rng = np.random.default_rng(0)
+    marks = rng.integers(0, 256, (40, 32), dtype=np.uint8)
+    index = PdqIndex(marks[:3], [0, 1, 2])
+    olds = []
+    for row in range(3, 40):
+        olds.append((index, len(index)))
+        index = index.with_more(marks[row : row + 1], [row])
+    assert all(len(old) == n for old, n in olds)
+    assert olds[0][0].near(marks[20], 0) == [] and index.near(marks[20], 0) == [(20, 0)]
+    assert len(index._blocks) <= 7  # merged as it grows, or each search would ask forty
+
+
+def test_what_is_no_hash_is_refused():
+    index = PdqIndex(np.zeros((1, 32), np.uint8), [0])
+    with pytest.raises(ValueError, match="uint8 of shape"):
+        index.near(np.zeros(256, np.uint8), 31)
+    with pytest.raises(ValueError, match="radius"):
+        index.near(np.zeros(32, np.uint8), 257)
+    with pytest.raises(ValueError, match="2 rows need"):
+        PdqIndex(np.zeros((1, 32), np.uint8), [0, 1])
+    with pytest.raises(ValueError, match="1 rows need"):
+        index.with_more(np.zeros((1, 32), np.int64), [0])
+
+
+# Tiles
+
+
+@pytest.mark.parametrize("base", [PHOTO, "screen:0", "cat:1"])
+@pytest.mark.parametrize("bar", [False, True])
+def test_tiles_tell_one_word_from_another(base, bar):
+    caption = Caption("My aunt told me", "Blueland", "bring soup to the neighbours", "in spring", bar)
+    known = drawn(base, caption)
+    other = Caption("My aunt told me", "Blueland", "bring soap to the neighbours", "in spring", bar)
+    changed = drawn(base, other)
+    for edit in ("the same", "JPEG, quality 40", "half the size", "grey"):
+        assert compare(pixels(known), pixels(COPIES[edit](known))).seen is Seen.SAME
+        found = compare(pixels(known), pixels(COPIES[edit](changed)))
+        assert found.seen is Seen.TILE_DIFFERS and found.worst > Tolerance().tile
+        assert found == compare(pixels(known), pixels(COPIES[edit](changed)))
+
+
+def test_what_is_too_small_or_blurred_to_be_read_is_not_the_same(meme):
+    small = meme.resize((150, 100))
+    assert compare(pixels(meme), pixels(small)).seen is Seen.TOO_SMALL
+    assert compare(pixels(meme), pixels(meme.filter(ImageFilter.GaussianBlur(6)))).seen in (
+        Seen.TOO_SMALL,
+        Seen.TILE_DIFFERS,
+    )
+
+
+def test_a_caption_that_is_cut_off_is_missed(meme):
+    below = meme.crop((0, meme.height // 8, meme.width, meme.height))
+    assert compare(pixels(meme), pixels(below)).seen is Seen.CUT_OFF
+    assert compare(pixels(below), pixels(meme)).seen is Seen.CUT_OFF
+
+
+def test_what_has_nothing_to_hold_on_to_can_t_be_laid():
+    blank = np.full((300, 400, 3), 200, np.uint8)
+    assert compare(blank, blank).seen is Seen.CANT_BE_LAID
+    noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
+    assert compare(noise, noise[::-1]).seen is not Seen.SAME
+
+
+def test_a_word_in_the_border_is_not_trimmed_away(meme):
+    framed = ImageOps.expand(meme, 60, "white")
+    with_word = framed.copy()
+    ImageDraw.Draw(with_word).text((300, 15), "no", fill="black")
+    assert len(look(framed).frames[0]) > len(look(with_word).frames[0])
+    assert pictures_differ(look(meme), look(framed)) is None
+    assert pictures_differ(look(meme), look(with_word), Nearness(radius=256)) is not None
+    assert pictures_differ(look(framed), look(with_word)) is WhyNot.TILE_DIFFERS
+
+
+# Texts
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "given", "read"),
+    [
+        ("Bring soup", "bring  SOUP ", True, True),
+        ("", "", True, True),
+        ("People from Blueland bring soup", "People from B1ueland brlng soup", False, True),
+        ("People from Blueland bring soup", "Peoplefrom Blueland bring soup.", False, True),
+        ("People from Blueland bring soup", "People from Redhill bring soup", False, False),
+        ("Bring soup", "Bring soap", False, False),
+        ("soup", "", False, False),
+        ("we do like them", "we do not like them", False, False),
+    ],
+)
+def test_texts_agree(one, other, given, read):
+    assert texts_agree(Words(one, False), Words(other, False)) is given
+    for pair in ((True, False), (False, True), (True, True)):
+        assert texts_agree(Words(one, pair[0]), Words(other, pair[1])) is read
+        assert texts_agree(Words(other, pair[0]), Words(one, pair[1])) is read
+
+
+@settings(deadline=None)
+@given(a=st.text("ab", max_size=8), b=st.text("ab", max_size=8), misread=st.sampled_from([0.0, 0.2, 0.5, 0.9]))
+def test_misread_letters_are_counted_as_levenshtein_has_it(a, b, misread):
+    table = np.zeros((len(a) + 1, len(b) + 1), int)
+    table[:, 0], table[0] = np.arange(len(a) + 1), np.arange(len(b) + 1)
+    for i, j in np.ndindex(len(a), len(b)):
+        table[i + 1, j + 1] = min(table[i, j] + (a[i] != b[j]), table[i, j + 1] + 1, table[i + 1, j] + 1)
+    assert texts_agree(Words(a, True), Words(b, False), misread) == (
+        table[-1, -1] <= int(misread * max(len(a), len(b)))
+    )
+
+
+def test_what_may_be_misread_is_told_from_what_is_the_same():
+    read = Words("People from Blueland bring soup to the neighbours", True)
+    assert agreement_of(read, Words("people from B1ueland bring soup, to the neighbours", True)) is Agreement.SAME
+    assert agreement_of(read, Words("people from Blueland bring soap to the neighbours", True)) is Agreement.MISREAD
+    assert agreement_of(read, Words("people from Redhill bring soup to the neighbours", True)) is Agreement.OTHER
+
+
+def test_a_text_that_may_be_misread_needs_a_closer_picture(meme):
+    known = look(meme, read=True)
+    edited = [look(ImageEnhance.Brightness(meme).enhance(by), read=True) for by in np.arange(1.1, 1.6, 0.05)]
+    tight = Nearness(tiles=Nearness().tiles_if_misread)
+    new = next(e for e in edited if not pictures_differ(known, e) and pictures_differ(known, e, tight))
+    matcher = Shelf({3: known}).matcher()
+    same = matcher.match(new)
+    assert same is not None and same.same is Sameness.SAME_MEME
+    near = matcher.match(Look(new.frames, Words(TEXT.replace("soup", "soap"), read=True)))
+    assert near is not None and near.why_not is WhyNot.TILE_DIFFERS
+
+
+# The matcher
+
+
+def test_the_same_meme_is_known(meme):
+    shelf = Shelf({7: look(drawn("rocket.jpg", CAPTION)), 9: look(meme)})
+    for edit in ("the same", "JPEG, quality 40", "grey", "mirrored", "turned by 90 degrees", "white border"):
+        found = shelf.matcher().match(look(COPIES[edit](meme)))
+        assert found is not None and (found.row, found.same, found.why_not) == (9, Sameness.SAME_MEME, None)
+        assert found == shelf.matcher().match(look(COPIES[edit](meme)))
+    assert shelf.matcher().match(look(drawn("coffee.png", CAPTION))) is None
+
+
+@pytest.mark.parametrize("change", CAPTIONS)
+def test_another_caption_is_near_and_not_the_same(change, meme):
+    text = CAPTIONS[change](CAPTION, random.Random(0))
+    other = drawn(PHOTO, Caption("", "", "", "", text=text or " "))
+    shelf = Shelf({3: look(meme)})
+    by_text = shelf.matcher().match(look(other, text))
+    assert by_text is not None and (by_text.same, by_text.why_not) == (Sameness.NEAR, WhyNot.TEXT_DIFFERS)
+    assert shelf.looked_at == []
+    # A caller who sends the known text with it gains nothing.
+    by_tiles = shelf.matcher().match(look(other))
+    assert by_tiles is not None and (by_tiles.same, by_tiles.why_not) == (Sameness.NEAR, WhyNot.TILE_DIFFERS)
+    assert by_tiles.distance == by_text.distance
+
+
+def test_the_same_picture_under_another_text_is_not_the_same(meme):
+    found = Shelf({3: look(meme)}).matcher().match(look(meme, "something else"))
+    assert found == Known(3, Sameness.NEAR, 0, WhyNot.TEXT_DIFFERS)
+
+
+def test_of_many_captions_on_one_picture_the_right_one_is_found(meme):
+    others = {row: look(meme, f"caption {row}") for row in range(30)}
+    shelf = Shelf({**others, 99: look(COPIES["JPEG, quality 40"](meme))})
+    found = shelf.matcher().match(look(meme))
+    assert found is not None and (found.row, found.same) == (99, Sameness.SAME_MEME)
+    assert shelf.looked_at == [99]
+
+
+def test_every_frame_must_be_the_same(meme):
+    second = COPIES["mirrored"](drawn("rocket.jpg", CAPTION))
+    words = Words(TEXT, False)
+    both = look_at_pixels([pixels(meme), pixels(second)], words)
+    assert pictures_differ(both, look_at_pixels([pixels(meme), pixels(second)], words)) is None
+    assert pictures_differ(both, look(meme)) is WhyNot.FRAMES_DIFFER
+    assert pictures_differ(both, look_at_pixels([pixels(meme), pixels(meme)], words)) is WhyNot.FRAMES_DIFFER
+    turned_apart = look_at_pixels([pixels(meme), pixels(COPIES["mirrored"](second))], words)
+    assert pictures_differ(both, turned_apart) is WhyNot.FRAMES_DIFFER
+
+
+def test_a_meme_of_the_court_s_own_is_looked_at(meme):
+    async def run():
+        reader = GuardedPictureReader()
+        try:
+            return await reader.read(encode(meme, "PNG"))
+        finally:
+            await reader.aclose()
+
+    seen = look_at(asyncio.run(run()), Words(TEXT, False))
+    assert np.array_equal(seen.hashes, look(meme).hashes)
+
+
+def test_what_can_t_be_is_refused():
+    with pytest.raises(ValueError, match="reason why not"):
+        Known(1, Sameness.NEAR, 3)
+    with pytest.raises(ValueError, match="reason why not"):
+        Known(1, Sameness.SAME_MEME, 3, WhyNot.TEXT_DIFFERS)
+    with pytest.raises(ValueError, match="radius"):
+        Nearness(radius=257)
+    with pytest.raises(ValueError, match="misread"):
+        Nearness(misread=1.0)
+    with pytest.raises(ValueError, match="at least one frame"):
+        look_at_pixels([], Words("", False))
+
+
+# Its measurement
+
+
+def test_no_picture_is_in_both_parts():
+    development, held_out = (
+        {base.split(":")[0] for base in bases_of(part)} for part in (Part.DEVELOPMENT, Part.HELD_OUT)
+    )
+    assert development and held_out and not development & held_out
+
+
+def test_the_measurement_counts_what_the_matcher_says(monkeypatch):
+    few = ("the same", "grey", "cropped by 5 % a side")
+    monkeypatch.setattr("eval.duplicates.bases_of", lambda part: [PHOTO, "cat:0"])
+    monkeypatch.setattr("eval.duplicates.COPIES", {name: COPIES[name] for name in few})
+    monkeypatch.setattr("eval.duplicates.CAPTIONS", {name: CAPTIONS[name] for name in ("one letter", "one word")})
+    monkeypatch.setattr("eval.duplicates._CARRIED", few[:2])
+    report = measure_duplicates(parts=[Part.DEVELOPMENT], captions=1, carried=2)
+    sums = {row.kind: row for row in report.rows if row.name == "all"}
+    assert [sums[kind].reused.n for kind in Kind] == [2 * 3, 2 * 2 * 2, 2 * 3]
+    assert [sums[kind].reused.flagged for kind in Kind] == [4, 0, 0]
+    assert sums[Kind.CAPTION].near.flagged == 8 and sums[Kind.CAPTION].why_not == {"TILE_DIFFERS": 8}
+    assert report == measure_duplicates(parts=[Part.DEVELOPMENT], captions=1, carried=2)
