@@ -361,7 +361,8 @@ def test_a_caller_that_leaves_ends_its_trial_and_the_record_says_so(tmp_path, ho
     if how == "deadline":
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert record.state is TrialState.FAILED
-    assert record.events[-1].reason == "CANCELLED"
+    # Of the caller's deadline, the trial's own clock and the caller's leaving tell at the same moment.
+    assert record.events[-1].reason in ({"DEADLINE", "CANCELLED"} if how == "deadline" else {"CANCELLED"})
     assert record.verdict is None
 
 
