@@ -1,4 +1,4 @@
-"""What the thresholds of :class:`eval.precedents.Nearness` catch: ``python -m eval.near_duplicates``.
+"""What the thresholds of :class:`retrieval.leakage.Nearness` catch: ``python -m eval.near_duplicates``.
 
 The starter library's memes are drawn, edited as copies are on their way through the web, and compared with their
 originals; beside that, every pair of different memes, with the same scene under another caption told apart.
@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
-from eval.precedents import Nearness
+from court.errors import CourtError
 from retrieval.build import STARTER_MEMES
-from retrieval.builtin import BuiltinEncoder
 from retrieval.embedding import Encoder
+from retrieval.encoders import BUILTIN, load_encoder
+from retrieval.leakage import Nearness
 from retrieval.starter.draw import draw_meme
 
 _Picture = Callable[[Image.Image], Image.Image]
@@ -111,12 +112,31 @@ def _looks(encoder: Encoder, pictures: list[Image.Image]) -> NDArray[np.float32]
     return encoder.embed_pictures(frames)
 
 
-def main() -> None:
-    """Prints the shares."""
-    copies, others = caught(BuiltinEncoder(), Nearness())
-    click.echo(f"{'':<24}" + "".join(f"{text:>22}" for text in TEXTS))
-    for picture in PICTURES:
-        click.echo(f"{picture:<24}" + "".join(f"{copies[picture, text]:>22.3f}" for text in TEXTS))
+@click.command()
+@click.option(
+    "--encoder", default=BUILTIN, show_default=True, metavar="NAME", help="As for memecourt precedents build."
+)
+@click.option("--picture", type=click.FloatRange(-1, 1), help="From which similarity on pictures are near.")
+@click.option("--text", type=click.FloatRange(-1, 1), help="From which similarity on texts are near.")
+def main(encoder: str, picture: float | None, text: float | None) -> None:
+    """Prints which share of edited copies, and of other memes, thresholds catch."""
+    known = Nearness()
+    if encoder != BUILTIN and (picture is None or text is None):
+        raise click.UsageError(
+            f"The thresholds {known.picture:g} and {known.text:g} are the built-in encoder's. "
+            "For another give --picture and --text."
+        )
+    nearness = Nearness(
+        picture=known.picture if picture is None else picture, text=known.text if text is None else text
+    )
+    try:
+        loaded = load_encoder(encoder)
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    copies, others = caught(loaded, nearness)
+    click.echo(f"{'':<24}" + "".join(f"{words:>22}" for words in TEXTS))
+    for edit in PICTURES:
+        click.echo(f"{edit:<24}" + "".join(f"{copies[edit, words]:>22.3f}" for words in TEXTS))
     for kind, share in others.items():
         click.echo(f"{kind:<46} {share:.4f}")
 

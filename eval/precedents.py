@@ -7,7 +7,7 @@ A precedent is left out for the first of these that holds (design, section 5: le
 ``same file``       ... its picture file, byte for byte
 ``same picture``    ... its normalised pixels: another file of the same picture
 ``same text``       ... its text, case and spacing aside; blank texts are not compared
-``near-duplicate``  ... a picture and a text that are both nearly its own (:class:`Nearness`)
+``near-duplicate``  ... a picture and a text that are both nearly its own (:class:`retrieval.leakage.Nearness`)
 ==================  ===============================================================================================
 """
 
@@ -16,13 +16,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from court.digests import digest
 from court.errors import BadRequest, Unavailable
@@ -32,43 +31,17 @@ from eval.runs.folder import Excluded, JudgedMeme
 from retrieval.build import Progress, build_library
 from retrieval.calibrate import calibrate
 from retrieval.embedding import Encoder
+from retrieval.encoders import BUILTIN, load_encoder, name_of
 from retrieval.floors import floors_of
-from retrieval.kept import Spool
+from retrieval.leakage import WHYS, Leaks, Nearness, find_leaks
 from retrieval.library import Library
 from retrieval.manifest import FORMAT, LabelledMeme
-from retrieval.pictures import Seen, Wanted, embed_pictures_of
 from retrieval.readers import read_source
 from retrieval.sources import Row, Source
 from retrieval.storage import CURRENT, sha256_of
-from retrieval.text import text_key
 
-_WHYS = ("same id", "same file", "same picture", "same text", "near-duplicate")
-_TEXTS = 256
-"""Texts embedded at once."""
-_BLOCK = 512
-"""Precedents compared at once: bounds the matrix of similarities to 512 x judged."""
 SHUFFLED = "shuffled labels"
 """Stands in the name of a library whose labels were permuted, and so in every record that it was cited in."""
-
-
-class Nearness(BaseModel):
-    """From where on a precedent is too near; kept in the manifest of every run.
-
-    Both cosines must be reached, with the built-in encoder. ``python -m eval.near_duplicates`` measures what they catch
-    of edited copies, and what of other memes, on drawn ones. A picture alone tells templates from each other and not
-    memes: other captions on the same template reach .99. A text alone says as little where captions are repeated by
-    design, as in FHM. So where one of the two memes lacks a half that the other has, nothing is a near-duplicate, and
-    where both lack it, the other half decides only if it is the picture.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    picture: float = Field(default=0.70, ge=-1, le=1)
-    text: float = Field(default=0.80, ge=-1, le=1)
-    same_text: bool = True
-    """Whether the same text is enough, with whatever picture. On FHM that takes out precedents by which the data set
-    means to mislead (its captions stand on harmful and on harmless pictures), and it is asked for all the same: what
-    was left out is counted, and who wants it otherwise says so."""
 
 
 class _Prepared(BaseModel):
@@ -103,7 +76,7 @@ class Prepared:
     def counts(self) -> dict[str, int]:
         """Precedents left out, by why."""
         found = Counter(one.why for one in self.excluded)
-        return {why: found[why] for why in _WHYS if found[why]}
+        return {why: found[why] for why in WHYS if found[why]}
 
     @property
     def checked(self) -> dict[str, JsonValue]:
@@ -124,6 +97,7 @@ async def prepare_precedents(
     cache: Path | None = None,
     name: str = "",
     progress: Progress | None = None,
+    compared_by: Encoder | None = None,
 ) -> Prepared:
     """The library in ``place``: made of the train split without what is too near, or found there as it was made.
 
@@ -139,6 +113,7 @@ async def prepare_precedents(
         cache: Directory of libraries of whole train splits, which runs share; ``train-libraries`` beside ``place``.
         name: What people call the library; the sources' names if not given.
         progress: Told the step and how far it is.
+        compared_by: What tells near-duplicates, see :func:`comparing`; ``encoder`` if not given.
 
     Raises:
         BadRequest: A source can't be read, nothing is left of it, or ``place`` holds a library for something else.
@@ -148,6 +123,7 @@ async def prepare_precedents(
     """
     tell: Progress = progress or (lambda step, done, total: None)
     nearness = nearness or Nearness()
+    by = encoder if compared_by is None or compared_by.identity == encoder.identity else compared_by
     made_of = await asyncio.to_thread(_made_of, train, encoder)
     looked_at = await asyncio.to_thread(_looked_at, judged, pictures)
     key = digest(
@@ -157,13 +133,18 @@ async def prepare_precedents(
             "nearness": nearness.model_dump(mode="json"),
             "shuffled": shuffled_labels,
         }
+        | ({} if by is encoder else {"compared by": by.identity.digest})
     )
     if (place / CURRENT).exists() and _beside(place).exists():
         return await asyncio.to_thread(_as_it_was, place, key, encoder)
 
-    whole = await _whole(cache or place.parent / "train-libraries", made_of, train, encoder, reader, tell)
-    near, unseen = await _compare(whole, judged, pictures, encoder, reader, place.parent, nearness, tell)
-    left = [row for row, meme in enumerate(whole.memes) if meme.id not in {one.precedent for one in near.excluded}]
+    cache = cache or place.parent / "train-libraries"
+    whole = await _whole(cache, made_of, train, encoder, reader, tell)
+    compared = whole
+    if by is not encoder:
+        compared = await _whole(cache, await asyncio.to_thread(_made_of, train, by), train, by, reader, tell)
+    excluded, found = await _compare(compared, judged, pictures, by, reader, place.parent, nearness, tell)
+    left = [row for row, meme in enumerate(whole.memes) if meme.id not in {one.precedent for one in excluded}]
     if not left:
         raise BadRequest(
             "Every precedent of the train split is too near to a judged meme. Are the two splits the same file?",
@@ -194,10 +175,10 @@ async def prepare_precedents(
         # What a crash left before it was said how it was made.
         replace=True,
     )
-    notes = await asyncio.to_thread(_notes, train, whole, judged, unseen, near.text_alone)
-    kept = _Prepared(
-        key=key, nearness=nearness, shuffled_labels=shuffled_labels, notes=notes, excluded=tuple(near.excluded)
-    )
+    notes = await asyncio.to_thread(_notes, train, whole, judged, found.unseen, found.text_alone)
+    if by is not encoder:
+        notes += (f"What is too near was told by {by.identity}, the precedents are searched by {encoder.identity}.",)
+    kept = _Prepared(key=key, nearness=nearness, shuffled_labels=shuffled_labels, notes=notes, excluded=tuple(excluded))
     new = _beside(place).with_suffix(".json.new")
     new.write_text(kept.model_dump_json(indent=1) + "\n", encoding="utf-8")
     new.replace(_beside(place))
@@ -214,6 +195,14 @@ def read_prepared(place: Path, encoder: Encoder) -> Prepared:
     library = Library.open(place, encoder.identity)
     kept = _read(place)
     return Prepared(library, kept.excluded, kept.nearness, kept.notes)
+
+
+def comparing(encoder: Encoder) -> Encoder:
+    """What tells near-duplicates where this one searches: the built-in encoder, which the thresholds were measured of.
+
+    So the same precedents are left out whatever they are searched by, and runs with several encoders can be compared.
+    """
+    return encoder if encoder.identity.name == name_of(BUILTIN) else load_encoder(BUILTIN)
 
 
 def shuffle_labels(memes: Sequence[LabelledMeme], seed: int) -> list[LabelledMeme]:
@@ -305,19 +294,6 @@ async def _whole(
     raise Unavailable("Another run is still writing the library of the train split. Try again later.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Near:
-    """What was found.
-
-    Attributes:
-        excluded: In the order of the precedents.
-        text_alone: Precedents that only a missing picture keeps from being near-duplicates.
-    """
-
-    excluded: list[Excluded]
-    text_alone: int
-
-
 async def _compare(
     whole: Library,
     judged: Sequence[JudgedMeme],
@@ -327,9 +303,8 @@ async def _compare(
     beside: Path,
     nearness: Nearness,
     tell: Progress,
-) -> tuple[_Near, int]:
-    """What is too near, and how many judged memes were compared without their picture."""
-    await asyncio.to_thread(beside.mkdir, parents=True, exist_ok=True)
+) -> tuple[list[Excluded], Leaks]:
+    """What is too near, in the order of the precedents, and all that was found."""
     # The label plays no part here: it only makes a row complete.
     rows = [
         Row(
@@ -342,101 +317,17 @@ async def _compare(
         )
         for meme in judged
     ]
-    seen, _ = await embed_pictures_of(
-        [Wanted(row, pictures) for row in rows],
-        reader,
-        encoder,
-        await asyncio.to_thread(Spool, beside),
-        lambda done, total: tell("judged pictures", done, total),
-    )
-    vectors = np.zeros((len(judged), encoder.identity.dim), dtype=np.float32)
-    for start in range(0, len(judged), _TEXTS):
-        part = [meme.text for meme in judged[start : start + _TEXTS]]
-        vectors[start : start + len(part), : encoder.identity.text_dim] = (
-            await asyncio.to_thread(encoder.embed_texts, part)
-        ).vectors
-        tell("judged texts", start + len(part), len(judged))
-    for place, one in seen.items():
-        vectors[place, encoder.identity.text_dim :] = one.vector
-    found = await asyncio.to_thread(_near, whole, judged, seen, vectors, nearness)
-    return found, len(judged) - len(seen)
-
-
-def _near(
-    whole: Library,
-    judged: Sequence[JudgedMeme],
-    seen: Mapping[int, Seen],
-    vectors: NDArray[np.float32],
-    nearness: Nearness,
-) -> _Near:
-    """Every precedent beside every judged meme.
-
-    Args:
-        whole: All precedents.
-        judged: What is judged.
-        seen: Their pictures, by place; without those that can't be had.
-        vectors: float32 of shape (judged, text_dim + picture_dim).
-        nearness: From where on a precedent is too near.
-    """
-    dim = whole.manifest.encoder.text_dim
-    same: tuple[tuple[dict[str, int], Callable[[LabelledMeme], str]], ...] = (
-        (_first((meme.id, place) for place, meme in enumerate(judged)), lambda meme: meme.id),
-        (_first((one.bytes_sha256, place) for place, one in seen.items()), lambda meme: meme.bytes_sha256),
-        (_first((one.pixels_sha256, place) for place, one in seen.items()), lambda meme: meme.pixels_sha256),
-        (
-            _first((text_key(meme.text), place) for place, meme in enumerate(judged) if nearness.same_text),
-            lambda meme: text_key(meme.text),
-        ),
-    )
-    has_text: NDArray[np.bool_] = np.asarray(vectors[:, :dim].any(axis=1))
-    has_picture: NDArray[np.bool_] = np.asarray(vectors[:, dim:].any(axis=1))
-    excluded: list[Excluded] = []
-    text_alone = 0
-    for start in range(0, len(whole.memes), _BLOCK):
-        block = np.asarray(whole.rows[start : start + _BLOCK])
-        texts, looks = block[:, :dim] @ vectors[:, :dim].T, block[:, dim:] @ vectors[:, dim:].T
-        for row, meme in enumerate(whole.memes[start : start + _BLOCK]):
-            close_text: NDArray[np.bool_] = np.greater_equal(texts[row], nearness.text)
-            close_picture: NDArray[np.bool_] = np.greater_equal(looks[row], nearness.picture)
-            textless = ~has_text & (not meme.has_text)
-            why, place = next(
-                (
-                    (why, places[key(meme)])
-                    for why, (places, key) in zip(_WHYS, same, strict=False)
-                    if key(meme) in places
-                ),
-                ("", -1),
-            )
-            if not why:
-                both = np.flatnonzero(close_picture & (close_text | textless) & has_picture & meme.has_picture)
-                if not both.size:
-                    text_alone += bool((close_text & ~(has_picture & meme.has_picture)).any())
-                    continue
-                # Of several, the nearest: a copy's original rather than another meme on the same template.
-                why, place = "near-duplicate", int(both[np.argmax(texts[row, both] + looks[row, both])])
-            excluded.append(
-                Excluded(
-                    precedent=meme.id,
-                    meme=judged[place].id,
-                    why=why,
-                    text_similarity=_figure(texts[row, place], meme.has_text and bool(has_text[place])),
-                    picture_similarity=_figure(looks[row, place], meme.has_picture and bool(has_picture[place])),
-                )
-            )
-    return _Near(excluded, text_alone)
-
-
-def _first(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Where each key stands first; an empty key is equal to none."""
-    places: dict[str, int] = {}
-    for key, place in pairs:
-        if key:
-            places.setdefault(key, place)
-    return places
-
-
-def _figure(similarity: np.float32, compared: bool) -> float | None:
-    return round(float(np.clip(similarity, -1, 1)), 4) if compared else None
+    found = await find_leaks(whole, rows, pictures, encoder, reader, beside, nearness, tell)
+    return [
+        Excluded(
+            precedent=leak.precedent,
+            meme=leak.meme,
+            why=leak.why,
+            text_similarity=leak.text_similarity,
+            picture_similarity=leak.picture_similarity,
+        )
+        for leak in found.leaks
+    ], found
 
 
 def _notes(

@@ -31,6 +31,9 @@ from retrieval.library import Library
 from retrieval.readers import read_source
 from retrieval.sources import Problem, Row, Source
 
+_SPARE = 75
+"""Precedents found beyond those that vote, in the place of near-duplicates by text."""
+
 
 @dataclass(frozen=True, slots=True)
 class VoteReport:
@@ -101,6 +104,109 @@ async def measure_vote(
         precedents=len(library.memes),
         precedents_dropped=len(whole.memes) - len(library.memes),
         **report,
+    )
+
+
+NEAR_TEXT = 0.95
+"""Cosine from which on two texts are nearly the same, where there are no pictures to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainVote:
+    """What the majority of the nearest precedents is worth, each counting the same.
+
+    Attributes:
+        k: How many vote.
+        scores: Over all memes, however far their precedents are.
+    """
+
+    k: int
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
+class PlainVotes:
+    """The same memes by several numbers of voters.
+
+    Attributes:
+        votes: In the order that they were asked for.
+        with_near: Memes that had a near-duplicate, or their own text, in the library; None where that was not asked.
+        problems: Rows that could not be used.
+    """
+
+    votes: tuple[PlainVote, ...]
+    with_near: int | None
+    problems: tuple[Problem, ...]
+
+
+async def measure_plain_votes(
+    place: Path,
+    source: Source,
+    ks: Sequence[int],
+    *,
+    without_near: bool = False,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> PlainVotes:
+    """Asks the library in ``place`` about every labelled meme of ``source``, by the majority of its k nearest.
+
+    Nothing is chosen by these figures, and nothing was calibrated for them but alpha; clones count once. Labels are
+    those of the protocol ``merged``.
+
+    Args:
+        place: The library.
+        source: The memes.
+        ks: Odd numbers of voters, so that there is no tie.
+        without_near: Whether precedents that are the same as the meme or nearly so give no vote: see
+            :meth:`retrieval.finder.LibraryFinder.find`; and where no pictures are compared, those whose text lies at
+            :data:`NEAR_TEXT` or nearer.
+        seed: Of the bootstrap.
+        progress: Told how many memes of how many are judged.
+
+    Raises:
+        BadLibrary: The library can't be opened.
+        BadRequest: The source can't be read, nothing of it can be used, or a number of voters is even or not positive.
+    """
+    if not ks or any(k < 1 or k % 2 == 0 for k in ks):
+        raise BadRequest("Numbers of voters must be odd: an even number can be divided equally.")
+    rows = read_source(source)
+    if not rows.good:
+        raise BadRequest(f"No meme of {source.path.name} can be used.")
+    encoder = await asyncio.to_thread(load_encoder_for, place)
+    finder = LibraryFinder(Library.open(place, encoder.identity), encoder)
+    pictures = GuardedPictureReader()
+    gold: list[bool] = []
+    said: list[list[bool]] = [[] for _ in ks]
+    with_near = 0
+    try:
+        for number, row in enumerate(rows.good, 1):
+            picture = await _picture(row, source, pictures)
+            findings = await finder.find(
+                text=row.text,
+                frames=picture.frames if picture else (),
+                pixels_sha256=picture.pixels_sha256 if picture else "",
+                exhibits=1,
+                tally=max(ks) + (_SPARE if without_near else 0),
+                alpha=None,
+                leave_out_duplicates=without_near,
+            )
+            tally = list(findings.tally)
+            by_text = findings.search.alpha == 1
+            if without_near and by_text:
+                tally = [entry for entry in tally if entry.similarity < NEAR_TEXT]
+            with_near += findings.search.excluded > 0 or len(tally) < len(findings.tally)
+            gold.append(row.label is Label.HARMFUL)
+            for votes, k in zip(said, ks, strict=True):
+                voters = tally[:k]
+                votes.append(2 * sum(entry.label is Label.HARMFUL for entry in voters) > len(voters))
+            progress(number, len(rows.good))
+    finally:
+        finder.close()
+        await pictures.aclose()
+    return PlainVotes(
+        votes=tuple(PlainVote(k, score(gold, votes, seed=seed)) for k, votes in zip(ks, said, strict=True)),
+        with_near=with_near if without_near else None,
+        problems=tuple(rows.problems),
     )
 
 
@@ -191,6 +297,7 @@ def _left_out(library: Library, twins_too: bool, protocol: Protocol, seed: int) 
         depth=tuning.vote.k,
         limit=len(library.memes),
         twins_too=twins_too,
+        safeguards=tuning.safeguards,
     )
     probabilities = [
         probability(share(similarities, harmful, tuning.vote), tuning.vote)
@@ -228,7 +335,12 @@ def _voters(library: Library, protocol: Protocol, drop: bool) -> Iterator[Librar
     rows = np.ascontiguousarray(library.rows[places])
     manifest = library.manifest
     tuning = calibrate(
-        rows, memes, manifest.encoder.text_dim, manifest.tuning.floors, error=manifest.tuning.settle_error
+        rows,
+        memes,
+        manifest.encoder.text_dim,
+        manifest.tuning.floors,
+        error=manifest.tuning.settle_error,
+        safeguards=manifest.tuning.safeguards,
     )
     with TemporaryDirectory(prefix="memecourt-") as folder:
         yield Library.create(

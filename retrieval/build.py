@@ -19,7 +19,7 @@ from retrieval.embedding import Encoder, TextEmbeddings
 from retrieval.floors import floors_of
 from retrieval.kept import Spool
 from retrieval.library import Library, refuse_place
-from retrieval.manifest import LabelledMeme, Tuning
+from retrieval.manifest import LabelledMeme, Safeguards, Tuning
 from retrieval.pictures import Seen, Wanted, embed_pictures_of
 from retrieval.readers import read_source
 from retrieval.remembered import Remembered
@@ -79,6 +79,7 @@ async def build_library(
     progress: Progress | None = None,
     replace: bool = False,
     settle_error: float = ERROR,
+    safeguards: Safeguards | None = None,
 ) -> tuple[Library, BuildReport]:
     """Reads, decodes, embeds, calibrates and writes.
 
@@ -91,6 +92,7 @@ async def build_library(
         progress: Told how far it is; called in the event loop's thread or a worker's.
         replace: Whether a library that is there gives way.
         settle_error: What share of wrong labels is put up with where the vote alone is to do, in (0, 1).
+        safeguards: What keeps a few precedents from deciding for all; None for what every library has.
 
     Raises:
         BadRequest: A source can't be read, nothing of them is left, or there is a library already.
@@ -100,7 +102,7 @@ async def build_library(
     await asyncio.to_thread(refuse_place, path, replace)
     remembered = Remembered(path, encoder.identity)
     gathered = await _gather(path, sources, encoder, picture_reader, progress, frozenset(), remembered)
-    tuning = await _tune(gathered.rows, gathered.memes, encoder, settle_error, progress)
+    tuning = await _tune(gathered.rows, gathered.memes, encoder, settle_error, safeguards, progress)
     library = await asyncio.to_thread(
         Library.create,
         path,
@@ -138,8 +140,9 @@ async def add_to_library(
     remembered = Remembered(library.root, encoder.identity)
     gathered = await _gather(library.root, sources, encoder, picture_reader, progress, taken, remembered)
     rows = np.concatenate([library.rows, gathered.rows])
-    error = library.manifest.tuning.settle_error
-    tuning = await _tune(rows, [*library.memes, *gathered.memes], encoder, error, progress)
+    old = library.manifest.tuning
+    memes = [*library.memes, *gathered.memes]
+    tuning = await _tune(rows, memes, encoder, old.settle_error, old.safeguards, progress)
     larger = await asyncio.to_thread(library.add, gathered.memes, gathered.rows, tuning, gathered.pictures)
     await asyncio.to_thread(remembered.discard)
     return larger, gathered.report
@@ -170,6 +173,7 @@ async def _tune(
     memes: Sequence[LabelledMeme],
     encoder: Encoder,
     error: float,
+    safeguards: Safeguards | None,
     progress: Progress | None,
 ) -> Tuning:
     text_dim = encoder.identity.text_dim
@@ -180,6 +184,7 @@ async def _tune(
         text_dim,
         await asyncio.to_thread(floors_of, rows, memes, text_dim, encoder.floors),
         error=error,
+        safeguards=safeguards,
         progress=(lambda done, total: progress("calibration", done, total)) if progress else None,
     )
 

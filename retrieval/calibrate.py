@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from court.precedents import Floors, VoteSettings
 from retrieval.left_out import Neighbours, neighbours
-from retrieval.manifest import Calibration, LabelledMeme, Tuning
+from retrieval.manifest import Calibration, LabelledMeme, Safeguards, Tuning
 from retrieval.settling import ERROR, choose_settles, settled
 
 # Each grid begins with what is preferred where several are equally good.
@@ -73,6 +73,7 @@ def calibrate(
     floors: Floors,
     *,
     error: float = ERROR,
+    safeguards: Safeguards | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tuning:
     """The tuning of a library with these memes.
@@ -83,6 +84,7 @@ def calibrate(
         text_dim: Where the text half ends.
         floors: The encoder's.
         error: What share of wrong labels is put up with where the vote alone is to do.
+        safeguards: What the library is searched with, and so calibrated with; None for what every library has.
         progress: Told how many of how many alphas are done.
     """
     n, harmful = len(memes), sum(meme.harmful for meme in memes)
@@ -90,7 +92,8 @@ def calibrate(
     # As if one more of each kind had been seen: a library of one kind alone still has a prior.
     prior = harmful / n if 0 < harmful < n else (harmful + 1) / (n + 2)
     majority = max(harmful, n - harmful) / n
-    defaults = _defaults(alphas[0], prior, floors, n, majority, error)
+    guarded = (safeguards or Safeguards()).model_copy(update={"sources": len({meme.source for meme in memes})})
+    defaults = _defaults(alphas[0], prior, floors, n, majority, error, guarded)
     if n < _FEWEST or min(harmful, n - harmful) < _FEWEST_OF_A_LABEL:
         return defaults
 
@@ -99,7 +102,7 @@ def calibrate(
         frozenset(left): [] for size in range(3) for left in combinations(range(_FOLDS), size)
     }
     tried: dict[float, tuple[Neighbours, NDArray[np.int64]]] = {}
-    found = neighbours(rows, memes, text_dim, alphas=alphas, depth=max(_KS), limit=_MOST_TRIED)
+    found = neighbours(rows, memes, text_dim, alphas=alphas, depth=max(_KS), limit=_MOST_TRIED, safeguards=guarded)
     for number, (alpha, near) in enumerate(zip(alphas, found, strict=True)):
         if near.labels.size < _FEWEST or min(near.labels.sum(), (~near.labels).sum()) < _FEWEST_OF_A_LABEL:
             return defaults  # many memes, but most of them twins of each other
@@ -143,6 +146,7 @@ def calibrate(
         ),
         settles=settles,
         settle_error=error,
+        safeguards=guarded,
     )
 
 
@@ -184,7 +188,9 @@ def _alphas(memes: Sequence[LabelledMeme]) -> tuple[float, ...]:
     return _ALPHAS if any(meme.has_text for meme in memes) else (0.0,)
 
 
-def _defaults(alpha: float, prior: float, floors: Floors, n: int, majority: float, error: float) -> Tuning:
+def _defaults(
+    alpha: float, prior: float, floors: Floors, n: int, majority: float, error: float, guarded: Safeguards
+) -> Tuning:
     return Tuning(
         alpha=alpha,
         vote=VoteSettings(k=min(15, n), tau=0.1, prior=prior),
@@ -196,6 +202,7 @@ def _defaults(alpha: float, prior: float, floors: Floors, n: int, majority: floa
             note=f"nothing was chosen: that takes {_FEWEST} memes that differ, {_FEWEST_OF_A_LABEL} of each label",
         ),
         settle_error=error,
+        safeguards=guarded,
     )
 
 

@@ -163,6 +163,27 @@ class Calibration(_Stored):
     note: str = ""
 
 
+class Safeguards(_Stored):
+    """What keeps a few precedents from deciding for all; chosen when a library is built, and calibrated with.
+
+    By default only clones count once, which needs no setting.
+    """
+
+    per_source: int | None = Field(default=None, ge=1)
+    """At most so many precedents of one source are found; None for no bound. Off where there is one source."""
+    verified_only: bool = False
+    """Whether precedents whose label nobody has confirmed are left out; off where none is confirmed."""
+    no_sole_acquittal: bool = False
+    """Whether a precedent is left out without which the vote would not be for "not harmful"."""
+    sources: int = Field(default=0, ge=0)
+    """How many sources there were when the library was calibrated."""
+
+    @property
+    def cap(self) -> int | None:
+        """How many precedents of one source are found at most, None for any number."""
+        return self.per_source if self.sources > 1 else None
+
+
 class Tuning(_Stored):
     """How a library is searched and how its precedents vote, chosen when it is built."""
 
@@ -175,6 +196,8 @@ class Tuning(_Stored):
     """Where the vote alone will do; None where nowhere."""
     settle_error: float = Field(default=0.05, gt=0, lt=1)
     """Share of wrong labels that was put up with there; all libraries of before this was kept put up with the same."""
+    safeguards: Safeguards = Safeguards()
+    """Libraries of before this was kept had none."""
 
 
 class Manifest(_Stored):

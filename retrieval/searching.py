@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -11,16 +12,22 @@ from numpy.typing import NDArray
 
 from court.meme import Frame
 from court.precedents import Findings, Floors, LibraryIdentity, Precedent, Relation, Search, TallyEntry
+from court.summary import hold_vote
+from court.verdict import Label
+from court.vote import vote
+from retrieval.clones import CloneKey, clone_key
 from retrieval.embedding import Encoder
 from retrieval.filters import Filter
 from retrieval.index import Hits
-from retrieval.manifest import Counts, LabelledMeme, Tuning
+from retrieval.manifest import Counts, LabelledMeme, Safeguards, Tuning
 from retrieval.text import text_key
 
 NEAR = Floors(text=0.80, picture=0.70)
 """Similarities from which on, in both halves, two memes are nearly the same, as in a benchmark's check."""
 _FEW_TWINS, _MOST_TWINS = 64, 4096
 """Rows looked at for near-duplicates, at first and at most."""
+_SPARE, _MOST_LOOKED_AT = 8, 16_384
+"""Rows found beyond those asked for, in the place of clones; and at most, however many clones there are."""
 
 
 class Shelf(Protocol):
@@ -123,7 +130,53 @@ class Asked:
 
 
 def search_shelf(shelf: Shelf, query: Query, wanted: Asked) -> Findings:
-    """The most similar precedents: see :class:`court.ports.PrecedentFinder`."""
+    """The most similar precedents: see :class:`court.ports.PrecedentFinder`.
+
+    Clones count once, and the library's safeguards hold (:class:`retrieval.manifest.Safeguards`).
+    """
+    findings = _findings(shelf, query, wanted)
+    if not shelf.tuning.safeguards.no_sole_acquittal or not _acquits(findings):
+        return findings
+    for id_ in _perhaps_sole(_findings(shelf, query, replace(wanted, tally=shelf.tuning.vote.k + 1))):
+        (meme,) = shelf.read(shelf.rows_of([id_]))
+        without = _findings(shelf, query, wanted, _Silenced(id_, clone_key(meme)))
+        if not _acquits(without):
+            # Named in the notes, since whoever reads the record must be able to look at it.
+            note = f"The precedent {id_} was left out: without it, the vote is not for acquittal."
+            return without.model_copy(update={"notes": (*without.notes, note)})
+    return findings
+
+
+@dataclass(frozen=True, slots=True)
+class _Silenced:
+    """A precedent that is not to be heard, and its clones neither."""
+
+    id: str
+    key: CloneKey | None
+
+
+def _acquits(findings: Findings) -> bool:
+    held = hold_vote(findings)
+    return held is not None and held.probability < held.settings.threshold
+
+
+def _perhaps_sole(findings: Findings) -> list[str]:
+    """Precedents on whose account alone the vote may acquit: by weight, or since nothing else is near enough.
+
+    Args:
+        findings: With one more in the tally than vote.
+    """
+    settings = findings.vote_settings
+    benign = [entry.id for entry in findings.tally[: settings.k] if entry.label is Label.NOT_HARMFUL]
+    without = {id_: [entry for entry in findings.tally if entry.id != id_] for id_ in benign}
+    probability = {id_: vote(rest, settings).probability if rest else 1.0 for id_, rest in without.items()}
+    weighty = [id_ for id_ in benign if probability[id_] >= settings.threshold]
+    shown = (*findings.exhibits, *filter(None, [findings.nearest_benign]))
+    near = [one.id for one in shown if one.label is Label.NOT_HARMFUL]
+    return list(dict.fromkeys([*sorted(weighty, key=lambda id_: -probability[id_])[:1], *near]))
+
+
+def _findings(shelf: Shelf, query: Query, wanted: Asked, silenced: _Silenced | None = None) -> Findings:
     tuning = shelf.tuning
     exhibits = wanted.exhibits
     asked = tuning.alpha if wanted.alpha is None else wanted.alpha
@@ -136,6 +189,9 @@ def search_shelf(shelf: Shelf, query: Query, wanted: Asked) -> Findings:
     if where is not None:
         count, size = shelf.count(where), shelf.counts.memes
         notes.append(f"Only {count:,} of {size:,} precedents were searched, as was asked for.")
+    if tuning.safeguards.verified_only and shelf.count(replace(where or Filter(), verified=True)):
+        where = replace(where or Filter(), verified=True)
+        notes.append("Precedents whose label nobody has confirmed were left out, as the library asks for.")
     if wanted.leave_out_duplicates:
         twins = _duplicates(shelf, query, where) - set(excluded)
         excluded += sorted(twins)
@@ -147,8 +203,9 @@ def search_shelf(shelf: Shelf, query: Query, wanted: Asked) -> Findings:
     nearest: dict[bool, Precedent | None] = {True: None, False: None}
     if used is not None:
         k = max(exhibits, tally, 1)
-        hits = shelf.search(query.text, query.picture, alpha=used, k=k, exclude=excluded, where=where)
-        memes = shelf.read(hits.rows.tolist())
+        nearest_first = _Nearest(shelf, query, used, excluded, where, tuning.safeguards, silenced)
+        hits, memes = nearest_first.first(k)
+        notes += nearest_first.notes
         found = tuple(_precedent(meme, query, hits, place) for place, meme in enumerate(memes[:exhibits]))
         counted = tuple(_entry(meme, hits, place) for place, meme in enumerate(memes[:tally]))
         for harmful in nearest:
@@ -157,10 +214,8 @@ def search_shelf(shelf: Shelf, query: Query, wanted: Asked) -> Findings:
             if place is not None:
                 nearest[harmful] = _precedent(memes[place], query, hits, place)
                 continue
-            best = shelf.search(
-                query.text, query.picture, alpha=used, k=1, exclude=excluded, where=where, harmful=harmful
-            )
-            for meme in shelf.read(best.rows.tolist()):
+            best, alone = nearest_first.first(1, harmful)
+            for meme in alone:
                 nearest[harmful] = _precedent(meme, query, best, 0)
         notes += _gaps(memes[:exhibits], used)
     return Findings(
@@ -184,6 +239,92 @@ def search_shelf(shelf: Shelf, query: Query, wanted: Asked) -> Findings:
         text_cut=query.text_cut,
         notes=tuple(notes),
     )
+
+
+class _Nearest:
+    """The nearest precedents, each clone but the first passed over, and of a source no more than it may have."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        query: Query,
+        alpha: float,
+        exclude: Collection[int],
+        where: Filter | None,
+        safeguards: Safeguards,
+        silenced: _Silenced | None,
+    ) -> None:
+        self._silenced = silenced
+        self._shelf, self._query, self._alpha = shelf, query, alpha
+        self._exclude, self._where, self._cap = exclude, where, safeguards.cap
+        self.notes: list[str] = []
+
+    def first(self, k: int, harmful: bool | None = None) -> tuple[Hits, list[LabelledMeme]]:
+        """The first ``k``, of one label if asked; :attr:`notes` says what was passed over for those of either."""
+        fetched = k + _SPARE
+        while True:
+            hits = self._shelf.search(
+                self._query.text,
+                self._query.picture,
+                alpha=self._alpha,
+                k=fetched,
+                exclude=self._exclude,
+                where=self._where,
+                harmful=harmful,
+            )
+            places, memes, passed_over = self._chosen(hits, k)
+            if len(places) == k or hits.rows.size < fetched or fetched >= _MOST_LOOKED_AT:
+                break
+            fetched = min(4 * fetched, _MOST_LOOKED_AT)
+        if harmful is None:
+            self._note(k, hits.rows.size == fetched, len(places), passed_over)
+        at = np.array(places, dtype=np.int64)
+        return Hits(hits.rows[at], hits.scores[at], hits.text[at], hits.picture[at]), memes
+
+    def _note(self, k: int, more: bool, found: int, passed_over: Counter[str]) -> None:
+        if passed_over["clone"]:
+            self.notes.append(
+                f"Passed over {passed_over['clone']} precedents that repeat a nearer one: clones count once."
+            )
+        if passed_over["source"]:
+            self.notes.append(
+                f"Passed over {passed_over['source']} precedents: of one source, at most {self._cap} are heard."
+            )
+        if found < k and more:
+            self.notes.append(f"Only the {_MOST_LOOKED_AT:,} nearest precedents were looked at, most of them clones.")
+
+    def _chosen(self, hits: Hits, k: int) -> tuple[list[int], list[LabelledMeme], Counter[str]]:
+        places: list[int] = []
+        memes: list[LabelledMeme] = []
+        passed_over: Counter[str] = Counter()
+        heard: Counter[str] = Counter()
+        seen: set[CloneKey] = set()
+        start = 0
+        while len(places) < k and start < hits.rows.size:
+            # No more are read than may be needed, unless the first did not do.
+            end = start + (k if start == 0 else max(k, _SPARE))
+            for place, meme in enumerate(self._shelf.read(hits.rows[start:end].tolist()), start):
+                key = clone_key(meme)
+                if self._is_silenced(meme, key):
+                    continue
+                if key is not None and key in seen:
+                    passed_over["clone"] += 1
+                elif self._cap is not None and heard[meme.source] >= self._cap:
+                    passed_over["source"] += 1
+                else:
+                    places.append(place)
+                    memes.append(meme)
+                    heard[meme.source] += 1
+                    if len(places) == k:
+                        break
+                if key is not None:
+                    seen.add(key)
+            start = end
+        return places, memes, passed_over
+
+    def _is_silenced(self, meme: LabelledMeme, key: CloneKey | None) -> bool:
+        out = self._silenced
+        return out is not None and (meme.id == out.id or (key is not None and key == out.key))
 
 
 def _weights(counts: Counts, query: Query, asked: float) -> tuple[float | None, list[str]]:

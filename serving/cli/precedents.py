@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from serving.cli.changes import COMMANDS
-from serving.cli.common import excerpt, library_option, printable, run, settings_of, tell
+from serving.cli.check import check
+from serving.cli.common import excerpt, library_option, place_on_disk, printable, run, settings_of, tell
 from serving.cli.push import push
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from retrieval.embedding import Encoder
     from retrieval.filters import Filter
     from retrieval.library import Library
+    from retrieval.manifest import Safeguards
     from retrieval.sources import Source
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,7 +32,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 _SHOWN = 10  # rows with a fault that are listed one by one; --json lists all
 
 _sources = click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE…")
-_place = click.argument("place", type=click.Path(path_type=Path), metavar="LIBRARY")
+_place = click.argument(
+    "place",
+    callback=place_on_disk("Build the library in a folder, and put it there with `memecourt precedents push`."),
+    metavar="LIBRARY",
+)
 _pictures = click.option(
     "--pictures",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -85,7 +91,7 @@ def precedents() -> None:
     """Makes, extends, searches and describes libraries of precedents: labelled memes that verdicts rest on."""
 
 
-for _command in (*COMMANDS, push):
+for _command in (*COMMANDS, check, push):
     precedents.add_command(_command)
 
 
@@ -100,6 +106,15 @@ for _command in (*COMMANDS, push):
     show_default=True,
     type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
     help="The share of wrong labels that a cascade may settle by the vote alone, on held-out memes of the library.",
+)
+@click.option(
+    "--per-source", type=click.IntRange(1), help="Hear at most so many precedents of one source. [default: any number]"
+)
+@click.option(
+    "--verified-only", is_flag=True, help="Leave out precedents that nobody has confirmed, once any is confirmed."
+)
+@click.option(
+    "--no-sole-acquittal", is_flag=True, help="Leave out a precedent without which the vote would not acquit."
 )
 @_encoder
 @click.option(
@@ -119,6 +134,9 @@ def build(
     name: str | None,
     replace: bool,
     settle_error: float,
+    per_source: int | None,
+    verified_only: bool,
+    no_sole_acquittal: bool,
     encoder: str | None,
     text_encoder: Literal["builtin", "clip"] | None,
     pictures: Path | None,
@@ -139,6 +157,8 @@ def build(
     Rows that can't be used are counted and listed, and the others go in. How neighbours vote is then chosen by leaving
     each meme out in turn; what that vote is worth stands in the library and is printed.
     """  # noqa: D301 - click's mark for text that is not to be wrapped
+    from retrieval.manifest import Safeguards
+
     library, report = run(
         _build(
             place,
@@ -146,6 +166,7 @@ def build(
             name or place.resolve().name,
             replace,
             settle_error,
+            Safeguards(per_source=per_source, verified_only=verified_only, no_sole_acquittal=no_sole_acquittal),
             encoder,
             text_encoder,
         )
@@ -274,6 +295,7 @@ async def _build(
     name: str,
     replace: bool,
     settle_error: float,
+    safeguards: Safeguards,
     asked: str | None,
     texts: Literal["builtin", "clip"] | None,
 ) -> tuple[Library, BuildReport]:
@@ -291,6 +313,7 @@ async def _build(
             progress=_progress(),
             replace=replace,
             settle_error=settle_error,
+            safeguards=safeguards,
         )
 
 

@@ -7,8 +7,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from court.errors import BadRequest
 from eval.cli import cli
-from eval.vote import measure_left_out, measure_vote
+from eval.vote import measure_left_out, measure_plain_votes, measure_vote
 from retrieval.build import build_library
 from retrieval.sources import Source
 from tests.encoders import WordEncoder
@@ -87,3 +88,31 @@ def test_the_command_tells_figures_with_intervals_and_the_majority(library, tmp_
     assert CliRunner().invoke(cli, ["vote", str(library)]).exit_code == 2
     missing = CliRunner().invoke(cli, ["vote", str(tmp_path / "none"), str(file)])
     assert missing.exit_code == 1 and "no precedent library" in missing.output
+
+
+def test_the_plain_vote_counts_each_of_the_k_nearest_the_same(library, tmp_path):
+    file = written(tmp_path / "e.csv", labelled("v", 10, wrong=2))
+    votes = asyncio.run(measure_plain_votes(library, Source(file), (1, 3, 25))).votes
+    assert [one.k for one in votes] == [1, 3, 25]
+    assert [one.scores.accuracy.value for one in votes] == [pytest.approx(0.8)] * 3
+    with pytest.raises(BadRequest, match="odd"):
+        asyncio.run(measure_plain_votes(library, Source(file), (1, 2)))
+
+
+def test_near_duplicates_give_no_vote_where_that_is_asked(library, tmp_path):
+    # Word for word as in the library, but with the other label: by themselves the twins are all wrong.
+    twins = [[f"t{n}", "not_harmful", f"{BAD[n % 3]} t{n}"] for n in range(3)]
+    file = written(tmp_path / "f.csv", [*twins, ["new", "harmful", f"{BAD[0]} anew"]])
+    whole = asyncio.run(measure_plain_votes(library, Source(file), (1,)))
+    without = asyncio.run(measure_plain_votes(library, Source(file), (1,), without_near=True))
+    assert whole.with_near is None and without.with_near == 3
+
+
+def test_the_command_gives_a_line_for_each_k(library, tmp_path):
+    file = str(written(tmp_path / "g.csv", labelled("v", 10, wrong=2)))
+    told = CliRunner().invoke(cli, ["vote", str(library), file, "--k", "1,3", "--without-near-duplicates"])
+    assert told.exit_code == 0, told.output
+    assert "  1  0.800 [" in told.output and "  3  0.800 [" in told.output and "near  " in told.output
+    assert CliRunner().invoke(cli, ["vote", str(library), file, "--k", "2"]).exit_code == 1
+    assert CliRunner().invoke(cli, ["vote", str(library), file, "--k", "one"]).exit_code == 2
+    assert CliRunner().invoke(cli, ["vote", str(library), file, "--without-near-duplicates"]).exit_code == 2

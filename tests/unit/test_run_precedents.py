@@ -14,10 +14,11 @@ from court.backends.picture_reader import GuardedPictureReader
 from court.errors import BadRequest
 from eval.datasets.known import DATASETS
 from eval.datasets.read import read_split, source_of
-from eval.precedents import Nearness, Prepared, prepare_precedents, read_prepared, shuffle_labels
+from eval.precedents import Prepared, prepare_precedents, read_prepared, shuffle_labels
 from eval.runs.folder import JudgedMeme
 from eval.synthetic.make import Layout, Plant, make
 from retrieval.builtin import BuiltinEncoder
+from retrieval.leakage import Nearness
 from retrieval.library import Library
 from retrieval.sources import Source
 from tests.encoders import PlainPictureReader, WordEncoder, png_of

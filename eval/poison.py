@@ -1,0 +1,303 @@
+"""What a few poisoned precedents can do to the vote: labels that were flipped, and a precedent made to acquit.
+
+All of it is measured on a library's own memes: each is judged by the rest, without its twins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.errors import BadRequest
+from court.precedents import Findings, LibraryIdentity
+from court.summary import hold_vote
+from court.verdict import Label
+from eval.metrics import score
+from eval.resampling import interval
+from retrieval.calibrate import probabilities_of, shares
+from retrieval.filters import Filter
+from retrieval.index import FusedIndex, Hits
+from retrieval.left_out import neighbours
+from retrieval.library import Library
+from retrieval.manifest import Counts, LabelledMeme, Tuning
+from retrieval.searching import Asked, Query, search_shelf
+from retrieval.segments import SegmentedIndex
+from retrieval.text import normalise_text, text_key
+
+CLONES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Flipped:
+    """What flipping a share of the labels does to macro-F1, over seeds.
+
+    Attributes:
+        share: Of the labels that were flipped.
+        seeds: How often.
+        untouched: Macro-F1 of the vote with the true labels.
+        mean_drop: Mean of what it falls by, in [-1, 1].
+        worst_drop: The most that it falls by.
+        low: Lower end of the middle 95 % of the falls.
+        high: Upper end.
+    """
+
+    share: float
+    seeds: int
+    untouched: float
+    mean_drop: float
+    worst_drop: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """What a precedent that was made to acquit one meme does to the verdict on it.
+
+    Attributes:
+        trials: Harmful memes that the vote did not acquit before; each with a poisoned precedent of its own.
+        by_one: Of these, acquitted with one.
+        by_clones: Acquitted with twenty clones of it.
+        counted_twice: Trials in which more than one clone was in the tally, or the vote was another than by one.
+        sole_by_one: Acquitted with one where the library leaves out sole acquittals.
+        sole_by_clones: Likewise with twenty clones.
+    """
+
+    trials: int
+    by_one: int
+    by_clones: int
+    counted_twice: int
+    sole_by_one: int
+    sole_by_clones: int
+
+
+def measure_flipped(library: Library, share: float, *, seeds: int = 20, limit: int = 4000) -> Flipped:
+    """Flips this share of the labels, and votes with the library's own settings on memes whose labels are true.
+
+    The settings are not chosen anew: whoever flips labels does so in a library that is in use.
+
+    Args:
+        library: Whose memes are judged, each by the rest.
+        share: Of the labels to flip, in (0, 1).
+        seeds: How often.
+        limit: Memes that are judged at most.
+    """
+    rows, memes = library.rows, list(library.memes)
+    true = np.array([meme.harmful for meme in memes], dtype=np.bool_)
+
+    def macro_f1(voting: Sequence[LabelledMeme]) -> float:
+        tuning = library.manifest.tuning
+        dim = library.manifest.encoder.text_dim
+        k, guarded = tuning.vote.k, tuning.safeguards
+        (near,) = neighbours(rows, voting, dim, alphas=[tuning.alpha], depth=k, limit=limit, safeguards=guarded)
+        probabilities = probabilities_of(shares(near.similarities, near.harmful, tuning.vote), tuning.vote)
+        said = probabilities >= tuning.vote.threshold
+        return score(true[near.rows].tolist(), said.tolist(), resamples=1).macro_f1.value
+
+    untouched = macro_f1(memes)
+    drops = []
+    for seed in range(seeds):
+        flipped = np.random.default_rng(seed).choice(len(memes), max(1, round(share * len(memes))), replace=False)
+        voting = list(memes)
+        for place in flipped.tolist():
+            voting[place] = _relabelled(memes[place], not memes[place].harmful)
+        drops.append(untouched - macro_f1(voting))
+    low, high = interval(np.array(drops))
+    return Flipped(share, seeds, untouched, float(np.mean(drops)), max(drops), low, high)
+
+
+def measure_planted(
+    library: Library, *, trials: int = 1000, seed: int = 0, progress: Callable[[int, int], None] = lambda *_: None
+) -> Planted:
+    """Puts a benign precedent on top of a harmful meme, and twenty clones of it, and holds the court's own vote.
+
+    The poisoned precedent has the meme's words with one more of its own and lies at a random distance from it, from a
+    copy to what is hardly near. Its clones differ in spacing and case. The meme and its twins are not in the library.
+
+    Raises:
+        BadRequest: The library has no harmful meme that its vote does not acquit.
+    """
+    memes = list(library.memes)
+    by_words, by_pixels = _groups(memes, _words), _groups(memes, lambda meme: meme.pixels_sha256)
+    base = FusedIndex(library.rows, library.manifest.encoder.text_dim)
+    rng = np.random.default_rng(seed)
+    harmful = [place for place, meme in enumerate(memes) if meme.harmful]
+    found = {"one": 0, "clones": 0, "twice": 0, "sole one": 0, "sole clones": 0}
+    done = skipped = 0
+    while done < trials:
+        if skipped > 2 * len(harmful) + 10 and not done:
+            raise BadRequest("The library has no harmful meme that its vote does not acquit: there is nothing to try.")
+        place = harmful[int(rng.integers(len(harmful)))] if harmful else -1
+        if place < 0:
+            skipped = 2 * len(harmful) + 11
+            continue
+        meme = memes[place]
+        twins = {place, *by_words.get(_words(meme), ()), *by_pixels.get(meme.pixels_sha256, ())}
+        query = _query(library, place, meme)
+
+        trial = _Trial(library, memes, base, twins, query, meme)
+        if _acquitted(trial.judged(0, False)):
+            skipped += 1
+            continue
+        vector = _nearby(library, place, rng)
+        one, clones = trial.judged(1, False, vector), trial.judged(CLONES, False, vector)
+        found["one"] += _acquitted(one)
+        found["clones"] += _acquitted(clones)
+        heard = sum(entry.id.startswith(_POISON) for entry in clones.tally)
+        found["twice"] += heard > 1 or hold_vote(one) != hold_vote(clones)
+        found["sole one"] += _acquitted(trial.judged(1, True, vector))
+        found["sole clones"] += _acquitted(trial.judged(CLONES, True, vector))
+        done += 1
+        progress(done, trials)
+    return Planted(trials, found["one"], found["clones"], found["twice"], found["sole one"], found["sole clones"])
+
+
+def open_poisoned(place: Path) -> Library:
+    """The library to measure. Raises BadLibrary."""
+    return Library.open(place, None)
+
+
+_POISON = "\0poison-"
+"""Begins the ids of what is planted: no id of a library on disk can."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    library: Library
+    memes: Sequence[LabelledMeme]
+    base: FusedIndex
+    hidden: Collection[int]
+    query: Query
+    meme: LabelledMeme
+
+    def judged(self, poison: int, sole: bool, vector: NDArray[np.float32] | None = None) -> Findings:
+        """What is found with so many clones of a poisoned precedent, and with sole acquittals left out or not."""
+        planted = _clones(self.meme, poison)
+        shelf = _Poisoned(self.library, self.memes, self.base, self.hidden, planted, vector, sole)
+        return search_shelf(shelf, self.query, Asked(exhibits=3, tally=25, alpha=None))
+
+
+class _Poisoned:
+    """A library with some precedents hidden and others planted; satisfies :class:`retrieval.searching.Shelf`."""
+
+    def __init__(
+        self,
+        library: Library,
+        memes: Sequence[LabelledMeme],
+        base: FusedIndex,
+        hidden: Collection[int],
+        planted: Sequence[LabelledMeme],
+        vector: NDArray[np.float32] | None,
+        sole: bool,
+    ) -> None:
+        self._library, self._memes, self._planted = library, memes, planted
+        segments = [base]
+        if vector is not None:
+            segments.append(FusedIndex(np.tile(vector, (len(planted), 1)), base.text_dim))
+        self._index = SegmentedIndex(segments, hidden)
+        self._harmful = np.array([meme.harmful for meme in (*memes, *planted)], dtype=np.bool_)
+        guarded = library.manifest.tuning.safeguards.model_copy(update={"no_sole_acquittal": sole})
+        self.tuning: Tuning = library.manifest.tuning.model_copy(update={"safeguards": guarded})
+
+    @property
+    def identity(self) -> LibraryIdentity:
+        return self._library.identity
+
+    @property
+    def counts(self) -> Counts:
+        return self._library.counts
+
+    def rows_of(self, ids: Collection[str]) -> list[int]:
+        planted = {meme.id: len(self._memes) + n for n, meme in enumerate(self._planted)}
+        known = (planted.get(id_, self._library.row_of(id_)) for id_ in ids)
+        return [row for row in known if row is not None]
+
+    def count(self, where: Filter) -> int:
+        return sum(where.lets_through(meme) for meme in (*self._memes, *self._planted))
+
+    def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
+        n = len(self._memes)
+        return [self._memes[row] if row < n else self._planted[row - n] for row in rows]
+
+    def search(
+        self,
+        text: NDArray[np.float32] | None,
+        picture: NDArray[np.float32] | None,
+        *,
+        alpha: float,
+        k: int,
+        exclude: Collection[int] = (),
+        where: Filter | None = None,
+        harmful: bool | None = None,
+    ) -> Hits:
+        among = None
+        if where is not None or harmful is not None:
+            among = self._harmful == harmful if harmful is not None else np.ones_like(self._harmful)
+            if where is not None:
+                among &= np.array([where.lets_through(meme) for meme in (*self._memes, *self._planted)])
+        return self._index.search(text, picture, alpha=alpha, k=k, exclude=exclude, among=among)
+
+
+def _acquitted(findings: Findings) -> bool:
+    held = hold_vote(findings)
+    return held is not None and held.probability < held.settings.threshold
+
+
+def _words(meme: LabelledMeme) -> str:
+    return text_key(normalise_text(meme.text))
+
+
+def _groups(memes: Sequence[LabelledMeme], key: Callable[[LabelledMeme], str]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for place, meme in enumerate(memes):
+        if key(meme):
+            groups.setdefault(key(meme), []).append(place)
+    return groups
+
+
+def _query(library: Library, place: int, meme: LabelledMeme) -> Query:
+    dim, row = library.manifest.encoder.text_dim, np.array(library.rows[place])
+    return Query(
+        text=row[:dim] if meme.has_text else None,
+        picture=row[dim:] if meme.has_picture else None,
+        text_key=text_key(meme.text),
+        pixels_sha256=meme.pixels_sha256,
+        text_cut=False,
+    )
+
+
+def _clones(meme: LabelledMeme, count: int) -> list[LabelledMeme]:
+    return [
+        _relabelled(meme, False).model_copy(
+            update={
+                "id": f"{_POISON}{number}",
+                "text": f"{meme.text}{' ' * (1 + number)}{'Really' if number % 2 else 'really'}",
+                "source": "poison",
+                "kept": None,
+            }
+        )
+        for number in range(count)
+    ]
+
+
+def _relabelled(meme: LabelledMeme, harmful: bool) -> LabelledMeme:
+    return meme.model_copy(update={"label": Label.HARMFUL if harmful else Label.NOT_HARMFUL})
+
+
+def _nearby(library: Library, place: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    """A vector at a cosine of at least .7 to the meme's, half by half; the same for the clones."""
+    dim, row = library.manifest.encoder.text_dim, np.array(library.rows[place])
+    cosine = rng.uniform(0.7, 1.0)
+    for half in (row[:dim], row[dim:]):
+        if half.any():
+            aside = rng.normal(size=half.size).astype(np.float32)
+            aside -= (aside @ half) * half
+            length = float(np.linalg.norm(aside))
+            if length > 0:
+                half[:] = cosine * half + (1 - cosine**2) ** 0.5 * aside / length
+            half /= np.linalg.norm(half)
+    return np.ascontiguousarray(row[None])

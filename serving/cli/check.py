@@ -1,0 +1,136 @@
+"""``memecourt precedents check``: what is wrong with a library."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from serving.cli.common import printable, settings_of, tell
+
+if TYPE_CHECKING:
+    from retrieval.check import LibraryCheck
+
+EXIT_FINDINGS, EXIT_UNCHECKED = 1, 2
+_SHOWN = 10  # ids that are listed of each kind; --json lists all
+
+
+@click.command()
+@click.argument("place", type=click.Path(path_type=Path), metavar="LIBRARY")
+@click.option(
+    "--against", type=click.Path(path_type=Path), metavar="FILE", help="Labelled memes that are to be judged with it."
+)
+@click.option(
+    "--pictures", type=click.Path(path_type=Path, file_okay=False), help="The folder of that file's pictures."
+)
+@click.option(
+    "--sure",
+    default=0.1,
+    show_default=True,
+    type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
+    help="A label is suspicious where its neighbours give it at most this probability.",
+)
+@click.option("--encoder", metavar="NAME", help="With --against, as for build. [default: what made the library]")
+@click.option("--json", "as_json", is_flag=True, help="All that was found as one JSON object.")
+def check(
+    place: Path, against: Path | None, pictures: Path | None, sure: float, encoder: str | None, as_json: bool
+) -> None:
+    """Looks for what is wrong with a LIBRARY, and tells it by ids; no text of a meme is printed.
+
+    \b
+    leaks              precedents too near to a meme of --against: the same id, file,
+                       pixels or text, or a picture and a text that are nearly its own
+    duplicates         precedents with the same words and picture: they count once
+    conflicts          the same, or nearly, under both labels
+    suspicious labels  the vote of the others clearly says otherwise
+    near-empty         nothing else is near enough to say something about it (this
+                       alone is no finding)
+
+    Takes time by the square of the library's size: seconds for thousands of memes, minutes for a hundred thousand.
+
+    Exit code: 0 if nothing was found, 1 if something was, 2 if the library can't be checked.
+    """  # noqa: D301 - click's mark for text that is not to be wrapped
+    from court.errors import CourtError
+
+    if pictures is not None and against is None:
+        raise click.UsageError("--pictures are those of --against: give that too.")
+    try:
+        found = asyncio.run(_check(place, against, pictures, sure, encoder))
+    except (CourtError, OSError) as error:
+        message = error.message if isinstance(error, CourtError) else f"It can't be checked: {error.strerror}."
+        click.echo(f"Error: {message}", err=True)
+        sys.exit(EXIT_UNCHECKED)
+    if as_json:
+        click.echo(json.dumps({"clean": found.clean, **asdict(found)}))
+    else:
+        _tell(found)
+    sys.exit(0 if found.clean else EXIT_FINDINGS)
+
+
+async def _check(
+    place: Path, against: Path | None, pictures: Path | None, sure: float, asked: str | None
+) -> LibraryCheck:
+    from tempfile import TemporaryDirectory
+
+    from court.backends.picture_reader import GuardedPictureReader
+    from court.errors import BadRequest
+    from retrieval.check import check_library
+    from retrieval.encoders import load_encoder_for
+    from retrieval.leakage import Nearness, find_leaks
+    from retrieval.library import Library
+    from retrieval.readers import read_source
+    from retrieval.sources import Source
+
+    leaks = None
+    if against is None:
+        library = await asyncio.to_thread(Library.open, place, None)
+    else:
+        rows = await asyncio.to_thread(read_source, Source(path=against, pictures=pictures))
+        if not rows.good:
+            raise BadRequest("No row of the file to check against can be used.")
+        if rows.problems:
+            tell(f"{len(rows.problems):,} rows of the file can't be used and were not compared.")
+        settings = settings_of(encoder=asked)
+        tell("Loading the encoder …")
+        encoder = await asyncio.to_thread(load_encoder_for, place, settings.encoder)
+        library = await asyncio.to_thread(Library.open, place, encoder.identity)
+        reader = GuardedPictureReader(workers=settings.picture_workers)
+        try:
+            with TemporaryDirectory(prefix="memecourt-") as folder:
+                leaks = await find_leaks(
+                    library, rows.good, pictures, encoder, reader, Path(folder), Nearness(), lambda *_: None
+                )
+        finally:
+            await reader.aclose()
+    return await asyncio.to_thread(check_library, library, leaks=leaks, sure=sure)
+
+
+def _tell(found: LibraryCheck) -> None:
+    click.echo(f"memes              {found.memes:,}")
+    if found.leaks is not None:
+        whys: dict[str, list[str]] = {}
+        for leak in found.leaks.leaks:
+            whys.setdefault(leak.why, []).append(f"{leak.precedent} (of {leak.meme})")
+        _line("leaks", [], len(found.leaks.leaks))
+        for why, ids in whys.items():
+            _line(f"  {why}", ids)
+        if found.leaks.unseen:
+            click.echo(f"  {found.leaks.unseen:,} memes were compared without their picture.")
+    _line("duplicates", [" = ".join(group) for group in found.duplicates])
+    _line("conflicts", [f"{one.harmful} / {one.not_harmful}{' (same)' if one.same else ''}" for one in found.conflicts])
+    _line("suspicious labels", [f"{one.id} ({one.probability:.2f})" for one in found.suspicious])
+    _line("near-empty", list(found.near_empty))
+
+
+def _line(name: str, items: list[str], count: int | None = None) -> None:
+    click.echo(f"{name:<18} {len(items) if count is None else count:,}")
+    for item in items[:_SHOWN]:
+        # An id is the source's, and so a stranger's.
+        click.echo(f"    {' '.join(printable(item).split())}")
+    if len(items) > _SHOWN:
+        click.echo(f"    … and {len(items) - _SHOWN:,} more; --json lists all")

@@ -1,0 +1,198 @@
+"""What poisoned precedents can do (DP-1, DP-2), and the safeguards against them."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from court.precedents import Floors
+from court.verdict import Label
+from eval.cli import cli
+from eval.poison import measure_flipped, measure_planted
+from retrieval.build import build_library
+from retrieval.builtin import BuiltinEncoder
+from retrieval.calibrate import calibrate
+from retrieval.clones import clone_key
+from retrieval.finder import LibraryFinder
+from retrieval.left_out import neighbours
+from retrieval.library import Library
+from retrieval.manifest import LabelledMeme, Safeguards
+from retrieval.sources import Source
+from tests.encoders import WordEncoder
+
+HARMEME = Path(__file__).resolve().parents[3] / "shared" / "data" / "harmeme"
+ENCODER = WordEncoder()
+DIM = ENCODER.identity.text_dim
+
+
+def drawn(root, memes=240, seed=0, safeguards=None):
+    """Texts of two kinds around two directions; one label in ten is wrong, as people's are."""
+    rng = np.random.default_rng(seed)
+    rows, labelled = np.zeros((memes, ENCODER.identity.dim), np.float32), []
+    centres = np.eye(DIM)[:2]
+    for number in range(memes):
+        harmful = number % 2 == 0
+        row = centres[int(harmful)] + 0.25 * rng.normal(size=DIM)
+        rows[number, :DIM] = row / np.linalg.norm(row)
+        said = harmful ^ (rng.random() < 0.1)
+        labelled.append(meme(f"m{number}", said, f"a meme of number {number}", source="ab"[number % 2]))
+    tuning = calibrate(rows, labelled, DIM, Floors(text=0.3, picture=0.5), safeguards=safeguards)
+    return Library.create(root, name="d", encoder=ENCODER.identity, memes=labelled, rows=rows, tuning=tuning)
+
+
+def meme(id_, harmful, text, **known):
+    label = Label.HARMFUL if harmful else Label.NOT_HARMFUL
+    return LabelledMeme(id=id_, label=label, text=text, has_text=True, **({"has_picture": False} | known))
+
+
+def library_of(root, memes, *, safeguards=None):
+    rows = np.zeros((len(memes), ENCODER.identity.dim), np.float32)
+    rows[:, :DIM] = ENCODER.embed_texts([one.text for one in memes]).vectors
+    tuning = calibrate(rows, memes, DIM, Floors(text=0.3, picture=0.5), safeguards=safeguards)
+    return Library.create(root, name="n", encoder=ENCODER.identity, memes=memes, rows=rows, tuning=tuning)
+
+
+def found(library, text, *, exhibits=3, tally=4, **asked):
+    finder = LibraryFinder(library, ENCODER)
+    try:
+        return asyncio.run(
+            finder.find(
+                text=text, frames=(), pixels_sha256="", exhibits=exhibits, tally=tally, **({"alpha": None} | asked)
+            )
+        )
+    finally:
+        finder.close()
+
+
+def ids(findings):
+    return [entry.id for entry in findings.tally]
+
+
+CATS = [meme("cat", False, "cats for everyone", source="s"), meme("dog", True, "dogs for everyone", source="s")]
+
+
+def test_clones_count_once_in_exhibits_and_tally_and_that_is_said(tmp_path):
+    clones = [meme(f"clone{n}", False, f"Cats  FOR{' ' * n} everyone") for n in range(30)]
+    findings = found(library_of(tmp_path, [*clones, *CATS]), "cats for everyone", tally=9)
+    assert ids(findings) == ["clone0", "dog"]
+    assert [one.id for one in findings.exhibits] == ["clone0", "dog"]
+    assert any("clones count once" in note and "30" in note for note in findings.notes)
+    assert (
+        found(library_of(tmp_path / "b", CATS), "cats").notes == found(library_of(tmp_path / "c", CATS), "cats").notes
+    )
+
+
+def test_a_watermark_makes_no_other_meme_but_a_label_and_a_picture_do():
+    plain = clone_key(CATS[0])
+    assert plain == clone_key(meme("x", False, "Cats for everyone made on imgflip.com"))
+    assert plain != clone_key(meme("x", True, "cats for everyone"))
+    assert plain != clone_key(meme("x", False, "cats for everyone", has_picture=True, pixels_sha256="p"))
+    assert clone_key(meme("x", False, "cats for everyone", has_picture=True)) is None
+
+
+def test_both_labels_of_one_meme_are_heard_once_each(tmp_path):
+    memes = [meme(f"{label}{n}", label == "bad", "cats for everyone") for n in range(4) for label in ("bad", "good")]
+    assert ids(found(library_of(tmp_path, memes), "cats for everyone", tally=9)) == ["bad0", "good0"]
+
+
+def test_one_source_fills_no_more_than_its_share(tmp_path):
+    flood = [meme(f"flood{n}", False, f"cats for everyone {n}", source="flood") for n in range(8)]
+    library = library_of(tmp_path, [*flood, *CATS], safeguards=Safeguards(per_source=2))
+    heard = found(library, "cats for everyone", tally=9)
+    assert ids(heard)[0] == "cat" and sum(id_.startswith("flood") for id_ in ids(heard)) == 2
+    assert any("of one source, at most 2" in note for note in heard.notes)
+    # With one source there is nobody else to hear.
+    alone = library_of(tmp_path / "alone", flood, safeguards=Safeguards(per_source=2))
+    assert len(ids(found(alone, "cats for everyone", tally=9))) == 8
+
+
+def test_once_a_label_is_confirmed_the_others_may_be_left_out(tmp_path):
+    asked = Safeguards(verified_only=True)
+    assert set(ids(found(library_of(tmp_path, CATS, safeguards=asked), "cats"))) == {"cat", "dog"}
+    confirmed = [CATS[0], CATS[1].model_copy(update={"verified": True})]
+    heard = found(library_of(tmp_path / "b", confirmed, safeguards=asked), "cats for everyone")
+    assert ids(heard) == ["dog"] and heard.nearest_benign is None
+    assert any("nobody has confirmed" in note for note in heard.notes)
+    assert set(ids(found(library_of(tmp_path / "c", confirmed), "cats"))) == {"cat", "dog"}
+
+
+def test_what_is_calibrated_is_what_votes(tmp_path):
+    """Leaving a meme out for calibration finds the neighbours that a search finds without it."""
+    memes = [meme(f"m{n}", n % 3 == 0, f"cats {'ab'[n % 2]} {n % 7}", source="ab"[n % 5 == 0]) for n in range(40)]
+    library = library_of(tmp_path, memes, safeguards=Safeguards(per_source=3))
+    tuning = library.manifest.tuning
+    (near,) = neighbours(
+        library.rows, memes, DIM, alphas=[1.0], depth=tuning.vote.k, limit=40, safeguards=tuning.safeguards
+    )
+    for place, similarities, harmful in zip(near.rows.tolist(), near.similarities, near.harmful, strict=True):
+        twins = {one.id for one in memes if one.text == memes[place].text}
+        tally = found(library, memes[place].text, tally=tuning.vote.k, exclude=twins).tally
+        heard = [(entry.similarity, entry.label is Label.HARMFUL) for entry in tally]
+        left = [(s, h) for s, h in zip(similarities.tolist(), harmful.tolist(), strict=True) if np.isfinite(s)]
+        assert [s for s, _ in heard] == pytest.approx([s for s, _ in left], abs=1e-5)
+        assert len(heard) <= 6
+    assert near.rows.size == 40
+
+
+def test_leaving_out_a_meme_but_not_its_twins_lets_one_clone_speak(tmp_path):
+    memes = [meme("one", True, "cats"), meme("two", True, "Cats"), meme("three", True, "cats "), *CATS]
+    library = library_of(tmp_path, memes)
+    (near,) = neighbours(library.rows, memes, DIM, alphas=[1.0], depth=5, limit=5, twins_too=False)
+    assert np.isfinite(near.similarities).sum(axis=1).tolist() == [3, 3, 3, 2, 2]
+
+
+def test_flipped_labels_move_the_vote_by_little(tmp_path):
+    library = drawn(tmp_path)
+    one, five = (measure_flipped(library, share) for share in (0.01, 0.05))
+    assert one.seeds == five.seeds == 20 and one.untouched > 0.8
+    assert one.mean_drop <= 0.01 and five.mean_drop <= 0.04
+    # And it is felt where it must be: with half of the labels flipped nothing is left.
+    assert measure_flipped(library, 0.5, seeds=3).mean_drop > 0.2
+
+
+def test_planted_precedents_do_not_acquit_and_clones_count_once(tmp_path):
+    planted = measure_planted(drawn(tmp_path), trials=1000)
+    assert planted.trials == 1000
+    assert planted.counted_twice == 0 and planted.by_clones == planted.by_one
+    assert planted.sole_by_one == planted.sole_by_clones == 0
+    # Without the safeguard one precedent can do it: else the zeros above would say nothing.
+    assert planted.by_one > 0
+
+
+def test_a_sole_acquittal_is_left_out_and_named(tmp_path):
+    guarded = Safeguards(no_sole_acquittal=True)
+    bad = [meme(f"bad{n}", True, f"kick them all out of town {'now' * (n % 3)} {n}") for n in range(12)]
+    good = [meme(f"good{n}", False, f"zebra umbrella quartz {n}") for n in range(12)]
+    poison = [meme(f"poison{n}", False, "kick them all out") for n in range(3)]
+    memes = [*bad, *good, *poison]
+    open_ = found(library_of(tmp_path / "b", memes), "kick them all out", tally=25)
+    shut = found(library_of(tmp_path / "c", memes, safeguards=guarded), "kick them all out", tally=25)
+    assert "poison0" in ids(open_)
+    assert not any(id_.startswith("poison") for id_ in ids(shut))
+    assert any("poison0 was left out" in note for note in shut.notes)
+
+
+@pytest.mark.parametrize("name", ["Harm-C", "Harm-P"])
+def test_on_real_annotations(tmp_path, name):
+    train = HARMEME / name / "train.jsonl"
+    if not train.is_file():
+        pytest.skip("the annotations of HarMeme are not here")
+    library, _ = asyncio.run(build_library(tmp_path / "l", [Source(train)], name=name, encoder=BuiltinEncoder()))
+    assert measure_flipped(library, 0.01, seeds=20).mean_drop <= 0.01
+    assert measure_flipped(library, 0.05, seeds=20).mean_drop <= 0.04
+    planted = measure_planted(library, trials=50)
+    assert planted.counted_twice == 0
+    assert planted.sole_by_one == planted.sole_by_clones == 0
+
+
+def test_the_command_prints_the_figures(tmp_path):
+    drawn(tmp_path / "l")
+    told = CliRunner().invoke(cli, ["poison", str(tmp_path / "l"), "--trials", "20", "--seeds", "3"])
+    assert told.exit_code == 0, told.output
+    assert "1% of labels flipped, 3 seeds" in told.output and "counted twice 0" in told.output
+    as_json = CliRunner().invoke(cli, ["poison", str(tmp_path / "l"), "--trials", "5", "--seeds", "2", "--json"])
+    assert json.loads(as_json.output)["planted"]["trials"] == 5
+    assert CliRunner().invoke(cli, ["poison", str(tmp_path / "none")]).exit_code == 1
