@@ -14,7 +14,7 @@ from tests.unit.test_build import ENCODER, harmeme, lines
 @pytest.fixture
 def invoke(monkeypatch):
     @asynccontextmanager
-    async def tools():
+    async def tools(load):
         yield ENCODER, None
 
     monkeypatch.setattr(precedents, "_tools", tools)
