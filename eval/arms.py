@@ -32,12 +32,12 @@ from eval.controls import Control
 from eval.datasets.known import Dataset, Role
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import read_split, source_of
-from eval.precedents import Prepared, prepare_precedents
+from eval.precedents import Prepared, comparing, prepare_precedents
 from eval.progress import Progress
 from eval.run import Plan, require_models, run
 from eval.runs.folder import CALLS, LIBRARY, MANIFEST, RunFolder
 from eval.sample import sample
-from retrieval.builtin import BuiltinEncoder
+from retrieval.encoders import load_encoder_for
 from serving.settings import ModelSettings, RoleSettings, Settings
 
 STUDY = "study.json"
@@ -348,6 +348,7 @@ async def _prepared(study: Study, shuffled: bool, progress: Progress) -> Prepare
         await asyncio.to_thread(source_of, study.dataset, study.data, split.name)
         for split in study.dataset.of_role(Role.TRAIN)
     ]
+    encoder = await asyncio.to_thread(load_encoder_for, None, study.settings.encoder)
     reader = GuardedPictureReader(workers=study.settings.picture_workers)
     try:
         return await prepare_precedents(
@@ -355,11 +356,12 @@ async def _prepared(study: Study, shuffled: bool, progress: Progress) -> Prepare
             train=sources,
             judged=sample(read.memes, study.limit, study.seed),
             pictures=read.pictures,
-            encoder=await asyncio.to_thread(BuiltinEncoder),
+            encoder=encoder,
             reader=reader,
             shuffled_labels=study.seed if shuffled else None,
             cache=study.settings.home / "train-libraries",
             progress=progress.step,
+            compared_by=await asyncio.to_thread(comparing, encoder),
         )
     finally:
         await reader.aclose()

@@ -265,10 +265,10 @@ def _settings(plan: Plan) -> Settings:
 async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress: Progress) -> dict[str, JsonValue]:
     """Has the precedents ready: the train split without what is too near to a judged meme. Says how that was told."""
     from court.backends.picture_reader import GuardedPictureReader
-    from eval.precedents import prepare_precedents, read_prepared
+    from eval.precedents import comparing, prepare_precedents, read_prepared
     from retrieval.encoders import load_encoder_for
 
-    encoder = await asyncio.to_thread(load_encoder_for, plan.library)
+    encoder = await asyncio.to_thread(load_encoder_for, plan.library, plan.settings.encoder)
     if plan.library is not None:
         prepared = await asyncio.to_thread(read_prepared, plan.library, encoder)
     else:
@@ -286,6 +286,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
                 shuffled_labels=plan.seed if plan.control == Control.SHUFFLED else None,
                 cache=plan.settings.home / "train-libraries",
                 progress=progress.step,
+                compared_by=await asyncio.to_thread(comparing, encoder),
             )
         finally:
             await reader.aclose()

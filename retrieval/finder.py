@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from court.errors import BadLibrary, Unavailable
 from court.meme import Frame
 from court.precedents import Findings, LibraryIdentity
 from retrieval.embedding import Encoder
-from retrieval.fast_stage import EXACT_UP_TO, Progress, open_or_build
+from retrieval.fast_stage import EXACT_UP_TO, open_or_build
 from retrieval.filters import Filter
 from retrieval.index import FusedIndex, Hits
 from retrieval.kept import frame_of
@@ -26,6 +27,9 @@ from retrieval.searching import Asked, Query, search_shelf
 from retrieval.segments import SegmentedIndex
 
 T = TypeVar("T")
+
+Progress = Callable[[str, int, int], None]
+"""Told what is done, how much of it, and of how much."""
 
 _THREADS = 2
 """Searches at once. More only wait for each other: the model takes one text at a time, a scan fills the memory bus."""
@@ -50,17 +54,28 @@ class _Snapshot:
         same = before is not None and before.library.base is library.base
         # Until it is warm, it scans all rows.
         self.base: FusedIndex = before.base if before and same else FusedIndex(library.base.rows, text_dim)
+        self.warmed: bool = before.warmed if before and same else False
         added = FusedIndex(library.overlay.rows, text_dim)
         self.index = SegmentedIndex([self.base, added], library.overlay.hidden)
         self.harmful = harmful_rows(library)
         self._chosen: dict[Filter, NDArray[np.bool_]] = {}
 
     def warm(self, progress: Progress | None) -> None:
-        """Of many rows, reads or makes what names candidates among them. Raises RuntimeError if FAISS fails."""
+        """Reads the rows and, of many, reads or makes what names candidates among them; once for each generation.
+
+        Raises:
+            RuntimeError: FAISS failed.
+        """
+        if self.warmed:
+            return
+        tell: Progress = progress or (lambda step, done, total: None)
         if self.base.fast is None and len(self.base) > EXACT_UP_TO:
             path = self.library.directory / _FAST
             digest = self.library.manifest.files[VECTORS].sha256
-            self.base.fast = open_or_build(path, self.base.rows, self.base.text_dim, digest, progress)
+            made = partial(tell, "rows made quick to search")
+            self.base.fast = open_or_build(path, self.base.rows, self.base.text_dim, digest, made)
+        self.base.warm(partial(tell, "bytes of vectors read"))
+        self.warmed = True
 
     def choose(self, where: Filter | None) -> NDArray[np.bool_] | None:
         """Which rows may be found, shape (rows,); None for all. Raises BadLibrary."""
@@ -209,10 +224,13 @@ class LibraryFinder:
         self._snapshot = snapshot
 
     def warm(self, progress: Progress | None = None) -> None:
-        """Makes searches of a large library quick: before that they scan all rows, and find the same.
+        """Makes the first search as quick as the next: before that they find the same, but later.
+
+        The vectors are read from the disk, and of a large library what names candidates among its rows; where that is
+        not there yet, or is damaged, it is made.
 
         Args:
-            progress: Told how many rows are encoded, if what names candidates among them has to be made.
+            progress: Told how many rows that is made of, if it has to be; then how many bytes of vectors are read.
 
         Raises:
             RuntimeError: FAISS failed.

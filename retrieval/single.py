@@ -14,11 +14,11 @@ from retrieval.embedding import Encoder
 from retrieval.kept import shrink
 from retrieval.manifest import LabelledMeme
 from retrieval.sources import Provenance
-from retrieval.writer import LibraryWriter
+from retrieval.writers import Writer
 
 
 def add_precedent(
-    writer: LibraryWriter,
+    writer: Writer,
     encoder: Encoder,
     *,
     id_: str,
@@ -34,7 +34,7 @@ def add_precedent(
     """Embeds a meme and puts it in; takes as long as the encoder. The label counts as verified: a person gave it.
 
     Args:
-        writer: Of the library.
+        writer: Of the library, on disk or in a database.
         encoder: What the library was made with.
         id_: What records will call it.
         label: What it was decided to be.
@@ -50,13 +50,12 @@ def add_precedent(
         The change, and whether the text is longer than the encoder reads.
 
     Raises:
-        As :meth:`retrieval.writer.LibraryWriter.add`; BadText where the text can't be one of a meme.
+        As :meth:`retrieval.writers.Writer.add`; BadText where the text can't be one of a meme.
     """
     check_text(text)
-    if writer.library.manifest.encoder != encoder.identity:
+    if (made_with := writer.encoder) != encoder.identity:
         raise BadLibrary(
-            f"The precedent library was made with the encoder {writer.library.manifest.encoder}, but "
-            f"{encoder.identity} is loaded.",
+            f"The precedent library was made with the encoder {made_with}, but {encoder.identity} is loaded.",
             reason="LIBRARY_FOREIGN",
         )
     if not 0 < len(id_) <= 200 or not id_.strip():

@@ -23,6 +23,7 @@ from court.errors import BadRequest, CourtError
 from court.precedents import PrecedentLabel
 from retrieval import journal, storage
 from retrieval.changes import Change, Effect, Kind, Recorded, last_that_holds, told
+from retrieval.embedding import EncoderIdentity
 from retrieval.journal import Entry
 from retrieval.library import Library
 from retrieval.manifest import JOURNAL, LabelledMeme
@@ -32,6 +33,8 @@ MOST = 100_000
 """Changes that the journal of a generation may hold: all of them are read when the library is opened."""
 _WAIT_S = 10.0
 """Seconds to wait for another writer, who mostly holds the lock for hundredths of one."""
+_GATHER_S = 0.005
+"""Seconds to wait for those who made changes just before: the disk takes longer, and as long for one as for many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,10 @@ class LibraryWriter:
         """Changes this library, as it is by then."""
         self._library = library
         self._waiting: list[tuple[_Plan, Future[Change]]] = []
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)
+        self._arrived = threading.Condition(lock)
+        self._expected = 1
         self._writing = False
 
     @classmethod
@@ -72,6 +78,11 @@ class LibraryWriter:
     def library(self) -> Library:
         """As it was after the last change that was made here."""
         return self._library
+
+    @property
+    def encoder(self) -> EncoderIdentity:
+        """What the library was made with."""
+        return self._library.manifest.encoder
 
     def add(
         self, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None, *, who: str, why: str
@@ -208,21 +219,26 @@ class LibraryWriter:
         outcome: Future[Change] = Future()
         with self._changed:
             self._waiting.append((plan, outcome))
+            self._arrived.notify()
             # Whoever finds nobody writing, writes for all who wait by then; the others find theirs done.
             self._changed.wait_for(lambda: outcome.done() or not self._writing)
             if outcome.done():
                 return outcome.result()
             self._writing = True
+            # Those whose changes were just written may have more; without waiting for them there would be two groups,
+            # each of which waits while the other writes.
+            self._arrived.wait_for(lambda: len(self._waiting) >= self._expected, _GATHER_S)
             waiting, self._waiting = self._waiting, []
         try:
             self._write(waiting)
         finally:
-            self._done_writing()
+            self._done_writing(len(waiting))
         return outcome.result()
 
-    def _done_writing(self) -> None:
+    def _done_writing(self, written: int = 0) -> None:
         with self._changed:
             self._writing = False
+            self._expected = written + len(self._waiting)
             self._changed.notify_all()
 
     def _write(self, waiting: list[tuple[_Plan, Future[Change]]]) -> None:

@@ -39,6 +39,8 @@ from serving.settings import Settings
 SOFTWARE = version("memecourt")
 _LARGE = 10**9
 """Bytes of a library from which on it is told how far its check is."""
+_LONG_S = 2.0
+"""Seconds that a step of warming takes before it is told how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ async def open_courthouse(
         finder = await open_finder(settings, encoder, pictures, tell)
         stack.callback(finder.close)
         if isinstance(finder, LibraryFinder):
-            await asyncio.to_thread(finder.warm)
+            await asyncio.to_thread(finder.warm, _warming(tell))
             if follow_library:
                 following = asyncio.create_task(follow(finder, tell))
                 stack.push_async_callback(_cancelled, following)
@@ -230,6 +232,21 @@ def _checking(tell: Callable[[str], None]) -> Callable[[int, int], None]:
         if total >= _LARGE and tenths > told:
             told = tenths
             tell(f"Checking the precedent library: {10 * tenths} % of {total / 1e9:.1f} GB …")
+
+    return progress
+
+
+def _warming(tell: Callable[[str], None]) -> Callable[[str, int, int], None]:
+    """Tells how far each step is, where it takes long: a step that is done within seconds tells nothing."""
+    began: dict[str, float] = {}
+    told: dict[str, int] = {}
+
+    def progress(step: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        tenths = 10 * done // total
+        if now - began.setdefault(step, now) > _LONG_S and tenths > told.get(step, 0):
+            told[step] = tenths
+            tell(f"Warming the precedent library: {10 * tenths} % of {total:,} {step} …")
 
     return progress
 

@@ -52,6 +52,12 @@ _BEGUN = (
 @click.option("--llm-url", metavar="URL", help="A chat-completions server for full trials: …/v1.")
 @click.option("--model", help="The model to ask there; each role may have its own, in the file of settings.")
 @click.option("--policy", type=click.Path(path_type=Path), help="The file of the policy (TOML).")
+@click.option(
+    "--encoder",
+    metavar="NAME",
+    help="What precedents are searched by, as for memecourt precedents build; what is too near is told by the built-in "
+    "one all the same. [default: MEMECOURT_ENCODER, else what made the library of --library, else builtin]",
+)
 @click.option("--calls", type=click.Path(path_type=Path), help="A store of model calls that runs share.")
 @click.option("--library", type=click.Path(path_type=Path), help="Precedents that another run prepared: its library/.")
 @click.option(
@@ -106,7 +112,7 @@ def again(plan: Plan, given: dict[str, Any]) -> str:
         return plan.command
     words = ["memecourt-eval", "run", "--resume", str(plan.out)]
     moved = ("data",) if given["resume"] else ()
-    for name in (*moved, "config", "llm_url", "model", "policy", "concurrency", "ray", "ray_workers"):
+    for name in (*moved, "config", "llm_url", "model", "policy", "encoder", "concurrency", "ray", "ray_workers"):
         if given[name] is not None:
             words += [f"--{name.replace('_', '-')}", str(given[name])]
     return shlex.join(words + ["--allow-missing"] * given["allow_missing"])
@@ -230,7 +236,7 @@ def _settings(given: dict[str, Any], trial: dict[str, Any]) -> Settings:
     from serving.cli.common import settings_of
 
     llm = {name: given[key] for name, key in (("url", "llm_url"), ("model", "model")) if given[key] is not None}
-    return settings_of(trial=trial or None, llm=llm or None, policy=given["policy"])
+    return settings_of(trial=trial or None, llm=llm or None, policy=given["policy"], encoder=given["encoder"])
 
 
 def _show(plan: Plan, given: dict[str, Any]) -> None:

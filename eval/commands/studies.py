@@ -45,6 +45,12 @@ def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
         click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="A setting of all trials. Repeatable."),
         click.option("--llm-url", metavar="URL", help="A chat-completions server for full trials: …/v1."),
         click.option("--model", help="The model to ask there."),
+        click.option(
+            "--encoder",
+            metavar="NAME",
+            help="What precedents are searched by, as for memecourt precedents build. [default: MEMECOURT_ENCODER, "
+            "else builtin]",
+        ),
         click.option("--server", default="", help="What to call the server in the store of calls, where it may move."),
         click.option("--allow-missing", is_flag=True, help="Memes without a picture fail, each by itself."),
         click.option("--retry-failed", is_flag=True, help="Try memes again that failed for a passing reason."),
@@ -74,6 +80,7 @@ def study_of(
     sets: tuple[str, ...],
     llm_url: str | None,
     model: str | None,
+    encoder: str | None,
     server: str,
     allow_missing: bool,
     retry_failed: bool,
@@ -94,7 +101,7 @@ def study_of(
 
     known = dataset_of(dataset)
     llm = {name: value for name, value in (("url", llm_url), ("model", model)) if value}
-    settings = settings_of(trial=dict(parse_setting(one) for one in sets) or None, llm=llm or None)
+    settings = settings_of(trial=dict(parse_setting(one) for one in sets) or None, llm=llm or None, encoder=encoder)
     return Study(
         out=out,
         kind=kind,

@@ -1,4 +1,7 @@
-"""``memecourt precedents add-one|remove|relabel|history|revoke|compact``: changing a library while it is in use."""
+"""``memecourt precedents add-one|remove|relabel|history|revoke|compact``: changing a library while it is in use.
+
+All but ``compact`` do so with a library on disk and with one in a database.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from serving.cli.common import excerpt, printable, run, settings_of, tell
+from serving.cli.common import changed_place, excerpt, place_on_disk, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
     from court.precedents import PrecedentLabel
     from retrieval.changes import Change, Recorded
-    from retrieval.writer import LibraryWriter
+    from retrieval.library import Library
+    from retrieval.postgres.address import Address
+    from retrieval.writers import Writer
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 _LABELS = click.Choice(["harmful", "not_harmful"])
-_place = click.argument("place", type=click.Path(path_type=Path), metavar="LIBRARY")
+_place = click.argument("place", callback=changed_place, metavar="LIBRARY")
+_on_disk = click.argument(
+    "place",
+    callback=place_on_disk(
+        "There is nothing to compact: what was removed leaves the tables of the search at once, and only the history "
+        "keeps it, to bring it back."
+    ),
+    metavar="LIBRARY",
+)
 _id = click.argument("id_", metavar="ID")
 _json = click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
 
@@ -47,7 +60,7 @@ def _signed(command: F) -> F:
 @_signed
 @_json
 def add_one(
-    place: Path,
+    place: Path | Address,
     id_: str,
     label: str,
     text: str,
@@ -58,7 +71,7 @@ def add_one(
 ) -> None:
     """Adds one meme as a precedent: ID, which nothing in the LIBRARY ever had, and LABEL. It counts as verified.
 
-    A server that searches the library finds it a second later.
+    A server that searches the library on disk finds it a second later, one that searches the database at once.
     """
     if not text and picture is None:
         raise click.UsageError("Give --text, --picture or both.")
@@ -73,9 +86,9 @@ def add_one(
 @_id
 @_signed
 @_json
-def remove(place: Path, id_: str, who: str, why: str, as_json: bool) -> None:
+def remove(place: Path | Address, id_: str, who: str, why: str, as_json: bool) -> None:
     """Takes the precedent ID out of a LIBRARY. It can be brought back until `compact --forget`."""
-    _told(_done(lambda: _writer(place).remove(id_, who=who, why=why)), as_json)
+    _told(_done(place, lambda writer: writer.remove(id_, who=who, why=why)), as_json)
 
 
 @click.command()
@@ -84,9 +97,9 @@ def remove(place: Path, id_: str, who: str, why: str, as_json: bool) -> None:
 @click.argument("label", type=_LABELS)
 @_signed
 @_json
-def relabel(place: Path, id_: str, label: str, who: str, why: str, as_json: bool) -> None:
+def relabel(place: Path | Address, id_: str, label: str, who: str, why: str, as_json: bool) -> None:
     """Gives the precedent ID of a LIBRARY another LABEL, which counts as verified."""
-    _told(_done(lambda: _writer(place).relabel(id_, _label(label), who=who, why=why)), as_json)
+    _told(_done(place, lambda writer: writer.relabel(id_, _label(label), who=who, why=why)), as_json)
 
 
 @click.command()
@@ -94,18 +107,18 @@ def relabel(place: Path, id_: str, label: str, who: str, why: str, as_json: bool
 @click.argument("number", type=click.IntRange(min=1), metavar="CHANGE")
 @_signed
 @_json
-def revoke(place: Path, number: int, who: str, why: str, as_json: bool) -> None:
+def revoke(place: Path | Address, number: int, who: str, why: str, as_json: bool) -> None:
     """Undoes a CHANGE of a LIBRARY, named by its number in the history, by another change."""
-    _told(_done(lambda: _writer(place).revoke(number, who=who, why=why)), as_json)
+    _told(_done(place, lambda writer: writer.revoke(number, who=who, why=why)), as_json)
 
 
 @click.command()
 @_place
 @click.argument("id_", metavar="[ID]", required=False)
 @_json
-def history(place: Path, id_: str | None, as_json: bool) -> None:
+def history(place: Path | Address, id_: str | None, as_json: bool) -> None:
     """Tells every change of a LIBRARY, or of the precedent ID in it: who made it, why, when, and whether it holds."""
-    told = _done(lambda: _writer(place).history(id_))
+    told = _done(place, lambda writer: writer.history(id_))
     if as_json:
         click.echo(json.dumps([one.model_dump(mode="json") for one in told]))
         return
@@ -117,7 +130,7 @@ def history(place: Path, id_: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@_place
+@_on_disk
 @click.option(
     "--forget",
     is_flag=True,
@@ -126,7 +139,7 @@ def history(place: Path, id_: str | None, as_json: bool) -> None:
 @_json
 def compact(place: Path, forget: bool, as_json: bool) -> None:
     """Writes a LIBRARY anew without what was removed. The history stays, and what it needs to bring things back."""
-    library = _done(lambda: _writer(place).compact(forget=forget))
+    library = run(_compact(place, forget))
     if as_json:
         click.echo(json.dumps({"digest": library.digest, "memes": library.counts.memes}))
     else:
@@ -142,20 +155,28 @@ def _label(word: str) -> PrecedentLabel:
     return Label.HARMFUL if word == "harmful" else Label.NOT_HARMFUL
 
 
-def _done(work: Callable[[], T]) -> T:
+def _done(place: Path | Address, work: Callable[[Writer], T]) -> T:
     import asyncio
 
-    return run(asyncio.to_thread(work))
+    from retrieval.writers import open_writer
+
+    def done() -> T:
+        with open_writer(place) as writer:
+            return work(writer)
+
+    return run(asyncio.to_thread(done))
 
 
-def _writer(place: Path) -> LibraryWriter:
+async def _compact(place: Path, forget: bool) -> Library:
+    import asyncio
+
     from retrieval.writer import LibraryWriter
 
-    return LibraryWriter.open(place)
+    return await asyncio.to_thread(lambda: LibraryWriter.open(place).compact(forget=forget))
 
 
 async def _add_one(
-    place: Path, id_: str, label: str, text: str, picture: Path | None, asked: str | None, **known: Any
+    place: Path | Address, id_: str, label: str, text: str, picture: Path | None, asked: str | None, **known: Any
 ) -> tuple[Change, bool]:
     import asyncio
 
@@ -164,6 +185,7 @@ async def _add_one(
     from retrieval.encoders import load_encoder_for
     from retrieval.single import add_precedent
     from retrieval.sources import Provenance
+    from retrieval.writers import open_writer
 
     settings = settings_of(encoder=asked)
     tell("Loading the encoder …")
@@ -178,19 +200,22 @@ async def _add_one(
                 raise BadPicture(f"The picture {picture} can't be read: {error.strerror}.") from None
     finally:
         await reader.aclose()
-    marks = {name: known.pop(name) for name in ("split", "namespace", "language", "policy")}
-    return await asyncio.to_thread(
-        add_precedent,
-        _writer(place),
-        encoder,
-        id_=id_,
-        label=_label(label),
-        text=text,
-        picture=shown,
-        provenance=Provenance(**marks),
-        categories=tuple(known.pop("categories")),
-        **known,
-    )
+    provenance = Provenance(**{name: known.pop(name) for name in ("split", "namespace", "language", "policy")})
+
+    def add() -> tuple[Change, bool]:
+        with open_writer(place) as writer:
+            return add_precedent(
+                writer,
+                encoder,
+                id_=id_,
+                label=_label(label),
+                text=text,
+                picture=shown,
+                provenance=provenance,
+                **known,
+            )
+
+    return await asyncio.to_thread(add)
 
 
 def _told(change: Change, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from retrieval.postgres.address import Address
     from serving.settings import Settings
 
 T = TypeVar("T")
@@ -28,6 +29,34 @@ def _library_place(_: click.Context, __: click.Parameter, value: str | None) -> 
     from retrieval.postgres.address import Address
 
     return value if value is None or Address.named_by(value) else Path(value)
+
+
+def changed_place(_: click.Context, __: click.Parameter, value: str) -> Path | Address:
+    """Where a library is that is to be changed one meme at a time: a folder, or the address of a database."""
+    from court.errors import BadRequest
+    from retrieval.postgres.address import Address
+
+    if not Address.named_by(value):
+        return Path(value)
+    try:
+        return Address(value)
+    except BadRequest as error:
+        raise click.ClickException(error.message) from None
+
+
+def place_on_disk(instead: str) -> Callable[[click.Context, click.Parameter, str], Path]:
+    """Where a library is of which a command needs the files; of one in a database says what to do ``instead``."""
+
+    def callback(context: click.Context, _: click.Parameter, value: str) -> Path:
+        from retrieval.postgres.address import Address
+
+        if Address.named_by(value):
+            raise click.ClickException(
+                f"`{context.info_name}` is for libraries on disk, and this is the address of a database. {instead}"
+            )
+        return Path(value)
+
+    return callback
 
 
 library_option = click.option(

@@ -57,8 +57,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
         return Chairs(chair, chair, chair, chair)
 
     monkeypatch.setattr("serving.assembly.open_bench", bench)
-    for place in ("eval.arms", "retrieval.builtin"):
-        monkeypatch.setattr(f"{place}.BuiltinEncoder", WordEncoder)
+    monkeypatch.setattr("retrieval.builtin.BuiltinEncoder", WordEncoder)
     return played
 
 

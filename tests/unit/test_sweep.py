@@ -173,8 +173,7 @@ def test_too_few_memes_and_other_memes_are_refused() -> None:
 
 
 def test_the_command_sweeps_without_a_model_and_takes_more_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("eval.arms", "retrieval.builtin"):
-        monkeypatch.setattr(f"{place}.BuiltinEncoder", WordEncoder)
+    monkeypatch.setattr("retrieval.builtin.BuiltinEncoder", WordEncoder)
     made = make(tmp_path / "data", Layout.HARMEME, train=32, val=16, test=0, seed=2)
     options = [
         "sweep", "--dataset", made.dataset, "--data", str(made.root), "--out", str(tmp_path / "out"),

@@ -1,0 +1,202 @@
+"""Changing precedents one by one: the same words for a library on disk and for one in a database."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from court.errors import BadLibrary, BadRequest
+from court.verdict import Label
+from retrieval import encoders
+from retrieval.changes import Kind, Recorded
+from retrieval.manifest import LabelledMeme
+from retrieval.postgres.address import Address
+from retrieval.postgres.push import push_library
+from retrieval.single import add_precedent
+from retrieval.sources import Provenance
+from retrieval.writers import open_writer
+from serving.cli.main import cli
+from tests.encoders import WordEncoder, picture_of
+from tests.libraries import ENCODER, PICTURES, drawn_library
+
+SIGNED = ("--who", "ada", "--why", "as was decided")
+MADE_BY = {"who": "ada", "why": "as was decided"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
+    # The encoder of the tests, in place of one that takes seconds to load.
+    monkeypatch.setattr(encoders, "load_encoder_for", lambda place, asked: ENCODER)
+
+
+@pytest.fixture(params=["disk", "database"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | Address:
+    """Forty memes, of which drawn-0 is harmful and drawn-1 not."""
+    library = drawn_library(tmp_path / "library", 7, 40)
+    with open_writer(library.root) as writer:
+        writer.relabel("drawn-0", Label.HARMFUL, **MADE_BY)
+        writer.relabel("drawn-1", Label.NOT_HARMFUL, **MADE_BY)
+    compacted = CliRunner().invoke(cli, ["precedents", "compact", str(library.root)])
+    assert compacted.exit_code == 0, compacted.output
+    if request.param == "disk":
+        return library.root
+    address: Address = request.getfixturevalue("database")
+    push_library(library.open(library.root, None), address)
+    return address
+
+
+def call(*given: object) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, ["precedents", *(str(one) for one in given)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done.exit_code, done.output
+
+
+def said(*given: object) -> str:
+    code, told = call(*given)
+    assert code == 0, told
+    return told
+
+
+def history(place: Path | Address, *of: str) -> list[Recorded]:
+    return [Recorded.model_validate(one) for one in json.loads(said("history", place, *of, "--json"))]
+
+
+def now(place: Path | Address, id_: str) -> LabelledMeme | None:
+    """What the last change made of a meme."""
+    return history(place, id_)[-1].change.after
+
+
+def test_each_change_is_numbered_told_and_recorded(place: Path | Address, tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(PICTURES[1] or b"")
+    added = said(
+        "add-one", place, "new", "harmful", "--text", "my cat sings", "--picture", picture, "--category", "mockery",
+        "--source", "reviews", "--split", "live", "--namespace", "shop", "--language", "en", "--policy", "p1", *SIGNED,
+    )  # fmt: skip
+    assert added.splitlines()[-1] == "change 3: added new"
+    meme = now(place, "new")
+    assert meme is not None
+    assert (meme.label, meme.text, meme.categories, meme.verified) == (
+        Label.HARMFUL,
+        "my cat sings",
+        ("mockery",),
+        True,
+    )
+    assert (meme.source, meme.split, meme.namespace, meme.language, meme.policy) == (
+        "reviews", "live", "shop", "en", "p1",
+    )  # fmt: skip
+    assert (meme.has_text, meme.has_picture, meme.who) == (True, True, "ada")
+    assert meme.bytes_sha256 == hashlib.sha256(picture.read_bytes()).hexdigest()
+
+    assert said("relabel", place, "drawn-0", "not_harmful", *SIGNED) == (
+        "change 4: relabelled drawn-0: harmful to not harmful\n"
+    )
+    assert said("remove", place, "drawn-1", *SIGNED) == "change 5: removed drawn-1\n"
+    assert said("revoke", place, 5, "--who", "bea", "--why", "it was sound") == "change 6: revoked 5, drawn-1\n"
+    assert [(one.change.kind, one.revoked_by) for one in history(place)][2:] == [
+        (Kind.ADD, None), (Kind.RELABEL, None), (Kind.REMOVE, 6), (Kind.REVOKE, None),
+    ]  # fmt: skip
+
+    lines = said("history", place).splitlines()
+    assert len(lines) == 12
+    assert re.fullmatch(r" {3}5  \d{4}-\d\d-\d\d \d\d:\d\d  ada {18}removed drawn-1  \(revoked by 6\)", lines[8])
+    assert re.fullmatch(r" {3}6  \d{4}-\d\d-\d\d \d\d:\d\d  bea {18}revoked 5, drawn-1", lines[10])
+    assert lines[11] == "      “it was sound”"
+    assert [one.change.number for one in history(place, "drawn-1")] == [2, 5, 6]
+    assert said("history", place, "drawn-30") == "Nothing was changed one by one.\n"
+    assert history(place, "drawn-30") == []
+
+
+def test_the_outcome_as_json_is_the_change(place: Path | Address) -> None:
+    change = json.loads(said("remove", place, "drawn-2", *SIGNED, "--json"))
+    assert (change["number"], change["kind"], change["meme"], change["who"]) == (3, "remove", "drawn-2", "ada")
+    undone = json.loads(said("revoke", place, 3, *SIGNED, "--json"))
+    assert (undone["number"], undone["revokes"], undone["after"]["id"]) == (4, 3, "drawn-2")
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        (("remove", "nobody"), "There is no precedent with the id nobody"),
+        (("relabel", "nobody", "harmful"), "There is no precedent with the id nobody"),
+        (("relabel", "drawn-0", "harmful"), "has that label already"),
+        (("revoke", "7"), "There is no change 7 in the history"),
+        (("revoke", str(2**70)), f"There is no change {2**70} in the history"),
+        (("add-one", "drawn-0", "harmful", "--text", "a cat"), "There is a precedent with the id drawn-0 already"),
+        (("add-one", " ", "harmful", "--text", "a cat"), "1 to 200 characters"),
+        (("add-one", "x" * 201, "harmful", "--text", "a cat"), "1 to 200 characters"),
+        (("add-one", "new", "harmful", "--text", " "), "a text or a picture that can be compared"),
+        (("add-one", "new", "harmful", "--picture", "no such file"), "can't be read"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_and_changes_nothing(
+    place: Path | Address, given: tuple[str, ...], wrong: str
+) -> None:
+    before = history(place)
+    code, told = call(given[0], place, *given[1:], *SIGNED)
+    assert (code, wrong in told) == (1, True), told
+    assert "Traceback" not in told
+    assert history(place) == before
+
+
+def test_a_change_is_revoked_once_and_in_turn(place: Path | Address) -> None:
+    said("relabel", place, "drawn-0", "not_harmful", *SIGNED)
+    said("remove", place, "drawn-0", *SIGNED)
+    code, told = call("revoke", place, 3, *SIGNED)
+    assert (code, "Change 4 was made to the same precedent since" in told) == (1, True)
+    said("revoke", place, 4, *SIGNED)
+    code, told = call("revoke", place, 4, *SIGNED)
+    assert (code, "Change 4 was revoked already, by change 5" in told) == (1, True)
+    code, told = call("revoke", place, 5, *SIGNED)
+    assert (code, "is a revocation itself" in told) == (1, True)
+    said("revoke", place, 3, *SIGNED)
+    meme = now(place, "drawn-0")
+    assert meme is not None and meme.label is Label.HARMFUL
+
+
+def test_an_id_that_was_removed_is_given_to_no_other_meme(place: Path | Address) -> None:
+    said("remove", place, "drawn-3", *SIGNED)
+    code, told = call("add-one", place, "drawn-3", "harmful", "--text", "a cat", *SIGNED)
+    assert (code, "records may name it" in told) == (1, True)
+
+
+def test_a_text_that_is_cut_is_told(place: Path | Address) -> None:
+    told = said("add-one", place, "long", "harmful", "--text", "word " * 60, *SIGNED)
+    assert told.splitlines()[-2:] == [
+        "The text is longer than the encoder reads; its end is not compared.",
+        "change 3: added long",
+    ]
+
+
+def test_signs_that_a_terminal_obeys_are_told_and_not_obeyed(place: Path | Address) -> None:
+    said("add-one", place, "a\u202eb", "harmful", "--text", "a cat", "--who", "ada\x1b[2J", "--why", "so\x07")
+    told = said("history", place, "a\u202eb")
+    assert "added a<U+202E>b" in told and "ada<U+001B>[2J" in told and "so<U+0007>" in told
+    assert not {"\u202e", "\x1b", "\x07"} & set(told)
+
+
+@pytest.mark.parametrize("made", [lambda who: {**MADE_BY, "who": who}, lambda why: {**MADE_BY, "why": why}])
+def test_nobody_and_no_reason_are_refused(place: Path | Address, made: Callable[[str], dict[str, str]]) -> None:
+    with open_writer(place) as writer, pytest.raises(BadRequest, match="name of who makes it"):
+        writer.remove("drawn-0", **made(""))
+
+
+def test_a_precedent_is_embedded_by_what_made_the_library_alone(place: Path | Address) -> None:
+    asked = {"id_": "new", "label": Label.HARMFUL, "text": "", "picture": picture_of(PICTURES[2] or b""), **MADE_BY}
+    with open_writer(place) as writer:
+        assert writer.encoder == ENCODER.identity
+        with pytest.raises(BadLibrary) as foreign:
+            add_precedent(writer, WordEncoder("other words"), **asked)
+        assert foreign.value.reason == "LIBRARY_FOREIGN"
+        change, cut = add_precedent(writer, ENCODER, **asked, provenance=Provenance(split="live"))
+    assert (change.number, cut) == (3, False)
+    meme = now(place, "new")
+    assert meme is not None
+    assert (meme.has_text, meme.has_picture, meme.source, meme.split) == (False, True, "ada", "live")
