@@ -138,9 +138,16 @@ def kept(out):
 
 
 def verdicts(out):
-    """How many trials and verdicts the docket holds per meme."""
+    """How many trials and verdicts the docket holds per meme.
+
+    A trial that was killed before its text was kept has nothing to go on from: the meme is tried anew, and that the
+    first one was opened stays on record. Such a trial is none here.
+    """
     with contextlib.closing(sqlite3.connect(out / DOCKET)) as file:
-        trials = file.execute("SELECT trial_id, body FROM events WHERE kind = 'TrialOpened'").fetchall()
+        trials = file.execute(
+            "SELECT trial_id, body FROM events WHERE kind = 'TrialOpened' AND trial_id IN "
+            "(SELECT trial_id FROM events WHERE kind = 'TextRead')"
+        ).fetchall()
         given = Counter(t for (t,) in file.execute("SELECT trial_id FROM events WHERE kind = 'VerdictGiven'"))
     of = {trial: json.loads(body)["meme"]["content_id"] for trial, body in trials}
     return Counter(of.values()), Counter(of[trial] for trial in given.elements())

@@ -180,7 +180,7 @@ def test_the_command(tmp_path):
     again = run(cli, ["synthetic", str(tmp_path / "out")])
     assert again.exit_code == 1 and "is not empty" in again.output
     assert run(cli, ["synthetic", str(tmp_path / "new"), "--plant", "weeds"]).exit_code == 2
-    for wrong in ({"train": 0, "val": 0, "test": 0}, {"train": 9000, "val": 0, "test": 0}):
+    for wrong in ({"train": 0, "val": 0, "test": 0}, {"train": 13_000, "val": 0, "test": 0}):
         with pytest.raises(BadRequest, match="Between 1 and"):
             make(tmp_path / "new", Layout.FHM, **wrong)
     with pytest.raises(BadRequest, match="at least 5"):
