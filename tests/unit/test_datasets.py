@@ -23,6 +23,7 @@ from retrieval.build import build_library
 from retrieval.calibrate import calibrate
 from retrieval.library import Library
 from retrieval.readers import read_source
+from retrieval.text import normalise_text
 from tests.encoders import WordEncoder, png_of
 
 HARMEME = Path(os.environ.get("MEMECOURT_HARMEME", Path(__file__).parents[3] / "shared/data/harmeme"))
@@ -309,7 +310,14 @@ def by_hand(library, tuning, rows, kept):
     harm = np.array([library.memes[place].source_label != "not harmful" for place in kept], dtype=float)
     near = words().embed_texts([row.text for row in rows]).vectors.astype(np.float64) @ vectors.T
     settings = tuning.vote
-    order = np.argsort(-near.round(6), axis=1, kind="stable")[:, : settings.k]
+    order = np.argsort(-near.round(6), axis=1, kind="stable")
+    # The same words with the same label count once, by the nearest of them: without pictures, words are all there is.
+    voices = [(normalise_text(library.memes[place].text), harm[n]) for n, place in enumerate(kept)]
+    heard: list[dict[object, int]] = [{} for _ in rows]
+    for row, ranking in zip(heard, order.tolist(), strict=True):
+        for n in ranking:
+            row.setdefault(voices[n], n)
+    order = np.array([list(row.values())[: settings.k] for row in heard])
     top = np.take_along_axis(near, order, axis=1)
     weights = np.exp((top - top[:, :1]) / settings.tau)
     share = ((weights * harm[order]).sum(axis=1) + settings.prior_weight * settings.prior) / (
