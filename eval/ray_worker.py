@@ -397,7 +397,8 @@ class Judge:
         except CourtError as error:
             return Told(meme=order.meme.id, fault=error.message, reason=error.reason)
         except Exception as error:
-            said = f"A meme could not be tried ({type(error).__name__}: {error})."
+            # Its words may be the meme's.
+            said = f"A meme could not be tried: a fault of ours ({type(error).__qualname__})."
             return Told(meme=order.meme.id, fault=said, reason="INTERNAL")
         events, frames = docket.added()
         return Told(

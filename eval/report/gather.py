@@ -12,7 +12,7 @@ from court.errors import BadRequest
 from eval.datasets.known import DATASETS
 from eval.datasets.protocol import Protocol
 from eval.metrics import RESAMPLES, Card, Rates, card
-from eval.published import PUBLISHED, PublishedRow
+from eval.published import PublishedRow, caveats, published
 from eval.report.contrasts import Contrast, contrasts, remarks
 from eval.report.courses import EntropyAt, MeanCost, Rounds, cost_of, entropies_of, judged_of, rounds_of
 from eval.report.records import Records, read_records
@@ -217,6 +217,7 @@ class Group:
         runs: On it.
         tables: One a protocol.
         published: What others report on the data set, whatever their split and protocol.
+        caveats: What has to be known before those are held against ours.
         wrong: The worst first.
         unscored: Runs and protocols that leave nothing to score, in sentences.
     """
@@ -227,6 +228,7 @@ class Group:
     runs: tuple[RunView, ...]
     tables: tuple[Table, ...]
     published: tuple[PublishedRow, ...]
+    caveats: tuple[str, ...]
     wrong: tuple[WrongMeme, ...]
     unscored: tuple[str, ...]
 
@@ -366,8 +368,17 @@ def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) ->
                     remarks=remarks([(row.run.label, row.card) for row in rows], held),
                 )
             )
-    published = tuple(row for row in PUBLISHED if row.dataset == dataset)
-    return Group(key, title, split, tuple(runs), tuple(tables), published, _wrong_memes(runs, key), tuple(unscored))
+    return Group(
+        key=key,
+        title=title,
+        split=split,
+        runs=tuple(runs),
+        tables=tuple(tables),
+        published=published(dataset),
+        caveats=caveats(dataset),
+        wrong=_wrong_memes(runs, key),
+        unscored=tuple(unscored),
+    )
 
 
 def _wrong_memes(runs: Sequence[RunView], key: str) -> tuple[WrongMeme, ...]:

@@ -152,6 +152,8 @@ def _published(group: Group) -> Iterator[str]:
     if not group.published:
         return
     yield from ("### As published, not measured here", "")
+    yield from (f"- {_safe(caveat)}" for caveat in group.caveats)
+    yield ""
     yield from _table(
         ["system", "split", "protocol", "memes", "accuracy", "macro-F1", "AUROC", "MMAE", "source", "remark"],
         [

@@ -3,7 +3,7 @@
 import pytest
 
 from eval.datasets.known import DATASETS
-from eval.published import CAVEATS, PUBLISHED, published
+from eval.published import CAVEATS, PUBLISHED, caveats, published
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: f"{row.dataset}: {row.system}")
@@ -34,15 +34,17 @@ def test_rows_by_data_set():
     assert sum(len(published(id_)) for id_ in ("harm-c", "harm-p", "fhm", "mami")) == len(PUBLISHED)
     assert published("harm-p-v0") == published("harm-p") != ()
     assert published("synthetic-fhm") == ()
+    assert {id_ for datasets, _ in CAVEATS for id_ in datasets} == {"harm-c", "harm-p", "harm-p-v0", "fhm"}
+    assert "V0" in " ".join(caveats("harm-p-v0")) and caveats("mami") == ()
 
 
 def test_the_caveats_count_as_the_data_sets_do():
     harm_c, harm_p = (tuple(DATASETS[id_].splits["test"].classes.values()) for id_ in ("harm-c", "harm-p"))
-    extreme, merged = CAVEATS[0], CAVEATS[2]
+    extreme, merged = CAVEATS[0][1], CAVEATS[2][1]
     assert f"Harm-C {harm_c[0]} not harmful and {harm_c[2]} harmful, Harm-P V1 {harm_p[0]} and {harm_p[2]}" in extreme
     shares = [100 * benign / (benign + very) for benign, _, very in (harm_c, harm_p)]
     assert "{:.1f} and {:.1f} %".format(*shares) in extreme
     assert f"Harm-C {harm_c[0]} and {sum(harm_c[1:])}, Harm-P V1 {harm_p[0]} and {sum(harm_p[1:])}" in merged
     splits = DATASETS["fhm"].splits
     for name in ("dev_seen", "test_seen", "test_unseen"):
-        assert f"{name} {splits[name].memes:,}" in " ".join(CAVEATS)
+        assert f"{name} {splits[name].memes:,}" in " ".join(caveats("fhm"))
