@@ -82,12 +82,12 @@ def _place(given: Any) -> Any:
     return Address(given) if Address.named_by(given) else given
 
 
-LibraryPlace = Annotated[
+Place = Annotated[
     Path | InstanceOf[Address],
     BeforeValidator(_place),
     PlainSerializer(str, return_type=str, when_used="json"),
 ]
-"""Where a library is; written without the password."""
+"""A file, a directory or the address of a database; written without the password."""
 
 
 class RoleSettings(BaseModel):
@@ -132,9 +132,10 @@ class Settings(BaseSettings):
 
     home: Path = Field(default_factory=lambda: user_data_path("memecourt"))
     """Where docket and libraries are kept unless they are named."""
-    docket: Path | None = None
-    """The file of the docket; ``home/docket.sqlite`` if not given."""
-    library: LibraryPlace | None = None
+    docket: Place | None = None
+    """The file of the docket, or the address of a PostgreSQL database that several servers share;
+    ``home/docket.sqlite`` if not given."""
+    library: Place | None = None
     """The library of precedents, a directory or the address of a database; the starter library, made at first use in
     ``home``, if not given."""
     encoder: str | None = None
@@ -145,7 +146,35 @@ class Settings(BaseSettings):
     text_workers: int = Field(default_factory=lambda: max(1, min(4, _cores() // 2)), ge=1, le=64)
     """Processes that read text off pictures."""
     concurrent_trials: int = Field(default=32, ge=1, le=10_000)
-    """Trials held at once; beyond, a caller is asked to come again."""
+    """Trials held at once; beyond, callers wait their turn."""
+    waiting_trials: int = Field(default=256, ge=0, le=100_000)
+    """Callers that wait their turn; beyond, one is asked to come again."""
+    picture_memory: int = Field(default=256 * 1024 * 1024, ge=32 * 1024 * 1024)
+    """Bytes of requests held in memory at once, waiting or being tried; beyond, a request is not read yet."""
+    idle: float = Field(default=60.0, gt=0, le=86_400)
+    """Seconds in which a caller that has opened a call must send the next request."""
+    reuse: Literal["off", "namespace", "everywhere"] = "namespace"
+    """Whose verdicts on the same meme are given again without a trial: nobody's, those on content of the same
+    namespace, or everybody's."""
+    reuse_near: bool = False
+    """Whether a verdict is given again for a meme that is nearly the same too: picture near, texts alike, no tile
+    different."""
+    tls_certificate: Path | None = None
+    """The server's certificate chain, PEM; with it and its key, callers must speak TLS."""
+    tls_key: Path | None = None
+    """The private key of the certificate, PEM."""
+    tls_client_ca: Path | None = None
+    """Certificate authorities of callers, PEM: with it, a caller must show a certificate of theirs (mTLS)."""
+    tokens: Path | None = None
+    """The file of the callers' tokens, by hash, with what each may do; without it, whoever can connect may do all."""
+    reflection: bool = True
+    """Whether the server tells what calls there are."""
+    metrics: str | None = None
+    """``host:port`` where Prometheus finds metrics; none if not given."""
+    traces: bool = False
+    """Whether OpenTelemetry traces are exported, as the ``OTEL_EXPORTER_OTLP_…`` variables say."""
+    log_format: Literal["text", "json"] = "text"
+    """How a line of the log is written."""
     grace: float = Field(default=20.0, ge=0, le=3600)
     """Seconds that running trials have to finish when the server is told to stop."""
     procedure: Procedure = Procedure.SUMMARY
@@ -184,6 +213,6 @@ class Settings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=named)
 
     @property
-    def docket_path(self) -> Path:
-        """The file of the docket."""
+    def docket_place(self) -> Path | Address:
+        """Where the docket is."""
         return self.docket or self.home / "docket.sqlite"

@@ -208,6 +208,8 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The meme's text, what was said of its picture, or a precedent reads like an attempt to steer the court. The label is
     what it would be without this reason.
     """
+    REVIEW_REASON_NEAR_DUPLICATE_HARMFUL: _ReviewReason.ValueType  # 12
+    """The meme was not found harmful, and one that is nearly the same was."""
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -238,6 +240,8 @@ REVIEW_REASON_STEERING_SUSPECTED: ReviewReason.ValueType  # 11
 """The meme's text, what was said of its picture, or a precedent reads like an attempt to steer the court. The label is
 what it would be without this reason.
 """
+REVIEW_REASON_NEAR_DUPLICATE_HARMFUL: ReviewReason.ValueType  # 12
+"""The meme was not found harmful, and one that is nearly the same was."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:
@@ -268,6 +272,58 @@ TEXT_SOURCE_NONE: TextSource.ValueType  # 3
 """There is none."""
 Global___TextSource: _TypeAlias = TextSource  # noqa: Y015
 
+class _TrialState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TrialStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TrialState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRIAL_STATE_UNSPECIFIED: _TrialState.ValueType  # 0
+    """A state that this version of the client does not know."""
+    TRIAL_STATE_OPEN: _TrialState.ValueType  # 1
+    """It is running, or was cut off."""
+    TRIAL_STATE_DECIDED: _TrialState.ValueType  # 2
+    """It has a verdict."""
+    TRIAL_STATE_FAILED: _TrialState.ValueType  # 3
+    """It ended without one."""
+
+class TrialState(_TrialState, metaclass=_TrialStateEnumTypeWrapper):
+    """Where a trial stands."""
+
+TRIAL_STATE_UNSPECIFIED: TrialState.ValueType  # 0
+"""A state that this version of the client does not know."""
+TRIAL_STATE_OPEN: TrialState.ValueType  # 1
+"""It is running, or was cut off."""
+TRIAL_STATE_DECIDED: TrialState.ValueType  # 2
+"""It has a verdict."""
+TRIAL_STATE_FAILED: TrialState.ValueType  # 3
+"""It ended without one."""
+Global___TrialState: _TypeAlias = TrialState  # noqa: Y015
+
+class _ReviewOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReviewOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REVIEW_OUTCOME_UNSPECIFIED: _ReviewOutcome.ValueType  # 0
+    """Nothing yet."""
+    REVIEW_OUTCOME_UPHELD: _ReviewOutcome.ValueType  # 1
+    """Upheld it."""
+    REVIEW_OUTCOME_OVERRULED: _ReviewOutcome.ValueType  # 2
+    """Overruled it."""
+
+class ReviewOutcome(_ReviewOutcome, metaclass=_ReviewOutcomeEnumTypeWrapper):
+    """What a reviewer did with a verdict."""
+
+REVIEW_OUTCOME_UNSPECIFIED: ReviewOutcome.ValueType  # 0
+"""Nothing yet."""
+REVIEW_OUTCOME_UPHELD: ReviewOutcome.ValueType  # 1
+"""Upheld it."""
+REVIEW_OUTCOME_OVERRULED: ReviewOutcome.ValueType  # 2
+"""Overruled it."""
+Global___ReviewOutcome: _TypeAlias = ReviewOutcome  # noqa: Y015
+
 @_typing.final
 class JudgeRequest(_message.Message):
     """What is tried, and how."""
@@ -282,6 +338,8 @@ class JudgeRequest(_message.Message):
     PROCEDURE_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     CLIENT_TOKEN_FIELD_NUMBER: _builtins.int
+    TRY_ANEW_FIELD_NUMBER: _builtins.int
+    PINS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The caller's own name for this request, unique among its requests; comes back in the response and stands in the
     record. At most 128 characters. Optional; the server makes one up if it is empty.
@@ -303,6 +361,10 @@ class JudgeRequest(_message.Message):
     """
     client_token: _builtins.bytes
     """Free for the caller: comes back unchanged, is not read, not logged and not recorded. At most 1024 bytes."""
+    try_anew: _builtins.bool
+    """Have a trial of its own held, also where the verdict of an earlier one would serve (see JudgeResponse.reused_from).
+    The same request_id still gets the same verdict.
+    """
     @_builtins.property
     def content(self) -> Global___Content:
         """Which content of whose this is. Optional; recorded, and used to tell callers' content apart."""
@@ -310,6 +372,10 @@ class JudgeRequest(_message.Message):
     @_builtins.property
     def policy(self) -> Global___PolicyReference:
         """The policy to apply. Absent: the server's. One that is not loaded is FAILED_PRECONDITION."""
+
+    @_builtins.property
+    def pins(self) -> Global___Pins:
+        """What the trial must be held with. What isn't loaded is FAILED_PRECONDITION."""
 
     def __init__(
         self,
@@ -322,16 +388,188 @@ class JudgeRequest(_message.Message):
         procedure: Global___Procedure.ValueType = ...,
         policy: Global___PolicyReference | None = ...,
         client_token: _builtins.bytes = ...,
+        try_anew: _builtins.bool = ...,
+        pins: Global___Pins | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "content", b"content", "policy", b"policy", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "content", b"content", "pins", b"pins", "policy", b"policy", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "client_token", b"client_token", "content", b"content", "image", b"image", "language", b"language", "policy", b"policy", "procedure", b"procedure", "request_id", b"request_id", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "client_token", b"client_token", "content", b"content", "image", b"image", "language", b"language", "pins", b"pins", "policy", b"policy", "procedure", b"procedure", "request_id", b"request_id", "text", b"text", "try_anew", b"try_anew"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
     _WhichOneofArgType__text: _TypeAlias = _typing.Literal["_text", b"_text"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__text) -> _WhichOneofReturnType__text | None: ...
 
 Global___JudgeRequest: _TypeAlias = JudgeRequest  # noqa: Y015
+
+@_typing.final
+class Pins(_message.Message):
+    """Versions that a caller insists on, each as JudgeResponse.versions gives it. What is empty may be anything."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ModelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    LIBRARY_FIELD_NUMBER: _builtins.int
+    ENCODER_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    prompts: _builtins.str
+    """Digest of the prompt set."""
+    library: _builtins.str
+    """Digest of the library of precedents."""
+    encoder: _builtins.str
+    """Name and digest of the encoder."""
+    settings: _builtins.str
+    """Digest of the trial's settings."""
+    @_builtins.property
+    def models(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Model per role: proposer, accuser, defender, judge."""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        prompts: _builtins.str = ...,
+        library: _builtins.str = ...,
+        encoder: _builtins.str = ...,
+        settings: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoder", b"encoder", "library", b"library", "models", b"models", "prompts", b"prompts", "settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pins: _TypeAlias = Pins  # noqa: Y015
+
+@_typing.final
+class JudgeStreamRequest(_message.Message):
+    """A request in a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> Global___JudgeRequest:
+        """As in Judge. request_id is required here."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long it may take, from when the server reads it. Absent: as long as the stream may."""
+
+    def __init__(
+        self,
+        *,
+        request: Global___JudgeRequest | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JudgeStreamRequest: _TypeAlias = JudgeStreamRequest  # noqa: Y015
+
+@_typing.final
+class JudgeStreamResponse(_message.Message):
+    """What came of a request in a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """That of the request."""
+    @_builtins.property
+    def verdict(self) -> Global___JudgeResponse:
+        """As from Judge."""
+
+    @_builtins.property
+    def failure(self) -> Global___Failure:
+        """What Judge would have ended with. Never "not harmful"."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        verdict: Global___JudgeResponse | None = ...,
+        failure: Global___Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "outcome", b"outcome", "verdict", b"verdict"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "outcome", b"outcome", "request_id", b"request_id", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["verdict", "failure"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___JudgeStreamResponse: _TypeAlias = JudgeStreamResponse  # noqa: Y015
+
+@_typing.final
+class Failure(_message.Message):
+    """An error as a value: what google.rpc.Status with its details says of a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
+    RETRY_DELAY_FIELD_NUMBER: _builtins.int
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    code: _builtins.int
+    """As in google.rpc.Code."""
+    reason: _builtins.str
+    """For machines: that of ErrorInfo."""
+    message: _builtins.str
+    """For people."""
+    field: _builtins.str
+    """The part of the request that is at fault, or empty."""
+    trial_id: _builtins.str
+    """Of the trial that failed, if one was begun."""
+    @_builtins.property
+    def retry_delay(self) -> _duration_pb2.Duration:
+        """How long to wait before asking again. Absent where asking again is of no use."""
+
+    def __init__(
+        self,
+        *,
+        code: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        field: _builtins.str = ...,
+        retry_delay: _duration_pb2.Duration | None = ...,
+        trial_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retry_delay", b"retry_delay"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field", b"field", "message", b"message", "reason", b"reason", "retry_delay", b"retry_delay", "trial_id", b"trial_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Failure: _TypeAlias = Failure  # noqa: Y015
 
 @_typing.final
 class Content(_message.Message):
@@ -416,6 +654,8 @@ class JudgeResponse(_message.Message):
     CLIENT_TOKEN_FIELD_NUMBER: _builtins.int
     PICTURE_FIELD_NUMBER: _builtins.int
     FINDING_FIELD_NUMBER: _builtins.int
+    REUSED_FROM_FIELD_NUMBER: _builtins.int
+    NEAR_DUPLICATES_FIELD_NUMBER: _builtins.int
     verdict_id: _builtins.str
     """Names the verdict and its record. Keep it: "memecourt records show ID" opens the record."""
     request_id: _builtins.str
@@ -482,6 +722,16 @@ class JudgeResponse(_message.Message):
     def finding(self) -> Global___Finding:
         """What harm was found under the policy. Absent where none was, and where no model was asked."""
 
+    @_builtins.property
+    def reused_from(self) -> Global___ReusedFrom:
+        """Present where no trial was held: the same pixels and the same text had been tried before, with the same model,
+        prompts, settings, policy and library. verdict_id is then that trial's, and so are trace_id and decided_at.
+        """
+
+    @_builtins.property
+    def near_duplicates(self) -> _containers.RepeatedCompositeFieldContainer[Global___NearDuplicate]:
+        """Memes tried before that are nearly this one, nearest first. They never make a verdict more lenient."""
+
     def __init__(
         self,
         *,
@@ -506,16 +756,88 @@ class JudgeResponse(_message.Message):
         client_token: _builtins.bytes = ...,
         picture: Global___Picture | None = ...,
         finding: Global___Finding | None = ...,
+        reused_from: Global___ReusedFrom | None = ...,
+        near_duplicates: _abc.Iterable[Global___NearDuplicate] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "picture", b"picture", "policy", b"policy", "strengths", b"strengths", "text", b"text", "timings", b"timings", "versions", b"versions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "picture", b"picture", "policy", b"policy", "reused_from", b"reused_from", "strengths", b"strengths", "text", b"text", "timings", b"timings", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "client_token", b"client_token", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "harm_score_meaning", b"harm_score_meaning", "label", b"label", "needs_human_review", b"needs_human_review", "picture", b"picture", "policy", b"policy", "precedents", b"precedents", "procedure", b"procedure", "rationale", b"rationale", "request_id", b"request_id", "review_reasons", b"review_reasons", "strengths", b"strengths", "text", b"text", "timings", b"timings", "trace_id", b"trace_id", "verdict_id", b"verdict_id", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "client_token", b"client_token", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "harm_score_meaning", b"harm_score_meaning", "label", b"label", "near_duplicates", b"near_duplicates", "needs_human_review", b"needs_human_review", "picture", b"picture", "policy", b"policy", "precedents", b"precedents", "procedure", b"procedure", "rationale", b"rationale", "request_id", b"request_id", "reused_from", b"reused_from", "review_reasons", b"review_reasons", "strengths", b"strengths", "text", b"text", "timings", b"timings", "trace_id", b"trace_id", "verdict_id", b"verdict_id", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__harm_score: _TypeAlias = _typing.Literal["harm_score"]  # noqa: Y015
     _WhichOneofArgType__harm_score: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__harm_score) -> _WhichOneofReturnType__harm_score | None: ...
 
 Global___JudgeResponse: _TypeAlias = JudgeResponse  # noqa: Y015
+
+@_typing.final
+class ReusedFrom(_message.Message):
+    """The trial whose verdict was given again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_ID_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    NEAR_FIELD_NUMBER: _builtins.int
+    verdict_id: _builtins.str
+    """Its id: that of the verdict and of the record."""
+    near: _builtins.bool
+    """Whether it was nearly the same meme and not the same: only where the operator allows that."""
+    @_builtins.property
+    def content(self) -> Global___Content:
+        """Whose content was tried then."""
+
+    def __init__(
+        self,
+        *,
+        verdict_id: _builtins.str = ...,
+        content: Global___Content | None = ...,
+        near: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "near", b"near", "verdict_id", b"verdict_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReusedFrom: _TypeAlias = ReusedFrom  # noqa: Y015
+
+@_typing.final
+class NearDuplicate(_message.Message):
+    """A meme tried before that is nearly the one on trial."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_ID_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    DISTANCE_FIELD_NUMBER: _builtins.int
+    SAME_TEXT_FIELD_NUMBER: _builtins.int
+    SAME_PICTURE_FIELD_NUMBER: _builtins.int
+    verdict_id: _builtins.str
+    """Of that trial."""
+    label: Global___Label.ValueType
+    """What it was found to be, reviews counted."""
+    distance: _builtins.int
+    """Bits of 256 in which the perceptual hashes (PDQ) of the pictures differ."""
+    same_text: _builtins.bool
+    """Whether the texts agree."""
+    same_picture: _builtins.bool
+    """Whether no tile of the pictures differs."""
+    def __init__(
+        self,
+        *,
+        verdict_id: _builtins.str = ...,
+        label: Global___Label.ValueType = ...,
+        distance: _builtins.int = ...,
+        same_text: _builtins.bool = ...,
+        same_picture: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distance", b"distance", "label", b"label", "same_picture", b"same_picture", "same_text", b"same_text", "verdict_id", b"verdict_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NearDuplicate: _TypeAlias = NearDuplicate  # noqa: Y015
 
 @_typing.final
 class Finding(_message.Message):
@@ -865,3 +1187,965 @@ class Timings(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Timings: _TypeAlias = Timings  # noqa: Y015
+
+@_typing.final
+class WatchTrialRequest(_message.Message):
+    """Which trial to watch, and from where on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    FROM_SEQ_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    """By its id."""
+    from_seq: _builtins.int
+    """Events are told from this number on; 0 for all."""
+    @_builtins.property
+    def request(self) -> Global___RequestName:
+        """By the request that it is held for."""
+
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+        request: Global___RequestName | None = ...,
+        from_seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "trial", b"trial", "trial_id", b"trial_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_seq", b"from_seq", "request", b"request", "trial", b"trial", "trial_id", b"trial_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_trial: _TypeAlias = _typing.Literal["trial_id", "request"]  # noqa: Y015
+    _WhichOneofArgType_trial: _TypeAlias = _typing.Literal["trial", b"trial"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_trial) -> _WhichOneofReturnType_trial | None: ...
+
+Global___WatchTrialRequest: _TypeAlias = WatchTrialRequest  # noqa: Y015
+
+@_typing.final
+class RequestName(_message.Message):
+    """Names a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """Of its content, or empty."""
+    request_id: _builtins.str
+    """Its own."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestName: _TypeAlias = RequestName  # noqa: Y015
+
+@_typing.final
+class WatchTrialResponse(_message.Message):
+    """An event of a trial."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def event(self) -> Global___TrialEvent:
+        """The event."""
+
+    def __init__(
+        self,
+        *,
+        event: Global___TrialEvent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchTrialResponse: _TypeAlias = WatchTrialResponse  # noqa: Y015
+
+@_typing.final
+class TrialEvent(_message.Message):
+    """One event of a record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    """Of the trial."""
+    seq: _builtins.int
+    """Its number, from 0 on, without gaps."""
+    kind: _builtins.str
+    """TrialOpened, TextRead, Described, QuestionAsked, AnswerGiven, Summarised, SummarisedAhead, SideRested,
+    PrecedentsCited, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed, or one that a later version adds.
+    """
+    json: _builtins.str
+    """The whole event as JSON, as it is kept. Holds text of memes; may be offensive."""
+    @_builtins.property
+    def at(self) -> _timestamp_pb2.Timestamp:
+        """When it happened."""
+
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+        seq: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        at: _timestamp_pb2.Timestamp | None = ...,
+        json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "json", b"json", "kind", b"kind", "seq", b"seq", "trial_id", b"trial_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrialEvent: _TypeAlias = TrialEvent  # noqa: Y015
+
+@_typing.final
+class TrialSummary(_message.Message):
+    """A trial in a listing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    OPENED_AT_FIELD_NUMBER: _builtins.int
+    PROCEDURE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    NEEDS_HUMAN_REVIEW_FIELD_NUMBER: _builtins.int
+    REVIEW_FIELD_NUMBER: _builtins.int
+    FAILURE_REASON_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    """Its id: that of the verdict and of the record."""
+    procedure: Global___Procedure.ValueType
+    """How it was tried."""
+    request_id: _builtins.str
+    """The request that it was held for."""
+    state: Global___TrialState.ValueType
+    """Where it stands."""
+    label: Global___Label.ValueType
+    """The Judge's label; LABEL_UNSPECIFIED where there is no verdict."""
+    needs_human_review: _builtins.bool
+    """Whether the verdict asks for a person."""
+    failure_reason: _builtins.str
+    """Why it failed, for machines; empty where it did not."""
+    @_builtins.property
+    def opened_at(self) -> _timestamp_pb2.Timestamp:
+        """When it was opened."""
+
+    @_builtins.property
+    def content(self) -> Global___Content:
+        """Whose content."""
+
+    @_builtins.property
+    def review(self) -> Global___VerdictReview:
+        """The last review, if there was one."""
+
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+        opened_at: _timestamp_pb2.Timestamp | None = ...,
+        procedure: Global___Procedure.ValueType = ...,
+        content: Global___Content | None = ...,
+        request_id: _builtins.str = ...,
+        state: Global___TrialState.ValueType = ...,
+        label: Global___Label.ValueType = ...,
+        needs_human_review: _builtins.bool = ...,
+        review: Global___VerdictReview | None = ...,
+        failure_reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "opened_at", b"opened_at", "review", b"review"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "failure_reason", b"failure_reason", "label", b"label", "needs_human_review", b"needs_human_review", "opened_at", b"opened_at", "procedure", b"procedure", "request_id", b"request_id", "review", b"review", "state", b"state", "trial_id", b"trial_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrialSummary: _TypeAlias = TrialSummary  # noqa: Y015
+
+@_typing.final
+class VerdictReview(_message.Message):
+    """What a person made of a verdict."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CLAUSE_FIELD_NUMBER: _builtins.int
+    REVIEWER_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    outcome: Global___ReviewOutcome.ValueType
+    """Upheld or overruled."""
+    label: Global___Label.ValueType
+    """The label that holds since."""
+    reason: _builtins.str
+    """Why."""
+    clause: _builtins.str
+    """The clause of the policy that it rests on, or empty."""
+    reviewer: _builtins.str
+    """Who."""
+    @_builtins.property
+    def at(self) -> _timestamp_pb2.Timestamp:
+        """When."""
+
+    def __init__(
+        self,
+        *,
+        outcome: Global___ReviewOutcome.ValueType = ...,
+        label: Global___Label.ValueType = ...,
+        reason: _builtins.str = ...,
+        clause: _builtins.str = ...,
+        reviewer: _builtins.str = ...,
+        at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "clause", b"clause", "label", b"label", "outcome", b"outcome", "reason", b"reason", "reviewer", b"reviewer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerdictReview: _TypeAlias = VerdictReview  # noqa: Y015
+
+@_typing.final
+class Trial(_message.Message):
+    """A trial with its record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def summary(self) -> Global___TrialSummary:
+        """In short."""
+
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrialEvent]:
+        """All of its events, in order."""
+
+    def __init__(
+        self,
+        *,
+        summary: Global___TrialSummary | None = ...,
+        events: _abc.Iterable[Global___TrialEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["summary", b"summary"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "summary", b"summary"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Trial: _TypeAlias = Trial  # noqa: Y015
+
+@_typing.final
+class TrialFilter(_message.Message):
+    """Which trials are meant: those that all of this holds for. What is absent asks for nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    OPENED_FROM_FIELD_NUMBER: _builtins.int
+    OPENED_UNTIL_FIELD_NUMBER: _builtins.int
+    REVIEWED_FIELD_NUMBER: _builtins.int
+    NEEDS_REVIEW_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    reviewed: _builtins.bool
+    """Whether a person has reviewed the verdict."""
+    needs_review: _builtins.bool
+    """Whether the verdict asks for a person."""
+    namespace: _builtins.str
+    """Whose content."""
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[Global___Label.ValueType]:
+        """The Judge's label is one of these."""
+
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___TrialState.ValueType]:
+        """The state is one of these."""
+
+    @_builtins.property
+    def opened_from(self) -> _timestamp_pb2.Timestamp:
+        """Opened then or later."""
+
+    @_builtins.property
+    def opened_until(self) -> _timestamp_pb2.Timestamp:
+        """Opened before then."""
+
+    def __init__(
+        self,
+        *,
+        labels: _abc.Iterable[Global___Label.ValueType] | None = ...,
+        states: _abc.Iterable[Global___TrialState.ValueType] | None = ...,
+        opened_from: _timestamp_pb2.Timestamp | None = ...,
+        opened_until: _timestamp_pb2.Timestamp | None = ...,
+        reviewed: _builtins.bool | None = ...,
+        needs_review: _builtins.bool | None = ...,
+        namespace: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_namespace", b"_namespace", "_needs_review", b"_needs_review", "_reviewed", b"_reviewed", "namespace", b"namespace", "needs_review", b"needs_review", "opened_from", b"opened_from", "opened_until", b"opened_until", "reviewed", b"reviewed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_namespace", b"_namespace", "_needs_review", b"_needs_review", "_reviewed", b"_reviewed", "labels", b"labels", "namespace", b"namespace", "needs_review", b"needs_review", "opened_from", b"opened_from", "opened_until", b"opened_until", "reviewed", b"reviewed", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__namespace: _TypeAlias = _typing.Literal["namespace"]  # noqa: Y015
+    _WhichOneofArgType__namespace: _TypeAlias = _typing.Literal["_namespace", b"_namespace"]  # noqa: Y015
+    _WhichOneofReturnType__needs_review: _TypeAlias = _typing.Literal["needs_review"]  # noqa: Y015
+    _WhichOneofArgType__needs_review: _TypeAlias = _typing.Literal["_needs_review", b"_needs_review"]  # noqa: Y015
+    _WhichOneofReturnType__reviewed: _TypeAlias = _typing.Literal["reviewed"]  # noqa: Y015
+    _WhichOneofArgType__reviewed: _TypeAlias = _typing.Literal["_reviewed", b"_reviewed"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__namespace) -> _WhichOneofReturnType__namespace | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__needs_review) -> _WhichOneofReturnType__needs_review | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reviewed) -> _WhichOneofReturnType__reviewed | None: ...
+
+Global___TrialFilter: _TypeAlias = TrialFilter  # noqa: Y015
+
+@_typing.final
+class GetTrialRequest(_message.Message):
+    """Asks for one trial."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    """Its id."""
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trial_id", b"trial_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTrialRequest: _TypeAlias = GetTrialRequest  # noqa: Y015
+
+@_typing.final
+class GetTrialResponse(_message.Message):
+    """One trial."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def trial(self) -> Global___Trial:
+        """It."""
+
+    def __init__(
+        self,
+        *,
+        trial: Global___Trial | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trial", b"trial"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trial", b"trial"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTrialResponse: _TypeAlias = GetTrialResponse  # noqa: Y015
+
+@_typing.final
+class ListTrialsRequest(_message.Message):
+    """Asks for trials."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most so many, 1 to 1000; 0 for 50."""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty for the first."""
+    @_builtins.property
+    def filter(self) -> Global___TrialFilter:
+        """Which. Must be the same from page to page."""
+
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        filter: Global___TrialFilter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTrialsRequest: _TypeAlias = ListTrialsRequest  # noqa: Y015
+
+@_typing.final
+class ListTrialsResponse(_message.Message):
+    """A page of trials."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIALS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Asks for the next page; empty where there is none."""
+    @_builtins.property
+    def trials(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrialSummary]:
+        """The last opened first."""
+
+    def __init__(
+        self,
+        *,
+        trials: _abc.Iterable[Global___TrialSummary] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "trials", b"trials"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTrialsResponse: _TypeAlias = ListTrialsResponse  # noqa: Y015
+
+@_typing.final
+class ExportTrialsRequest(_message.Message):
+    """Asks for trials with their records."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def filter(self) -> Global___TrialFilter:
+        """Which."""
+
+    def __init__(
+        self,
+        *,
+        filter: Global___TrialFilter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportTrialsRequest: _TypeAlias = ExportTrialsRequest  # noqa: Y015
+
+@_typing.final
+class ExportTrialsResponse(_message.Message):
+    """One of the trials that were asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def trial(self) -> Global___Trial:
+        """It."""
+
+    def __init__(
+        self,
+        *,
+        trial: Global___Trial | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trial", b"trial"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trial", b"trial"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportTrialsResponse: _TypeAlias = ExportTrialsResponse  # noqa: Y015
+
+@_typing.final
+class ReviewVerdictRequest(_message.Message):
+    """Upholds or overrules."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CLAUSE_FIELD_NUMBER: _builtins.int
+    REVIEWER_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    """Of the trial."""
+    outcome: Global___ReviewOutcome.ValueType
+    """Upheld or overruled. Required."""
+    label: Global___Label.ValueType
+    """Where it is overruled: what the meme is found to be, LABEL_HARMFUL or LABEL_NOT_HARMFUL."""
+    reason: _builtins.str
+    """Why. Required."""
+    clause: _builtins.str
+    """The clause of the policy that it rests on. Optional."""
+    reviewer: _builtins.str
+    """Who reviews. Required where the server knows no callers; where it does, it is the caller's own name, and must be
+    that or empty here.
+    """
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+        outcome: Global___ReviewOutcome.ValueType = ...,
+        label: Global___Label.ValueType = ...,
+        reason: _builtins.str = ...,
+        clause: _builtins.str = ...,
+        reviewer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clause", b"clause", "label", b"label", "outcome", b"outcome", "reason", b"reason", "reviewer", b"reviewer", "trial_id", b"trial_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReviewVerdictRequest: _TypeAlias = ReviewVerdictRequest  # noqa: Y015
+
+@_typing.final
+class ReviewVerdictResponse(_message.Message):
+    """The trial as it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def summary(self) -> Global___TrialSummary:
+        """In short."""
+
+    def __init__(
+        self,
+        *,
+        summary: Global___TrialSummary | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["summary", b"summary"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["summary", b"summary"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReviewVerdictResponse: _TypeAlias = ReviewVerdictResponse  # noqa: Y015
+
+@_typing.final
+class PrecedentFilter(_message.Message):
+    """Which precedents are meant: those that all of this holds for. What is empty asks for nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCES_FIELD_NUMBER: _builtins.int
+    SPLITS_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
+    LANGUAGES_FIELD_NUMBER: _builtins.int
+    POLICIES_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    VERIFIED_FIELD_NUMBER: _builtins.int
+    verified: _builtins.bool
+    """Only those whose label a person has confirmed."""
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Data sets or people that they came from."""
+
+    @_builtins.property
+    def splits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Splits of their data sets."""
+
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Whose content they are."""
+
+    @_builtins.property
+    def languages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Languages of their texts, as BCP 47 tags."""
+
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Policies that they were labelled by."""
+
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Came into the library then or later."""
+
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """Came into the library before then."""
+
+    def __init__(
+        self,
+        *,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
+        splits: _abc.Iterable[_builtins.str] | None = ...,
+        namespaces: _abc.Iterable[_builtins.str] | None = ...,
+        languages: _abc.Iterable[_builtins.str] | None = ...,
+        policies: _abc.Iterable[_builtins.str] | None = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+        verified: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["languages", b"languages", "namespaces", b"namespaces", "policies", b"policies", "since", b"since", "sources", b"sources", "splits", b"splits", "until", b"until", "verified", b"verified"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrecedentFilter: _TypeAlias = PrecedentFilter  # noqa: Y015
+
+@_typing.final
+class SearchPrecedentsRequest(_message.Message):
+    """What to look for. A text, a picture or both."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    K_FIELD_NUMBER: _builtins.int
+    ALPHA_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    LEAVE_OUT_DUPLICATES_FIELD_NUMBER: _builtins.int
+    EXCLUDE_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text. Optional."""
+    image: _builtins.bytes
+    """The picture file, with the limits of JudgeRequest.image. Optional."""
+    k: _builtins.int
+    """How many, 1 to 1000; 0 for 10."""
+    alpha: _builtins.float
+    """Weight of the text against the picture, in [0, 1]. Absent: the library's own."""
+    leave_out_duplicates: _builtins.bool
+    """Leave out the meme itself and what is nearly it."""
+    @_builtins.property
+    def filter(self) -> Global___PrecedentFilter:
+        """Which."""
+
+    @_builtins.property
+    def exclude(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids to leave out."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        image: _builtins.bytes = ...,
+        k: _builtins.int = ...,
+        alpha: _builtins.float | None = ...,
+        filter: Global___PrecedentFilter | None = ...,
+        leave_out_duplicates: _builtins.bool = ...,
+        exclude: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "alpha", b"alpha", "filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "alpha", b"alpha", "exclude", b"exclude", "filter", b"filter", "image", b"image", "k", b"k", "leave_out_duplicates", b"leave_out_duplicates", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__alpha: _TypeAlias = _typing.Literal["alpha"]  # noqa: Y015
+    _WhichOneofArgType__alpha: _TypeAlias = _typing.Literal["_alpha", b"_alpha"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__alpha) -> _WhichOneofReturnType__alpha | None: ...
+
+Global___SearchPrecedentsRequest: _TypeAlias = SearchPrecedentsRequest  # noqa: Y015
+
+@_typing.final
+class SearchPrecedentsResponse(_message.Message):
+    """What was found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRECEDENTS_FIELD_NUMBER: _builtins.int
+    LIBRARY_FIELD_NUMBER: _builtins.int
+    ALPHA_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    alpha: _builtins.float
+    """Weight of the text that was used."""
+    @_builtins.property
+    def precedents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Precedent]:
+        """Nearest first."""
+
+    @_builtins.property
+    def library(self) -> Global___Library:
+        """What was searched."""
+
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What there is to say of the search, for people."""
+
+    def __init__(
+        self,
+        *,
+        precedents: _abc.Iterable[Global___Precedent] | None = ...,
+        library: Global___Library | None = ...,
+        alpha: _builtins.float = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["library", b"library"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "library", b"library", "notes", b"notes", "precedents", b"precedents"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchPrecedentsResponse: _TypeAlias = SearchPrecedentsResponse  # noqa: Y015
+
+@_typing.final
+class AddPrecedentRequest(_message.Message):
+    """A labelled meme for the library."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    CATEGORIES_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
+    VERIFIED_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id. Empty: the server makes one up."""
+    text: _builtins.str
+    """The text; empty if it has none."""
+    image: _builtins.bytes
+    """The picture file, with the limits of JudgeRequest.image. Optional if there is a text."""
+    label: Global___Label.ValueType
+    """LABEL_HARMFUL or LABEL_NOT_HARMFUL."""
+    source: _builtins.str
+    """Where it came from."""
+    namespace: _builtins.str
+    """Whose content it is. Optional."""
+    language: _builtins.str
+    """BCP 47 tag of the language of the text. Optional."""
+    verified: _builtins.bool
+    """Whether a person has confirmed the label."""
+    who: _builtins.str
+    """Who adds it. Required where the server knows no callers; where it does, the caller's own name or empty."""
+    why: _builtins.str
+    """Why. Required."""
+    @_builtins.property
+    def categories(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What it was found harmful for."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        text: _builtins.str = ...,
+        image: _builtins.bytes = ...,
+        label: Global___Label.ValueType = ...,
+        categories: _abc.Iterable[_builtins.str] | None = ...,
+        source: _builtins.str = ...,
+        namespace: _builtins.str = ...,
+        language: _builtins.str = ...,
+        verified: _builtins.bool = ...,
+        who: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["categories", b"categories", "id", b"id", "image", b"image", "label", b"label", "language", b"language", "namespace", b"namespace", "source", b"source", "text", b"text", "verified", b"verified", "who", b"who", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddPrecedentRequest: _TypeAlias = AddPrecedentRequest  # noqa: Y015
+
+@_typing.final
+class AddPrecedentResponse(_message.Message):
+    """What was added."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """The meme's id."""
+    change: _builtins.int
+    """Number of the change: it can be revoked by it (memecourt precedents revoke)."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        change: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddPrecedentResponse: _TypeAlias = AddPrecedentResponse  # noqa: Y015
+
+@_typing.final
+class RemovePrecedentRequest(_message.Message):
+    """Which meme leaves the library."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id."""
+    who: _builtins.str
+    """Who removes it: as in AddPrecedentRequest."""
+    why: _builtins.str
+    """Why. Required."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        who: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "who", b"who", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemovePrecedentRequest: _TypeAlias = RemovePrecedentRequest  # noqa: Y015
+
+@_typing.final
+class RemovePrecedentResponse(_message.Message):
+    """What was removed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGE_FIELD_NUMBER: _builtins.int
+    change: _builtins.int
+    """Number of the change."""
+    def __init__(
+        self,
+        *,
+        change: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemovePrecedentResponse: _TypeAlias = RemovePrecedentResponse  # noqa: Y015
+
+@_typing.final
+class RelabelPrecedentRequest(_message.Message):
+    """Which meme gets which label."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id."""
+    label: Global___Label.ValueType
+    """LABEL_HARMFUL or LABEL_NOT_HARMFUL."""
+    who: _builtins.str
+    """Who relabels it: as in AddPrecedentRequest."""
+    why: _builtins.str
+    """Why. Required."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        label: Global___Label.ValueType = ...,
+        who: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "label", b"label", "who", b"who", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelabelPrecedentRequest: _TypeAlias = RelabelPrecedentRequest  # noqa: Y015
+
+@_typing.final
+class RelabelPrecedentResponse(_message.Message):
+    """What was relabelled."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGE_FIELD_NUMBER: _builtins.int
+    change: _builtins.int
+    """Number of the change."""
+    def __init__(
+        self,
+        *,
+        change: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelabelPrecedentResponse: _TypeAlias = RelabelPrecedentResponse  # noqa: Y015
+
+@_typing.final
+class GetLibraryRequest(_message.Message):
+    """Asks what the library is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLibraryRequest: _TypeAlias = GetLibraryRequest  # noqa: Y015
+
+@_typing.final
+class GetLibraryResponse(_message.Message):
+    """What the library is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIBRARY_FIELD_NUMBER: _builtins.int
+    ENCODER_FIELD_NUMBER: _builtins.int
+    HARMFUL_FIELD_NUMBER: _builtins.int
+    ALPHA_FIELD_NUMBER: _builtins.int
+    VOTERS_FIELD_NUMBER: _builtins.int
+    encoder: _builtins.str
+    """Name and digest of the encoder that it was made with."""
+    harmful: _builtins.int
+    """Harmful ones among its memes."""
+    alpha: _builtins.float
+    """Weight of the text that it was calibrated with."""
+    voters: _builtins.int
+    """How many precedents vote."""
+    @_builtins.property
+    def library(self) -> Global___Library:
+        """Name, digest and size."""
+
+    def __init__(
+        self,
+        *,
+        library: Global___Library | None = ...,
+        encoder: _builtins.str = ...,
+        harmful: _builtins.int = ...,
+        alpha: _builtins.float = ...,
+        voters: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["library", b"library"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "encoder", b"encoder", "harmful", b"harmful", "library", b"library", "voters", b"voters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLibraryResponse: _TypeAlias = GetLibraryResponse  # noqa: Y015

@@ -40,6 +40,16 @@ class CourtStub:
                 request_serializer=memecourt_dot_v1_dot_court__pb2.JudgeRequest.SerializeToString,
                 response_deserializer=memecourt_dot_v1_dot_court__pb2.JudgeResponse.FromString,
                 _registered_method=True)
+        self.JudgeStream = channel.stream_stream(
+                '/memecourt.v1.Court/JudgeStream',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.JudgeStreamRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.JudgeStreamResponse.FromString,
+                _registered_method=True)
+        self.WatchTrial = channel.unary_stream(
+                '/memecourt.v1.Court/WatchTrial',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.WatchTrialRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.WatchTrialResponse.FromString,
+                _registered_method=True)
 
 
 class CourtServicer:
@@ -51,12 +61,39 @@ class CourtServicer:
 
         Give a deadline: when it passes, or the call is cancelled, the trial stops and its record says so.
 
+        A request_id that was given before, with the same content, gets the same verdict, without a second trial.
+
         INVALID_ARGUMENT: the request, its picture or its text can't be tried; the same again will fail again.
-        FAILED_PRECONDITION: a procedure or policy was asked for that this server is not set up with.
+        ALREADY_EXISTS: another request had this request_id before, in the same namespace.
+        FAILED_PRECONDITION: a procedure, a policy or a version was asked for that this server is not set up with.
+        UNAUTHENTICATED, PERMISSION_DENIED: the server wants a token, or another one.
         RESOURCE_EXHAUSTED: the server is busy (see RetryInfo), or the message is larger than it takes.
         UNAVAILABLE: something that the trial needs is not there now (see RetryInfo).
         DEADLINE_EXCEEDED: there was no verdict in the time given.
         INTERNAL: a fault of ours.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def JudgeStream(self, request_iterator, context):
+        """Tries memes as they come, several at a time, and answers each as soon as it is ready, in whatever order that is.
+
+        Responses are matched by request_id; give each request one of its own. Every request has exactly one response, a
+        verdict or a failure; a failure ends nothing but its own request. The server reads on only as it gets on: a full
+        stream is held up by flow control, never refused. When requests end, so does the stream, once all are answered.
+
+        INVALID_ARGUMENT: something that is no request came, or nothing for as long as the server waits.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchTrial(self, request, context):
+        """The events of a trial, from the first or from where the caller left off, those to come as they happen. Ends when
+        the trial has.
+
+        NOT_FOUND: there is no such trial, or none was begun yet for that request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,6 +106,16 @@ def add_CourtServicer_to_server(servicer, server):
                     servicer.Judge,
                     request_deserializer=memecourt_dot_v1_dot_court__pb2.JudgeRequest.FromString,
                     response_serializer=memecourt_dot_v1_dot_court__pb2.JudgeResponse.SerializeToString,
+            ),
+            'JudgeStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.JudgeStream,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.JudgeStreamRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.JudgeStreamResponse.SerializeToString,
+            ),
+            'WatchTrial': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchTrial,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.WatchTrialRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.WatchTrialResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -99,6 +146,523 @@ class Court:
             '/memecourt.v1.Court/Judge',
             memecourt_dot_v1_dot_court__pb2.JudgeRequest.SerializeToString,
             memecourt_dot_v1_dot_court__pb2.JudgeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JudgeStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/memecourt.v1.Court/JudgeStream',
+            memecourt_dot_v1_dot_court__pb2.JudgeStreamRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.JudgeStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchTrial(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/memecourt.v1.Court/WatchTrial',
+            memecourt_dot_v1_dot_court__pb2.WatchTrialRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.WatchTrialResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class DocketStub:
+    """The records of trials.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.GetTrial = channel.unary_unary(
+                '/memecourt.v1.Docket/GetTrial',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.GetTrialRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.GetTrialResponse.FromString,
+                _registered_method=True)
+        self.ListTrials = channel.unary_unary(
+                '/memecourt.v1.Docket/ListTrials',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.ListTrialsRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.ListTrialsResponse.FromString,
+                _registered_method=True)
+        self.ExportTrials = channel.unary_stream(
+                '/memecourt.v1.Docket/ExportTrials',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.ExportTrialsRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.ExportTrialsResponse.FromString,
+                _registered_method=True)
+        self.ReviewVerdict = channel.unary_unary(
+                '/memecourt.v1.Docket/ReviewVerdict',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.ReviewVerdictRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.ReviewVerdictResponse.FromString,
+                _registered_method=True)
+
+
+class DocketServicer:
+    """The records of trials.
+    """
+
+    def GetTrial(self, request, context):
+        """One trial with all of its events. NOT_FOUND: there is none of that id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTrials(self, request, context):
+        """Trials, the last opened first, page by page. INVALID_ARGUMENT: the page token is not one of ours.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportTrials(self, request, context):
+        """Every trial that a filter lets through, with all of its events, the first opened first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReviewVerdict(self, request, context):
+        """Upholds or overrules a verdict; what was reviewed before can be reviewed again, the last one counts. A verdict that
+        is overruled is never given to another request again.
+
+        NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DocketServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'GetTrial': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTrial,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.GetTrialRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.GetTrialResponse.SerializeToString,
+            ),
+            'ListTrials': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTrials,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.ListTrialsRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.ListTrialsResponse.SerializeToString,
+            ),
+            'ExportTrials': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportTrials,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.ExportTrialsRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.ExportTrialsResponse.SerializeToString,
+            ),
+            'ReviewVerdict': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReviewVerdict,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.ReviewVerdictRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.ReviewVerdictResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'memecourt.v1.Docket', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('memecourt.v1.Docket', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Docket:
+    """The records of trials.
+    """
+
+    @staticmethod
+    def GetTrial(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memecourt.v1.Docket/GetTrial',
+            memecourt_dot_v1_dot_court__pb2.GetTrialRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.GetTrialResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTrials(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memecourt.v1.Docket/ListTrials',
+            memecourt_dot_v1_dot_court__pb2.ListTrialsRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.ListTrialsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportTrials(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/memecourt.v1.Docket/ExportTrials',
+            memecourt_dot_v1_dot_court__pb2.ExportTrialsRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.ExportTrialsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReviewVerdict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memecourt.v1.Docket/ReviewVerdict',
+            memecourt_dot_v1_dot_court__pb2.ReviewVerdictRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.ReviewVerdictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class PrecedentsStub:
+    """The library of precedents that is searched now.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.SearchPrecedents = channel.unary_unary(
+                '/memecourt.v1.Precedents/SearchPrecedents',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.SearchPrecedentsRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.SearchPrecedentsResponse.FromString,
+                _registered_method=True)
+        self.AddPrecedent = channel.unary_unary(
+                '/memecourt.v1.Precedents/AddPrecedent',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.AddPrecedentRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.AddPrecedentResponse.FromString,
+                _registered_method=True)
+        self.RemovePrecedent = channel.unary_unary(
+                '/memecourt.v1.Precedents/RemovePrecedent',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.RemovePrecedentRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.RemovePrecedentResponse.FromString,
+                _registered_method=True)
+        self.RelabelPrecedent = channel.unary_unary(
+                '/memecourt.v1.Precedents/RelabelPrecedent',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.RelabelPrecedentRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.RelabelPrecedentResponse.FromString,
+                _registered_method=True)
+        self.GetLibrary = channel.unary_unary(
+                '/memecourt.v1.Precedents/GetLibrary',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.GetLibraryRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.GetLibraryResponse.FromString,
+                _registered_method=True)
+
+
+class PrecedentsServicer:
+    """The library of precedents that is searched now.
+    """
+
+    def SearchPrecedents(self, request, context):
+        """The precedents most like a text, a picture or both.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddPrecedent(self, request, context):
+        """Adds a labelled meme; searches find it about a second later. ALREADY_EXISTS: the library has a meme of that id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemovePrecedent(self, request, context):
+        """Takes a meme out of the library. NOT_FOUND: it is not there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RelabelPrecedent(self, request, context):
+        """Gives a meme of the library another label. NOT_FOUND: it is not there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLibrary(self, request, context):
+        """What the library is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PrecedentsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'SearchPrecedents': grpc.unary_unary_rpc_method_handler(
+                    servicer.SearchPrecedents,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.SearchPrecedentsRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.SearchPrecedentsResponse.SerializeToString,
+            ),
+            'AddPrecedent': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddPrecedent,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.AddPrecedentRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.AddPrecedentResponse.SerializeToString,
+            ),
+            'RemovePrecedent': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemovePrecedent,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.RemovePrecedentRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.RemovePrecedentResponse.SerializeToString,
+            ),
+            'RelabelPrecedent': grpc.unary_unary_rpc_method_handler(
+                    servicer.RelabelPrecedent,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.RelabelPrecedentRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.RelabelPrecedentResponse.SerializeToString,
+            ),
+            'GetLibrary': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLibrary,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.GetLibraryRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.GetLibraryResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'memecourt.v1.Precedents', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('memecourt.v1.Precedents', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Precedents:
+    """The library of precedents that is searched now.
+    """
+
+    @staticmethod
+    def SearchPrecedents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memecourt.v1.Precedents/SearchPrecedents',
+            memecourt_dot_v1_dot_court__pb2.SearchPrecedentsRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.SearchPrecedentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddPrecedent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memecourt.v1.Precedents/AddPrecedent',
+            memecourt_dot_v1_dot_court__pb2.AddPrecedentRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.AddPrecedentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemovePrecedent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memecourt.v1.Precedents/RemovePrecedent',
+            memecourt_dot_v1_dot_court__pb2.RemovePrecedentRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.RemovePrecedentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RelabelPrecedent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memecourt.v1.Precedents/RelabelPrecedent',
+            memecourt_dot_v1_dot_court__pb2.RelabelPrecedentRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.RelabelPrecedentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLibrary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memecourt.v1.Precedents/GetLibrary',
+            memecourt_dot_v1_dot_court__pb2.GetLibraryRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.GetLibraryResponse.FromString,
             options,
             channel_credentials,
             insecure,

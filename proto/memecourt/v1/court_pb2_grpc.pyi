@@ -49,12 +49,31 @@ class CourtStub:
 
     Give a deadline: when it passes, or the call is cancelled, the trial stops and its record says so.
 
+    A request_id that was given before, with the same content, gets the same verdict, without a second trial.
+
     INVALID_ARGUMENT: the request, its picture or its text can't be tried; the same again will fail again.
-    FAILED_PRECONDITION: a procedure or policy was asked for that this server is not set up with.
+    ALREADY_EXISTS: another request had this request_id before, in the same namespace.
+    FAILED_PRECONDITION: a procedure, a policy or a version was asked for that this server is not set up with.
+    UNAUTHENTICATED, PERMISSION_DENIED: the server wants a token, or another one.
     RESOURCE_EXHAUSTED: the server is busy (see RetryInfo), or the message is larger than it takes.
     UNAVAILABLE: something that the trial needs is not there now (see RetryInfo).
     DEADLINE_EXCEEDED: there was no verdict in the time given.
     INTERNAL: a fault of ours.
+    """
+    JudgeStream: _grpc.StreamStreamMultiCallable[_court_pb2.JudgeStreamRequest, _court_pb2.JudgeStreamResponse]
+    """Tries memes as they come, several at a time, and answers each as soon as it is ready, in whatever order that is.
+
+    Responses are matched by request_id; give each request one of its own. Every request has exactly one response, a
+    verdict or a failure; a failure ends nothing but its own request. The server reads on only as it gets on: a full
+    stream is held up by flow control, never refused. When requests end, so does the stream, once all are answered.
+
+    INVALID_ARGUMENT: something that is no request came, or nothing for as long as the server waits.
+    """
+    WatchTrial: _grpc.UnaryStreamMultiCallable[_court_pb2.WatchTrialRequest, _court_pb2.WatchTrialResponse]
+    """The events of a trial, from the first or from where the caller left off, those to come as they happen. Ends when
+    the trial has.
+
+    NOT_FOUND: there is no such trial, or none was begun yet for that request.
     """
 
 @_typing.type_check_only
@@ -67,12 +86,31 @@ class CourtAsyncStub(CourtStub):
 
     Give a deadline: when it passes, or the call is cancelled, the trial stops and its record says so.
 
+    A request_id that was given before, with the same content, gets the same verdict, without a second trial.
+
     INVALID_ARGUMENT: the request, its picture or its text can't be tried; the same again will fail again.
-    FAILED_PRECONDITION: a procedure or policy was asked for that this server is not set up with.
+    ALREADY_EXISTS: another request had this request_id before, in the same namespace.
+    FAILED_PRECONDITION: a procedure, a policy or a version was asked for that this server is not set up with.
+    UNAUTHENTICATED, PERMISSION_DENIED: the server wants a token, or another one.
     RESOURCE_EXHAUSTED: the server is busy (see RetryInfo), or the message is larger than it takes.
     UNAVAILABLE: something that the trial needs is not there now (see RetryInfo).
     DEADLINE_EXCEEDED: there was no verdict in the time given.
     INTERNAL: a fault of ours.
+    """
+    JudgeStream: _aio.StreamStreamMultiCallable[_court_pb2.JudgeStreamRequest, _court_pb2.JudgeStreamResponse]  # type: ignore[assignment]
+    """Tries memes as they come, several at a time, and answers each as soon as it is ready, in whatever order that is.
+
+    Responses are matched by request_id; give each request one of its own. Every request has exactly one response, a
+    verdict or a failure; a failure ends nothing but its own request. The server reads on only as it gets on: a full
+    stream is held up by flow control, never refused. When requests end, so does the stream, once all are answered.
+
+    INVALID_ARGUMENT: something that is no request came, or nothing for as long as the server waits.
+    """
+    WatchTrial: _aio.UnaryStreamMultiCallable[_court_pb2.WatchTrialRequest, _court_pb2.WatchTrialResponse]  # type: ignore[assignment]
+    """The events of a trial, from the first or from where the caller left off, those to come as they happen. Ends when
+    the trial has.
+
+    NOT_FOUND: there is no such trial, or none was begun yet for that request.
     """
 
 class CourtServicer(metaclass=_abc_1.ABCMeta):
@@ -88,12 +126,201 @@ class CourtServicer(metaclass=_abc_1.ABCMeta):
 
         Give a deadline: when it passes, or the call is cancelled, the trial stops and its record says so.
 
+        A request_id that was given before, with the same content, gets the same verdict, without a second trial.
+
         INVALID_ARGUMENT: the request, its picture or its text can't be tried; the same again will fail again.
-        FAILED_PRECONDITION: a procedure or policy was asked for that this server is not set up with.
+        ALREADY_EXISTS: another request had this request_id before, in the same namespace.
+        FAILED_PRECONDITION: a procedure, a policy or a version was asked for that this server is not set up with.
+        UNAUTHENTICATED, PERMISSION_DENIED: the server wants a token, or another one.
         RESOURCE_EXHAUSTED: the server is busy (see RetryInfo), or the message is larger than it takes.
         UNAVAILABLE: something that the trial needs is not there now (see RetryInfo).
         DEADLINE_EXCEEDED: there was no verdict in the time given.
         INTERNAL: a fault of ours.
         """
 
+    @_abc_1.abstractmethod
+    def JudgeStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[_court_pb2.JudgeStreamRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_court_pb2.JudgeStreamResponse], _abc.AsyncIterator[_court_pb2.JudgeStreamResponse]]:
+        """Tries memes as they come, several at a time, and answers each as soon as it is ready, in whatever order that is.
+
+        Responses are matched by request_id; give each request one of its own. Every request has exactly one response, a
+        verdict or a failure; a failure ends nothing but its own request. The server reads on only as it gets on: a full
+        stream is held up by flow control, never refused. When requests end, so does the stream, once all are answered.
+
+        INVALID_ARGUMENT: something that is no request came, or nothing for as long as the server waits.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchTrial(
+        self,
+        request: _court_pb2.WatchTrialRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_court_pb2.WatchTrialResponse], _abc.AsyncIterator[_court_pb2.WatchTrialResponse]]:
+        """The events of a trial, from the first or from where the caller left off, those to come as they happen. Ends when
+        the trial has.
+
+        NOT_FOUND: there is no such trial, or none was begun yet for that request.
+        """
+
 def add_CourtServicer_to_server(servicer: CourtServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class DocketStub:
+    """The records of trials."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> DocketAsyncStub: ...
+    GetTrial: _grpc.UnaryUnaryMultiCallable[_court_pb2.GetTrialRequest, _court_pb2.GetTrialResponse]
+    """One trial with all of its events. NOT_FOUND: there is none of that id."""
+    ListTrials: _grpc.UnaryUnaryMultiCallable[_court_pb2.ListTrialsRequest, _court_pb2.ListTrialsResponse]
+    """Trials, the last opened first, page by page. INVALID_ARGUMENT: the page token is not one of ours."""
+    ExportTrials: _grpc.UnaryStreamMultiCallable[_court_pb2.ExportTrialsRequest, _court_pb2.ExportTrialsResponse]
+    """Every trial that a filter lets through, with all of its events, the first opened first."""
+    ReviewVerdict: _grpc.UnaryUnaryMultiCallable[_court_pb2.ReviewVerdictRequest, _court_pb2.ReviewVerdictResponse]
+    """Upholds or overrules a verdict; what was reviewed before can be reviewed again, the last one counts. A verdict that
+    is overruled is never given to another request again.
+
+    NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict.
+    """
+
+@_typing.type_check_only
+class DocketAsyncStub(DocketStub):
+    """The records of trials."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    GetTrial: _aio.UnaryUnaryMultiCallable[_court_pb2.GetTrialRequest, _court_pb2.GetTrialResponse]  # type: ignore[assignment]
+    """One trial with all of its events. NOT_FOUND: there is none of that id."""
+    ListTrials: _aio.UnaryUnaryMultiCallable[_court_pb2.ListTrialsRequest, _court_pb2.ListTrialsResponse]  # type: ignore[assignment]
+    """Trials, the last opened first, page by page. INVALID_ARGUMENT: the page token is not one of ours."""
+    ExportTrials: _aio.UnaryStreamMultiCallable[_court_pb2.ExportTrialsRequest, _court_pb2.ExportTrialsResponse]  # type: ignore[assignment]
+    """Every trial that a filter lets through, with all of its events, the first opened first."""
+    ReviewVerdict: _aio.UnaryUnaryMultiCallable[_court_pb2.ReviewVerdictRequest, _court_pb2.ReviewVerdictResponse]  # type: ignore[assignment]
+    """Upholds or overrules a verdict; what was reviewed before can be reviewed again, the last one counts. A verdict that
+    is overruled is never given to another request again.
+
+    NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict.
+    """
+
+class DocketServicer(metaclass=_abc_1.ABCMeta):
+    """The records of trials."""
+
+    @_abc_1.abstractmethod
+    def GetTrial(
+        self,
+        request: _court_pb2.GetTrialRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_court_pb2.GetTrialResponse, _abc.Awaitable[_court_pb2.GetTrialResponse]]:
+        """One trial with all of its events. NOT_FOUND: there is none of that id."""
+
+    @_abc_1.abstractmethod
+    def ListTrials(
+        self,
+        request: _court_pb2.ListTrialsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_court_pb2.ListTrialsResponse, _abc.Awaitable[_court_pb2.ListTrialsResponse]]:
+        """Trials, the last opened first, page by page. INVALID_ARGUMENT: the page token is not one of ours."""
+
+    @_abc_1.abstractmethod
+    def ExportTrials(
+        self,
+        request: _court_pb2.ExportTrialsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_court_pb2.ExportTrialsResponse], _abc.AsyncIterator[_court_pb2.ExportTrialsResponse]]:
+        """Every trial that a filter lets through, with all of its events, the first opened first."""
+
+    @_abc_1.abstractmethod
+    def ReviewVerdict(
+        self,
+        request: _court_pb2.ReviewVerdictRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_court_pb2.ReviewVerdictResponse, _abc.Awaitable[_court_pb2.ReviewVerdictResponse]]:
+        """Upholds or overrules a verdict; what was reviewed before can be reviewed again, the last one counts. A verdict that
+        is overruled is never given to another request again.
+
+        NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict.
+        """
+
+def add_DocketServicer_to_server(servicer: DocketServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class PrecedentsStub:
+    """The library of precedents that is searched now."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> PrecedentsAsyncStub: ...
+    SearchPrecedents: _grpc.UnaryUnaryMultiCallable[_court_pb2.SearchPrecedentsRequest, _court_pb2.SearchPrecedentsResponse]
+    """The precedents most like a text, a picture or both."""
+    AddPrecedent: _grpc.UnaryUnaryMultiCallable[_court_pb2.AddPrecedentRequest, _court_pb2.AddPrecedentResponse]
+    """Adds a labelled meme; searches find it about a second later. ALREADY_EXISTS: the library has a meme of that id."""
+    RemovePrecedent: _grpc.UnaryUnaryMultiCallable[_court_pb2.RemovePrecedentRequest, _court_pb2.RemovePrecedentResponse]
+    """Takes a meme out of the library. NOT_FOUND: it is not there."""
+    RelabelPrecedent: _grpc.UnaryUnaryMultiCallable[_court_pb2.RelabelPrecedentRequest, _court_pb2.RelabelPrecedentResponse]
+    """Gives a meme of the library another label. NOT_FOUND: it is not there."""
+    GetLibrary: _grpc.UnaryUnaryMultiCallable[_court_pb2.GetLibraryRequest, _court_pb2.GetLibraryResponse]
+    """What the library is."""
+
+@_typing.type_check_only
+class PrecedentsAsyncStub(PrecedentsStub):
+    """The library of precedents that is searched now."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    SearchPrecedents: _aio.UnaryUnaryMultiCallable[_court_pb2.SearchPrecedentsRequest, _court_pb2.SearchPrecedentsResponse]  # type: ignore[assignment]
+    """The precedents most like a text, a picture or both."""
+    AddPrecedent: _aio.UnaryUnaryMultiCallable[_court_pb2.AddPrecedentRequest, _court_pb2.AddPrecedentResponse]  # type: ignore[assignment]
+    """Adds a labelled meme; searches find it about a second later. ALREADY_EXISTS: the library has a meme of that id."""
+    RemovePrecedent: _aio.UnaryUnaryMultiCallable[_court_pb2.RemovePrecedentRequest, _court_pb2.RemovePrecedentResponse]  # type: ignore[assignment]
+    """Takes a meme out of the library. NOT_FOUND: it is not there."""
+    RelabelPrecedent: _aio.UnaryUnaryMultiCallable[_court_pb2.RelabelPrecedentRequest, _court_pb2.RelabelPrecedentResponse]  # type: ignore[assignment]
+    """Gives a meme of the library another label. NOT_FOUND: it is not there."""
+    GetLibrary: _aio.UnaryUnaryMultiCallable[_court_pb2.GetLibraryRequest, _court_pb2.GetLibraryResponse]  # type: ignore[assignment]
+    """What the library is."""
+
+class PrecedentsServicer(metaclass=_abc_1.ABCMeta):
+    """The library of precedents that is searched now."""
+
+    @_abc_1.abstractmethod
+    def SearchPrecedents(
+        self,
+        request: _court_pb2.SearchPrecedentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_court_pb2.SearchPrecedentsResponse, _abc.Awaitable[_court_pb2.SearchPrecedentsResponse]]:
+        """The precedents most like a text, a picture or both."""
+
+    @_abc_1.abstractmethod
+    def AddPrecedent(
+        self,
+        request: _court_pb2.AddPrecedentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_court_pb2.AddPrecedentResponse, _abc.Awaitable[_court_pb2.AddPrecedentResponse]]:
+        """Adds a labelled meme; searches find it about a second later. ALREADY_EXISTS: the library has a meme of that id."""
+
+    @_abc_1.abstractmethod
+    def RemovePrecedent(
+        self,
+        request: _court_pb2.RemovePrecedentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_court_pb2.RemovePrecedentResponse, _abc.Awaitable[_court_pb2.RemovePrecedentResponse]]:
+        """Takes a meme out of the library. NOT_FOUND: it is not there."""
+
+    @_abc_1.abstractmethod
+    def RelabelPrecedent(
+        self,
+        request: _court_pb2.RelabelPrecedentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_court_pb2.RelabelPrecedentResponse, _abc.Awaitable[_court_pb2.RelabelPrecedentResponse]]:
+        """Gives a meme of the library another label. NOT_FOUND: it is not there."""
+
+    @_abc_1.abstractmethod
+    def GetLibrary(
+        self,
+        request: _court_pb2.GetLibraryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_court_pb2.GetLibraryResponse, _abc.Awaitable[_court_pb2.GetLibraryResponse]]:
+        """What the library is."""
+
+def add_PrecedentsServicer_to_server(servicer: PrecedentsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
