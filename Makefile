@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-vllm lint corpus proto perf clean
+.PHONY: help demo test test-vllm lint corpus clients proto perf clean
 
 help: ## Tell what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-9s %s\n' "$$name" "$$what"; done
@@ -24,12 +24,15 @@ lint: .venv/dev ## Style, types, import rules, the wire contract
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	cd proto && ../$(BIN)/buf lint
+	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against first_release.binpb
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_proto.py --check
 
 corpus: .venv/dev ## Download Pillow's own test pictures and public prompt injections, for the tests that are fed with them
 	$(BIN)/python scripts/fetch_corpus.py
 	$(BIN)/python scripts/fetch_injections.py
+
+clients: .venv/dev ## Install what Node asks the service with (needs npm), for the test of docs/calling
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/node_client.py
 
 proto: .venv/dev ## Regenerate the code for the wire contract
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_proto.py

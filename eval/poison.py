@@ -18,7 +18,7 @@ from court.summary import hold_vote
 from court.verdict import Label
 from eval.metrics import score
 from eval.resampling import interval
-from retrieval.calibrate import probabilities_of, shares
+from retrieval.calibrate import heard
 from retrieval.filters import Filter
 from retrieval.index import FusedIndex, Hits
 from retrieval.left_out import neighbours
@@ -75,6 +75,29 @@ class Planted:
     sole_by_clones: int
 
 
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What leaving out sole acquittals does to the vote on memes that nobody has poisoned.
+
+    Attributes:
+        memes: That were judged; what is not acquitted counts as found harmful, undecided ones too.
+        accuracy: As the library is without it.
+        accuracy_guarded: With sole acquittals left out.
+        macro_f1: As the library is without it.
+        macro_f1_guarded: With sole acquittals left out.
+        benign_lost: Benign memes that are acquitted without it only.
+        harmful_caught: Harmful memes that are acquitted without it only.
+    """
+
+    memes: int
+    accuracy: float
+    accuracy_guarded: float
+    macro_f1: float
+    macro_f1_guarded: float
+    benign_lost: int
+    harmful_caught: int
+
+
 def measure_flipped(library: Library, share: float, *, seeds: int = 20, limit: int = 4000) -> Flipped:
     """Flips this share of the labels, and votes with the library's own settings on memes whose labels are true.
 
@@ -93,8 +116,8 @@ def measure_flipped(library: Library, share: float, *, seeds: int = 20, limit: i
         tuning = library.manifest.tuning
         dim = library.manifest.encoder.text_dim
         k, guarded = tuning.vote.k, tuning.safeguards
-        (near,) = neighbours(rows, voting, dim, alphas=[tuning.alpha], depth=k, limit=limit, safeguards=guarded)
-        probabilities = probabilities_of(shares(near.similarities, near.harmful, tuning.vote), tuning.vote)
+        (near,) = neighbours(rows, voting, dim, alphas=[tuning.alpha], depth=k + 1, limit=limit, safeguards=guarded)
+        probabilities = heard(near.similarities, near.harmful, tuning.vote, guarded)
         said = probabilities >= tuning.vote.threshold
         return score(true[near.rows].tolist(), said.tolist(), resamples=1).macro_f1.value
 
@@ -154,6 +177,40 @@ def measure_planted(
         done += 1
         progress(done, trials)
     return Planted(trials, found["one"], found["clones"], found["twice"], found["sole one"], found["sole clones"])
+
+
+def measure_price(library: Library, *, limit: int = 4000, seed: int = 0) -> Price:
+    """What it costs and brings to leave out sole acquittals where nobody has poisoned anything.
+
+    Args:
+        library: Whose memes are judged, each by the rest without its twins.
+        limit: Memes that are judged at most; evenly spaced ones where there are more.
+        seed: Of the bootstrap.
+    """
+    memes = list(library.memes)
+    by_words, by_pixels = _groups(memes, _words), _groups(memes, lambda meme: meme.pixels_sha256)
+    base = FusedIndex(library.rows, library.manifest.encoder.text_dim)
+    gold: list[bool] = []
+    said: dict[bool, list[bool]] = {False: [], True: []}
+    for place in np.unique(np.linspace(0, len(memes) - 1, min(limit, len(memes))).round().astype(int)).tolist():
+        meme = memes[place]
+        twins = {place, *by_words.get(_words(meme), ()), *by_pixels.get(meme.pixels_sha256, ())}
+        trial = _Trial(library, memes, base, twins, _query(library, place, meme), meme)
+        gold.append(meme.harmful)
+        for sole in said:
+            # What is not acquitted is found harmful, or goes to a person, who is not asked here.
+            said[sole].append(not _acquitted(trial.judged(0, sole)))
+    plain, guarded = (score(gold, said[sole], seed=seed) for sole in (False, True))
+    turned = [before is not after for before, after in zip(said[False], said[True], strict=True)]
+    return Price(
+        memes=len(gold),
+        accuracy=plain.accuracy.value,
+        accuracy_guarded=guarded.accuracy.value,
+        macro_f1=plain.macro_f1.value,
+        macro_f1_guarded=guarded.macro_f1.value,
+        benign_lost=sum(now and not harmful for now, harmful in zip(turned, gold, strict=True)),
+        harmful_caught=sum(now and harmful for now, harmful in zip(turned, gold, strict=True)),
+    )
 
 
 def open_poisoned(place: Path) -> Library:

@@ -18,11 +18,11 @@ from court.meme import Picture
 from court.precedents import Relation
 from court.summary import hold_vote
 from court.verdict import Label
-from court.vote import probability, share, vote
+from court.vote import vote
 from eval.datasets.protocol import Protocol, of_level
 from eval.datasets.read import LEVELS
 from eval.metrics import Scores, score
-from retrieval.calibrate import calibrate
+from retrieval.calibrate import calibrate, heard
 from retrieval.embedding import Encoder
 from retrieval.encoders import load_encoder_for
 from retrieval.finder import LibraryFinder
@@ -294,15 +294,12 @@ def _left_out(library: Library, twins_too: bool, protocol: Protocol, seed: int) 
         library.memes,
         library.manifest.encoder.text_dim,
         alphas=[tuning.alpha],
-        depth=tuning.vote.k,
+        depth=tuning.vote.k + 1,
         limit=len(library.memes),
         twins_too=twins_too,
         safeguards=tuning.safeguards,
     )
-    probabilities = [
-        probability(share(similarities, harmful, tuning.vote), tuning.vote)
-        for similarities, harmful in zip(near.similarities.tolist(), near.harmful.tolist(), strict=True)
-    ]
+    probabilities = heard(near.similarities, near.harmful, tuning.vote, tuning.safeguards).tolist()
     kept = [_kept(library.memes[row].source_label, protocol) for row in near.rows.tolist()]
     gold = [label for label, keep in zip(near.labels.tolist(), kept, strict=True) if keep]
     probabilities = [p for p, keep in zip(probabilities, kept, strict=True) if keep]

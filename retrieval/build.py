@@ -19,7 +19,7 @@ from retrieval.embedding import Encoder, TextEmbeddings
 from retrieval.floors import floors_of
 from retrieval.kept import Spool
 from retrieval.library import Library, refuse_place
-from retrieval.manifest import LabelledMeme, Safeguards, Tuning
+from retrieval.manifest import USUAL, LabelledMeme, Safeguards, Tuning
 from retrieval.pictures import Seen, Wanted, embed_pictures_of
 from retrieval.readers import read_source
 from retrieval.remembered import Remembered
@@ -79,7 +79,7 @@ async def build_library(
     progress: Progress | None = None,
     replace: bool = False,
     settle_error: float = ERROR,
-    safeguards: Safeguards | None = None,
+    safeguards: Safeguards = USUAL,
 ) -> tuple[Library, BuildReport]:
     """Reads, decodes, embeds, calibrates and writes.
 
@@ -92,7 +92,7 @@ async def build_library(
         progress: Told how far it is; called in the event loop's thread or a worker's.
         replace: Whether a library that is there gives way.
         settle_error: What share of wrong labels is put up with where the vote alone is to do, in (0, 1).
-        safeguards: What keeps a few precedents from deciding for all; None for what every library has.
+        safeguards: What keeps a few precedents from deciding for all.
 
     Raises:
         BadRequest: A source can't be read, nothing of them is left, or there is a library already.
@@ -173,7 +173,7 @@ async def _tune(
     memes: Sequence[LabelledMeme],
     encoder: Encoder,
     error: float,
-    safeguards: Safeguards | None,
+    safeguards: Safeguards,
     progress: Progress | None,
 ) -> Tuning:
     text_dim = encoder.identity.text_dim

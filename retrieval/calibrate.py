@@ -102,7 +102,7 @@ def calibrate(
         frozenset(left): [] for size in range(3) for left in combinations(range(_FOLDS), size)
     }
     tried: dict[float, tuple[Neighbours, NDArray[np.int64]]] = {}
-    found = neighbours(rows, memes, text_dim, alphas=alphas, depth=max(_KS), limit=_MOST_TRIED, safeguards=guarded)
+    found = neighbours(rows, memes, text_dim, alphas=alphas, depth=max(_KS) + 1, limit=_MOST_TRIED, safeguards=guarded)
     for number, (alpha, near) in enumerate(zip(alphas, found, strict=True)):
         if near.labels.size < _FEWEST or min(near.labels.sum(), (~near.labels).sum()) < _FEWEST_OF_A_LABEL:
             return defaults  # many memes, but most of them twins of each other
@@ -120,8 +120,7 @@ def calibrate(
         choice = chosen[left]
         near, folds = tried[choice.alpha]
         part = folds == fold
-        share = shares(near.similarities[part], near.harmful[part], choice.settings)
-        p = probabilities_of(share, choice.settings)
+        p = heard(near.similarities[part], near.harmful[part], choice.settings, guarded)
         return _Votes(p, p >= choice.settings.threshold, near.labels[part])
 
     best = chosen[frozenset()]
@@ -177,6 +176,39 @@ def shares(
     return together
 
 
+def heard(
+    similarities: NDArray[np.float64], harmful: NDArray[np.bool_], settings: VoteSettings, safeguards: Safeguards
+) -> NDArray[np.float64]:
+    """The vote's probabilities of harm as a search would have them, shape (q,).
+
+    Where sole acquittals are left out (:func:`retrieval.searching.search_shelf`), a vote for acquittal counts only if
+    it stands without any one of its voters; else it is what is left without the one that matters most.
+
+    Args:
+        similarities: Shape (q, depth), nearest first, -inf where there are no more; one more than vote, where there is.
+        harmful: Labels of the neighbours, same shape.
+        settings: Of the vote.
+        safeguards: Of the library.
+    """
+    p = probabilities_of(shares(similarities, harmful, settings), settings)
+    acquitted = np.flatnonzero(p < settings.threshold)
+    if not safeguards.no_sole_acquittal or not acquitted.size:
+        return p
+    # One column more, of nobody: so there is always somebody left.
+    near = np.pad(similarities[acquitted, : settings.k + 1], ((0, 0), (0, 1)), constant_values=-np.inf)
+    harm = np.pad(harmful[acquitted, : settings.k + 1], ((0, 0), (0, 1)))
+    most = np.zeros(acquitted.size)
+    for place in range(min(settings.k, near.shape[1] - 1)):
+        rest, labels = np.delete(near, place, axis=1), np.delete(harm, place, axis=1)
+        speaks = np.isfinite(rest[:, 0])
+        without = probabilities_of(shares(np.where(speaks[:, None], rest, 0.0), labels, settings), settings)
+        without[~speaks] = 1.0  # nothing that speaks is no acquittal
+        matters = ~harm[:, place] & np.isfinite(near[:, place])
+        most = np.where(matters, np.maximum(most, without), most)
+    p[acquitted] = np.where(most >= settings.threshold, most, p[acquitted])
+    return p
+
+
 def probabilities_of(share: NDArray[np.float64], settings: VoteSettings) -> NDArray[np.float64]:
     """:func:`court.vote.probability` of many shares at once, shape (q,)."""
     return _sigmoid(settings.intercept + settings.slope * _logit(share))
@@ -208,7 +240,7 @@ def _defaults(
 
 def _grid(near: Neighbours, prior: float) -> tuple[NDArray[np.float64], list[VoteSettings]]:
     """For all settings, the logit of the share of each meme, shape (settings, q)."""
-    depth = near.similarities.shape[1]
+    depth = min(near.similarities.shape[1], max(_KS))
     ks = [k for k in _KS if k <= depth] or [depth]
     logits, settings = [], []
     for tau in _TAUS:

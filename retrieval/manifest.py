@@ -166,7 +166,8 @@ class Calibration(_Stored):
 class Safeguards(_Stored):
     """What keeps a few precedents from deciding for all; chosen when a library is built, and calibrated with.
 
-    By default only clones count once, which needs no setting.
+    That clones count once needs no setting. What a library says nothing of was off when it was built: what a new one
+    is built with is :data:`USUAL`.
     """
 
     per_source: int | None = Field(default=None, ge=1)
@@ -182,6 +183,10 @@ class Safeguards(_Stored):
     def cap(self) -> int | None:
         """How many precedents of one source are found at most, None for any number."""
         return self.per_source if self.sources > 1 else None
+
+
+USUAL = Safeguards(no_sole_acquittal=True)
+"""What a library is built with where nobody says: nobody acquits alone."""
 
 
 class Tuning(_Stored):

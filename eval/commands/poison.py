@@ -26,25 +26,33 @@ def poison(library: Path, seeds: int, trials: int, seed: int, as_json: bool) -> 
     its twins and judged against its true label.
 
     Planted: a precedent "not harmful" beside a harmful meme that the vote does not acquit, and then twenty clones of
-    it; how many are acquitted, as the library is and with --no-sole-acquittal of `precedents build`.
+    it; how many are acquitted, as the library is and with --no-sole-acquittal of `precedents build`. And what that
+    option costs where nothing is poisoned.
 
     Exit code: 0 if macro-F1 falls by at most 1 and 4 points, clones count once, and without sole acquittals none is
     acquitted; else 1.
     """
     from court.errors import CourtError
-    from eval.poison import CLONES, measure_flipped, measure_planted, open_poisoned
+    from eval.poison import CLONES, measure_flipped, measure_planted, measure_price, open_poisoned
 
     try:
         opened = open_poisoned(library)
         flipped = [measure_flipped(opened, share, seeds=seeds) for share in _BOUNDS]
         planted = measure_planted(opened, trials=trials, seed=seed)
+        price = measure_price(opened, seed=seed)
     except CourtError as error:
         raise click.ClickException(error.message) from None
     held = all(one.mean_drop <= _BOUNDS[one.share] for one in flipped) and not (
         planted.counted_twice or planted.sole_by_one or planted.sole_by_clones
     )
     if as_json:
-        click.echo(json.dumps({"held": held, "flipped": [asdict(o) for o in flipped], "planted": asdict(planted)}))
+        figures = {
+            "held": held,
+            "flipped": [asdict(o) for o in flipped],
+            "planted": asdict(planted),
+            "price": asdict(price),
+        }
+        click.echo(json.dumps(figures))
     else:
         for one in flipped:
             click.echo(
@@ -60,4 +68,11 @@ def poison(library: Path, seeds: int, trials: int, seed: int, as_json: bool) -> 
         click.echo("  with --no-sole-acquittal")
         click.echo(f"  one precedent        {planted.sole_by_one:>6,} acquitted")
         click.echo(f"  {CLONES} clones            {planted.sole_by_clones:>6,} acquitted")
+        click.echo(f"{price.memes:,} memes, nothing poisoned, without and with --no-sole-acquittal:")
+        click.echo(f"  accuracy             {price.accuracy:.3f}  {price.accuracy_guarded:.3f}")
+        click.echo(f"  macro-F1             {price.macro_f1:.3f}  {price.macro_f1_guarded:.3f}")
+        click.echo(
+            f"  no more acquitted    {price.benign_lost + price.harmful_caught:>6,}, of which harmful "
+            f"{price.harmful_caught:,}"
+        )
     sys.exit(0 if held else 1)

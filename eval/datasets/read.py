@@ -9,7 +9,7 @@ from pathlib import Path
 
 from court.errors import BadRequest
 from court.verdict import Label
-from eval.datasets.known import SYNTHETIC_KEY, Dataset, Split
+from eval.datasets.known import DATASETS, SYNTHETIC_KEY, Dataset, Split
 from eval.datasets.places import Files, mistaken_for, must_be_there, pictures_of, recognised
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.folder import JudgedMeme
@@ -91,6 +91,14 @@ def source_of(dataset: Dataset, data: Path, split: str) -> Source:
     bare = _source(dataset, data, what, files, None)
     images = (row.image for row in read_source(bare).good)
     return _source(dataset, data, what, files, pictures_of(dataset, data, files.rows, images))
+
+
+def named_source(dataset: str, data: Path, split: str) -> Source | None:
+    """As :func:`source_of`, of the data set with this id; None where it is not one of ours.
+
+    What ``memecourt precedents build --dataset`` finds under the entry points ``memecourt.datasets``.
+    """
+    return source_of(DATASETS[dataset], data, split) if dataset in DATASETS else None
 
 
 def _located(dataset: Dataset, data: Path, split: str) -> tuple[Split, Files]:

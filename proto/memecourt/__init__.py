@@ -1,1 +1,1 @@
-"""Ask a MemeCourt service for verdicts: the public contract and a small typed client."""
+"""Ask a MemeCourt service for verdicts: the public contract and a typed client."""

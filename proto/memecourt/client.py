@@ -1,4 +1,4 @@
-"""A small typed client: ask a MemeCourt service for a verdict.
+"""Typed clients, for threads and for asyncio: ask a MemeCourt service for verdicts, records and precedents.
 
     >>> with Client("localhost:50051") as court:                              # doctest: +SKIP
     ...     response = court.judge(Path("meme.png").read_bytes(), timeout=30)
@@ -7,103 +7,92 @@
 
 Only ``LABEL_NOT_HARMFUL`` is an acquittal: an error, ``LABEL_UNDECIDED`` and labels that this client does not know are
 not. What needs a person says so in ``response.needs_human_review``.
+
+What may pass by itself is asked again (:mod:`memecourt.retries`), within the timeout of the call. A request without a
+request_id is given one, the same for all attempts, so that a verdict is paid for once.
 """
 
 from __future__ import annotations
 
-from typing import Self
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Self, TypeVar
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
+from google.protobuf.message import Message
 
+from memecourt.aio import AsyncClient
+from memecourt.connection import MESSAGE_BYTES, Connection, Options, Tls
+from memecourt.errors import CallError, JudgeError
+from memecourt.many import Book, Outcome
+from memecourt.requests import Export, judge_request, named, watch_request
+from memecourt.retries import Attempts, Budget, Retries
 from memecourt.v1 import court_pb2 as wire
-from memecourt.v1.court_pb2_grpc import CourtStub
+from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
 
-MESSAGE_BYTES = 16 * 1024 * 1024 + 64 * 1024
-"""Largest message that a server takes by default."""
-
-_OPTIONS = [
-    ("grpc.max_send_message_length", -1),  # the server says what is too much, and why
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+__all__ = [
+    "MESSAGE_BYTES",
+    "AsyncClient",
+    "CallError",
+    "Client",
+    "JudgeError",
+    "Retries",
+    "Tls",
+    "judge_request",
 ]
 
-
-class JudgeError(Exception):
-    """The service gave no verdict. Never to be read as "not harmful".
-
-    Attributes:
-        code: Of gRPC.
-        message: What is wrong and what to do.
-        reason: The same for machines; empty where the error did not come from MemeCourt itself (no connection, say).
-        field: The field of the request that it is about, or empty.
-        retry_after: Seconds to wait before asking again, or None where asking again will not help or nobody can say.
-        metadata: Further facts, for example the ``trial_id`` of a trial that failed.
-    """
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(code, message)
-        self.code = code
-        self.message = message
-        self.reason = ""
-        self.field = ""
-        self.retry_after: float | None = None
-        self.metadata: dict[str, str] = {}
-
-    def __str__(self) -> str:
-        return f"{self.code.name}: {self.message}"
-
-    @classmethod
-    def of(cls, error: grpc.RpcError) -> Self:
-        """The error that a call ended in, with its google.rpc details."""
-        status = rpc_status.from_call(error)
-        told = cls(error.code(), error.details() or "")
-        for packed in status.details if status else ():
-            info, request, retry = (
-                error_details_pb2.ErrorInfo(),
-                error_details_pb2.BadRequest(),
-                error_details_pb2.RetryInfo(),
-            )
-            if packed.Unpack(info):
-                told.reason, told.metadata = info.reason, dict(info.metadata)
-            elif packed.Unpack(request) and request.field_violations:
-                told.field = request.field_violations[0].field
-            elif packed.Unpack(retry):
-                told.retry_after = retry.retry_delay.ToTimedelta().total_seconds()
-        return told
-
-
-def judge_request(
-    image: bytes,
-    *,
-    text: str | None = None,
-    language: str = "",
-    procedure: wire.Procedure.ValueType = wire.PROCEDURE_UNSPECIFIED,
-    request_id: str = "",
-    namespace: str = "",
-    content_id: str = "",
-) -> wire.JudgeRequest:
-    """A request; see the fields of ``JudgeRequest`` for what each means."""
-    return wire.JudgeRequest(
-        request_id=request_id,
-        content=wire.Content(namespace=namespace, id=content_id) if namespace or content_id else None,
-        image=image,
-        text=text,
-        language=language,
-        procedure=procedure,
-    )
+_Request = TypeVar("_Request", bound=Message)
+_Answer = TypeVar("_Answer", bound=Message)
 
 
 class Client:
     """A connection to a service; safe to use from several threads. Close it, or use it in a ``with`` block."""
 
-    def __init__(self, address: str, *, credentials: grpc.ChannelCredentials | None = None) -> None:
-        self._channel = (
-            grpc.secure_channel(address, credentials, options=_OPTIONS)
-            if credentials
-            else grpc.insecure_channel(address, options=_OPTIONS)
+    def __init__(
+        self,
+        address: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        tls: Tls | None = None,
+        token: str | Callable[[], str] | None = None,
+        allow_plain_token: bool = False,
+        metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
+        options: Options = (),
+        retries: Retries | None = None,
+    ) -> None:
+        """Connects when the first call is made.
+
+        Args:
+            address: ``host:port``, or ``unix:PATH``.
+            credentials: gRPC's own, where ``tls`` does not do.
+            tls: Encrypt; without it or ``credentials``, nothing is.
+            token: Of the caller, sent with each call; or a function that gives it, asked before each.
+            allow_plain_token: Send the token to another machine without encryption: where something else encrypts.
+            metadata: Gives what else goes with a call, ``traceparent`` for example; asked before each.
+            options: Of gRPC's channel, over our own.
+            retries: How calls are made again.
+
+        Raises:
+            ValueError: What is given does not go together.
+        """
+        self._connection = Connection.to(
+            address,
+            credentials=credentials,
+            tls=tls,
+            token=token,
+            allow_plain_token=allow_plain_token,
+            metadata=metadata,
+            options=options,
         )
-        self._stub = CourtStub(self._channel)
+        self._retries = retries or Retries()
+        self._budget = Budget(self._retries)
+        self._channel = self._connection.open()
+        self._court = CourtStub(self._channel)
+        self._docket = DocketStub(self._channel)
+        self._precedents = PrecedentsStub(self._channel)
+
+    # The court
 
     def judge(self, image: bytes, *, text: str | None = None, timeout: float = 60.0) -> wire.JudgeResponse:
         """Asks for a verdict on a meme.
@@ -111,7 +100,7 @@ class Client:
         Args:
             image: The picture file: JPEG, PNG, WebP or GIF.
             text: Of the meme; None to have it read off the picture, ``""`` if it has none.
-            timeout: Seconds to wait at most; when they have passed, the trial is stopped.
+            timeout: Seconds to wait at most, all attempts together; when they have passed, the trial is stopped.
 
         Raises:
             JudgeError: There is no verdict.
@@ -120,10 +109,130 @@ class Client:
 
     def ask(self, request: wire.JudgeRequest, *, timeout: float = 60.0) -> wire.JudgeResponse:
         """Like :meth:`judge`, for a request made by :func:`judge_request` or by hand."""
-        try:
-            return self._stub.Judge(request, timeout=timeout)
-        except grpc.RpcError as error:
-            raise JudgeError.of(error) from None
+        return self._call(self._court.Judge, named(request), timeout, error=JudgeError)
+
+    def judge_many(
+        self, requests: Iterable[wire.JudgeRequest], *, timeout: float = 60.0, at_once: int = 32
+    ) -> Generator[Outcome, None, None]:
+        """Has memes tried in one stream, and gives each outcome as soon as it is there, in whatever order that is.
+
+        Every request that is taken has exactly one outcome: a verdict, or the error that Judge would have ended in. A
+        connection that breaks is made anew, and what was not answered is asked again.
+
+        Args:
+            requests: Each with a request_id of its own. Read in a thread of its own, as outcomes are taken.
+            timeout: Seconds that each may take, from when it is taken from ``requests``.
+            at_once: So many are on their way at most.
+
+        Returns:
+            Pairs of request_id and outcome.
+
+        Raises:
+            JudgeError: No stream can be had, and a later one could not either (no or another token, say); all that
+                were taken have had that error as their outcome.
+            ValueError: A request has no request_id, or that of another one on its way.
+        """
+        return _Stream(self, requests, timeout, at_once).outcomes()
+
+    def watch(
+        self, trial_id: str = "", *, request_id: str = "", namespace: str = "", from_seq: int = 0
+    ) -> Generator[wire.TrialEvent, None, None]:
+        """The events of a trial, those to come as they happen, until its end; each once, also where connections break.
+
+        Args:
+            trial_id: The trial's own id, or
+            request_id: that of the request that it is held for,
+            namespace: and of its content.
+            from_seq: Leave out the events before this number.
+
+        Raises:
+            CallError: There is no such trial (NOT_FOUND), or it can't be watched.
+        """
+        asked = watch_request(trial_id, request_id, namespace, from_seq)
+        attempts = Attempts(self._retries, self._budget, None)
+        while True:
+            call = self._court.WatchTrial(asked, metadata=self._connection.metadata())
+            try:
+                for response in call:
+                    attempts.progress()
+                    asked.from_seq = response.event.seq + 1
+                    yield response.event
+                return
+            except grpc.RpcError as error:
+                told = CallError.of(error)
+            finally:
+                call.cancel()
+            time.sleep(attempts.after(told))
+
+    # The docket
+
+    def trial(self, trial_id: str, *, timeout: float = 60.0) -> wire.Trial:
+        """One trial with all of its events.
+
+        Raises:
+            CallError: NOT_FOUND where there is none of that id.
+        """
+        return self._call(self._docket.GetTrial, wire.GetTrialRequest(trial_id=trial_id), timeout).trial
+
+    def trials(
+        self, which: wire.TrialFilter | None = None, *, page_size: int = 0, timeout: float = 60.0
+    ) -> Generator[wire.TrialSummary, None, None]:
+        """Trials, the last opened first; pages are fetched as they are needed, each within the timeout."""
+        asked = wire.ListTrialsRequest(page_size=page_size, filter=which)
+        while True:
+            page = self._call(self._docket.ListTrials, asked, timeout)
+            yield from page.trials
+            if not page.next_page_token:
+                return
+            asked.page_token = page.next_page_token
+
+    def export(self, which: wire.TrialFilter | None = None) -> Generator[wire.Trial, None, None]:
+        """Trials with all of their events, the first opened first; each once, also where connections break."""
+        export = Export(which)
+        attempts = Attempts(self._retries, self._budget, None)
+        while True:
+            call = self._docket.ExportTrials(export.request(), metadata=self._connection.metadata())
+            try:
+                for response in call:
+                    attempts.progress()
+                    if export.is_new(response.trial):
+                        yield response.trial
+                return
+            except grpc.RpcError as error:
+                told = CallError.of(error)
+            finally:
+                call.cancel()
+            time.sleep(attempts.after(told))
+
+    def review(self, request: wire.ReviewVerdictRequest, *, timeout: float = 60.0) -> wire.TrialSummary:
+        """Upholds or overrules a verdict.
+
+        Like everything that changes something, it is only asked again where the server itself wants that: after a
+        broken connection nobody knows whether it got through; look, then decide.
+        """
+        return self._call(self._docket.ReviewVerdict, request, timeout, changes=True).summary
+
+    # The precedents
+
+    def search(self, request: wire.SearchPrecedentsRequest, *, timeout: float = 60.0) -> wire.SearchPrecedentsResponse:
+        """The precedents most like a text, a picture or both."""
+        return self._call(self._precedents.SearchPrecedents, request, timeout)
+
+    def add(self, request: wire.AddPrecedentRequest, *, timeout: float = 60.0) -> wire.AddPrecedentResponse:
+        """Adds a labelled meme to the library."""
+        return self._call(self._precedents.AddPrecedent, request, timeout, changes=True)
+
+    def remove(self, request: wire.RemovePrecedentRequest, *, timeout: float = 60.0) -> int:
+        """Takes a meme out of the library; returns the number of the change."""
+        return self._call(self._precedents.RemovePrecedent, request, timeout, changes=True).change
+
+    def relabel(self, request: wire.RelabelPrecedentRequest, *, timeout: float = 60.0) -> int:
+        """Gives a meme of the library another label; returns the number of the change."""
+        return self._call(self._precedents.RelabelPrecedent, request, timeout, changes=True).change
+
+    def library(self, *, timeout: float = 60.0) -> wire.GetLibraryResponse:
+        """What is searched now."""
+        return self._call(self._precedents.GetLibrary, wire.GetLibraryRequest(), timeout)
 
     def close(self) -> None:
         """Lets the connection go."""
@@ -135,35 +244,124 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _call(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[_Request, _Answer],
+        request: _Request,
+        timeout: float,
+        *,
+        changes: bool = False,
+        error: type[CallError] = CallError,
+    ) -> _Answer:
+        attempts = Attempts(self._retries, self._budget, timeout, changes=changes)
+        while True:
+            try:
+                return method(request, timeout=attempts.left(), metadata=self._connection.metadata())
+            except grpc.RpcError as failed:
+                told = error.of(failed)
+            time.sleep(attempts.after(told))
 
-class AsyncClient:
-    """The same for asyncio. Close it, or use it in an ``async with`` block."""
 
-    def __init__(self, address: str, *, credentials: grpc.ChannelCredentials | None = None) -> None:
-        self._channel = (
-            grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
-            if credentials
-            else grpc.aio.insecure_channel(address, options=_OPTIONS)
-        )
-        self._stub = CourtStub(self._channel)
+class _Stream:
+    """One ``judge_many``: a thread that reads the requests, one that holds the stream, and who takes the outcomes."""
 
-    async def judge(self, image: bytes, *, text: str | None = None, timeout: float = 60.0) -> wire.JudgeResponse:
-        """See :meth:`Client.judge`."""
-        return await self.ask(judge_request(image, text=text), timeout=timeout)
+    def __init__(self, client: Client, requests: Iterable[wire.JudgeRequest], timeout: float, at_once: int) -> None:
+        self._client = client
+        self._requests = requests
+        self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
+        self._changed = threading.Condition()  # guards all that follows, and the book
+        self._call: grpc.Call | None = None
+        self._stopped = False
+        self._error: BaseException | None = None
 
-    async def ask(self, request: wire.JudgeRequest, *, timeout: float = 60.0) -> wire.JudgeResponse:
-        """See :meth:`Client.ask`."""
+    def outcomes(self) -> Generator[Outcome, None, None]:
+        """As they come. Closing the generator ends the stream, and with it the trials."""
+        threads = [
+            threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in (self._read, self._hold)
+        ]
+        for thread in threads:
+            thread.start()
         try:
-            return await self._stub.Judge(request, timeout=timeout)
-        except grpc.RpcError as error:
-            raise JudgeError.of(error) from None
+            while True:
+                with self._changed:
+                    self._book.expire()
+                    ready = list(self._book.outcomes)
+                    self._book.outcomes.clear()
+                    if not ready:
+                        if self._error is not None:
+                            raise self._error
+                        if self._book.done:
+                            return
+                        self._changed.wait(self._book.wait_s())
+                    self._changed.notify_all()
+                yield from ready
+        finally:
+            with self._changed:
+                self._stopped = True
+                if self._call is not None:
+                    self._call.cancel()
+                self._changed.notify_all()
+            threads[1].join()  # the other may sit in the caller's own iterator; it ends when that gives something
 
-    async def close(self) -> None:
-        """Lets the connection go."""
-        await self._channel.close()
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            with self._changed:
+                self._error = self._error or error
+                self._changed.notify_all()
 
-    async def __aenter__(self) -> Self:
-        return self
+    def _read(self) -> None:
+        for request in self._requests:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or self._book.room())
+                if self._stopped:
+                    return
+                self._book.take(request)
+                self._changed.notify_all()
+        with self._changed:
+            self._book.closed = True
+            self._changed.notify_all()
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    def _hold(self) -> None:
+        """Opens streams, one after the other, as long as there is something to send."""
+        wait: float | None = 0.0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped, wait)
+                while not (self._stopped or self._book.done or self._book.to_send()):
+                    self._changed.wait(self._book.wait_s())
+                if self._stopped or self._book.done:
+                    return
+                over = threading.Event()
+                stub, metadata = self._client._court, self._client._connection.metadata()
+                self._call = call = stub.JudgeStream(self._messages(over), metadata=metadata)
+            ended: JudgeError | None = None
+            try:
+                for response in call:
+                    with self._changed:
+                        self._book.hear(response)
+                        self._changed.notify_all()
+            except grpc.RpcError as error:
+                ended = JudgeError.of(error)
+            with self._changed:
+                over.set()
+                self._call = None
+                wait = self._book.cut(ended)
+                self._changed.notify_all()
+                if wait is None and ended is not None:
+                    self._stopped = True  # nothing more is taken: it would have no outcome
+                    raise ended
+
+    def _messages(self, over: threading.Event) -> Iterator[wire.JudgeStreamRequest]:
+        """What is sent in one stream; drawn by gRPC, in a thread of its own."""
+        while True:
+            with self._changed:
+                while not (over.is_set() or self._stopped or self._book.to_send()):
+                    if self._book.all_sent():
+                        return
+                    self._changed.wait(self._book.wait_s())
+                if over.is_set() or self._stopped:
+                    return
+                message = self._book.send()
+            yield message

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import printable, settings_of, tell
+from serving.cli.common import place_on_disk, printable, settings_of, tell
 
 if TYPE_CHECKING:
     from retrieval.check import LibraryCheck
@@ -21,7 +21,11 @@ _SHOWN = 10  # ids that are listed of each kind; --json lists all
 
 
 @click.command()
-@click.argument("place", type=click.Path(path_type=Path), metavar="LIBRARY")
+@click.argument(
+    "place",
+    callback=place_on_disk("Check the folder that it was pushed from, and push it again if you mend it."),
+    metavar="LIBRARY",
+)
 @click.option(
     "--against", type=click.Path(path_type=Path), metavar="FILE", help="Labelled memes that are to be judged with it."
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -31,7 +32,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _SHOWN = 10  # rows with a fault that are listed one by one; --json lists all
 
-_sources = click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE…")
+_sources = (
+    click.argument("sources", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE…]"),
+    click.option("--dataset", metavar="ID", help="Instead of FILEs: a data set that `memecourt-eval datasets` lists."),
+    click.option(
+        "--data",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        help="The folder that its files lie in, as its authors lay them out; pictures are found there too.",
+    ),
+)
 _place = click.argument(
     "place",
     callback=place_on_disk("Build the library in a folder, and put it there with `memecourt precedents push`."),
@@ -97,7 +106,7 @@ for _command in (*COMMANDS, check, push):
 
 @precedents.command()
 @_place
-@_sources
+@_with(_sources)
 @click.option("--name", help="What to call the library. [default: its folder's name]")
 @click.option("--replace", is_flag=True, help="Put it in the place of a library that is there, in one step.")
 @click.option(
@@ -114,7 +123,7 @@ for _command in (*COMMANDS, check, push):
     "--verified-only", is_flag=True, help="Leave out precedents that nobody has confirmed, once any is confirmed."
 )
 @click.option(
-    "--no-sole-acquittal", is_flag=True, help="Leave out a precedent without which the vote would not acquit."
+    "--sole-acquittal", is_flag=True, help="Let the vote acquit on account of a single precedent, whoever put it there."
 )
 @_encoder
 @click.option(
@@ -131,12 +140,14 @@ for _command in (*COMMANDS, check, push):
 def build(
     place: Path,
     sources: tuple[Path, ...],
+    dataset: str | None,
+    data: Path | None,
     name: str | None,
     replace: bool,
     settle_error: float,
     per_source: int | None,
     verified_only: bool,
-    no_sole_acquittal: bool,
+    sole_acquittal: bool,
     encoder: str | None,
     text_encoder: Literal["builtin", "clip"] | None,
     pictures: Path | None,
@@ -145,7 +156,7 @@ def build(
     as_json: bool,
     **provenance: Any,
 ) -> None:
-    """Makes a LIBRARY (a folder) of the labelled memes in FILEs.
+    """Makes a LIBRARY (a folder) of the labelled memes in FILEs, or of a data set's train split (or --split).
 
     \b
     harmeme    JSON a line: id, image, labels (the first is the label), text
@@ -162,11 +173,11 @@ def build(
     library, report = run(
         _build(
             place,
-            _sources_of(sources, source, pictures, layout, provenance),
+            _sources_of(sources, dataset, data, source, pictures, layout, provenance),
             name or place.resolve().name,
             replace,
             settle_error,
-            Safeguards(per_source=per_source, verified_only=verified_only, no_sole_acquittal=no_sole_acquittal),
+            Safeguards(per_source=per_source, verified_only=verified_only, no_sole_acquittal=not sole_acquittal),
             encoder,
             text_encoder,
         )
@@ -176,7 +187,7 @@ def build(
 
 @precedents.command()
 @_place
-@_sources
+@_with(_sources)
 @_encoder
 @_pictures
 @_format
@@ -186,6 +197,8 @@ def build(
 def add(
     place: Path,
     sources: tuple[Path, ...],
+    dataset: str | None,
+    data: Path | None,
     encoder: str | None,
     pictures: Path | None,
     layout: str | None,
@@ -194,7 +207,9 @@ def add(
     **provenance: Any,
 ) -> None:
     """Adds the labelled memes in FILEs to a LIBRARY, which is calibrated anew; ids that it has already are refused."""
-    library, report = run(_add(place, _sources_of(sources, source, pictures, layout, provenance), encoder))
+    library, report = run(
+        _add(place, _sources_of(sources, dataset, data, source, pictures, layout, provenance), encoder)
+    )
     _told(library, report, as_json)
 
 
@@ -257,12 +272,44 @@ def info(library: Path | None, as_json: bool) -> None:
 
 
 def _sources_of(
-    files: tuple[Path, ...], name: str, pictures: Path | None, layout: str | None, provenance: dict[str, Any]
+    files: tuple[Path, ...],
+    dataset: str | None,
+    data: Path | None,
+    name: str,
+    pictures: Path | None,
+    layout: str | None,
+    provenance: dict[str, Any],
 ) -> list[Source]:
     from retrieval.sources import Provenance, Source, SourceFormat
 
+    if (dataset is None) is not (data is None):
+        raise click.UsageError("--dataset and --data belong together: which data set, and the folder that it lies in.")
+    if bool(files) is (dataset is not None):
+        raise click.UsageError("Name FILEs, or a data set with --dataset and --data; not both.")
+    if dataset is not None and data is not None:
+        if layout or pictures:
+            raise click.UsageError("--format and --pictures are known of a data set: leave them out.")
+        provenance = {**provenance, "split": provenance["split"] or "train"}
+        found = _of_dataset(dataset, data, provenance["split"])
+        return [replace(found, name=name or found.name, provenance=Provenance(**provenance))]
     chosen, known = SourceFormat(layout) if layout else None, Provenance(**provenance)
     return [Source(path=path, name=name, pictures=pictures, format=chosen, provenance=known) for path in files]
+
+
+def _of_dataset(dataset: str, data: Path, split: str) -> Source:
+    """A split of a data set, as whoever knows it (an entry point ``memecourt.datasets``) finds it in a folder."""
+    from importlib.metadata import entry_points
+
+    from court.errors import CourtError
+
+    try:
+        for point in entry_points(group="memecourt.datasets"):
+            found: Source | None = point.load()(dataset, data, split)
+            if found is not None:
+                return found
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    raise click.UsageError(f"There is no data set {dataset!r}. `memecourt-eval datasets` lists those that are known.")
 
 
 def _filter_of(since: datetime | None, until: datetime | None, verified: bool, **names: tuple[str, ...]) -> Filter:

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from court.precedents import Floors, Settles, VoteSettings
 from court.verdict import Label
 from court.vote import probability, share
-from retrieval.calibrate import calibrate, fit_logistic, probabilities_of, shares
+from retrieval.calibrate import calibrate, fit_logistic, heard, probabilities_of, shares
 from retrieval.embedding import unit_rows
 from retrieval.left_out import neighbours
-from retrieval.manifest import LabelledMeme, Tuning
+from retrieval.manifest import LabelledMeme, Safeguards, Tuning
 from retrieval.settling import CONFIDENCE, choose_settles, settled, within
 
 FLOORS = Floors(text=0.3, picture=0.5)
@@ -301,3 +301,34 @@ def test_what_was_settled_is_measured_on_memes_that_had_no_say(monkeypatch: pyte
     # Where all is settled, what is settled wrongly is what is voted wrongly.
     assert figures.settled_share == 1 and figures.accuracy is not None
     assert figures.settled_error == pytest.approx(1 - figures.accuracy)
+
+
+@pytest.mark.parametrize("voters", [1, 2, 9])
+def test_a_vote_that_hangs_on_one_voter_is_none_for_acquittal(voters):
+    rng = np.random.default_rng(voters)
+    settings = VoteSettings(k=voters, tau=0.1, prior=0.4, threshold=0.45)
+    near = np.sort(rng.uniform(0, 1, (300, voters + 1)), axis=1)[:, ::-1]
+    harm = rng.random((300, voters + 1)) < 0.3
+    near[:40, 1:] = -np.inf  # only one is there
+    near = np.ascontiguousarray(near)
+
+    def of(row, left_out=None):
+        pairs = zip(near[row].tolist(), harm[row].tolist(), strict=True)
+        told = [pair for n, pair in enumerate(pairs) if n != left_out and np.isfinite(pair[0])]
+        if not told:
+            return 1.0
+        return probability(share([s for s, _ in told], [h for _, h in told], settings), settings)
+
+    def guarded(row):
+        plain = of(row)
+        if plain >= settings.threshold:
+            return plain
+        without = [of(row, n) for n in range(voters) if not harm[row, n] and np.isfinite(near[row, n])]
+        most = max(without, default=0.0)
+        return most if most >= settings.threshold else plain
+
+    expected = np.array([guarded(row) for row in range(300)])
+    assert heard(near, harm, settings, Safeguards(no_sole_acquittal=True)) == pytest.approx(expected)
+    plain = heard(near, harm, settings, Safeguards())
+    assert plain == pytest.approx([of(row) for row in range(300)])
+    assert ((plain < settings.threshold) & (expected >= settings.threshold)).any()

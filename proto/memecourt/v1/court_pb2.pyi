@@ -821,7 +821,7 @@ class NearDuplicate(_message.Message):
     same_text: _builtins.bool
     """Whether the texts agree."""
     same_picture: _builtins.bool
-    """Whether no tile of the pictures differs."""
+    """Whether the pictures were laid over each other and no tile differs. Done where the texts agree, for the nearest few."""
     def __init__(
         self,
         *,
@@ -1289,7 +1289,8 @@ class TrialEvent(_message.Message):
     """Its number, from 0 on, without gaps."""
     kind: _builtins.str
     """TrialOpened, TextRead, Described, QuestionAsked, AnswerGiven, Summarised, SummarisedAhead, SideRested,
-    PrecedentsCited, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed, or one that a later version adds.
+    NearDuplicatesFound, PrecedentsCited, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed, or one that a later
+    version adds.
     """
     json: _builtins.str
     """The whole event as JSON, as it is kept. Holds text of memes; may be offensive."""
@@ -1690,9 +1691,9 @@ class ReviewVerdictRequest(_message.Message):
     label: Global___Label.ValueType
     """Where it is overruled: what the meme is found to be, LABEL_HARMFUL or LABEL_NOT_HARMFUL."""
     reason: _builtins.str
-    """Why. Required."""
+    """Why, in at most 2,000 characters. Required."""
     clause: _builtins.str
-    """The clause of the policy that it rests on. Optional."""
+    """The clause of the policy that it rests on, in at most 200 characters. Optional."""
     reviewer: _builtins.str
     """Who reviews. Required where the server knows no callers; where it does, it is the caller's own name, and must be
     that or empty here.
@@ -1741,7 +1742,9 @@ Global___ReviewVerdictResponse: _TypeAlias = ReviewVerdictResponse  # noqa: Y015
 
 @_typing.final
 class PrecedentFilter(_message.Message):
-    """Which precedents are meant: those that all of this holds for. What is empty asks for nothing."""
+    """Which precedents are meant: those that all of this holds for. What is empty asks for nothing. A list takes at most
+    1,000 names of 256 characters.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1832,7 +1835,7 @@ class SearchPrecedentsRequest(_message.Message):
 
     @_builtins.property
     def exclude(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids to leave out."""
+        """Ids to leave out, at most 10,000."""
 
     def __init__(
         self,
@@ -1921,7 +1924,7 @@ class AddPrecedentRequest(_message.Message):
     label: Global___Label.ValueType
     """LABEL_HARMFUL or LABEL_NOT_HARMFUL."""
     source: _builtins.str
-    """Where it came from."""
+    """Where it came from, in at most 200 characters."""
     namespace: _builtins.str
     """Whose content it is. Optional."""
     language: _builtins.str
@@ -1931,10 +1934,10 @@ class AddPrecedentRequest(_message.Message):
     who: _builtins.str
     """Who adds it. Required where the server knows no callers; where it does, the caller's own name or empty."""
     why: _builtins.str
-    """Why. Required."""
+    """Why, in at most 2,000 characters. Required."""
     @_builtins.property
     def categories(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What it was found harmful for."""
+        """What it was found harmful for: at most 32 categories of 100 characters."""
 
     def __init__(
         self,
@@ -1999,7 +2002,7 @@ class RemovePrecedentRequest(_message.Message):
     who: _builtins.str
     """Who removes it: as in AddPrecedentRequest."""
     why: _builtins.str
-    """Why. Required."""
+    """Why, in at most 2,000 characters. Required."""
     def __init__(
         self,
         *,
@@ -2054,7 +2057,7 @@ class RelabelPrecedentRequest(_message.Message):
     who: _builtins.str
     """Who relabels it: as in AddPrecedentRequest."""
     why: _builtins.str
-    """Why. Required."""
+    """Why, in at most 2,000 characters. Required."""
     def __init__(
         self,
         *,

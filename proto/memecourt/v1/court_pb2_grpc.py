@@ -84,6 +84,8 @@ class CourtServicer:
         stream is held up by flow control, never refused. When requests end, so does the stream, once all are answered.
 
         INVALID_ARGUMENT: something that is no request came, or nothing for as long as the server waits.
+        RESOURCE_EXHAUSTED: nothing came while others waited for the memory that is kept for it; open another (RetryInfo).
+        UNAVAILABLE: the server is closing; what it had read is answered before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -270,9 +272,11 @@ class DocketServicer:
 
     def ReviewVerdict(self, request, context):
         """Upholds or overrules a verdict; what was reviewed before can be reviewed again, the last one counts. A verdict that
-        is overruled is never given to another request again.
+        is overruled is not given to another request again: at this server from now on, at others of the same docket from
+        about two seconds later on.
 
-        NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict.
+        NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict. INVALID_ARGUMENT: it is upheld with
+        another label, or overruled with its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -471,21 +475,25 @@ class PrecedentsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AddPrecedent(self, request, context):
-        """Adds a labelled meme; searches find it about a second later. ALREADY_EXISTS: the library has a meme of that id.
+        """Adds a labelled meme; searches find it about a second later.
+
+        ALREADY_EXISTS: the library has a meme of that id. FAILED_PRECONDITION: so much was changed that the library must be
+        compacted first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemovePrecedent(self, request, context):
-        """Takes a meme out of the library. NOT_FOUND: it is not there.
+        """Takes a meme out of the library. NOT_FOUND: it is not there. FAILED_PRECONDITION: it is the last one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RelabelPrecedent(self, request, context):
-        """Gives a meme of the library another label. NOT_FOUND: it is not there.
+        """Gives a meme of the library another label. NOT_FOUND: it is not there. FAILED_PRECONDITION: it has that label, and
+        somebody confirmed it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -68,6 +68,8 @@ class CourtStub:
     stream is held up by flow control, never refused. When requests end, so does the stream, once all are answered.
 
     INVALID_ARGUMENT: something that is no request came, or nothing for as long as the server waits.
+    RESOURCE_EXHAUSTED: nothing came while others waited for the memory that is kept for it; open another (RetryInfo).
+    UNAVAILABLE: the server is closing; what it had read is answered before.
     """
     WatchTrial: _grpc.UnaryStreamMultiCallable[_court_pb2.WatchTrialRequest, _court_pb2.WatchTrialResponse]
     """The events of a trial, from the first or from where the caller left off, those to come as they happen. Ends when
@@ -105,6 +107,8 @@ class CourtAsyncStub(CourtStub):
     stream is held up by flow control, never refused. When requests end, so does the stream, once all are answered.
 
     INVALID_ARGUMENT: something that is no request came, or nothing for as long as the server waits.
+    RESOURCE_EXHAUSTED: nothing came while others waited for the memory that is kept for it; open another (RetryInfo).
+    UNAVAILABLE: the server is closing; what it had read is answered before.
     """
     WatchTrial: _aio.UnaryStreamMultiCallable[_court_pb2.WatchTrialRequest, _court_pb2.WatchTrialResponse]  # type: ignore[assignment]
     """The events of a trial, from the first or from where the caller left off, those to come as they happen. Ends when
@@ -151,6 +155,8 @@ class CourtServicer(metaclass=_abc_1.ABCMeta):
         stream is held up by flow control, never refused. When requests end, so does the stream, once all are answered.
 
         INVALID_ARGUMENT: something that is no request came, or nothing for as long as the server waits.
+        RESOURCE_EXHAUSTED: nothing came while others waited for the memory that is kept for it; open another (RetryInfo).
+        UNAVAILABLE: the server is closing; what it had read is answered before.
         """
 
     @_abc_1.abstractmethod
@@ -182,9 +188,11 @@ class DocketStub:
     """Every trial that a filter lets through, with all of its events, the first opened first."""
     ReviewVerdict: _grpc.UnaryUnaryMultiCallable[_court_pb2.ReviewVerdictRequest, _court_pb2.ReviewVerdictResponse]
     """Upholds or overrules a verdict; what was reviewed before can be reviewed again, the last one counts. A verdict that
-    is overruled is never given to another request again.
+    is overruled is not given to another request again: at this server from now on, at others of the same docket from
+    about two seconds later on.
 
-    NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict.
+    NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict. INVALID_ARGUMENT: it is upheld with
+    another label, or overruled with its own.
     """
 
 @_typing.type_check_only
@@ -200,9 +208,11 @@ class DocketAsyncStub(DocketStub):
     """Every trial that a filter lets through, with all of its events, the first opened first."""
     ReviewVerdict: _aio.UnaryUnaryMultiCallable[_court_pb2.ReviewVerdictRequest, _court_pb2.ReviewVerdictResponse]  # type: ignore[assignment]
     """Upholds or overrules a verdict; what was reviewed before can be reviewed again, the last one counts. A verdict that
-    is overruled is never given to another request again.
+    is overruled is not given to another request again: at this server from now on, at others of the same docket from
+    about two seconds later on.
 
-    NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict.
+    NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict. INVALID_ARGUMENT: it is upheld with
+    another label, or overruled with its own.
     """
 
 class DocketServicer(metaclass=_abc_1.ABCMeta):
@@ -239,9 +249,11 @@ class DocketServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_court_pb2.ReviewVerdictResponse, _abc.Awaitable[_court_pb2.ReviewVerdictResponse]]:
         """Upholds or overrules a verdict; what was reviewed before can be reviewed again, the last one counts. A verdict that
-        is overruled is never given to another request again.
+        is overruled is not given to another request again: at this server from now on, at others of the same docket from
+        about two seconds later on.
 
-        NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict.
+        NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict. INVALID_ARGUMENT: it is upheld with
+        another label, or overruled with its own.
         """
 
 def add_DocketServicer_to_server(servicer: DocketServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
@@ -256,11 +268,17 @@ class PrecedentsStub:
     SearchPrecedents: _grpc.UnaryUnaryMultiCallable[_court_pb2.SearchPrecedentsRequest, _court_pb2.SearchPrecedentsResponse]
     """The precedents most like a text, a picture or both."""
     AddPrecedent: _grpc.UnaryUnaryMultiCallable[_court_pb2.AddPrecedentRequest, _court_pb2.AddPrecedentResponse]
-    """Adds a labelled meme; searches find it about a second later. ALREADY_EXISTS: the library has a meme of that id."""
+    """Adds a labelled meme; searches find it about a second later.
+
+    ALREADY_EXISTS: the library has a meme of that id. FAILED_PRECONDITION: so much was changed that the library must be
+    compacted first.
+    """
     RemovePrecedent: _grpc.UnaryUnaryMultiCallable[_court_pb2.RemovePrecedentRequest, _court_pb2.RemovePrecedentResponse]
-    """Takes a meme out of the library. NOT_FOUND: it is not there."""
+    """Takes a meme out of the library. NOT_FOUND: it is not there. FAILED_PRECONDITION: it is the last one."""
     RelabelPrecedent: _grpc.UnaryUnaryMultiCallable[_court_pb2.RelabelPrecedentRequest, _court_pb2.RelabelPrecedentResponse]
-    """Gives a meme of the library another label. NOT_FOUND: it is not there."""
+    """Gives a meme of the library another label. NOT_FOUND: it is not there. FAILED_PRECONDITION: it has that label, and
+    somebody confirmed it.
+    """
     GetLibrary: _grpc.UnaryUnaryMultiCallable[_court_pb2.GetLibraryRequest, _court_pb2.GetLibraryResponse]
     """What the library is."""
 
@@ -272,11 +290,17 @@ class PrecedentsAsyncStub(PrecedentsStub):
     SearchPrecedents: _aio.UnaryUnaryMultiCallable[_court_pb2.SearchPrecedentsRequest, _court_pb2.SearchPrecedentsResponse]  # type: ignore[assignment]
     """The precedents most like a text, a picture or both."""
     AddPrecedent: _aio.UnaryUnaryMultiCallable[_court_pb2.AddPrecedentRequest, _court_pb2.AddPrecedentResponse]  # type: ignore[assignment]
-    """Adds a labelled meme; searches find it about a second later. ALREADY_EXISTS: the library has a meme of that id."""
+    """Adds a labelled meme; searches find it about a second later.
+
+    ALREADY_EXISTS: the library has a meme of that id. FAILED_PRECONDITION: so much was changed that the library must be
+    compacted first.
+    """
     RemovePrecedent: _aio.UnaryUnaryMultiCallable[_court_pb2.RemovePrecedentRequest, _court_pb2.RemovePrecedentResponse]  # type: ignore[assignment]
-    """Takes a meme out of the library. NOT_FOUND: it is not there."""
+    """Takes a meme out of the library. NOT_FOUND: it is not there. FAILED_PRECONDITION: it is the last one."""
     RelabelPrecedent: _aio.UnaryUnaryMultiCallable[_court_pb2.RelabelPrecedentRequest, _court_pb2.RelabelPrecedentResponse]  # type: ignore[assignment]
-    """Gives a meme of the library another label. NOT_FOUND: it is not there."""
+    """Gives a meme of the library another label. NOT_FOUND: it is not there. FAILED_PRECONDITION: it has that label, and
+    somebody confirmed it.
+    """
     GetLibrary: _aio.UnaryUnaryMultiCallable[_court_pb2.GetLibraryRequest, _court_pb2.GetLibraryResponse]  # type: ignore[assignment]
     """What the library is."""
 
@@ -297,7 +321,11 @@ class PrecedentsServicer(metaclass=_abc_1.ABCMeta):
         request: _court_pb2.AddPrecedentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_court_pb2.AddPrecedentResponse, _abc.Awaitable[_court_pb2.AddPrecedentResponse]]:
-        """Adds a labelled meme; searches find it about a second later. ALREADY_EXISTS: the library has a meme of that id."""
+        """Adds a labelled meme; searches find it about a second later.
+
+        ALREADY_EXISTS: the library has a meme of that id. FAILED_PRECONDITION: so much was changed that the library must be
+        compacted first.
+        """
 
     @_abc_1.abstractmethod
     def RemovePrecedent(
@@ -305,7 +333,7 @@ class PrecedentsServicer(metaclass=_abc_1.ABCMeta):
         request: _court_pb2.RemovePrecedentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_court_pb2.RemovePrecedentResponse, _abc.Awaitable[_court_pb2.RemovePrecedentResponse]]:
-        """Takes a meme out of the library. NOT_FOUND: it is not there."""
+        """Takes a meme out of the library. NOT_FOUND: it is not there. FAILED_PRECONDITION: it is the last one."""
 
     @_abc_1.abstractmethod
     def RelabelPrecedent(
@@ -313,7 +341,9 @@ class PrecedentsServicer(metaclass=_abc_1.ABCMeta):
         request: _court_pb2.RelabelPrecedentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_court_pb2.RelabelPrecedentResponse, _abc.Awaitable[_court_pb2.RelabelPrecedentResponse]]:
-        """Gives a meme of the library another label. NOT_FOUND: it is not there."""
+        """Gives a meme of the library another label. NOT_FOUND: it is not there. FAILED_PRECONDITION: it has that label, and
+        somebody confirmed it.
+        """
 
     @_abc_1.abstractmethod
     def GetLibrary(

@@ -1,0 +1,310 @@
+"""The client for asyncio; :mod:`memecourt.client` has the same for threads, and says what each call does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Self, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from memecourt.connection import Connection, Options, Tls
+from memecourt.errors import CallError, JudgeError
+from memecourt.many import Book, Outcome
+from memecourt.requests import Export, judge_request, named, watch_request
+from memecourt.retries import Attempts, Budget, Retries
+from memecourt.v1 import court_pb2 as wire
+from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
+
+_Request = TypeVar("_Request", bound=Message)
+_Answer = TypeVar("_Answer", bound=Message)
+
+
+class AsyncClient:
+    """A connection to a service. Close it, or use it in an ``async with`` block."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        tls: Tls | None = None,
+        token: str | Callable[[], str] | None = None,
+        allow_plain_token: bool = False,
+        metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
+        options: Options = (),
+        retries: Retries | None = None,
+    ) -> None:
+        """See :class:`memecourt.client.Client`."""
+        self._connection = Connection.to(
+            address,
+            credentials=credentials,
+            tls=tls,
+            token=token,
+            allow_plain_token=allow_plain_token,
+            metadata=metadata,
+            options=options,
+        )
+        self._retries = retries or Retries()
+        self._budget = Budget(self._retries)
+        self._channel = self._connection.open_async()
+        self._court = CourtStub(self._channel)
+        self._docket = DocketStub(self._channel)
+        self._precedents = PrecedentsStub(self._channel)
+
+    # The court
+
+    async def judge(self, image: bytes, *, text: str | None = None, timeout: float = 60.0) -> wire.JudgeResponse:
+        """See :meth:`memecourt.client.Client.judge`."""
+        return await self.ask(judge_request(image, text=text), timeout=timeout)
+
+    async def ask(self, request: wire.JudgeRequest, *, timeout: float = 60.0) -> wire.JudgeResponse:
+        """See :meth:`memecourt.client.Client.ask`."""
+        return await self._call(self._court.Judge, named(request), timeout, error=JudgeError)
+
+    async def judge_many(
+        self,
+        requests: Iterable[wire.JudgeRequest] | AsyncIterable[wire.JudgeRequest],
+        *,
+        timeout: float = 60.0,
+        at_once: int = 32,
+    ) -> AsyncGenerator[Outcome, None]:
+        """See :meth:`memecourt.client.Client.judge_many`; ``requests`` is read in the event loop."""
+        stream = _Stream(self, requests, timeout, at_once)
+        async with contextlib.aclosing(stream.outcomes()) as outcomes:
+            async for outcome in outcomes:
+                yield outcome
+
+    async def watch(
+        self, trial_id: str = "", *, request_id: str = "", namespace: str = "", from_seq: int = 0
+    ) -> AsyncGenerator[wire.TrialEvent, None]:
+        """See :meth:`memecourt.client.Client.watch`."""
+        asked = watch_request(trial_id, request_id, namespace, from_seq)
+        attempts = Attempts(self._retries, self._budget, None)
+        while True:
+            call = self._court.WatchTrial(asked, metadata=self._connection.metadata())
+            try:
+                async for response in call:
+                    attempts.progress()
+                    asked.from_seq = response.event.seq + 1
+                    yield response.event
+                return
+            except grpc.RpcError as error:
+                told = CallError.of(error)
+            finally:
+                call.cancel()
+            await asyncio.sleep(attempts.after(told))
+
+    # The docket
+
+    async def trial(self, trial_id: str, *, timeout: float = 60.0) -> wire.Trial:
+        """See :meth:`memecourt.client.Client.trial`."""
+        return (await self._call(self._docket.GetTrial, wire.GetTrialRequest(trial_id=trial_id), timeout)).trial
+
+    async def trials(
+        self, which: wire.TrialFilter | None = None, *, page_size: int = 0, timeout: float = 60.0
+    ) -> AsyncGenerator[wire.TrialSummary, None]:
+        """See :meth:`memecourt.client.Client.trials`."""
+        asked = wire.ListTrialsRequest(page_size=page_size, filter=which)
+        while True:
+            page = await self._call(self._docket.ListTrials, asked, timeout)
+            for summary in page.trials:
+                yield summary
+            if not page.next_page_token:
+                return
+            asked.page_token = page.next_page_token
+
+    async def export(self, which: wire.TrialFilter | None = None) -> AsyncGenerator[wire.Trial, None]:
+        """See :meth:`memecourt.client.Client.export`."""
+        export = Export(which)
+        attempts = Attempts(self._retries, self._budget, None)
+        while True:
+            call = self._docket.ExportTrials(export.request(), metadata=self._connection.metadata())
+            try:
+                async for response in call:
+                    attempts.progress()
+                    if export.is_new(response.trial):
+                        yield response.trial
+                return
+            except grpc.RpcError as error:
+                told = CallError.of(error)
+            finally:
+                call.cancel()
+            await asyncio.sleep(attempts.after(told))
+
+    async def review(self, request: wire.ReviewVerdictRequest, *, timeout: float = 60.0) -> wire.TrialSummary:
+        """See :meth:`memecourt.client.Client.review`."""
+        return (await self._call(self._docket.ReviewVerdict, request, timeout, changes=True)).summary
+
+    # The precedents
+
+    async def search(
+        self, request: wire.SearchPrecedentsRequest, *, timeout: float = 60.0
+    ) -> wire.SearchPrecedentsResponse:
+        """See :meth:`memecourt.client.Client.search`."""
+        return await self._call(self._precedents.SearchPrecedents, request, timeout)
+
+    async def add(self, request: wire.AddPrecedentRequest, *, timeout: float = 60.0) -> wire.AddPrecedentResponse:
+        """See :meth:`memecourt.client.Client.add`."""
+        return await self._call(self._precedents.AddPrecedent, request, timeout, changes=True)
+
+    async def remove(self, request: wire.RemovePrecedentRequest, *, timeout: float = 60.0) -> int:
+        """See :meth:`memecourt.client.Client.remove`."""
+        return (await self._call(self._precedents.RemovePrecedent, request, timeout, changes=True)).change
+
+    async def relabel(self, request: wire.RelabelPrecedentRequest, *, timeout: float = 60.0) -> int:
+        """See :meth:`memecourt.client.Client.relabel`."""
+        return (await self._call(self._precedents.RelabelPrecedent, request, timeout, changes=True)).change
+
+    async def library(self, *, timeout: float = 60.0) -> wire.GetLibraryResponse:
+        """See :meth:`memecourt.client.Client.library`."""
+        return await self._call(self._precedents.GetLibrary, wire.GetLibraryRequest(), timeout)
+
+    async def close(self) -> None:
+        """Lets the connection go."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _call(
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Answer],
+        request: _Request,
+        timeout: float,
+        *,
+        changes: bool = False,
+        error: type[CallError] = CallError,
+    ) -> _Answer:
+        attempts = Attempts(self._retries, self._budget, timeout, changes=changes)
+        while True:
+            try:
+                return await method(request, timeout=attempts.left(), metadata=self._connection.metadata())
+            except grpc.RpcError as failed:
+                told = error.of(failed)
+            await asyncio.sleep(attempts.after(told))
+
+
+class _Stream:
+    """One ``judge_many``: a task that reads the requests, one that holds the stream, and who takes the outcomes."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        requests: Iterable[wire.JudgeRequest] | AsyncIterable[wire.JudgeRequest],
+        timeout: float,
+        at_once: int,
+    ) -> None:
+        self._client = client
+        self._requests = requests
+        self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
+        self._changed = asyncio.Condition()
+        self._error: Exception | None = None
+
+    async def outcomes(self) -> AsyncGenerator[Outcome, None]:
+        """As they come. Closing the generator ends the stream, and with it the trials."""
+        tasks = [asyncio.ensure_future(self._guarded(work)) for work in (self._read, self._hold)]
+        try:
+            while True:
+                async with self._changed:
+                    self._book.expire()
+                    ready = list(self._book.outcomes)
+                    self._book.outcomes.clear()
+                    if not ready:
+                        if self._error is not None:
+                            raise self._error
+                        if self._book.done:
+                            return
+                        await self._wait()
+                    self._changed.notify_all()
+                for outcome in ready:
+                    yield outcome
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait(self) -> None:
+        """Until something has changed or something is due; the condition is held before and after."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._book.wait_s()):
+                await self._changed.wait()
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception as error:
+            async with self._changed:
+                self._error = self._error or error
+                self._changed.notify_all()
+
+    async def _read(self) -> None:
+        requests = self._requests
+        source = requests if isinstance(requests, AsyncIterable) else _each(requests)
+        async for request in source:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._error is not None or self._book.room())
+                if self._error is not None:
+                    return
+                self._book.take(request)
+                self._changed.notify_all()
+        async with self._changed:
+            self._book.closed = True
+            self._changed.notify_all()
+
+    async def _hold(self) -> None:
+        """Opens streams, one after the other, as long as there is something to send."""
+        while True:
+            async with self._changed:
+                while not (self._book.done or self._book.to_send()):
+                    await self._wait()
+                if self._book.done:
+                    return
+            ended = await self._stream()
+            async with self._changed:
+                wait = self._book.cut(ended)
+                self._changed.notify_all()
+                if wait is None:
+                    self._error = self._error or ended  # nothing more is taken: it would have no outcome
+                    return
+            await asyncio.sleep(wait)
+
+    async def _stream(self) -> JudgeError | None:
+        """One stream, from its beginning to its end; what it ended in."""
+        call = self._client._court.JudgeStream(metadata=self._client._connection.metadata())
+        sending = asyncio.ensure_future(self._send(call))
+        try:
+            async for response in call:
+                async with self._changed:
+                    self._book.hear(response)
+                    self._changed.notify_all()
+            return None
+        except grpc.RpcError as error:
+            return JudgeError.of(error)
+        finally:
+            call.cancel()
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def _send(self, call: grpc.aio.StreamStreamCall[wire.JudgeStreamRequest, wire.JudgeStreamResponse]) -> None:
+        # A stream that ends while something is written fails the reader too, which says what is wrong.
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            while True:
+                async with self._changed:
+                    while not self._book.to_send():
+                        if self._book.all_sent():
+                            await call.done_writing()
+                            return
+                        await self._wait()
+                    message = self._book.send()
+                await call.write(message)
+
+
+async def _each(requests: Iterable[wire.JudgeRequest]) -> AsyncIterator[wire.JudgeRequest]:
+    for request in requests:
+        yield request

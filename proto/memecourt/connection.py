@@ -1,0 +1,114 @@
+"""How a client gets to a server: address, TLS, its own certificate, its token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+import grpc
+
+MESSAGE_BYTES = 16 * 1024 * 1024 + 64 * 1024
+"""Largest message that a server takes by default."""
+
+_LARGEST_ANSWER = 64 * 1024 * 1024  # the record of a long trial may be larger than what a request may be
+
+Metadata = tuple[tuple[str, str], ...]
+Options = Sequence[tuple[str, int | str]]
+
+_OPTIONS: Options = (
+    ("grpc.max_send_message_length", -1),  # the server says what is too much, and why
+    ("grpc.max_receive_message_length", _LARGEST_ANSWER),
+    # A server that is back is found within seconds; gRPC's own wait grows to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """An encrypted connection. ``Tls()`` trusts whom gRPC trusts; files are PEM."""
+
+    roots: Path | None = None
+    """The certificate authorities to trust, in place of those."""
+    certificate: Path | None = None
+    """The client's own certificate chain (mTLS), with ``key``."""
+    key: Path | None = None
+    """The private key of that certificate."""
+    server_name: str = ""
+    """The name that the server's certificate must have, where it is not that of the address."""
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("a certificate needs its key, and a key its certificate")
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For a channel; reads the files."""
+        roots, key, chain = (path.read_bytes() if path else None for path in (self.roots, self.key, self.certificate))
+        return grpc.ssl_channel_credentials(roots, key, chain)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """All that is said of the way to a server."""
+
+    address: str
+    credentials: grpc.ChannelCredentials | None
+    options: Options
+    token: str | Callable[[], str] | None
+    further: Callable[[], Sequence[tuple[str, str]]] | None
+
+    @classmethod
+    def to(
+        cls,
+        address: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        tls: Tls | None = None,
+        token: str | Callable[[], str] | None = None,
+        allow_plain_token: bool = False,
+        metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
+        options: Options = (),
+    ) -> Connection:
+        """Checks that what is given goes together; see :class:`memecourt.client.Client` for what it is."""
+        if credentials is not None and tls is not None:
+            raise ValueError("give either credentials or tls")
+        if token is not None and credentials is None and tls is None and not (allow_plain_token or _is_here(address)):
+            raise ValueError(
+                "the token would go over the network in the clear: give tls=Tls(), or allow_plain_token=True where "
+                "something else encrypts the way to the server"
+            )
+        named = (("grpc.ssl_target_name_override", tls.server_name),) if tls and tls.server_name else ()
+        if tls is not None:
+            credentials = tls.credentials()
+        return cls(address, credentials, (*_OPTIONS, *named, *options), token, metadata)
+
+    def metadata(self) -> Metadata:
+        """What goes with a call. A token that is a function is asked for each time: tokens change."""
+        token = self.token() if callable(self.token) else self.token
+        said = (("authorization", f"Bearer {token}"),) if token is not None else ()
+        return (*said, *(self.further() if self.further else ()))
+
+    def open(self) -> grpc.Channel:
+        """A channel for threads."""
+        if self.credentials is None:
+            return grpc.insecure_channel(self.address, options=self.options)
+        return grpc.secure_channel(self.address, self.credentials, options=self.options)
+
+    def open_async(self) -> grpc.aio.Channel:
+        """A channel for asyncio."""
+        if self.credentials is None:
+            return grpc.aio.insecure_channel(self.address, options=self.options)
+        return grpc.aio.secure_channel(self.address, self.credentials, options=self.options)
+
+
+def _is_here(address: str) -> bool:
+    """Whether the address is one of this machine's own, where nobody listens in between."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

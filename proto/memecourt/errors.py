@@ -1,0 +1,90 @@
+"""What a call can end in instead of an answer.
+
+CallError          the service gave no answer
+└── JudgeError     it gave no verdict: never to be read as "not harmful"
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from memecourt.v1 import court_pb2 as wire
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class CallError(Exception):
+    """The service gave no answer.
+
+    Attributes:
+        code: Of gRPC.
+        message: What is wrong and what to do.
+        reason: The same for machines; empty where the error did not come from MemeCourt itself (no connection, say).
+        field: The field of the request that it is about, or empty.
+        retry_after: Seconds to wait before asking again, or None where asking again will not help or nobody can say.
+        metadata: Further facts, for example the ``trial_id`` of a trial that failed.
+    """
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+        self.reason = ""
+        self.field = ""
+        self.retry_after: float | None = None
+        self.metadata: dict[str, str] = {}
+
+    def __str__(self) -> str:
+        return f"{self.code.name}: {self.message}"
+
+    @classmethod
+    def of(cls, error: grpc.RpcError) -> Self:
+        """The error that a call ended in, with its google.rpc details."""
+        told = cls(error.code(), error.details() or "")
+        try:
+            status = rpc_status.from_call(error)
+        except (
+            ValueError
+        ):  # the details are of another error: something between us and the server wrote its own over it
+            status = None
+        for packed in status.details if status else ():
+            info, request, retry = (
+                error_details_pb2.ErrorInfo(),
+                error_details_pb2.BadRequest(),
+                error_details_pb2.RetryInfo(),
+            )
+            if packed.Unpack(info):
+                told.reason, told.metadata = info.reason, dict(info.metadata)
+                told.field = told.field or told.metadata.get("field", "")
+            elif packed.Unpack(request) and request.field_violations:
+                told.field = request.field_violations[0].field
+            elif packed.Unpack(retry):
+                told.retry_after = retry.retry_delay.ToTimedelta().total_seconds()
+        return told
+
+
+class JudgeError(CallError):
+    """The service gave no verdict. Never to be read as "not harmful"."""
+
+    @classmethod
+    def of_failure(cls, failure: wire.Failure) -> Self:
+        """The same error where it came as a value, in a stream."""
+        told = cls(_CODES.get(failure.code, grpc.StatusCode.UNKNOWN), failure.message)
+        told.reason, told.field = failure.reason, failure.field
+        if failure.HasField("retry_delay"):
+            told.retry_after = failure.retry_delay.ToTimedelta().total_seconds()
+        if failure.trial_id:
+            told.metadata["trial_id"] = failure.trial_id
+        return told
+
+    @classmethod
+    def like(cls, error: CallError) -> Self:
+        """The same said of one request, where it befell the stream that the request was in."""
+        told = cls(error.code, error.message)
+        told.reason, told.field = error.reason, error.field
+        told.retry_after, told.metadata = error.retry_after, dict(error.metadata)
+        return told

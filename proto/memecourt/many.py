@@ -1,0 +1,226 @@
+"""The bookkeeping of a stream of requests: what was asked, what is owed, what to ask again, and when.
+
+Neither threads nor asyncio in here: :class:`Book` is told what happens and says what to do. Each request that was taken
+has exactly one outcome, whatever becomes of connections: a request_id is asked as often as need be and tried once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from memecourt.connection import MESSAGE_BYTES
+from memecourt.errors import CallError, JudgeError
+from memecourt.retries import Budget, Retries, passing
+from memecourt.v1 import court_pb2 as wire
+
+Outcome = tuple[str, wire.JudgeResponse | JudgeError]
+"""The request_id, and the verdict or why there is none."""
+
+IDLE = "IDLE"
+"""Reason of a server that has waited long enough for the next request: no fault of any of those asked."""
+
+_LONGEST_NAME = 128  # characters of a request_id
+
+_ROOM_FOR_TIMEOUT = 32  # bytes that the timeout adds to a message, at most
+
+_CUT = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED})
+"""What gRPC itself, or a proxy, may end a long stream with, besides what passes anyway. With asyncio, INTERNAL may also
+hide what the server ended it with, where that came while something was written (github.com/grpc/grpc/issues/36066): the
+next stream tells."""
+
+
+def is_cut(error: CallError) -> bool:
+    """Whether a stream that ended so can be taken up again."""
+    return passing(error) or error.reason == IDLE or (not error.reason and error.code in _CUT)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request that no outcome has been told of yet."""
+
+    message: wire.JudgeStreamRequest
+    deadline: float  # by the clock
+    attempts: int = 0
+    sent: bool = False  # in the stream that is open
+    failure: JudgeError | None = None  # what was answered last, where it is asked again
+
+
+class Book:
+    """Requests of one ``judge_many``, from when they are taken until their outcome is told."""
+
+    def __init__(
+        self,
+        retries: Retries,
+        budget: Budget,
+        *,
+        timeout: float,
+        at_once: int,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        if at_once < 1:
+            raise ValueError("at_once is 1 or more")
+        self._retries = retries
+        self._budget = budget
+        self._timeout = timeout
+        self._at_once = at_once
+        self._clock = clock
+        self._chance = chance
+        self._asked: dict[str, _Asked] = {}
+        self._ready: deque[str] = deque()
+        self._later: list[tuple[float, str]] = []  # a heap, by when they are due
+        self._cuts = 0  # streams that were cut since the last answer
+        self._last_cut: CallError | None = None
+        self.closed = False
+        """Whether no more requests will come."""
+        self.outcomes: deque[Outcome] = deque()
+        """Those to be told."""
+
+    @property
+    def done(self) -> bool:
+        """Whether every request has its outcome and no more will come."""
+        return self.closed and not self._asked
+
+    def room(self) -> bool:
+        """Whether another request may be taken."""
+        return len(self._asked) + len(self.outcomes) < self._at_once
+
+    def take(self, request: wire.JudgeRequest) -> None:
+        """Takes a request.
+
+        Raises:
+            ValueError: It has no request_id, or that of another one: nobody could tell whose the verdict is.
+        """
+        name = request.request_id
+        if not name:
+            raise ValueError("a request has no request_id; in a stream each needs one, by which its outcome is known")
+        if name in self._asked:
+            raise ValueError(f"two requests at once have the request_id {name!r}; give each one of its own")
+        asked = _Asked(wire.JudgeStreamRequest(request=request), self._clock() + self._timeout)
+        error = None
+        if asked.message.ByteSize() + _ROOM_FOR_TIMEOUT > MESSAGE_BYTES:
+            # Sent, it would end the stream and with it all the others.
+            error = JudgeError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"The request is larger than {MESSAGE_BYTES:,} bytes; not sent."
+            )
+        elif len(name) > _LONGEST_NAME:
+            # A server tells of it too, but by as much of the name as it allows: nobody would know whose outcome it is.
+            error = JudgeError(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"The request_id has {len(name)} characters; at most {_LONGEST_NAME} are allowed. Not sent.",
+            )
+            error.field = "request_id"
+        if error is not None:
+            self.outcomes.append((name, error))
+            return
+        self._asked[name] = asked
+        self._ready.append(name)
+        self._budget.call()
+
+    def to_send(self) -> bool:
+        """Whether something is to be sent now; gives up those whose time is up, so that nobody waits for them."""
+        self.expire()
+        now = self._clock()
+        while self._later and self._later[0][0] <= now:
+            self._ready.append(heapq.heappop(self._later)[1])
+        # Those that have their outcome by now are no longer to be sent.
+        while self._ready and (self._ready[0] not in self._asked or self._asked[self._ready[0]].sent):
+            self._ready.popleft()
+        return bool(self._ready)
+
+    def send(self) -> wire.JudgeStreamRequest:
+        """What is to be sent now; only where :meth:`to_send` says so."""
+        asked = self._asked[self._ready.popleft()]
+        asked.sent = True
+        asked.attempts += 1
+        asked.message.timeout.FromMilliseconds(max(1, round(1000 * (asked.deadline - self._clock()))))
+        return asked.message
+
+    def all_sent(self) -> bool:
+        """Whether the stream that is open has all that there will be, so that it may be closed on our side."""
+        return self.closed and all(asked.sent for asked in self._asked.values())
+
+    def wait_s(self) -> float | None:
+        """Seconds until something is due by itself: a request to be sent again, or a deadline; None if nothing is."""
+        times = [asked.deadline for asked in self._asked.values()]
+        if self._later:
+            times.append(self._later[0][0])
+        return max(0.0, min(times) - self._clock()) if times else None
+
+    def hear(self, response: wire.JudgeStreamResponse) -> None:
+        """An answer came."""
+        self._cuts, self._last_cut = 0, None
+        name = response.request_id
+        asked = self._asked.get(name)
+        if asked is None or not asked.sent:
+            return  # its outcome was told: its time was up
+        if response.HasField("verdict"):
+            self._tell(name, response.verdict)
+            return
+        if not response.HasField("failure"):
+            self._tell(name, JudgeError(grpc.StatusCode.UNKNOWN, "An outcome that this version does not know."))
+            return
+        asked.sent = False
+        asked.failure = error = JudgeError.of_failure(response.failure)
+        now = self._clock()
+        if asked.attempts < self._retries.attempts and passing(error):
+            wait = self._retries.wait_s(asked.attempts, error.retry_after, asked.deadline - now, self._chance)
+            if wait is not None and self._budget.repeat():
+                heapq.heappush(self._later, (now + wait, name))
+                return
+        self._tell(name, error)
+
+    def cut(self, error: CallError | None) -> float | None:
+        """The stream has ended: what was not answered is to be asked again.
+
+        Args:
+            error: What it ended in; None if with a polite end.
+
+        Returns:
+            Seconds to wait before another is opened; None where that won't help: all requests have that error.
+        """
+        if error is None:
+            if not any(asked.sent for asked in self._asked.values()):
+                return 0.0
+            error = CallError(grpc.StatusCode.UNAVAILABLE, "The stream ended before all requests were answered.")
+        if not is_cut(error):
+            for name in tuple(self._asked):
+                self._tell(name, JudgeError.like(error))
+            return None
+        self._cuts += 1
+        self._last_cut = error
+        again = [name for name, asked in self._asked.items() if asked.sent]
+        for name in again:
+            self._asked[name].sent = False
+        self._ready.extendleft(reversed(again))  # who asked first is asked for first
+        if error.reason == IDLE:
+            return 0.0
+        wait = self._retries.wait_s(self._cuts, error.retry_after, None, self._chance)
+        return 0.0 if wait is None else wait
+
+    def expire(self) -> None:
+        """Gives up those whose time is up: the server, if there is one, had as long."""
+        now = self._clock()
+        for name, asked in tuple(self._asked.items()):
+            if asked.deadline > now:
+                continue
+            if asked.failure is not None and not asked.sent:
+                error = asked.failure
+            elif self._last_cut is not None and not asked.sent:
+                error = JudgeError.like(self._last_cut)
+            else:
+                error = JudgeError(
+                    grpc.StatusCode.DEADLINE_EXCEEDED, f"There was no verdict within {self._timeout:g} s."
+                )
+            self._tell(name, error)
+
+    def _tell(self, name: str, outcome: wire.JudgeResponse | JudgeError) -> None:
+        del self._asked[name]
+        self.outcomes.append((name, outcome))

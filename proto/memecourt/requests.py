@@ -1,0 +1,90 @@
+"""Requests, made from what a caller has at hand."""
+
+from __future__ import annotations
+
+import uuid
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from memecourt.v1 import court_pb2 as wire
+
+
+def judge_request(
+    image: bytes,
+    *,
+    text: str | None = None,
+    language: str = "",
+    procedure: wire.Procedure.ValueType = wire.PROCEDURE_UNSPECIFIED,
+    request_id: str = "",
+    namespace: str = "",
+    content_id: str = "",
+    policy: wire.PolicyReference | None = None,
+    client_token: bytes = b"",
+    try_anew: bool = False,
+    pins: wire.Pins | None = None,
+) -> wire.JudgeRequest:
+    """A request; see the fields of ``JudgeRequest`` for what each means."""
+    return wire.JudgeRequest(
+        request_id=request_id,
+        content=wire.Content(namespace=namespace, id=content_id) if namespace or content_id else None,
+        image=image,
+        text=text,
+        language=language,
+        procedure=procedure,
+        policy=policy,
+        client_token=client_token,
+        try_anew=try_anew,
+        pins=pins,
+    )
+
+
+def named(request: wire.JudgeRequest) -> wire.JudgeRequest:
+    """The request, or, where it has no request_id, a copy with one made up: so it can be asked again and paid once."""
+    if request.request_id:
+        return request
+    copy = wire.JudgeRequest()
+    copy.CopyFrom(request)
+    copy.request_id = uuid.uuid4().hex
+    return copy
+
+
+def watch_request(trial_id: str, request_id: str, namespace: str, from_seq: int) -> wire.WatchTrialRequest:
+    """Which trial to watch, by its own id or that of its request.
+
+    Raises:
+        ValueError: Neither or both are given.
+    """
+    if bool(trial_id) == bool(request_id):
+        raise ValueError("name the trial by its trial_id or by its request_id")
+    if trial_id:
+        return wire.WatchTrialRequest(trial_id=trial_id, from_seq=from_seq)
+    return wire.WatchTrialRequest(
+        request=wire.RequestName(namespace=namespace, request_id=request_id), from_seq=from_seq
+    )
+
+
+class Export:
+    """Where an export stands: where it broke off, it goes on with what was opened then or later, without the known."""
+
+    def __init__(self, which: wire.TrialFilter | None) -> None:
+        self._which = wire.TrialFilter()
+        if which is not None:
+            self._which.CopyFrom(which)
+        self._at: Timestamp | None = None
+        self._known: set[str] = set()  # of those opened at that time
+
+    def request(self) -> wire.ExportTrialsRequest:
+        """Asks for what is still missing."""
+        if self._at is not None:
+            self._which.opened_from.CopyFrom(self._at)
+        return wire.ExportTrialsRequest(filter=self._which)
+
+    def is_new(self, trial: wire.Trial) -> bool:
+        """Whether the trial was not told yet; it has been, from now on."""
+        summary = trial.summary
+        if self._at is None or summary.opened_at != self._at:
+            self._at, self._known = summary.opened_at, set()
+        if summary.trial_id in self._known:
+            return False
+        self._known.add(summary.trial_id)
+        return True

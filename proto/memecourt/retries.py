@@ -1,0 +1,144 @@
+"""When a call is made again, after how long, and how often: what keeps a busy server from being asked to death.
+
+A call is made again where the service says, or its silence says, that what is wrong will pass: after a wait that
+doubles and is drawn at random ("full jitter"), never before the server wants it, never after the caller's deadline, and
+only as long as the repeats of all calls of a client stay a small share of the calls.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from memecourt.errors import CallError
+
+PASSING = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED})
+"""Codes of what may pass by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How calls are made again. ``Retries(attempts=1)``: never."""
+
+    attempts: int = 5
+    """Times that a call is made at most, the first included."""
+    first_s: float = 0.2
+    """The longest wait before the second attempt, in seconds; it doubles from attempt to attempt."""
+    most_s: float = 20.0
+    """The longest that a wait grows to."""
+    share: float = 0.1
+    """Repeats to calls, at most, of all calls of a client together."""
+    spare: float = 10.0
+    """Repeats that a client has beyond that, once: who asks seldom may ask again too."""
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.first_s < 0 or self.most_s < self.first_s or self.share < 0 or self.spare < 0:
+            raise ValueError("attempts is 1 or more, first_s at most most_s, and nothing is negative")
+
+    def wait_s(self, attempt: int, told: float | None, left: float | None, chance: Callable[[], float]) -> float | None:
+        """Seconds to wait after so many attempts, counted from 1; None where there is no time for another.
+
+        Args:
+            attempt: The one that failed.
+            told: Seconds that the server wants to be left alone, if it said so.
+            left: Seconds until the caller's deadline, if there is one.
+            chance: Uniform in [0, 1).
+        """
+        # Doubling a float for ever ends in an error; nobody waits for the thousandth attempt.
+        spread = min(self.most_s, self.first_s * 2.0 ** min(attempt - 1, 60))
+        if told is not None:
+            # Many were told the same, at the same time: they come back spread over as long as they were sent away.
+            spread = max(spread, min(told, self.most_s))
+        least = told or 0.0
+        if left is not None:
+            if least >= left:
+                return None
+            spread = min(spread, (left - least) / 2)  # what remains is for the attempt
+        return least + spread * chance()
+
+
+def passing(error: CallError, *, changes: bool = False) -> bool:
+    """Whether to ask again may help, and can do no harm.
+
+    Args:
+        error: What the call ended in.
+        changes: Whether the call changes something each time that it gets through. It is then made again only if the
+            server itself asked for that: where a connection broke, nobody knows what came of the call.
+    """
+    if error.code not in PASSING:
+        return False
+    if changes:
+        return bool(error.reason) and error.retry_after is not None
+    # A message over the server's limit has the code of a busy server, but gRPC itself says it, and not for how long.
+    return error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or error.retry_after is not None
+
+
+class Budget:
+    """What keeps the repeats of many calls a small share of the calls. Safe to use from several threads."""
+
+    def __init__(self, retries: Retries) -> None:
+        self._share = retries.share
+        self._most = self._left = max(retries.spare, 1.0 if retries.share else 0.0)
+        self._lock = threading.Lock()
+
+    def call(self) -> None:
+        """A call is made for the first time."""
+        with self._lock:
+            self._left = min(self._most, self._left + self._share)
+
+    def repeat(self) -> bool:
+        """Whether a call may be made again; if so, that is counted."""
+        with self._lock:
+            if self._left < 1:
+                return False
+            self._left -= 1
+            return True
+
+
+class Attempts:
+    """Those of one call."""
+
+    def __init__(
+        self,
+        retries: Retries,
+        budget: Budget,
+        timeout: float | None,
+        *,
+        changes: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._retries = retries
+        self._budget = budget
+        self._changes = changes
+        self._clock = clock
+        self._chance = chance
+        self._deadline = None if timeout is None else clock() + timeout
+        self._made = 0
+        budget.call()
+
+    def left(self) -> float | None:
+        """Seconds until the deadline, which is that of all attempts together."""
+        return None if self._deadline is None else max(0.0, self._deadline - self._clock())
+
+    def progress(self) -> None:
+        """Something came of the last attempt: what goes wrong from now on is counted anew."""
+        self._made = 0
+
+    def after(self, error: CallError) -> float:
+        """Seconds to wait before the next attempt.
+
+        Raises:
+            CallError: The error itself, where there is to be none.
+        """
+        self._made += 1
+        if self._made < self._retries.attempts and passing(error, changes=self._changes):
+            wait = self._retries.wait_s(self._made, error.retry_after, self.left(), self._chance)
+            if wait is not None and self._budget.repeat():
+                return wait
+        raise error
