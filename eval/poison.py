@@ -5,9 +5,11 @@ All of it is measured on a library's own memes: each is judged by the rest, with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,9 @@ from retrieval.segments import SegmentedIndex
 from retrieval.text import normalise_text, text_key
 
 CLONES = 20
+_OPEN: Mapping[str, Any] = {"no_sole_acquittal": False}
+_SOLE: Mapping[str, Any] = {"no_sole_acquittal": True}
+_CROWDS: Mapping[str, Any] = {"no_sole_acquittal": True, "per_cluster": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class Planted:
         counted_twice: Trials in which more than one clone was in the tally, or the vote was another than by one.
         sole_by_one: Acquitted with one where the library leaves out sole acquittals.
         sole_by_clones: Likewise with twenty clones.
+        sole_by_variants: Likewise with twenty that are no clones: each with a word of its own, and nearly the same.
+        crowd_by_variants: The same where, besides, of what is nearly the same one is heard.
     """
 
     trials: int
@@ -73,6 +80,8 @@ class Planted:
     counted_twice: int
     sole_by_one: int
     sole_by_clones: int
+    sole_by_variants: int
+    crowd_by_variants: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +92,10 @@ class Price:
         memes: That were judged; what is not acquitted counts as found harmful, undecided ones too.
         accuracy: As the library is without it.
         accuracy_guarded: With sole acquittals left out.
+        accuracy_crowds: With these left out, and of what is nearly the same one heard.
         macro_f1: As the library is without it.
         macro_f1_guarded: With sole acquittals left out.
+        macro_f1_crowds: As for accuracy.
         benign_lost: Benign memes that are acquitted without it only.
         harmful_caught: Harmful memes that are acquitted without it only.
     """
@@ -92,8 +103,10 @@ class Price:
     memes: int
     accuracy: float
     accuracy_guarded: float
+    accuracy_crowds: float
     macro_f1: float
     macro_f1_guarded: float
+    macro_f1_crowds: float
     benign_lost: int
     harmful_caught: int
 
@@ -149,7 +162,7 @@ def measure_planted(
     base = FusedIndex(library.rows, library.manifest.encoder.text_dim)
     rng = np.random.default_rng(seed)
     harmful = [place for place, meme in enumerate(memes) if meme.harmful]
-    found = {"one": 0, "clones": 0, "twice": 0, "sole one": 0, "sole clones": 0}
+    found: Counter[str] = Counter()
     done = skipped = 0
     while done < trials:
         if skipped > 2 * len(harmful) + 10 and not done:
@@ -163,20 +176,32 @@ def measure_planted(
         query = _query(library, place, meme)
 
         trial = _Trial(library, memes, base, twins, query, meme)
-        if _acquitted(trial.judged(0, False)):
+        if _acquitted(trial.judged(0, _OPEN)):
             skipped += 1
             continue
         vector = _nearby(library, place, rng)
-        one, clones = trial.judged(1, False, vector), trial.judged(CLONES, False, vector)
+        one, clones = trial.judged(1, _OPEN, vector), trial.judged(CLONES, _OPEN, vector)
         found["one"] += _acquitted(one)
         found["clones"] += _acquitted(clones)
         heard = sum(entry.id.startswith(_POISON) for entry in clones.tally)
         found["twice"] += heard > 1 or hold_vote(one) != hold_vote(clones)
-        found["sole one"] += _acquitted(trial.judged(1, True, vector))
-        found["sole clones"] += _acquitted(trial.judged(CLONES, True, vector))
+        found["sole one"] += _acquitted(trial.judged(1, _SOLE, vector))
+        found["sole clones"] += _acquitted(trial.judged(CLONES, _SOLE, vector))
+        variants = np.concatenate([_aside(vector[0], base.text_dim, 0.98, rng) for _ in range(CLONES)])
+        found["sole variants"] += _acquitted(trial.judged(CLONES, _SOLE, variants))
+        found["crowd variants"] += _acquitted(trial.judged(CLONES, _CROWDS, variants))
         done += 1
         progress(done, trials)
-    return Planted(trials, found["one"], found["clones"], found["twice"], found["sole one"], found["sole clones"])
+    return Planted(
+        trials=trials,
+        by_one=found["one"],
+        by_clones=found["clones"],
+        counted_twice=found["twice"],
+        sole_by_one=found["sole one"],
+        sole_by_clones=found["sole clones"],
+        sole_by_variants=found["sole variants"],
+        crowd_by_variants=found["crowd variants"],
+    )
 
 
 def measure_price(library: Library, *, limit: int = 4000, seed: int = 0) -> Price:
@@ -191,23 +216,25 @@ def measure_price(library: Library, *, limit: int = 4000, seed: int = 0) -> Pric
     by_words, by_pixels = _groups(memes, _words), _groups(memes, lambda meme: meme.pixels_sha256)
     base = FusedIndex(library.rows, library.manifest.encoder.text_dim)
     gold: list[bool] = []
-    said: dict[bool, list[bool]] = {False: [], True: []}
+    said: tuple[list[bool], ...] = ([], [], [])
     for place in np.unique(np.linspace(0, len(memes) - 1, min(limit, len(memes))).round().astype(int)).tolist():
         meme = memes[place]
         twins = {place, *by_words.get(_words(meme), ()), *by_pixels.get(meme.pixels_sha256, ())}
         trial = _Trial(library, memes, base, twins, _query(library, place, meme), meme)
         gold.append(meme.harmful)
-        for sole in said:
+        for one, safeguards in zip(said, (_OPEN, _SOLE, _CROWDS), strict=True):
             # What is not acquitted is found harmful, or goes to a person, who is not asked here.
-            said[sole].append(not _acquitted(trial.judged(0, sole)))
-    plain, guarded = (score(gold, said[sole], seed=seed) for sole in (False, True))
-    turned = [before is not after for before, after in zip(said[False], said[True], strict=True)]
+            one.append(not _acquitted(trial.judged(0, safeguards)))
+    plain, guarded, crowds = (score(gold, one, seed=seed) for one in said)
+    turned = [before is not after for before, after in zip(said[0], said[1], strict=True)]
     return Price(
         memes=len(gold),
         accuracy=plain.accuracy.value,
         accuracy_guarded=guarded.accuracy.value,
+        accuracy_crowds=crowds.accuracy.value,
         macro_f1=plain.macro_f1.value,
         macro_f1_guarded=guarded.macro_f1.value,
+        macro_f1_crowds=crowds.macro_f1.value,
         benign_lost=sum(now and not harmful for now, harmful in zip(turned, gold, strict=True)),
         harmful_caught=sum(now and harmful for now, harmful in zip(turned, gold, strict=True)),
     )
@@ -231,10 +258,18 @@ class _Trial:
     query: Query
     meme: LabelledMeme
 
-    def judged(self, poison: int, sole: bool, vector: NDArray[np.float32] | None = None) -> Findings:
-        """What is found with so many clones of a poisoned precedent, and with sole acquittals left out or not."""
-        planted = _clones(self.meme, poison)
-        shelf = _Poisoned(self.library, self.memes, self.base, self.hidden, planted, vector, sole)
+    def judged(
+        self, poison: int, safeguards: Mapping[str, Any], vectors: NDArray[np.float32] | None = None
+    ) -> Findings:
+        """What is found with so many poisoned precedents, and with these safeguards instead of the library's.
+
+        They are clones where ``vectors`` is one, of shape (1, dim); else, with one each, each has a word of its own.
+        """
+        varied = vectors is not None and len(vectors) > 1
+        planted = _variants(self.meme, poison) if varied else _clones(self.meme, poison)
+        if vectors is not None and not varied:
+            vectors = np.tile(vectors, (poison, 1))
+        shelf = _Poisoned(self.library, self.memes, self.base, self.hidden, planted, vectors, safeguards)
         return search_shelf(shelf, self.query, Asked(exhibits=3, tally=25, alpha=None))
 
 
@@ -248,16 +283,17 @@ class _Poisoned:
         base: FusedIndex,
         hidden: Collection[int],
         planted: Sequence[LabelledMeme],
-        vector: NDArray[np.float32] | None,
-        sole: bool,
+        vectors: NDArray[np.float32] | None,
+        safeguards: Mapping[str, Any],
     ) -> None:
         self._library, self._memes, self._planted = library, memes, planted
         segments = [base]
-        if vector is not None:
-            segments.append(FusedIndex(np.tile(vector, (len(planted), 1)), base.text_dim))
+        self._text_dim = base.text_dim
+        if vectors is not None:
+            segments.append(FusedIndex(np.ascontiguousarray(vectors), base.text_dim))
         self._index = SegmentedIndex(segments, hidden)
         self._harmful = np.array([meme.harmful for meme in (*memes, *planted)], dtype=np.bool_)
-        guarded = library.manifest.tuning.safeguards.model_copy(update={"no_sole_acquittal": sole})
+        guarded = library.manifest.tuning.safeguards.model_copy(update=dict(safeguards))
         self.tuning: Tuning = library.manifest.tuning.model_copy(update={"safeguards": guarded})
 
     @property
@@ -279,6 +315,10 @@ class _Poisoned:
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
         n = len(self._memes)
         return [self._memes[row] if row < n else self._planted[row - n] for row in rows]
+
+    def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        found = self._index.vectors(rows)
+        return found[:, : self._text_dim], found[:, self._text_dim :]
 
     def search(
         self,
@@ -341,14 +381,26 @@ def _clones(meme: LabelledMeme, count: int) -> list[LabelledMeme]:
     ]
 
 
+def _variants(meme: LabelledMeme, count: int) -> list[LabelledMeme]:
+    """Poisoned precedents that are no clones: each has a word of its own."""
+    return [
+        one.model_copy(update={"text": f"{meme.text} really{number}"})
+        for number, one in enumerate(_clones(meme, count))
+    ]
+
+
 def _relabelled(meme: LabelledMeme, harmful: bool) -> LabelledMeme:
     return meme.model_copy(update={"label": Label.HARMFUL if harmful else Label.NOT_HARMFUL})
 
 
 def _nearby(library: Library, place: int, rng: np.random.Generator) -> NDArray[np.float32]:
     """A vector at a cosine of at least .7 to the meme's, half by half; the same for the clones."""
-    dim, row = library.manifest.encoder.text_dim, np.array(library.rows[place])
-    cosine = rng.uniform(0.7, 1.0)
+    return _aside(np.array(library.rows[place]), library.manifest.encoder.text_dim, rng.uniform(0.7, 1.0), rng)
+
+
+def _aside(row: NDArray[np.float32], dim: int, cosine: float, rng: np.random.Generator) -> NDArray[np.float32]:
+    """A vector of shape (1, n) at this cosine to a row, half by half."""
+    row = row.copy()
     for half in (row[:dim], row[dim:]):
         if half.any():
             aside = rng.normal(size=half.size).astype(np.float32)

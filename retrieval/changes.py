@@ -12,7 +12,26 @@ from typing import Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
+from court.errors import BadRequest
 from retrieval.manifest import LabelledMeme
+
+
+class NoSuchPrecedent(BadRequest):
+    """There is no precedent of that id in the library."""
+
+    default_reason = "PRECEDENT_UNKNOWN"
+
+
+class PrecedentExists(BadRequest):
+    """There is a precedent of that id in the library, or there was one."""
+
+    default_reason = "DUPLICATE_ID"
+
+
+class CantChange(BadRequest):
+    """As the library is now, this can't be done to it; after another change it may."""
+
+    default_reason = "CANT_CHANGE"
 
 
 class Kind(StrEnum):

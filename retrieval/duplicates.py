@@ -344,7 +344,7 @@ def agreement_of(one: Words, other: Words, misread: float = Nearness().misread) 
         return Agreement.SAME
     if not one.read and not other.read:
         return Agreement.OTHER
-    a, b = _letters(one.text), _letters(other.text)
+    a, b = letters_of(one.text), letters_of(other.text)
     if a == b:
         return Agreement.SAME
     return Agreement.MISREAD if _within(a, b, int(misread * max(len(a), len(b)))) else Agreement.OTHER
@@ -358,8 +358,8 @@ def texts_agree(one: Words, other: Words, misread: float = Nearness().misread) -
 _ALIKE: Final = str.maketrans({"0": "o", "1": "l", "i": "l", "|": "l", "5": "s", "8": "b", "ı": "l"})
 
 
-def _letters(text: str) -> str:
-    """Without spaces, signs and accents: readers drop them and put them in."""
+def letters_of(text: str) -> str:
+    """A text without spaces, signs and accents, which readers drop and put in; what they mistake is made alike."""
     plain = unicodedata.normalize("NFKD", text.casefold()).translate(_ALIKE)
     return "".join(c for c in plain if c.isalnum()).replace("rn", "m").replace("vv", "w")
 

@@ -23,7 +23,7 @@ from retrieval.index import FusedIndex, Hits
 from retrieval.kept import frame_of
 from retrieval.library import Library, harmful_rows
 from retrieval.manifest import VECTORS, Counts, LabelledMeme, Tuning
-from retrieval.searching import Asked, Query, search_shelf
+from retrieval.searching import Account, Asked, Query, search_shelf
 from retrieval.segments import SegmentedIndex
 
 T = TypeVar("T")
@@ -118,6 +118,11 @@ class _Snapshot:
         """The memes in these rows, in this order. Raises BadLibrary."""
         return self.library.read(rows)
 
+    def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """As :meth:`retrieval.searching.Shelf.halves`."""
+        found, text_dim = self.index.vectors(rows), self.base.text_dim
+        return found[:, :text_dim], found[:, text_dim:]
+
     def search(
         self,
         text: NDArray[np.float32] | None,
@@ -206,6 +211,11 @@ class LibraryFinder:
         return tuple(self._snapshot.library.ids())
 
     @property
+    def encoder(self) -> Encoder:
+        """What memes are compared by."""
+        return self._encoder
+
+    @property
     def searched(self) -> Library:
         """The library that is searched now."""
         return self._snapshot.library
@@ -283,6 +293,10 @@ class LibraryFinder:
             return findings
 
         return await self._in_thread(work, "searched")
+
+    async def account(self) -> Account:
+        """What there is to say of the library that is searched now."""
+        return Account.of(self._snapshot)
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         """Pictures of precedents: see :class:`court.ports.PrecedentFinder`.

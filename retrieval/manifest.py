@@ -172,6 +172,8 @@ class Safeguards(_Stored):
 
     per_source: int | None = Field(default=None, ge=1)
     """At most so many precedents of one source are found; None for no bound. Off where there is one source."""
+    per_cluster: int | None = Field(default=None, ge=1)
+    """At most so many precedents of one label that are nearly the same are found; None for no bound."""
     verified_only: bool = False
     """Whether precedents whose label nobody has confirmed are left out; off where none is confirmed."""
     no_sole_acquittal: bool = False

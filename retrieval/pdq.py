@@ -12,6 +12,7 @@ from enum import StrEnum
 from types import ModuleType
 from typing import Any, Final
 
+import cv2
 import faiss
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ BITS: Final = 256
 BYTES: Final = BITS // 8
 QUALITY_FLOOR: Final = 50
 """PDQ's own measure of how much there is to go by, of 0 to 100; below this it says not to use the hash."""
+_SIDE: Final = 960
+"""Longest side, in pixels, at which a picture is hashed: what is larger is made smaller first. PDQ averages a picture
+down to 64 x 64 anyway, and nothing else of Python runs while it does."""
 
 
 class Position(StrEnum):
@@ -69,8 +73,17 @@ def hashes_of(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
     Raises:
         NotLoaded: ``pdqhash`` is not installed.
     """
-    bits, quality = _pdqhash().compute_dihedral(np.ascontiguousarray(pixels))
+    bits, quality = _pdqhash().compute_dihedral(_reduced(pixels))
     return np.packbits(np.stack(bits).astype(np.uint8), axis=1), int(quality)
+
+
+def _reduced(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    height, width = pixels.shape[:2]
+    by = _SIDE / max(height, width)
+    if by >= 1:
+        return np.ascontiguousarray(pixels)
+    size = max(1, round(width * by)), max(1, round(height * by))
+    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
 
 
 def distance(one: Hash, other: Hash) -> int:
@@ -123,6 +136,14 @@ class PdqIndex:
         more = PdqIndex(np.empty((0, BYTES), np.uint8), [])
         more._blocks = tuple(blocks)
         return more
+
+    def without_below(self, row: int) -> PdqIndex:
+        """Another index, without the rows below a number: a copy of all that is left."""
+        kept = [(block.hashes[block.rows >= row], block.rows[block.rows >= row]) for block in self._blocks]
+        return PdqIndex(
+            np.concatenate([np.empty((0, BYTES), np.uint8), *(hashes for hashes, _ in kept)]),
+            np.concatenate([np.empty(0, np.int64), *(rows for _, rows in kept)]),
+        )
 
     def near(self, hash_: Hash, radius: int) -> list[tuple[int, int]]:
         """Rows whose hash differs in at most ``radius`` bits, and in how many: nearest first, then by row.

@@ -24,7 +24,7 @@ from retrieval.postgres.address import Address
 from retrieval.postgres.connections import Connections
 from retrieval.postgres.schema import State, read_state, shelves
 from retrieval.postgres.shelf import PostgresShelf
-from retrieval.searching import Asked, Query, search_shelf
+from retrieval.searching import Account, Asked, Query, search_shelf
 
 if TYPE_CHECKING:
     from retrieval.postgres.connections import Connection
@@ -40,8 +40,9 @@ _GIVEN = 10_000
 class PgvectorFinder:
     """Finds precedents in a database; satisfies :class:`court.ports.PrecedentFinder`."""
 
-    def __init__(self, connections: Connections, encoder: Encoder, state: State) -> None:
+    def __init__(self, address: Address, connections: Connections, encoder: Encoder, state: State) -> None:
         """As :meth:`open` makes it; takes the connections over."""
+        self._address = address
         self._connections = connections
         self._encoder = encoder
         self._state = state
@@ -68,7 +69,7 @@ class PgvectorFinder:
         try:
             state = await asyncio.to_thread(connections.reading, read_state)
             _require(encoder, state)
-            return cls(connections, encoder, state)
+            return cls(address, connections, encoder, state)
         except BaseException:
             connections.close()
             raise
@@ -77,6 +78,16 @@ class PgvectorFinder:
     def library(self) -> LibraryIdentity:
         """What is searched, as it was when this finder last looked; findings name what they come from."""
         return self._state.identity
+
+    @property
+    def address(self) -> Address:
+        """Of the database."""
+        return self._address
+
+    @property
+    def encoder(self) -> Encoder:
+        """What memes are compared by."""
+        return self._encoder
 
     def close(self) -> None:
         """Lets go of the threads, once what they search is found, and of the connections."""
@@ -118,6 +129,19 @@ class PgvectorFinder:
             return findings
 
         return await self._in_thread(work, "searched")
+
+    async def account(self) -> Account:
+        """What there is to say of the library as it is now.
+
+        Raises:
+            BadLibrary: It is damaged, or there no longer.
+            Unavailable: The server is away.
+        """
+
+        def read(connection: Connection) -> Account:
+            return Account.of(PostgresShelf(connection, read_state(connection)))
+
+        return await self._in_thread(lambda: self._connections.reading(read), "read")
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         """Pictures of precedents: see :class:`court.ports.PrecedentFinder`.

@@ -24,6 +24,8 @@ from retrieval.text import text_key
 
 NEAR = Floors(text=0.80, picture=0.70)
 """Similarities from which on, in both halves, two memes are nearly the same, as in a benchmark's check."""
+NEARLY = 0.95
+"""Cosine, half by half, from which on two precedents are nearly the same."""
 _FEW_TWINS, _MOST_TWINS = 64, 4096
 """Rows looked at for near-duplicates, at first and at most."""
 _SPARE, _MOST_LOOKED_AT = 8, 16_384
@@ -60,6 +62,11 @@ class Shelf(Protocol):
         """The memes in these rows, in this order."""
         ...
 
+    def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Vectors of the texts, shape (n, text_dim), and of the pictures, shape (n, picture_dim), of at least one row,
+        in this order; zeros where there is none."""  # noqa: D205, D209
+        ...
+
     def search(
         self,
         text: NDArray[np.float32] | None,
@@ -73,6 +80,26 @@ class Shelf(Protocol):
     ) -> Hits:
         """As :meth:`retrieval.index.FusedIndex.search`; if asked, among what ``where`` lets through or of one label."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What there is to say of a library, all of the same moment.
+
+    Attributes:
+        identity: By what a record names it.
+        counts: How many memes there are.
+        tuning: How it is searched and how its precedents vote.
+    """
+
+    identity: LibraryIdentity
+    counts: Counts
+    tuning: Tuning
+
+    @classmethod
+    def of(cls, shelf: Shelf) -> Account:
+        """Of the library on this shelf."""
+        return cls(shelf.identity, shelf.counts, shelf.tuning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +165,15 @@ def search_shelf(shelf: Shelf, query: Query, wanted: Asked) -> Findings:
     if not shelf.tuning.safeguards.no_sole_acquittal or not _acquits(findings):
         return findings
     for id_ in _perhaps_sole(_findings(shelf, query, replace(wanted, tally=shelf.tuning.vote.k + 1))):
-        (meme,) = shelf.read(shelf.rows_of([id_]))
-        without = _findings(shelf, query, wanted, _Silenced(id_, clone_key(meme)))
+        (row,) = shelf.rows_of([id_])
+        (meme,) = shelf.read([row])
+        crowd = None
+        if shelf.tuning.safeguards.per_cluster is not None:
+            # Else the next of its kind would speak for it.
+            crowd = _Crowds(1, most=1)
+            (text,), (picture,) = shelf.halves([row])
+            crowd.join(text, picture, meme.harmful)
+        without = _findings(shelf, query, wanted, _Silenced(id_, clone_key(meme), crowd))
         if not _acquits(without):
             # Named in the notes, since whoever reads the record must be able to look at it.
             note = f"The precedent {id_} was left out: without it, the vote is not for acquittal."
@@ -149,10 +183,41 @@ def search_shelf(shelf: Shelf, query: Query, wanted: Asked) -> Findings:
 
 @dataclass(frozen=True, slots=True)
 class _Silenced:
-    """A precedent that is not to be heard, and its clones neither."""
+    """A precedent that is not to be heard, and its clones neither, nor those of its crowd where crowds count."""
 
     id: str
     key: CloneKey | None
+    crowd: _Crowds | None
+
+
+class _Crowds:
+    """Precedents that were chosen, to tell whether one more would be one too many of those that are nearly the same."""
+
+    def __init__(self, room: int, *, most: int) -> None:
+        """``room`` is for how many, ``most`` how many of one crowd there may be."""
+        self._room, self._most, self._count = room, most, 0
+        self._halves: list[NDArray[np.float32]] = []
+        self._harmful = np.zeros(room, dtype=np.bool_)
+
+    def full(self, text: NDArray[np.float32], picture: NDArray[np.float32], harmful: bool) -> bool:
+        """Whether there are as many already of this label, with nearly this text and nearly this picture."""
+        if not self._count:
+            return False
+        alike = self._harmful[: self._count] == harmful
+        for mine, theirs in zip((text, picture), self._halves, strict=True):
+            others = theirs[: self._count]
+            # What neither has, tells nobody apart.
+            alike &= (others @ mine >= NEARLY) if mine.any() else ~others.any(axis=1)
+        return int(np.count_nonzero(alike)) >= self._most
+
+    def join(self, text: NDArray[np.float32], picture: NDArray[np.float32], harmful: bool) -> None:
+        """It was chosen."""
+        if not self._halves:
+            self._halves = [np.zeros((self._room, half.size), dtype=np.float32) for half in (text, picture)]
+        for half, kept in zip((text, picture), self._halves, strict=True):
+            kept[self._count] = half
+        self._harmful[self._count] = harmful
+        self._count += 1
 
 
 def _acquits(findings: Findings) -> bool:
@@ -257,6 +322,7 @@ class _Nearest:
         self._silenced = silenced
         self._shelf, self._query, self._alpha = shelf, query, alpha
         self._exclude, self._where, self._cap = exclude, where, safeguards.cap
+        self._per_cluster = safeguards.per_cluster
         self.notes: list[str] = []
 
     def first(self, k: int, harmful: bool | None = None) -> tuple[Hits, list[LabelledMeme]]:
@@ -290,6 +356,11 @@ class _Nearest:
             self.notes.append(
                 f"Passed over {passed_over['source']} precedents: of one source, at most {self._cap} are heard."
             )
+        if passed_over["cluster"]:
+            self.notes.append(
+                f"Passed over {passed_over['cluster']} precedents that are nearly the same as nearer ones: of such, at "
+                f"most {self._per_cluster} are heard."
+            )
         if found < k and more:
             self.notes.append(f"Only the {_MOST_LOOKED_AT:,} nearest precedents were looked at, most of them clones.")
 
@@ -299,19 +370,31 @@ class _Nearest:
         passed_over: Counter[str] = Counter()
         heard: Counter[str] = Counter()
         seen: set[CloneKey] = set()
+        crowds = None if self._per_cluster is None else _Crowds(k, most=self._per_cluster)
+        silenced = self._silenced.crowd if self._silenced is not None else None
         start = 0
         while len(places) < k and start < hits.rows.size:
             # No more are read than may be needed, unless the first did not do.
             end = start + (k if start == 0 else max(k, _SPARE))
-            for place, meme in enumerate(self._shelf.read(hits.rows[start:end].tolist()), start):
+            rows = hits.rows[start:end].tolist()
+            none = np.zeros((len(rows), 0), dtype=np.float32)
+            texts, pictures = (none, none) if crowds is None else self._shelf.halves(rows)
+            for place, meme in enumerate(self._shelf.read(rows), start):
                 key = clone_key(meme)
                 if self._is_silenced(meme, key):
+                    continue
+                halves = texts[place - start], pictures[place - start]
+                if silenced is not None and silenced.full(*halves, meme.harmful):
                     continue
                 if key is not None and key in seen:
                     passed_over["clone"] += 1
                 elif self._cap is not None and heard[meme.source] >= self._cap:
                     passed_over["source"] += 1
+                elif crowds is not None and crowds.full(*halves, meme.harmful):
+                    passed_over["cluster"] += 1
                 else:
+                    if crowds is not None:
+                        crowds.join(*halves, meme.harmful)
                     places.append(place)
                     memes.append(meme)
                     heard[meme.source] += 1

@@ -25,6 +25,15 @@ class SegmentedIndex:
     def __len__(self) -> int:
         return int(self._ends[-1]) if self._segments else 0
 
+    def vectors(self, rows: Collection[int]) -> NDArray[np.float32]:
+        """Of these rows, at least one, in their order: float32 of shape (n, text_dim + picture_dim)."""
+        found = []
+        for row in rows:
+            at = int(np.searchsorted(self._ends, row, side="right"))
+            first = int(self._ends[at]) - len(self._segments[at])
+            found.append(self._segments[at].rows[row - first])
+        return np.stack(found)
+
     def search(
         self,
         text: NDArray[np.float32] | None,

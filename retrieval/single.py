@@ -30,8 +30,9 @@ def add_precedent(
     source: str = "",
     categories: tuple[str, ...] = (),
     provenance: Provenance | None = None,
+    verified: bool = True,
 ) -> tuple[Change, bool]:
-    """Embeds a meme and puts it in; takes as long as the encoder. The label counts as verified: a person gave it.
+    """Embeds a meme and puts it in; takes as long as the encoder.
 
     Args:
         writer: Of the library, on disk or in a database.
@@ -45,6 +46,7 @@ def add_precedent(
         source: Where it comes from; whoever puts it in if empty.
         categories: In the words of whoever decided.
         provenance: What else is known of where it comes from.
+        verified: Whether the label counts as verified, as one does that a person gave.
 
     Returns:
         The change, and whether the text is longer than the encoder reads.
@@ -84,7 +86,7 @@ def add_precedent(
         language=known.language,
         policy=known.policy,
         added=datetime.now(UTC),
-        verified=True,
+        verified=verified,
         who=who,
     )
     vector = np.concatenate([texts.vectors[0], looks])

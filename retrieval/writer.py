@@ -22,7 +22,17 @@ from pydantic import ValidationError
 from court.errors import BadRequest, CourtError
 from court.precedents import PrecedentLabel
 from retrieval import journal, storage
-from retrieval.changes import Change, Effect, Kind, Recorded, last_that_holds, told
+from retrieval.changes import (
+    CantChange,
+    Change,
+    Effect,
+    Kind,
+    NoSuchPrecedent,
+    PrecedentExists,
+    Recorded,
+    last_that_holds,
+    told,
+)
 from retrieval.embedding import EncoderIdentity
 from retrieval.journal import Entry
 from retrieval.library import Library
@@ -98,7 +108,9 @@ class LibraryWriter:
 
         Raises:
             BadLibrary: The library is damaged.
-            BadRequest: The id is taken, or was; or there is no name or reason.
+            PrecedentExists: The id is taken, or was.
+            BadRequest: There is no name or reason.
+            CantChange: Too much was changed since the library was last written whole.
             Unavailable: Somebody else is writing for too long.
             OSError: The disk will not have it; the library is as it was.
             ValueError: The vector is not one of this meme.
@@ -109,12 +121,12 @@ class LibraryWriter:
             if not fits(vector, meme, library.manifest.encoder):
                 raise ValueError("the vector of a meme has halves of length 1, or 0 where it has none")
             if draft.row_of(meme.id) is not None:
-                raise BadRequest(f"There is a precedent with the id {meme.id} already.", reason="DUPLICATE_ID")
+                raise PrecedentExists(f"There is a precedent with the id {meme.id} already.", field="id")
             if _changes_of(library, draft, meme.id):
-                raise BadRequest(
+                raise PrecedentExists(
                     f"There was a precedent with the id {meme.id}, and records may name it. Take another id, or revoke "
                     "its removal.",
-                    reason="DUPLICATE_ID",
+                    field="id",
                 )
             now = datetime.now(UTC)
             after = meme.model_copy(update={"kept": None, "added": meme.added or now, "who": meme.who or who})
@@ -127,7 +139,13 @@ class LibraryWriter:
         return self._made(plan)
 
     def remove(self, id_: str, *, who: str, why: str) -> Change:
-        """Takes a meme out; it can come back until the history forgets it. Raises as :meth:`add`."""
+        """Takes a meme out; it can come back until the history forgets it.
+
+        Raises:
+            NoSuchPrecedent: It is not there.
+            CantChange: It is the only one.
+            And as :meth:`add`.
+        """
 
         def plan(library: Library, draft: Draft, number: int) -> _Planned:
             row = _row_of(draft, id_)
@@ -142,13 +160,19 @@ class LibraryWriter:
         return self._made(plan)
 
     def relabel(self, id_: str, label: PrecedentLabel, *, who: str, why: str) -> Change:
-        """Gives a meme another label, which counts as verified; the source's own word stays. Raises as :meth:`add`."""
+        """Gives a meme another label, which counts as verified; the source's own word stays.
+
+        Raises:
+            NoSuchPrecedent: It is not there.
+            CantChange: It has that label, and it is verified.
+            And as :meth:`add`.
+        """
 
         def plan(library: Library, draft: Draft, number: int) -> _Planned:
             row = _row_of(draft, id_)
             before = _meme_in(library, draft, row)
             if before.label is label and before.verified:
-                raise BadRequest(f"The precedent {id_} has that label already, and it is verified.")
+                raise CantChange(f"The precedent {id_} has that label already, and it is verified.", field="label")
             after = before.model_copy(update={"label": label, "verified": True, "who": who})
             return _Planned(
                 _change(
@@ -185,6 +209,12 @@ class LibraryWriter:
             return _Planned(undoing, kept, picture) if effect is Effect.APPEND else _Planned(undoing)
 
         return self._made(plan)
+
+    def meme(self, id_: str) -> LabelledMeme | None:
+        """The meme of this id as it is now; None where there is none. Raises BadLibrary."""
+        library = self._caught_up()
+        row = library.row_of(id_)
+        return None if row is None else library.read([row])[0]
 
     def history(self, meme: str | None = None) -> list[Recorded]:
         """As :meth:`retrieval.library.Library.history`, of the library as it is now. Raises BadLibrary."""
@@ -265,7 +295,7 @@ class LibraryWriter:
         for plan, outcome in waiting:
             try:
                 if number - library.manifest.changes >= MOST:
-                    raise BadRequest(
+                    raise CantChange(
                         f"{MOST:,} changes were made since the library was last written whole. "
                         "Run `memecourt precedents compact`, then make it again.",
                         reason="LIBRARY_NEEDS_COMPACTING",
@@ -307,13 +337,13 @@ def _change(**values: object) -> Change:
 def _row_of(draft: Draft, id_: str) -> int:
     row = draft.row_of(id_)
     if row is None:
-        raise BadRequest(f"There is no precedent with the id {id_}.", reason="PRECEDENT_UNKNOWN")
+        raise NoSuchPrecedent(f"There is no precedent with the id {id_}.", field="id")
     return row
 
 
 def _refuse_to_empty(draft: Draft) -> None:
     if draft.size <= 1:
-        raise BadRequest("It is the only precedent in the library. Add another first.", reason="LIBRARY_EMPTY")
+        raise CantChange("It is the only precedent in the library. Add another first.", reason="LIBRARY_EMPTY")
 
 
 def _meme_in(library: Library, draft: Draft, row: int) -> LabelledMeme:

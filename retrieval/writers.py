@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from court.precedents import PrecedentLabel
 from retrieval.changes import Change, Recorded
 from retrieval.embedding import EncoderIdentity
+from retrieval.finder import LibraryFinder
 from retrieval.manifest import LabelledMeme
+from retrieval.pgvector import PgvectorFinder
 from retrieval.postgres.address import Address
 from retrieval.postgres.writer import PostgresWriter
 from retrieval.writer import LibraryWriter
@@ -45,6 +47,10 @@ class Writer(Protocol):
         """Undoes a change, by another change."""
         ...
 
+    def meme(self, id_: str) -> LabelledMeme | None:
+        """The meme of this id as it is now; None where there is none."""
+        ...
+
     def history(self, meme: str | None = None) -> list[Recorded]:
         """Every change that is recorded, of one meme or of all, in order."""
         ...
@@ -63,3 +69,17 @@ def open_writer(place: Path | Address) -> Iterator[Writer]:
             yield writer
     else:
         yield LibraryWriter.open(place)
+
+
+@contextmanager
+def open_writer_of(finder: LibraryFinder | PgvectorFinder) -> Iterator[Writer]:
+    """What changes the library that is searched here, for as long as it is: nothing is read twice.
+
+    Raises:
+        NotLoaded: It lies in a database, and the driver is not installed.
+    """
+    if isinstance(finder, PgvectorFinder):
+        with PostgresWriter(finder.address) as writer:
+            yield writer
+    else:
+        yield LibraryWriter(finder.searched)

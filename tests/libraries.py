@@ -12,7 +12,7 @@ from court.precedents import Floors, VoteSettings
 from court.verdict import Label
 from retrieval.kept import Spool, shrink
 from retrieval.library import Library
-from retrieval.manifest import Calibration, LabelledMeme, Tuning
+from retrieval.manifest import Calibration, LabelledMeme, Safeguards, Tuning
 from tests.encoders import WordEncoder, picture_of, png_of
 
 ENCODER = WordEncoder()
@@ -56,7 +56,9 @@ def drawn_meme(draw: random.Random, id_: str, *, harm: float = 0.4) -> tuple[Lab
     return meme, vector, png
 
 
-def drawn_library(root: Path, seed: int, size: int, *, name: str = "drawn", harm: float = 0.4) -> Library:
+def drawn_library(
+    root: Path, seed: int, size: int, *, name: str = "drawn", harm: float = 0.4, safeguards: Safeguards | None = None
+) -> Library:
     """A library of memes ``{name}-0`` and so on; some keep their picture."""
     draw = random.Random(seed)
     root.mkdir(parents=True, exist_ok=True)
@@ -74,7 +76,7 @@ def drawn_library(root: Path, seed: int, size: int, *, name: str = "drawn", harm
         encoder=ENCODER.identity,
         memes=memes,
         rows=np.stack(rows),
-        tuning=TUNING,
+        tuning=TUNING.model_copy(update={"safeguards": safeguards or Safeguards()}),
         pictures=spool,
         replace=True,
     )

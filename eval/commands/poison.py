@@ -26,8 +26,8 @@ def poison(library: Path, seeds: int, trials: int, seed: int, as_json: bool) -> 
     its twins and judged against its true label.
 
     Planted: a precedent "not harmful" beside a harmful meme that the vote does not acquit, and then twenty clones of
-    it; how many are acquitted, as the library is and with --no-sole-acquittal of `precedents build`. And what that
-    option costs where nothing is poisoned.
+    it; how many are acquitted where sole acquittals are let through (`precedents build --sole-acquittal`), and where
+    they are left out. And what leaving them out costs where nothing is poisoned.
 
     Exit code: 0 if macro-F1 falls by at most 1 and 4 points, clones count once, and without sole acquittals none is
     acquitted; else 1.
@@ -65,12 +65,21 @@ def poison(library: Path, seeds: int, trials: int, seed: int, as_json: bool) -> 
         click.echo(
             f"  {CLONES} clones            {planted.by_clones:>6,} acquitted; counted twice {planted.counted_twice:,}"
         )
-        click.echo("  with --no-sole-acquittal")
+        click.echo("  with sole acquittals left out")
         click.echo(f"  one precedent        {planted.sole_by_one:>6,} acquitted")
         click.echo(f"  {CLONES} clones            {planted.sole_by_clones:>6,} acquitted")
-        click.echo(f"{price.memes:,} memes, nothing poisoned, without and with --no-sole-acquittal:")
-        click.echo(f"  accuracy             {price.accuracy:.3f}  {price.accuracy_guarded:.3f}")
-        click.echo(f"  macro-F1             {price.macro_f1:.3f}  {price.macro_f1_guarded:.3f}")
+        click.echo(f"  {CLONES} nearly the same    {planted.sole_by_variants:>6,} acquitted")
+        click.echo("  and one heard of what is nearly the same (--per-cluster 1)")
+        click.echo(f"  {CLONES} nearly the same    {planted.crowd_by_variants:>6,} acquitted")
+        click.echo(
+            f"{price.memes:,} memes, nothing poisoned, sole acquittals let through, left out, and --per-cluster 1 too:"
+        )
+        click.echo(
+            f"  accuracy             {price.accuracy:.3f}  {price.accuracy_guarded:.3f}  {price.accuracy_crowds:.3f}"
+        )
+        click.echo(
+            f"  macro-F1             {price.macro_f1:.3f}  {price.macro_f1_guarded:.3f}  {price.macro_f1_crowds:.3f}"
+        )
         click.echo(
             f"  no more acquitted    {price.benign_lost + price.harmful_caught:>6,}, of which harmful "
             f"{price.harmful_caught:,}"

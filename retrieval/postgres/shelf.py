@@ -83,6 +83,16 @@ class PostgresShelf:
             raise damaged("a meme is missing whose vectors are there")
         return [found[row] for row in rows]
 
+    def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """As :meth:`retrieval.searching.Shelf.halves`. Raises BadLibrary."""
+        asked = f"SELECT row, vector FROM {self._state.vectors} WHERE row = ANY(%s)"
+        found = {row: vector.to_numpy() for row, vector in self._connection.execute(asked, (list(rows),))}
+        if found.keys() != set(rows):
+            raise damaged("the vectors of a meme are missing")
+        text_dim = self._state.about.encoder.text_dim
+        vectors = np.stack([found[row] for row in rows])
+        return vectors[:, :text_dim], vectors[:, text_dim:]
+
     def picture(self, id_: str) -> bytes | None:
         """The JPEG that is kept of the meme with this id; None where there is none.
 

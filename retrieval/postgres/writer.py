@@ -17,7 +17,17 @@ from pydantic import ValidationError
 
 from court.errors import BadRequest
 from court.precedents import LibraryIdentity, PrecedentLabel
-from retrieval.changes import Change, Effect, Kind, Recorded, last_that_holds, told
+from retrieval.changes import (
+    CantChange,
+    Change,
+    Effect,
+    Kind,
+    NoSuchPrecedent,
+    PrecedentExists,
+    Recorded,
+    last_that_holds,
+    told,
+)
 from retrieval.embedding import EncoderIdentity
 from retrieval.journal import frame_of, next_head
 from retrieval.manifest import MAX_KEPT_BYTES, Counts, LabelledMeme
@@ -81,7 +91,8 @@ class PostgresWriter:
 
         Raises:
             BadLibrary: There is none, or it is damaged.
-            BadRequest: The id is taken, or was; or there is no name or reason.
+            PrecedentExists: The id is taken, or was.
+            BadRequest: There is no name or reason.
             Unavailable: The server is away, or somebody else is writing for too long.
             ValueError: The vector is not one of this meme, or the picture is larger than any that is kept.
         """
@@ -93,12 +104,12 @@ class PostgresWriter:
             if not fits(vector, meme, draft.state.about.encoder):
                 raise ValueError("the vector of a meme has halves of length 1, or 0 where it has none")
             if draft.live(meme.id) is not None:
-                raise BadRequest(f"There is a precedent with the id {meme.id} already.", reason="DUPLICATE_ID")
+                raise PrecedentExists(f"There is a precedent with the id {meme.id} already.", field="id")
             if draft.changes_of(meme.id):
-                raise BadRequest(
+                raise PrecedentExists(
                     f"There was a precedent with the id {meme.id}, and records may name it. Take another id, or revoke "
                     "its removal.",
-                    reason="DUPLICATE_ID",
+                    field="id",
                 )
             now = datetime.now(UTC)
             after = meme.model_copy(update={"kept": None, "added": meme.added or now, "who": meme.who or who})
@@ -112,7 +123,13 @@ class PostgresWriter:
         return self._made(make)
 
     def remove(self, id_: str, *, who: str, why: str) -> Change:
-        """Takes a meme out; it can come back. Raises as :meth:`add`."""
+        """Takes a meme out; it can come back.
+
+        Raises:
+            NoSuchPrecedent: It is not there.
+            CantChange: It is the only one.
+            And as :meth:`add`.
+        """
 
         def make(draft: _Draft) -> Change:
             row, before = draft.known(id_)
@@ -126,12 +143,18 @@ class PostgresWriter:
         return self._made(make)
 
     def relabel(self, id_: str, label: PrecedentLabel, *, who: str, why: str) -> Change:
-        """Gives a meme another label, which counts as verified; the source's own word stays. Raises as :meth:`add`."""
+        """Gives a meme another label, which counts as verified; the source's own word stays.
+
+        Raises:
+            NoSuchPrecedent: It is not there.
+            CantChange: It has that label, and it is verified.
+            And as :meth:`add`.
+        """
 
         def make(draft: _Draft) -> Change:
             row, before = draft.known(id_)
             if before.label is label and before.verified:
-                raise BadRequest(f"The precedent {id_} has that label already, and it is verified.")
+                raise CantChange(f"The precedent {id_} has that label already, and it is verified.", field="label")
             after = before.model_copy(update={"label": label, "verified": True, "who": who})
             change = draft.change(
                 kind=Kind.RELABEL, who=who, why=why, at=datetime.now(UTC), meme=id_, effect=Effect.SET, row=row,
@@ -178,6 +201,15 @@ class PostgresWriter:
 
         return self._made(make)
 
+    def meme(self, id_: str) -> LabelledMeme | None:
+        """The meme of this id as it is now; None where there is none. Raises BadLibrary or Unavailable."""
+
+        def read(connection: Connection) -> LabelledMeme | None:
+            found = _live(connection, read_state(connection), id_)
+            return None if found is None else found[1]
+
+        return self._connections.reading(read)
+
     def history(self, meme: str | None = None) -> list[Recorded]:
         """Every change that is recorded, of one meme or of all, in order. Raises BadLibrary or Unavailable."""
 
@@ -210,14 +242,12 @@ class _Draft:
             ) from None
 
     def live(self, id_: str) -> tuple[int, LabelledMeme] | None:
-        asked = f"SELECT row, meme FROM {self.state.precedents} WHERE id = ANY(%s)"
-        found = self._connection.execute(asked, (storable([id_]),)).fetchone()
-        return None if found is None else (found[0], parsed(found[1]))
+        return _live(self._connection, self.state, id_)
 
     def known(self, id_: str) -> tuple[int, LabelledMeme]:
         found = self.live(id_)
         if found is None:
-            raise BadRequest(f"There is no precedent with the id {id_}.", reason="PRECEDENT_UNKNOWN")
+            raise NoSuchPrecedent(f"There is no precedent with the id {id_}.", field="id")
         return found
 
     def changes_of(self, meme: str) -> list[Change]:
@@ -253,7 +283,7 @@ class _Draft:
     def take_out(self, row: int, meme: LabelledMeme) -> tuple[bytes, bytes | None]:
         """The vector and the picture of what was taken out."""
         if self._counts.memes <= 1:
-            raise BadRequest("It is the only precedent in the library. Add another first.", reason="LIBRARY_EMPTY")
+            raise CantChange("It is the only precedent in the library. Add another first.", reason="LIBRARY_EMPTY")
         picture = PostgresShelf(self._connection, self.state).picture(meme.id)
         self._connection.execute(f"DELETE FROM {self.state.precedents} WHERE row = %s", (row,))
         self._connection.execute(f"DELETE FROM {self.state.pictures} WHERE row = %s", (row,))
@@ -314,6 +344,13 @@ class _Draft:
                 counted["kept_pictures"] += sign * (meme.kept is not None)
                 counted["kept_bytes"] += sign * (meme.kept.size if meme.kept else 0)
         self._counts = Counts.model_validate(counted)
+
+
+def _live(connection: Connection, state: State, id_: str) -> tuple[int, LabelledMeme] | None:
+    """Where the meme of this id stands that can be found, and the meme; None where there is none."""
+    asked = f"SELECT row, meme FROM {state.precedents} WHERE id = ANY(%s)"
+    found = connection.execute(asked, (storable([id_]),)).fetchone()
+    return None if found is None else (found[0], parsed(found[1]))
 
 
 def _changes(connection: Connection, state: State, meme: str | None) -> list[Change]:

@@ -120,6 +120,11 @@ for _command in (*COMMANDS, check, push):
     "--per-source", type=click.IntRange(1), help="Hear at most so many precedents of one source. [default: any number]"
 )
 @click.option(
+    "--per-cluster",
+    type=click.IntRange(1),
+    help="Hear at most so many precedents of one label that are nearly the same. [default: any number]",
+)
+@click.option(
     "--verified-only", is_flag=True, help="Leave out precedents that nobody has confirmed, once any is confirmed."
 )
 @click.option(
@@ -146,6 +151,7 @@ def build(
     replace: bool,
     settle_error: float,
     per_source: int | None,
+    per_cluster: int | None,
     verified_only: bool,
     sole_acquittal: bool,
     encoder: str | None,
@@ -177,7 +183,12 @@ def build(
             name or place.resolve().name,
             replace,
             settle_error,
-            Safeguards(per_source=per_source, verified_only=verified_only, no_sole_acquittal=not sole_acquittal),
+            Safeguards(
+                per_source=per_source,
+                per_cluster=per_cluster,
+                verified_only=verified_only,
+                no_sole_acquittal=not sole_acquittal,
+            ),
             encoder,
             text_encoder,
         )

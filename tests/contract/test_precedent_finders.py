@@ -22,6 +22,7 @@ from retrieval.filters import Filter
 from retrieval.finder import LibraryFinder
 from retrieval.kept import shrink
 from retrieval.library import Library
+from retrieval.manifest import Safeguards
 from retrieval.pgvector import PgvectorFinder
 from retrieval.postgres.address import Address
 from retrieval.postgres.push import push_library
@@ -122,17 +123,27 @@ def queries(draw: random.Random, ids: list[str], count: int) -> Iterator[dict[st
 
 
 @pytest.mark.parametrize(
-    ("seed", "size", "harm"), [(1, 1, 0.0), (2, 5, 1.0), (3, 60, 0.5), (4, 400, 0.02), (5, 1200, 0.4)]
+    ("seed", "size", "harm", "safeguards"),
+    [
+        (1, 1, 0.0, {}),
+        (2, 5, 1.0, {}),
+        (3, 60, 0.5, {}),
+        (4, 400, 0.02, {}),
+        (5, 1200, 0.4, {}),
+        (6, 60, 0.5, {"no_sole_acquittal": True, "per_cluster": 1}),
+        (7, 400, 0.3, {"no_sole_acquittal": True, "per_cluster": 3, "per_source": 30, "sources": 2}),
+    ],
 )
 def test_finders_agree_on_every_bit(
     seed: int,
     size: int,
     harm: float,
+    safeguards: dict[str, Any],
     tmp_path: Path,
     on_disk: Callable[[Library], Place],
     in_database: Callable[[Library], Place],
 ) -> None:
-    library = drawn_library(tmp_path / "library", seed, size, harm=harm)
+    library = drawn_library(tmp_path / "library", seed, size, harm=harm, safeguards=Safeguards(**safeguards))
     disk, database = on_disk(library), in_database(library)
     assert disk.finder.library == database.finder.library
     found = 0

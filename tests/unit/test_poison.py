@@ -11,16 +11,18 @@ from click.testing import CliRunner
 from court.precedents import Floors
 from court.verdict import Label
 from eval.cli import cli
-from eval.poison import measure_flipped, measure_planted
+from eval.poison import measure_flipped, measure_planted, measure_price
 from retrieval.build import build_library
 from retrieval.builtin import BuiltinEncoder
-from retrieval.calibrate import calibrate
+from retrieval.calibrate import calibrate, heard
 from retrieval.clones import clone_key
 from retrieval.finder import LibraryFinder
 from retrieval.left_out import neighbours
 from retrieval.library import Library
 from retrieval.manifest import LabelledMeme, Safeguards
+from retrieval.searching import NEARLY
 from retrieval.sources import Source
+from serving.cli.main import cli as memecourt
 from tests.encoders import WordEncoder
 
 HARMEME = Path(__file__).resolve().parents[3] / "shared" / "data" / "harmeme"
@@ -28,14 +30,14 @@ ENCODER = WordEncoder()
 DIM = ENCODER.identity.text_dim
 
 
-def drawn(root, memes=240, seed=0, safeguards=None):
+def drawn(root, memes=240, seed=0, safeguards=None, spread=0.25):
     """Texts of two kinds around two directions; one label in ten is wrong, as people's are."""
     rng = np.random.default_rng(seed)
     rows, labelled = np.zeros((memes, ENCODER.identity.dim), np.float32), []
     centres = np.eye(DIM)[:2]
     for number in range(memes):
         harmful = number % 2 == 0
-        row = centres[int(harmful)] + 0.25 * rng.normal(size=DIM)
+        row = centres[int(harmful)] + spread * rng.normal(size=DIM)
         rows[number, :DIM] = row / np.linalg.norm(row)
         said = harmful ^ (rng.random() < 0.1)
         labelled.append(meme(f"m{number}", said, f"a meme of number {number}", source="ab"[number % 2]))
@@ -162,6 +164,71 @@ def test_planted_precedents_do_not_acquit_and_clones_count_once(tmp_path):
     assert planted.by_one > 0
 
 
+def test_of_what_is_nearly_the_same_as_many_are_heard_as_may_be(tmp_path):
+    long = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    long = f"{long} {long}"
+    crowd = [meme(f"crowd{n}", n >= 20, f"{long} {'abcdefghijklmnopqrstuvwxyz'[n]}") for n in range(24)]
+    others = [meme(f"other{n}", n % 2 == 0, f"zebra umbrella quartz {n}") for n in range(12)]
+    memes = [*crowd, *others]
+    rows = ENCODER.embed_texts([one.text for one in crowd]).vectors
+    assert (rows @ rows.T).min() >= NEARLY and not any(a.text == b.text for a in crowd for b in crowd if a is not b)
+    everybody = ids(found(library_of(tmp_path / "all", memes), long, tally=30))
+    assert sum(id_.startswith("crowd") for id_ in everybody) == 24
+    for most in (1, 3):
+        findings = found(
+            library_of(tmp_path / str(most), memes, safeguards=Safeguards(per_cluster=most)), long, tally=30
+        )
+        heard = ids(findings)
+        # Of each label, the nearest; and nobody else is kept out.
+        benign = [id_ for id_ in everybody if id_ in {f"crowd{n}" for n in range(20)}]
+        harmful = [id_ for id_ in everybody if id_ in {f"crowd{n}" for n in range(20, 24)}]
+        assert [id_ for id_ in heard if id_ in benign] == benign[:most]
+        assert [id_ for id_ in heard if id_ in harmful] == harmful[:most]
+        assert {id_ for id_ in heard if id_.startswith("other")} == {one.id for one in others}
+        assert any(f"at most {most} are heard" in note and str(24 - 2 * most) in note for note in findings.notes)
+
+
+def test_a_crowd_does_not_acquit_where_it_has_one_voice(tmp_path):
+    library = drawn(tmp_path / "l")
+    planted = measure_planted(library, trials=100)
+    assert planted.crowd_by_variants == 0
+    # Each for itself they do: else the zero above would say nothing.
+    assert planted.sole_by_variants > 0
+
+
+def test_what_the_safeguard_costs_is_what_the_court_itself_says(tmp_path):
+    library = drawn(tmp_path / "l", safeguards=Safeguards(no_sole_acquittal=True), spread=0.6)
+    price = measure_price(library)
+    assert price.memes == len(library.memes)
+    # It only ever acquits less: what changes are acquittals, of one label or the other.
+    gained = (price.harmful_caught - price.benign_lost) / price.memes
+    assert price.accuracy_guarded - price.accuracy == pytest.approx(gained) and price.benign_lost > 0
+    # What calibration says of the vote is what a search comes to.
+    tuning = library.manifest.tuning
+    (near,) = neighbours(
+        library.rows,
+        library.memes,
+        DIM,
+        alphas=[tuning.alpha],
+        depth=tuning.vote.k + 1,
+        limit=len(library.memes),
+        safeguards=tuning.safeguards,
+    )
+    said = heard(near.similarities, near.harmful, tuning.vote, tuning.safeguards) >= tuning.vote.threshold
+    assert float(np.mean(said == near.labels)) == pytest.approx(price.accuracy_guarded, abs=0.01)
+
+
+def test_libraries_are_built_with_it_unless_somebody_says_otherwise(tmp_path):
+    (tmp_path / "memes.csv").write_text("id,label,text\n" + "".join(f"m{n},{n % 2},cake {n}\n" for n in range(30)))
+    for options, guarded in (([], True), (["--sole-acquittal"], False)):
+        place = tmp_path / f"l{len(options)}"
+        built = CliRunner().invoke(
+            memecourt, ["precedents", "build", str(place), str(tmp_path / "memes.csv"), *options]
+        )
+        assert built.exit_code == 0, built.output
+        assert Library.open(place, None).manifest.tuning.safeguards.no_sole_acquittal is guarded
+
+
 def test_a_sole_acquittal_is_left_out_and_named(tmp_path):
     guarded = Safeguards(no_sole_acquittal=True)
     bad = [meme(f"bad{n}", True, f"kick them all out of town {'now' * (n % 3)} {n}") for n in range(12)]
@@ -194,5 +261,7 @@ def test_the_command_prints_the_figures(tmp_path):
     assert told.exit_code == 0, told.output
     assert "1% of labels flipped, 3 seeds" in told.output and "counted twice 0" in told.output
     as_json = CliRunner().invoke(cli, ["poison", str(tmp_path / "l"), "--trials", "5", "--seeds", "2", "--json"])
-    assert json.loads(as_json.output)["planted"]["trials"] == 5
+    figures = json.loads(as_json.output)
+    assert figures["planted"]["trials"] == 5 and figures["price"]["memes"] == 240
+    assert "sole acquittals let through, left out" in told.output
     assert CliRunner().invoke(cli, ["poison", str(tmp_path / "none")]).exit_code == 1
