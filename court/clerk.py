@@ -114,6 +114,7 @@ class Clerk:
                 reason=cause.reason,
                 message=cause.message,
                 retryable=isinstance(cause, Unavailable),
+                broke_off=cause.broke_off if isinstance(cause, Unavailable) else 0,
             )
         except Exception as error:
             # The error that ended the trial is the one to be reported; the record stays open and shows that.

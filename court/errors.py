@@ -98,9 +98,12 @@ class Unavailable(CourtError):
 
     Attributes:
         retry_after: Seconds to wait before asking again.
+        broke_off: How many times something that was asked broke off while it worked on this, as a server does that
+            dies of it.
     """
 
     default_reason = "UNAVAILABLE"
+    broke_off = 0
 
     def __init__(
         self, message: str, *, reason: str | None = None, field: str | None = None, retry_after: float = 1.0

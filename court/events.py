@@ -270,6 +270,30 @@ class PrecedentsCited(Event):
     latency_s: float = Field(ge=0, allow_inf_nan=False)
 
 
+class NearDuplicate(_Value):
+    """A meme tried before that is nearly the one on trial."""
+
+    trial_id: str = Field(min_length=1)
+    """Of that trial."""
+    label: Label
+    """What it was found to be: the reviewer's word where it was overruled."""
+    distance: int = Field(ge=0, le=256)
+    """Bits in which the perceptual hashes (PDQ) of the pictures differ."""
+    same_text: bool
+    """Whether the texts agree, a few letters aside where one was read off a picture."""
+    same_picture: bool
+    """Whether the pictures were laid over each other and no tile differs. Only the nearest are compared so."""
+
+
+class NearDuplicatesFound(Event):
+    """Memes tried before are nearly this one. Evidence for whoever looks: the verdict's label is given without it."""
+
+    kind: Literal["NearDuplicatesFound"] = "NearDuplicatesFound"
+    duplicates: tuple[NearDuplicate, ...] = Field(min_length=1)
+    """Nearest first."""
+    latency_s: float = Field(ge=0, allow_inf_nan=False)
+
+
 class PrecedentReading(_Value):
     """What the Judge made of a precedent."""
 
@@ -332,6 +356,8 @@ class TrialFailed(Event):
     retryable: bool
     unused: Unused | None = None
     """As in a ``VerdictGiven``."""
+    broke_off: int = Field(default=0, ge=0)
+    """How many times a model server broke off while it worked on the call that failed: it may have died of it."""
 
 
 class TrialResumed(Event):
@@ -368,6 +394,7 @@ AnyEvent: TypeAlias = Annotated[
     | Summarised
     | SummarisedAhead
     | SideRested
+    | NearDuplicatesFound
     | PrecedentsCited
     | VerdictGiven
     | TrialFailed

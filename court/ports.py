@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from court.events import AnyEvent, TextLine
+from court.events import AnyEvent, NearDuplicate, TextLine
 from court.meme import Frame, Picture
 from court.precedents import Findings, LibraryIdentity
 
@@ -113,6 +113,24 @@ class PrecedentFinder(Protocol):
         Raises:
             BadLibrary: A picture is not what it was when the library was written.
             Unavailable: They could not be read now.
+        """
+        ...
+
+
+class DuplicateFinder(Protocol):
+    """Finds memes tried before that are nearly the one on trial."""
+
+    async def near(self, picture: Picture, text: str, text_read: bool, namespace: str) -> Sequence[NearDuplicate]:
+        """The trials of memes that are nearly this one, or this one, nearest first; none where nothing is near.
+
+        Args:
+            picture: Of the meme.
+            text: Of the meme; empty where it has none.
+            text_read: Whether the text was read off the picture, so that letters may be misread.
+            namespace: Whose content it is.
+
+        Raises:
+            Unavailable: They could not be searched now.
         """
         ...
 

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from court.clerk import Clerk
+from court.duplicates import with_harmful_duplicates
 from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    NearDuplicatesFound,
     PrecedentsCited,
     SteeringFound,
     TextRead,
@@ -24,12 +26,13 @@ async def give_verdict(clerk: Clerk, *, verdict: Verdict, **values: Any) -> Verd
 
     Args:
         clerk: Of the trial.
-        verdict: As the procedure gave it. It gets one more reason for a person to look where there are signs; its
-            label, strengths and score stay.
+        verdict: As the procedure gave it. It gets one more reason for a person to look where there are signs, and one
+            where it is not harmful and something nearly the same was; its label, strengths and score stay.
         values: What else its event says.
     """
     found = steering_in(clerk.record.events)
-    return await clerk.note(VerdictGiven, verdict=with_review(verdict, found), steering=found, **values)
+    verdict = with_harmful_duplicates(with_review(verdict, found), clerk.recall(NearDuplicatesFound))
+    return await clerk.note(VerdictGiven, verdict=verdict, steering=found, **values)
 
 
 def steering_in(events: Iterable[AnyEvent]) -> tuple[SteeringFound, ...]:

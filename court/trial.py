@@ -21,10 +21,11 @@ from court.budget import Budget, in_time
 from court.clerk import Clerk
 from court.digests import digest
 from court.entropy import entropy
-from court.errors import CantResume, CourtError, NotLoaded, Overrun, TrialAborted
+from court.errors import CantResume, CourtError, NotLoaded, Overrun, TrialAborted, Unavailable
 from court.events import (
     Event,
     MemeIdentity,
+    NearDuplicatesFound,
     PolicyReference,
     PrecedentsCited,
     Procedure,
@@ -42,7 +43,7 @@ from court.events import (
 from court.full import FullTrial, Known
 from court.meme import Frame, Meme, Picture
 from court.policy import DEFAULT_POLICY, Policy
-from court.ports import PrecedentFinder, TextReader, Watcher
+from court.ports import DuplicateFinder, PrecedentFinder, TextReader, Watcher
 from court.precedents import Findings, Vote
 from court.prompts import prompt_set_digest
 from court.record import TrialRecord, TrialState
@@ -51,6 +52,9 @@ from court.steering_evidence import give_verdict
 from court.untrusted import Fence
 
 _log = logging.getLogger("memecourt.trial")
+
+STOPPED = "SERVER_STOPPED"
+"""What a trial is cancelled with where the server ends and not the caller: ``task.cancel(STOPPED)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class Court:
         fence_mark: What the fences around untrusted text carry; None for a fresh mark a trial. Given only where
             messages are compared.
         now: The time, UTC.
+        duplicates: Finds memes tried before that are nearly the one on trial; None for a court that looks for none.
     """
 
     finder: PrecedentFinder
@@ -104,6 +109,7 @@ class Court:
     room: Callable[[], bool] = lambda: True
     fence_mark: str | None = None
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    duplicates: DuplicateFinder | None = None
 
     @property
     def procedures(self) -> frozenset[Procedure]:
@@ -139,13 +145,16 @@ class Court:
         clerk = Clerk(case.trial_id, watch, self.now)
         return await self._to_its_end(case, clerk, TrialOpened, self._opening(case))
 
-    async def resume(self, record: TrialRecord, picture: Picture, watch: Watcher) -> TrialRecord:
+    async def resume(
+        self, record: TrialRecord, picture: Picture, watch: Watcher, *, within_s: float | None = None
+    ) -> TrialRecord:
         """Takes a trial up where it was cut off; nobody is asked again for what was said.
 
         Args:
             record: Of a trial that is open, or that failed for a reason that may have passed.
             picture: Of its meme, as it was decoded then.
             watch: As for :meth:`hear`; is told of what comes now.
+            within_s: Seconds until the caller's deadline; None where there is none.
 
         Raises:
             CantResume: It has a verdict, failed for good, or was begun with other settings, prompts, models or
@@ -159,6 +168,8 @@ class Court:
             trial_id=record.trial_id,
             meme=Meme(picture, text=text.text if text and opened.meme.text_given else None),
             procedure=opened.procedure,
+            namespace=opened.meme.namespace,
+            within_s=within_s,
         )
         clerk = Clerk(record.trial_id, watch, self.now, record.events)
         return await self._to_its_end(case, clerk, TrialResumed, {"software": self.software})
@@ -170,8 +181,8 @@ class Court:
         try:
             await clerk.note(beginning, **values)
             await self._hold(case, clerk, budget)
-        except asyncio.CancelledError:
-            await clerk.fail(CourtError("The caller gave up before there was a verdict.", reason="CANCELLED"))
+        except asyncio.CancelledError as error:
+            await clerk.fail(_ended_by(error))
             raise
         except CourtError as error:
             cause = budget.blame(error)
@@ -192,14 +203,16 @@ class Court:
 
     async def _hold(self, case: Case, clerk: Clerk, budget: Budget) -> None:
         if case.procedure is Procedure.FULL:
-            await self._full(case.meme, clerk, budget)
+            await self._full(case, clerk, budget)
             return
         clerk.step = "text"
         text = await self._read_text(case.meme, clerk, budget)
+        clerk.step = "duplicates"
+        await self._find_duplicates(case, text, clerk, budget)
         clerk.step = "precedents"
         findings, held = await self._find_precedents(case.meme, text.text, clerk, budget)
         if case.procedure is Procedure.CASCADE and not summary.settled(findings, held):
-            await self._full(case.meme, clerk, budget, Known(text, findings, held))
+            await self._full(case, clerk, budget, Known(text, findings, held))
             return
         clerk.step = "sides"
         for side in Side:
@@ -219,9 +232,10 @@ class Court:
         clerk.step = "verdict"
         await give_verdict(clerk, verdict=summary.weigh(findings, held, text, self.settings))
 
-    async def _full(self, meme: Meme, clerk: Clerk, budget: Budget, known: Known | None = None) -> None:
+    async def _full(self, case: Case, clerk: Clerk, budget: Budget, known: Known | None = None) -> None:
         """The full procedure; what a cascade has found already is given."""
         assert self.chairs is not None, "checked by require()"
+        meme = case.meme
         chairs = self.chairs.pinned(meme.picture.pixels_sha256)
         await FullTrial(
             meme=meme,
@@ -232,7 +246,7 @@ class Court:
             budget=budget,
             clerk=clerk,
             room=lambda: self.room() and chairs.room(),
-            read_text=lambda: self._read_text(meme, clerk, budget),
+            read_text=lambda: self._read_and_compare(case, clerk, budget),
             find=lambda query: self._find_precedents(meme, query, clerk, budget),
             pictures=lambda ids: self._pictures(ids, budget),
         ).hold(known)
@@ -247,8 +261,7 @@ class Court:
             raise CantResume("The picture is not the one that was on trial.", reason="PICTURE_DIFFERS")
         if opened.meme.text_given and record.text is None:
             raise CantResume("It was cut off before the caller's text was kept. Ask for a new trial.")
-        case = Case(record.trial_id, Meme(picture), opened.procedure)
-        now = self._opening(case)["versions"]
+        now = self.versions(opened.procedure)
         differ = [
             name
             for name in ("settings", "prompts", "models", "library", "encoder")
@@ -263,12 +276,28 @@ class Court:
                 reason="VERSIONS_DIFFER",
             )
 
+    def versions(self, procedure: Procedure) -> Versions:
+        """What a trial that began now would be held with."""
+        chairs = None if procedure is Procedure.SUMMARY else self.chairs
+        return Versions(
+            software=self.software,
+            settings=digest(self._settings(procedure)),
+            prompts="" if procedure is Procedure.SUMMARY else prompt_set_digest(),
+            models={} if chairs is None else chairs.models,
+            encoder=self.finder.library.encoder,
+            library=self.finder.library.digest,
+            text_reader=self.text_reader.identity,
+        )
+
+    def _settings(self, procedure: Procedure) -> dict[str, Any]:
+        settings = self.settings.model_dump(mode="json")
+        if procedure is not Procedure.SUMMARY and self.chairs is not None:
+            settings |= self.chairs.settings(self.settings.reply_chars)
+        return settings
+
     def _opening(self, case: Case) -> dict[str, Any]:
         picture = case.meme.picture
         asks_nobody = case.procedure is Procedure.SUMMARY
-        settings = self.settings.model_dump(mode="json")
-        if not asks_nobody and self.chairs is not None:
-            settings |= self.chairs.settings(self.settings.reply_chars)
         return {
             "procedure": case.procedure,
             "meme": MemeIdentity(
@@ -286,16 +315,8 @@ class Court:
             "request_id": case.request_id,
             "trace_id": case.trace_id,
             "policy": PolicyReference(id=self.policy.id, version=self.policy.version, digest=self.policy.digest),
-            "settings": settings,
-            "versions": Versions(
-                software=self.software,
-                settings=digest(settings),
-                prompts="" if asks_nobody else prompt_set_digest(),
-                models={} if asks_nobody or self.chairs is None else self.chairs.models,
-                encoder=self.finder.library.encoder,
-                library=self.finder.library.digest,
-                text_reader=self.text_reader.identity,
-            ),
+            "settings": self._settings(case.procedure),
+            "versions": self.versions(case.procedure),
             "servers": {} if asks_nobody or self.chairs is None else self.chairs.pinned(picture.pixels_sha256).servers,
         }
 
@@ -322,6 +343,24 @@ class Court:
             latency_s=time.perf_counter() - began,
         )
 
+    async def _read_and_compare(self, case: Case, clerk: Clerk, budget: Budget) -> TextRead:
+        """The text; what is near a meme depends on it. In a full trial the picture is described meanwhile."""
+        text = await self._read_text(case.meme, clerk, budget)
+        await self._find_duplicates(case, text, clerk, budget)
+        return text
+
+    async def _find_duplicates(self, case: Case, text: TextRead, clerk: Clerk, budget: Budget) -> None:
+        """Keeps what was tried before and is nearly the same. Only the reasons for a person to look depend on it."""
+        if self.duplicates is None or clerk.recall(NearDuplicatesFound):
+            return
+        began = time.perf_counter()
+        read = case.meme.text is None
+        looking = self.duplicates.near(case.meme.picture, text.text, read, case.namespace)
+        late = Overrun("Memes tried before were not searched in time. Try again later.", reason="SEARCH_TOO_SLOW")
+        near = await in_time(looking, budget.at_most(self.settings.find_s), late)
+        if near:
+            await clerk.note(NearDuplicatesFound, duplicates=tuple(near), latency_s=time.perf_counter() - began)
+
     async def _find_precedents(
         self, meme: Meme, query: str, clerk: Clerk, budget: Budget
     ) -> tuple[Findings, Vote | None]:
@@ -343,6 +382,13 @@ class Court:
 
     async def _pictures(self, ids: Sequence[str], budget: Budget) -> Sequence[Frame | None]:
         return await in_time(self.finder.pictures(ids), budget.at_most(self.settings.find_s), _search_late())
+
+
+def _ended_by(cancelled: asyncio.CancelledError) -> CourtError:
+    """Who ended a trial: the caller, unless whoever cancelled it said that it was the server."""
+    if cancelled.args == (STOPPED,):
+        return Unavailable("The server was stopped before there was a verdict.", reason=STOPPED)
+    return CourtError("The caller gave up before there was a verdict.", reason="CANCELLED")
 
 
 def _search_late() -> Overrun:

@@ -89,6 +89,8 @@ class ReviewReason(StrEnum):
     """The caller's deadline ended an examination before it had converged."""
     STEERING_SUSPECTED = "STEERING_SUSPECTED"
     """Something in the trial reads like an attempt to steer the court."""
+    NEAR_DUPLICATE_HARMFUL = "NEAR_DUPLICATE_HARMFUL"
+    """The meme was not found harmful, and one that is nearly the same was."""
 
 
 class Review(BaseModel):

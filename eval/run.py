@@ -165,7 +165,10 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 stack.push_async_callback(calls.close)
             checked = {} if begun else await _prepare(plan, folder, material, progress)
             settings = _settings(plan)
-            house = await stack.enter_async_context(open_courthouse(settings, read_text=False, tell=progress.tell))
+            # Each meme of a benchmark is tried as if it were the first: what others came to is not looked at.
+            house = await stack.enter_async_context(
+                open_courthouse(settings, read_text=False, tell=progress.tell, duplicates=False)
+            )
             house = replace(house, court=with_control(house.court, plan.control, plan.seed))
             manifest = _manifest(plan, material, house.court, folder.excluded(), checked)
             if begun is None:

@@ -24,7 +24,7 @@ from court.backends.chat_http import http_client as http_client  # offered here 
 from court.backends.chat_server import ChatServer
 from court.backends.chat_wire import Capabilities, LogProbs
 from court.backends.load import Load
-from court.errors import ModelRefused
+from court.errors import ModelRefused, Unavailable
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, Odds
 
@@ -95,6 +95,19 @@ class ChatCompletions:
     def urls(self) -> tuple[str, ...]:
         """Of the servers; the first is the one that is asked first."""
         return tuple(server.url for server in self._servers)
+
+    @property
+    def answered_at(self) -> float:
+        """When one of its servers last answered anybody's call, by the monotonic clock, in seconds."""
+        return max(server.load.answered_at for server in self._servers)
+
+    def apart(self) -> Sequence[Self]:
+        """The same model at each of its servers by itself."""
+        alone = [copy.copy(self) for _ in self._servers]
+        for model, server in zip(alone, self._servers, strict=True):
+            model._at = 0
+            model._servers = (server,)
+        return alone
 
     def pinned(self, key: str) -> Self:
         """The same model, for a trial that keeps to one server; see :meth:`court.ports.ReplicatedModel.pinned`.
@@ -239,7 +252,11 @@ class ChatCompletions:
             reraise=True,
         )
 
+        broke_off = 0
+        stumbled: set[str] = set()
+
         async def attempt() -> _T:
+            nonlocal broke_off
             at = self._at
             server = self._servers[at]
             with server.load.call():  # not while it pauses: the server has nothing to do for it then
@@ -248,6 +265,12 @@ class ChatCompletions:
                 except Failure as failure:
                     if failure.gone and self._at == at:  # of calls that fail together, one moves on
                         self._at = (at + 1) % len(self._servers)
+                    if failure.stumbled:
+                        stumbled.add(server.url)
+                    # One that said so and can't be reached afterwards has died of what it was working on.
+                    broke_off += failure.broke_off or (failure.unreached and server.url in stumbled)
+                    if failure.unreached:
+                        stumbled.discard(server.url)
                     raise
 
         try:
@@ -256,6 +279,8 @@ class ChatCompletions:
         except TimeoutError:
             raise overrun() from None
         except Failure as failure:
+            if isinstance(failure.error, Unavailable):
+                failure.error.broke_off = broke_off
             raise failure.error from None
 
     def _asked_enough(self, state: RetryCallState) -> bool:

@@ -36,7 +36,14 @@ class Failure(Exception):
         error: What the court is told.
         again: Whether it may be tried again.
         after_s: How long the server asked to be left alone, in seconds; 0 where it did not say.
+        broke_off: Whether the connection broke when the request had been sent: the server may have died of it.
+        unreached: Whether no connection came about.
+        stumbled: Whether the server said that it made a mistake, which vLLM does of which an engine has just died.
     """
+
+    broke_off = False
+    unreached = False
+    stumbled = False
 
     def __init__(self, error: CourtError, again: Again = Again.NEVER, after_s: float = 0.0) -> None:
         super().__init__(error.message)
@@ -71,6 +78,20 @@ def gone(again: Again) -> Failure:
     return Failure(Unavailable(message, reason=_GONE), again)
 
 
+def broke_off(again: Again) -> Failure:
+    """The connection broke when the request had been sent."""
+    failure = gone(again)
+    failure.broke_off = True
+    return failure
+
+
+def unreached() -> Failure:
+    """No connection came about."""
+    failure = gone(Again.OFTEN)
+    failure.unreached = True
+    return failure
+
+
 def of_sdk(error: openai.OpenAIError) -> Failure:
     """The failure behind an error of the SDK, raised before the body of a reply was read."""
     for kind in type(error).__mro__:
@@ -93,6 +114,7 @@ def of_status(status: int, headers: Mapping[str, str]) -> Failure:
     if status >= 500:
         failure = gone(Again.ONCE if status in (500, 502, 504) else Again.NEVER)
         failure.after_s = retry_after(headers)
+        failure.stumbled = status == 500
         return failure
     if 300 <= status < 400:
         # Never followed: it would carry the key and the pictures to where nobody configured them to go.
@@ -128,7 +150,7 @@ def _of_status_error(error: openai.OpenAIError) -> Failure:
 
 
 def _of_connection_error(error: openai.OpenAIError) -> Failure:
-    return gone(Again.OFTEN if _never_sent(error.__cause__) else Again.ONCE)
+    return unreached() if _never_sent(error.__cause__) else broke_off(Again.ONCE)
 
 
 MAPPED: Mapping[type, Callable[[openai.OpenAIError], Failure]] = {

@@ -14,7 +14,7 @@ import httpx2
 import openai
 
 from court.backends import chat_wire as wire
-from court.backends.chat_failures import Again, garbled, gone, of_sdk
+from court.backends.chat_failures import Again, broke_off, garbled, of_sdk
 from court.backends.chat_wire import Capabilities
 from court.backends.load import Load
 from court.ports import ChatRequest
@@ -141,5 +141,5 @@ async def _read(response: httpx2.Response) -> bytes:
         raise garbled() from None
     except httpx2.TransportError:
         # It had begun: the generation has run, and would run again.
-        raise gone(Again.NEVER) from None
+        raise broke_off(Again.NEVER) from None
     return bytes(body)

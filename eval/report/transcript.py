@@ -8,6 +8,8 @@ from court.events import (
     AnswerGiven,
     Described,
     ModelCall,
+    NearDuplicate,
+    NearDuplicatesFound,
     OddsGiven,
     Procedure,
     QuestionAsked,
@@ -84,6 +86,7 @@ class Transcript:
         precedents: Nearest first.
         vote: Of the precedents; None where none was held.
         notes: Of the search.
+        duplicates: Memes tried before that are nearly this one, nearest first.
         verdict: None where there is none.
         failures: In order; a trial that was taken up again may have failed before.
         models: That were asked, each once, in order.
@@ -103,6 +106,7 @@ class Transcript:
     precedents: tuple[Precedent, ...]
     vote: Vote | None
     notes: tuple[str, ...]
+    duplicates: tuple[NearDuplicate, ...]
     verdict: Verdict | None
     ruling: Ruling | None
     odds: OddsGiven | None
@@ -114,6 +118,7 @@ class Transcript:
 def transcript(record: TrialRecord) -> Transcript:
     """Lays out a record, finished or not."""
     described, given, cited = record.last(Described), record.last(VerdictGiven), record.precedents
+    near = record.last(NearDuplicatesFound)
     asked = {(event.side, event.round): event for event in record.all(QuestionAsked)}
     answered = {(event.side, event.round): event for event in record.all(AnswerGiven)}
     summed = {(event.side, event.round): event for event in record.all(Summarised)}
@@ -160,6 +165,7 @@ def transcript(record: TrialRecord) -> Transcript:
         precedents=cited.findings.exhibits if cited else (),
         vote=cited.vote if cited else None,
         notes=cited.findings.notes if cited else (),
+        duplicates=near.duplicates if near else (),
         verdict=given.verdict if given else None,
         ruling=given.ruling if given else None,
         odds=given.odds if given else None,

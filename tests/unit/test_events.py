@@ -12,6 +12,7 @@ KINDS = {
     "Summarised",
     "SummarisedAhead",
     "SideRested",
+    "NearDuplicatesFound",
     "PrecedentsCited",
     "VerdictGiven",
     "TrialFailed",
