@@ -222,7 +222,7 @@ class CallStore(Calls):
     def __init__(self, engine: Engine, fence_key: bytes) -> None:
         super().__init__(fence_key)
         self._engine = engine
-        self._writer = GroupWriter(engine, _failed)
+        self._writer = GroupWriter(lambda: transaction(engine), _failed)
         self._closed = False
 
     @classmethod
@@ -260,7 +260,7 @@ class CallStore(Calls):
         row["sha256"] = _check(key, body)
         # The first answer holds, should another process have asked at the same time.
         statement = insert_or(_calls).on_conflict_do_nothing()
-        await asyncio.wrap_future(self._writer.hand_in(lambda connection: _execute(connection, statement, row)))
+        await self._writer.hand_in(lambda connection: _execute(connection, statement, row))
 
     async def count(self) -> int:
         """How many calls are kept."""

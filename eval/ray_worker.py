@@ -21,9 +21,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +41,7 @@ from eval.runs.folder import JudgedMeme
 from eval.runs.prediction import Prediction
 from eval.trying import Trier
 from serving.assembly import SOFTWARE, Courthouse, open_courthouse, picture_of
-from serving.docket.store import DocketLine, TrialUnknown
+from serving.docket.store import Docket, TrialUnknown
 from serving.settings import Settings
 
 _TRIES = 5
@@ -209,7 +208,10 @@ async def _answer(ref: Any) -> Any:
 
 
 class _OneTrial:
-    """A :class:`~serving.docket.store.Docket` in memory, for as long as one meme is judged."""
+    """What a trial needs of a :class:`~serving.docket.store.Docket`, in memory, for as long as one meme is judged.
+
+    Nobody lists, claims or reviews there.
+    """
 
     def __init__(self) -> None:
         self._events: dict[str, list[AnyEvent]] = {}
@@ -246,18 +248,6 @@ class _OneTrial:
 
     async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
         return self._frames.get(pixels_sha256, [])
-
-    async def list(self, *, limit: int, before: datetime | None = None) -> Sequence[DocketLine]:
-        raise NotImplementedError("nobody lists the trials of one meme")
-
-    async def requests(self) -> Mapping[str, Sequence[str]]:
-        raise NotImplementedError("nobody looks for requests among those of one meme")
-
-    async def open_trials(self) -> Sequence[str]:
-        raise NotImplementedError("nobody lists the trials of one meme")
-
-    async def close(self) -> None:
-        pass
 
 
 class Judge:
@@ -320,7 +310,7 @@ class Judge:
         """Holds the court open; in one task, so that it is closed in the one that opened it."""
         try:
             settings = await asyncio.to_thread(self._settle, library)
-            async with open_courthouse(settings, read_text=False) as house:
+            async with open_courthouse(settings, read_text=False, duplicates=False) as house:
                 self._trier = self._trier_of(house)
                 opened.set_result(None)
                 await self._over.wait()
@@ -381,7 +371,7 @@ class Judge:
             return Told(meme=order.meme.id, fault=self._fault[0], reason=self._fault[1])
         assert self._trier is not None
         docket = _OneTrial()
-        trier = replace(self._trier, house=replace(self._trier.house, docket=docket))
+        trier = replace(self._trier, house=replace(self._trier.house, docket=cast("Docket", docket)))
 
         async def picture() -> bytes | None:
             return await _answer(self._desk.picture.remote(order.meme.id))  # type: ignore[no-any-return]

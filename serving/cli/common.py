@@ -32,7 +32,7 @@ def _library_place(_: click.Context, __: click.Parameter, value: str | None) -> 
 
 
 def changed_place(_: click.Context, __: click.Parameter, value: str) -> Path | Address:
-    """Where a library is that is to be changed one meme at a time: a folder, or the address of a database."""
+    """A place on disk, or the address of a database: of a library that is to be changed, or of a docket."""
     from court.errors import BadRequest
     from retrieval.postgres.address import Address
 
@@ -42,6 +42,11 @@ def changed_place(_: click.Context, __: click.Parameter, value: str) -> Path | A
         return Address(value)
     except BadRequest as error:
         raise click.ClickException(error.message) from None
+
+
+def _docket_place(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | Address | None:
+    """An address, and no text, so that whoever shows where the docket is does not show the password."""
+    return None if value is None else changed_place(context, parameter, value)
 
 
 def place_on_disk(instead: str) -> Callable[[click.Context, click.Parameter, str], Path]:
@@ -68,8 +73,10 @@ library_option = click.option(
 )
 docket_option = click.option(
     "--docket",
-    type=click.Path(path_type=Path),
-    help="The file that records are kept in. [default: MEMECOURT_DOCKET, else in MEMECOURT_HOME]",
+    metavar="PATH",
+    callback=_docket_place,
+    help="Where records are kept: a file, or postgresql://USER@HOST/DATABASE. [default: MEMECOURT_DOCKET, else in "
+    "MEMECOURT_HOME]",
 )
 
 

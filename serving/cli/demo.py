@@ -8,12 +8,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from memecourt.client import Client
 from serving.cli.common import docket_option, settings_of
 from serving.cli.show import show_verdict
+
+if TYPE_CHECKING:
+    from retrieval.postgres.address import Address
 
 # Drawn when it runs; none of them stands in the starter library.
 _MEMES = (
@@ -25,13 +29,13 @@ _MEMES = (
 
 @click.command()
 @docket_option
-def demo(docket: Path | None) -> None:
+def demo(docket: Path | Address | None) -> None:
     """Starts a server, draws three memes, asks it for a verdict on each, and says how to open the records.
 
     One meme is harmful, one is harmless, and one is like nothing in the library of precedents.
     """
-    kept = settings_of(docket=docket).docket_path
-    with _server(kept) as address, Client(address) as court:
+    kept = settings_of(docket=docket).docket_place
+    with _server(docket) as address, Client(address) as court:
         for scene, caption in _MEMES:
             response = court.judge(_draw(scene, caption), timeout=120)
             show_verdict(f"a drawn {scene}, sent to {address}", response, docket=kept)
@@ -46,9 +50,13 @@ def _draw(scene: str, caption: str) -> bytes:
 
 
 @contextmanager
-def _server(docket: Path) -> Iterator[str]:
+def _server(docket: Path | Address | None) -> Iterator[str]:
     """A real server in a process of its own, on a free port, ready; its address."""
-    command = [sys.executable, "-m", "serving.cli", "serve", "--address", "127.0.0.1:0", "--docket", str(docket)]
+    if docket is not None and not isinstance(docket, Path):
+        # Options of a process can be seen by others, and this one may hold a password.
+        raise click.ClickException("`demo` is given a file. Name a database with MEMECOURT_DOCKET instead.")
+    command = [sys.executable, "-m", "serving.cli", "serve", "--address", "127.0.0.1:0"]
+    command += [] if docket is None else ["--docket", str(docket)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -22,8 +22,9 @@ from serving.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from court.events import AnyEvent, Unused
+    from court.events import AnyEvent, NearDuplicate, Unused
     from court.record import TrialRecord
+    from retrieval.postgres.address import Address
     from serving.docket.store import DocketLine
     from serving.settings import Settings
 
@@ -37,7 +38,7 @@ def records() -> None:
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(min=1), help="How many, the latest first.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a trial and line.")
 @docket_option
-def list_records(limit: int, as_json: bool, docket: Path | None) -> None:
+def list_records(limit: int, as_json: bool, docket: Path | Address | None) -> None:
     """Lists trials, the last opened first."""
     for line in run(_lines(docket, limit)):
         if as_json:
@@ -56,7 +57,7 @@ def list_records(limit: int, as_json: bool, docket: Path | None) -> None:
 @click.argument("trial_id", metavar="ID")
 @click.option("--json", "as_json", is_flag=True, help="The record as JSON: every event as it is kept.")
 @docket_option
-def show_record(trial_id: str, as_json: bool, docket: Path | None) -> None:
+def show_record(trial_id: str, as_json: bool, docket: Path | Address | None) -> None:
     """Shows the whole trial, step by step."""
     record = run(_record(docket, trial_id))
     if as_json:
@@ -72,7 +73,9 @@ def show_record(trial_id: str, as_json: bool, docket: Path | None) -> None:
 @trial_options
 @library_option
 @docket_option
-def resume_record(trial_id: str, watch: bool, library: Path | None, docket: Path | None, **options: Any) -> None:
+def resume_record(
+    trial_id: str, watch: bool, library: Path | None, docket: Path | Address | None, **options: Any
+) -> None:
     """Takes a trial up where it was cut off, or where it failed for a reason that has passed.
 
     Nobody is asked again for what was said. Settings, models, precedents and policy must be those it was begun with.
@@ -149,6 +152,11 @@ def _told(event: AnyEvent) -> list[str]:
             }[event.source]
             confident = [fact(f"{line.confidence:.2f}", f"“{line.text}”") for line in event.lines]
             return [f"{indent}{head}", *([speech(event.text)] if event.text and not confident else confident)]
+        case e.NearDuplicatesFound():
+            return [
+                f"{indent}memes tried before that are nearly this one, found in {event.latency_s:.3f} s",
+                *(_duplicate(duplicate, indent) for duplicate in event.duplicates),
+            ]
         case e.PrecedentsCited():
             return _precedents(event, indent)
         case e.Described():
@@ -202,6 +210,13 @@ def _told(event: AnyEvent) -> list[str]:
             return [fact("software", f"memecourt {event.software}")]
         case e.VerdictReviewed():
             return [fact(event.outcome.lower(), f"{event.label} by {event.reviewer}"), speech(event.reason)]
+
+
+def _duplicate(duplicate: NearDuplicate, indent: str) -> str:
+    label = str(duplicate.label).replace("_", " ").lower()
+    text = "same text" if duplicate.same_text else "other text"
+    picture = ", no tile differs" if duplicate.same_picture else ""
+    return f"{indent}{duplicate.trial_id}  {label:<13}{duplicate.distance} of 256 bits, {text}{picture}"
 
 
 def _unused(unused: Unused | None, fact: Callable[[str, object], str]) -> list[str]:
@@ -270,6 +285,9 @@ def _line_json(line: DocketLine) -> dict[str, object]:
         "state": line.state,
         "label": line.label,
         "needs_human_review": line.needs_human_review,
+        "request_id": line.request_id,
+        "failure_reason": line.failure_reason,
+        "review": line.review and line.review.model_dump(mode="json"),
     }
 
 
@@ -280,20 +298,20 @@ async def _resumed(settings: Settings, trial_id: str, watch: bool) -> TrialRecor
         return await courthouse.resume(trial_id, show_event if watch else None)
 
 
-async def _record(docket: Path | None, trial_id: str) -> TrialRecord:
-    from serving.docket.sql import SqlDocket
+async def _record(docket: Path | Address | None, trial_id: str) -> TrialRecord:
+    from serving.docket.sql import open_docket
 
-    store = SqlDocket.open(settings_of(docket=docket).docket_path, create=False)
+    store = open_docket(settings_of(docket=docket).docket_place, create=False)
     try:
         return await store.record(trial_id)
     finally:
         await store.close()
 
 
-async def _lines(docket: Path | None, limit: int) -> list[DocketLine]:
-    from serving.docket.sql import SqlDocket
+async def _lines(docket: Path | Address | None, limit: int) -> list[DocketLine]:
+    from serving.docket.sql import open_docket
 
-    store = SqlDocket.open(settings_of(docket=docket).docket_path, create=False)
+    store = open_docket(settings_of(docket=docket).docket_place, create=False)
     try:
         return list(await store.list(limit=limit))
     finally:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from memecourt.v1 import court_pb2 as wire
 from serving.cli.common import excerpt, paragraph
+
+if TYPE_CHECKING:
+    from retrieval.postgres.address import Address
 
 _COLOURS = {wire.LABEL_HARMFUL: "red", wire.LABEL_NOT_HARMFUL: "green"}
 _MEANINGS = {
@@ -18,7 +22,9 @@ _MEANINGS = {
 }
 
 
-def show_verdict(name: str, response: wire.JudgeResponse, *, where: str = "", docket: Path | None = None) -> None:
+def show_verdict(
+    name: str, response: wire.JudgeResponse, *, where: str = "", docket: Path | Address | None = None
+) -> None:
     """Prints a verdict for a person to read.
 
     Args:

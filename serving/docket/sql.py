@@ -1,249 +1,220 @@
-"""The docket in a SQL database: SQLite, in WAL mode, written to by one thread (:mod:`serving.docket.writer`)."""
+"""The docket in a SQL database: a SQLite file, or PostgreSQL. One thread writes (:mod:`serving.docket.writer`)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, TypeVar
 
-from pydantic import ValidationError
-from sqlalchemy import (
-    Column,
-    Connection,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    func,
-    insert,
-    select,
-    text,
-)
-from sqlalchemy.dialects.sqlite import insert as insert_or
-from sqlalchemy.engine import Engine
-from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from court.errors import CourtError, Unavailable
-from court.events import AnyEvent, TrialFailed, TrialOpened, VerdictGiven, parse_event
+from court.events import AnyEvent, ReviewOutcome, TrialFailed, VerdictReviewed
 from court.meme import Picture
-from court.record import TrialRecord, TrialState
-from serving.docket.store import DocketError, DocketLine, TrialUnknown
-from serving.docket.writer import GroupWriter, Write, sqlite_engine, transaction
+from court.record import TrialRecord
+from court.verdict import Label
+from retrieval.postgres.address import Address
+from serving.docket import reads, writes
+from serving.docket.database import Database
+from serving.docket.postgres import PostgresDatabase
+from serving.docket.sqlite import SqliteDatabase
+from serving.docket.store import Claim, DocketLine, RequestName, TrialFilter
+from serving.docket.writer import Batch, GroupWriter
 
-FORMAT = 1
-"""Of the tables below; a docket of a later format is refused."""
+A = TypeVar("A")
+T = TypeVar("T")
 
-_metadata = MetaData()
-
-_events = Table(
-    "events",
-    _metadata,
-    Column("trial_id", String, primary_key=True),
-    Column("seq", Integer, primary_key=True),
-    Column("kind", String, nullable=False, index=True),
-    Column("at", String, nullable=False),  # ISO 8601, UTC: sorts as it reads
-    Column("body", Text, nullable=False),
-)
-
-_pictures = Table(
-    "pictures",
-    _metadata,
-    Column("pixels_sha256", String, primary_key=True),
-    Column("place", Integer, primary_key=True),
-    Column("png", LargeBinary, nullable=False),
-)
+_ALL = TrialFilter()
 
 
 class SqlDocket:
-    """A :class:`~serving.docket.store.Docket` in a SQLite file; several processes may use the same."""
+    """A :class:`~serving.docket.store.Docket` in a SQL database; several processes may use the same."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._closed = False
-        self._writer = GroupWriter(engine, _translated)
+        self._writer = GroupWriter(database.writing, database.translated)
+        # In PostgreSQL looks wait for those of other servers, one of which may hang: records are not to wait for that.
+        shared = isinstance(database, PostgresDatabase)
+        self._looks_writer = GroupWriter(database.writing, database.translated) if shared else self._writer
 
     @classmethod
-    def open(cls, path: Path, *, create: bool = True, patience: float = 10.0) -> Self:
-        """Opens a docket.
+    def open(cls, place: Path | Address, *, create: bool = True, patience: float = 10.0) -> Self:
+        """Opens a docket; one of an earlier format is upgraded first. Blocks: it asks a disk or a server.
 
         Args:
-            path: The SQLite file.
+            place: The SQLite file, or the address of a PostgreSQL database.
             create: Whether to make it if it is not there.
             patience: Seconds to wait for another process that is writing.
 
         Raises:
             DocketError: It is not there and not to be made, is no docket, is damaged, or of a later format.
+            Unavailable: The database can't be reached.
+            NotLoaded: The database's driver is not installed.
         """
-        if not path.exists():
-            if not create:
-                raise DocketError(
-                    f"There is no docket at {path}. A trial makes one; --docket or MEMECOURT_DOCKET names another.",
-                    reason="DOCKET_MISSING",
-                )
-            path.parent.mkdir(parents=True, exist_ok=True)
-        engine = sqlite_engine(path, patience)
-        try:
-            _check_or_create(engine, path)
-        except SQLAlchemyError as error:
-            engine.dispose()
-            raise DocketError(
-                f"The file {path} can't be opened as a docket: it is damaged, locked, or something else. "
-                "Restore it from a copy, or name another with --docket or MEMECOURT_DOCKET.",
-            ) from error
-        except DocketError:
-            engine.dispose()
-            raise
-        return cls(engine)
+        if isinstance(place, Address):
+            return cls(PostgresDatabase.open(place, create=create, patience=patience))
+        return cls(SqliteDatabase.open(place, create=create, patience=patience))
 
     async def append(self, event: AnyEvent) -> None:
         """See :meth:`serving.docket.store.Docket.append`."""
-        row = {
-            "trial_id": event.trial_id,
-            "seq": event.seq,
-            "kind": event.kind,
-            "at": _stamp(event.at),
-            "body": event.model_dump_json(),
-        }
-        await self._hand_in(lambda connection: _execute(connection, insert(_events), row))
+        await self._write(writes.APPEND, event)
 
     async def keep_picture(self, picture: Picture) -> None:
         """See :meth:`serving.docket.store.Docket.keep_picture`."""
-        rows = [
-            {"pixels_sha256": picture.pixels_sha256, "place": place, "png": frame.png}
-            for place, frame in enumerate(picture.frames)
-        ]
-        statement = insert_or(_pictures).on_conflict_do_nothing()
-        await self._hand_in(lambda connection: _execute(connection, statement, rows))
+        await self._write(writes.PICTURE, picture)
 
     async def record(self, trial_id: str) -> TrialRecord:
         """See :meth:`serving.docket.store.Docket.record`."""
-        query = select(_events.c.body).where(_events.c.trial_id == trial_id).order_by(_events.c.seq)
-        bodies = [body for (body,) in await self._read(query)]
-        if not bodies:
-            raise TrialUnknown(
-                f"There is no trial {trial_id} in this docket. `memecourt records list` shows those that are.",
-            )
+        events = await self.events(trial_id)
         try:
-            return TrialRecord.of(parse_event(body) for body in bodies)
-        except (ValidationError, ValueError) as error:
-            raise DocketError(
-                f"What the docket holds of trial {trial_id} is no record: it was altered, or written by another "
-                "version of MemeCourt.",
-            ) from error
+            return TrialRecord.of(events)
+        except ValueError as error:
+            raise reads.no_record(trial_id) from error
+
+    async def events(self, trial_id: str, from_seq: int = 0) -> Sequence[AnyEvent]:
+        """See :meth:`serving.docket.store.Docket.events`."""
+        return await self._read(lambda connection: reads.events(connection, trial_id, from_seq))
 
     async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
         """See :meth:`serving.docket.store.Docket.frames`."""
-        query = select(_pictures.c.png).where(_pictures.c.pixels_sha256 == pixels_sha256).order_by(_pictures.c.place)
-        return [png for (png,) in await self._read(query)]
+        return await self._read(lambda connection: reads.frames(connection, pixels_sha256))
 
-    async def list(self, *, limit: int, before: datetime | None = None) -> Sequence[DocketLine]:
+    async def list(
+        self,
+        *,
+        limit: int,
+        after: tuple[datetime, str] | None = None,
+        which: TrialFilter = _ALL,
+        oldest_first: bool = False,
+    ) -> Sequence[DocketLine]:
         """See :meth:`serving.docket.store.Docket.list`."""
-        opened = select(_events.c.body).where(_events.c.kind == "TrialOpened")
-        if before is not None:
-            opened = opened.where(_events.c.at < _stamp(before))
-        opened = opened.order_by(_events.c.at.desc(), _events.c.trial_id).limit(limit)
-        first = [parse_event(body) for (body,) in await self._read(opened)]
-        ids = [opening.trial_id for opening in first]
-        ended = select(_events.c.body).where(
-            _events.c.trial_id.in_(ids), _events.c.kind.in_(("VerdictGiven", "TrialFailed"))
-        )
-        last = {end.trial_id: end for end in (parse_event(body) for (body,) in await self._read(ended))}
-        return [_line(opening, last.get(opening.trial_id)) for opening in first]
+        return await self._read(lambda connection: reads.lines(connection, limit, after, which, oldest_first))
 
     async def requests(self) -> Mapping[str, Sequence[str]]:
         """See :meth:`serving.docket.store.Docket.requests`."""
-        request = func.json_extract(_events.c.body, "$.request_id")
-        opened = select(request, _events.c.trial_id).where(_events.c.kind == "TrialOpened")
-        trials: dict[str, list[str]] = {}
-        for request_id, trial_id in await self._read(opened.order_by(_events.c.at, _events.c.trial_id)):
-            trials.setdefault(request_id, []).append(trial_id)
-        return trials
+        return await self._read(reads.requests)
+
+    async def failures(self, pixels_sha256: str) -> Sequence[TrialFailed]:
+        """See :meth:`serving.docket.store.Docket.failures`."""
+        return await self._read(lambda connection: reads.failures(connection, pixels_sha256))
+
+    async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:
+        """See :meth:`serving.docket.store.Docket.labels`."""
+        return await self._read(lambda connection: reads.labels(connection, trial_ids))
 
     async def open_trials(self) -> Sequence[str]:
         """See :meth:`serving.docket.store.Docket.open_trials`."""
-        # The last event of each trial says whether it has ended; reviews only follow a verdict.
-        last = select(_events.c.trial_id, func.max(_events.c.seq).label("seq")).group_by(_events.c.trial_id).subquery()
-        ended = ("VerdictGiven", "TrialFailed", "VerdictReviewed")
-        query = (
-            select(_events.c.trial_id)
-            .join(last, (last.c.trial_id == _events.c.trial_id) & (last.c.seq == _events.c.seq))
-            .where(_events.c.kind.not_in(ended))
-            .order_by(_events.c.at)
+        return await self._read(reads.open_trials)
+
+    async def claim(self, name: RequestName, *, payload: str, trial_id: str, owner: str) -> Claim:
+        """See :meth:`serving.docket.store.Docket.claim`."""
+        return await self._write(writes.CLAIM, Claim(name, payload, trial_id, owner))
+
+    async def take_over(self, claim: Claim, *, owner: str, trial_id: str | None = None) -> Claim | None:
+        """See :meth:`serving.docket.store.Docket.take_over`."""
+        return await self._write(writes.TAKE_OVER, writes.taken_over(claim, owner, trial_id))
+
+    async def claim_of(self, name: RequestName) -> Claim | None:
+        """See :meth:`serving.docket.store.Docket.claim_of`."""
+        return await self._read(lambda connection: reads.claim_of(connection, name))
+
+    async def open_claims(self) -> Sequence[Claim]:
+        """See :meth:`serving.docket.store.Docket.open_claims`."""
+        return await self._read(reads.open_claims)
+
+    async def beat(self, owner: str) -> None:
+        """See :meth:`serving.docket.store.Docket.beat`."""
+        await self._write(writes.BEAT, owner)
+
+    async def rest(self, owner: str) -> None:
+        """See :meth:`serving.docket.store.Docket.rest`."""
+        await self._write(writes.REST, owner)
+
+    async def beats(self) -> Mapping[str, int]:
+        """See :meth:`serving.docket.store.Docket.beats`."""
+        return await self._read(reads.beats)
+
+    async def know(self, key: str, trial_id: str) -> None:
+        """See :meth:`serving.docket.store.Docket.know`."""
+        await self._write(writes.KNOW, (key, trial_id))
+
+    async def known(self, key: str) -> str | None:
+        """See :meth:`serving.docket.store.Docket.known`."""
+        return await self._read(lambda connection: reads.known(connection, key))
+
+    async def review(
+        self,
+        trial_id: str,
+        *,
+        outcome: ReviewOutcome,
+        label: Label,
+        reason: str,
+        clause: str,
+        reviewer: str,
+        at: datetime,
+    ) -> VerdictReviewed:
+        """See :meth:`serving.docket.store.Docket.review`."""
+        draft = VerdictReviewed(
+            trial_id=trial_id,
+            seq=0,
+            at=at,
+            outcome=outcome,
+            label=label,
+            reason=reason,
+            clause=clause,
+            reviewer=reviewer,
         )
-        return [trial_id for (trial_id,) in await self._read(query)]
+        return await self._write(writes.REVIEW, draft)
+
+    async def keep_look(self, trial_id: str, look: bytes) -> None:
+        """See :meth:`serving.docket.store.Docket.keep_look`."""
+        self._check_open()
+        await self._looks_writer.hand_in_to(writes.LOOK, (trial_id, look))
+
+    async def looks(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
+        """See :meth:`serving.docket.store.Docket.looks`."""
+        return await self._read(lambda connection: reads.looks(connection, since, most))
 
     async def close(self) -> None:
         """See :meth:`serving.docket.store.Docket.close`."""
         if not self._closed:
             self._closed = True
             await self._writer.close()
-            self._engine.dispose()
+            if self._looks_writer is not self._writer:
+                await self._looks_writer.close()
+            self._database.close()
 
-    async def _hand_in(self, write: Write) -> None:
+    async def _write(self, batch: Batch[A, T], ask: A) -> T:
+        self._check_open()
+        return await self._writer.hand_in_to(batch, ask)
+
+    def _check_open(self) -> None:
         if self._closed:
             raise Unavailable("The docket is closed.", reason="DOCKET_CLOSED")
-        await asyncio.wrap_future(self._writer.hand_in(write))
 
-    async def _read(self, query: Any) -> Sequence[Any]:
-        def run() -> Sequence[Any]:
-            with self._engine.connect() as connection:
-                return connection.execute(query).all()
+    async def _read(self, read: Callable[[Connection], T]) -> T:
+        self._check_open()
+        return await asyncio.to_thread(self._read_now, read)
 
-        try:
-            return await asyncio.to_thread(run)
-        except DatabaseError as error:
-            raise _translated(error) from error
-
-
-def _execute(connection: Connection, statement: Any, rows: Any) -> None:
-    connection.execute(statement, rows)
-
-
-def _check_or_create(engine: Engine, path: Path) -> None:
-    with transaction(engine) as connection:
-        found = connection.execute(text("PRAGMA user_version")).scalar_one()
-        tables = connection.execute(text("SELECT count(*) FROM sqlite_master WHERE type = 'table'")).scalar_one()
-        if found > FORMAT:
-            raise DocketError(
-                f"The docket {path} has format {found}; this version of MemeCourt reads up to {FORMAT}. Upgrade it.",
-            )
-        if found == 0:
-            if tables:
-                raise DocketError(f"The file {path} is a SQLite database, but no docket. Name another.")
-            _metadata.create_all(connection)
-            connection.execute(text(f"PRAGMA user_version = {FORMAT}"))
+    def _read_now(self, read: Callable[[Connection], T]) -> T:
+        for last in (False, True):
+            try:
+                with self._database.reading() as connection:
+                    return read(connection)
+            except CourtError:
+                raise
+            except Exception as error:
+                # A kept connection may have been broken for long: then once more with a new one.
+                if last or not (isinstance(error, DBAPIError) and error.connection_invalidated):
+                    # Without its cause: what a database says may name hosts and users.
+                    raise self._database.translated(error) from None
+        raise AssertionError("unreachable")
 
 
-def _translated(error: Exception) -> CourtError:
-    if isinstance(error, IntegrityError):
-        return DocketError("The docket already holds an event of that number for this trial.", reason="EVENT_EXISTS")
-    if isinstance(error, OperationalError):
-        return Unavailable(
-            "The docket can't be written or read now: it is locked, its disk is full, or its file is gone.",
-            reason="DOCKET_UNAVAILABLE",
-        )
-    return DocketError("The docket could not keep or find what it was asked to.")
-
-
-def _stamp(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="microseconds")
-
-
-def _line(opening: AnyEvent, end: AnyEvent | None) -> DocketLine:
-    assert isinstance(opening, TrialOpened)
-    verdict = end.verdict if isinstance(end, VerdictGiven) else None
-    failed = isinstance(end, TrialFailed)
-    return DocketLine(
-        trial_id=opening.trial_id,
-        opened_at=opening.at,
-        procedure=opening.procedure,
-        namespace=opening.meme.namespace,
-        content_id=opening.meme.content_id,
-        state=TrialState.FAILED if failed else TrialState.DECIDED if verdict else TrialState.OPEN,
-        label=verdict.label if verdict else None,
-        needs_human_review=verdict.needs_human_review if verdict else False,
-    )
+def open_docket(place: Path | Address, create: bool = True) -> SqlDocket:
+    """Opens the docket that a setting names; as :meth:`SqlDocket.open`."""
+    return SqlDocket.open(place, create=create)

@@ -1,4 +1,4 @@
-"""The port of the docket: where records are kept."""
+"""The port of the docket: where records are kept, and what several servers must agree on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Protocol
 
 from court.errors import CourtError
-from court.events import AnyEvent, Procedure
+from court.events import AnyEvent, Procedure, ReviewOutcome, TrialFailed, VerdictReviewed
 from court.meme import Picture
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
@@ -26,6 +26,76 @@ class TrialUnknown(CourtError):
     default_reason = "TRIAL_UNKNOWN"
 
 
+class NotDecided(CourtError):
+    """A trial has no verdict that could be reviewed."""
+
+    default_reason = "TRIAL_NOT_DECIDED"
+
+
+class RequestConflict(CourtError):
+    """A request was asked under this name before, and it was another one."""
+
+    default_reason = "REQUEST_ID_TAKEN"
+
+    def __init__(self, message: str, *, reason: str | None = None, field: str | None = "request_id") -> None:
+        super().__init__(message, reason=reason, field=field)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestName:
+    """Names a request.
+
+    Attributes:
+        namespace: Of its content, or empty.
+        request_id: Its own.
+    """
+
+    namespace: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who answers a request, and with which trial.
+
+    Attributes:
+        name: Of the request.
+        payload: Digest of what was asked.
+        trial_id: The trial that answers it; held, being held, or not begun yet.
+        owner: The server that sees to it.
+    """
+
+    name: RequestName
+    payload: str
+    trial_id: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFilter:
+    """Which trials are meant: those that all of this holds for. What is empty or None asks for nothing.
+
+    Attributes:
+        labels: The Judge's label is one of these.
+        states: The state is one of these.
+        opened_from: Opened then or later.
+        opened_until: Opened before then.
+        reviewed: Whether a person has reviewed the verdict.
+        needs_review: Whether the verdict asks for a person.
+        namespace: Whose content it is; the empty one is a namespace too.
+        namespaces: The namespace is one of these: what a caller may see. An empty set is no trial at all.
+    """
+
+    labels: frozenset[Label] = frozenset()
+    states: frozenset[TrialState] = frozenset()
+    opened_from: datetime | None = None
+    opened_until: datetime | None = None
+    reviewed: bool | None = None
+    needs_review: bool | None = None
+    namespace: str | None = None
+    namespaces: frozenset[str] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class DocketLine:
     """One trial in a listing.
@@ -37,8 +107,11 @@ class DocketLine:
         namespace: Whose content it is.
         content_id: What the caller calls it.
         state: Where it stands; OPEN also where it was cut off.
-        label: Of the verdict, or None where there is none.
+        label: The Judge's, or None where there is no verdict.
         needs_human_review: Whether the verdict asks for a person.
+        request_id: The request that it was opened for.
+        review: The last review, or None where there was none.
+        failure_reason: Why it failed, for machines; empty where it did not.
     """
 
     trial_id: str
@@ -49,10 +122,19 @@ class DocketLine:
     state: TrialState
     label: Label | None
     needs_human_review: bool
+    request_id: str = ""
+    review: VerdictReviewed | None = None
+    failure_reason: str = ""
 
 
 class Docket(Protocol):
-    """Keeps records. An event for which :meth:`append` has returned outlives the process, and the machine's power."""
+    """Keeps records. What a method has returned from outlives the process, and the machine's power.
+
+    Several servers may use the same docket. Where it is locked, full, gone or closed, every method raises Unavailable
+    (``DOCKET_UNAVAILABLE``, ``DOCKET_CLOSED``). What was to be kept is then almost always not kept; where a connection
+    broke at the very end and has not come back, nobody can say, and asking again is safe: of an event it may say that
+    it is there.
+    """
 
     async def append(self, event: AnyEvent) -> None:
         """Keeps an event.
@@ -80,20 +162,138 @@ class Docket(Protocol):
         """
         ...
 
+    async def events(self, trial_id: str, from_seq: int = 0) -> Sequence[AnyEvent]:
+        """The events of a trial from a number on, in order; none where it has not got so far.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            DocketError: What is kept are no events.
+        """
+        ...
+
     async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
         """The kept frames of a picture as PNG files; none if it is unknown."""
         ...
 
-    async def list(self, *, limit: int, before: datetime | None = None) -> Sequence[DocketLine]:
-        """Trials, the last opened first, those opened before a time only."""
+    async def list(
+        self,
+        *,
+        limit: int,
+        after: tuple[datetime, str] | None = None,
+        which: TrialFilter = TrialFilter(),
+        oldest_first: bool = False,
+    ) -> Sequence[DocketLine]:
+        """Trials by the time when they were opened, the last first unless asked otherwise.
+
+        Args:
+            limit: How many at most.
+            after: ``opened_at`` and ``trial_id`` of the line after which to go on.
+            which: Of which trials.
+            oldest_first: Whether the order is turned round.
+        """
         ...
 
     async def requests(self) -> Mapping[str, Sequence[str]]:
         """Ids of all trials by the request that they were opened for, the first opened first."""
         ...
 
+    async def failures(self, pixels_sha256: str) -> Sequence[TrialFailed]:
+        """Failures of trials of this picture since one of them last came to a verdict, in the order of their times."""
+        ...
+
+    async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:
+        """The labels that hold, by trial: the Judge's, or the reviewer's where it was overruled.
+
+        A trial without a verdict, or that there is not, has none.
+        """
+        ...
+
     async def open_trials(self) -> Sequence[str]:
         """Ids of the trials that are open, the first opened first: they run in some process, or were cut off."""
+        ...
+
+    async def claim(self, name: RequestName, *, payload: str, trial_id: str, owner: str) -> Claim:
+        """Registers who answers a request and with which trial, unless that has been done: then what stands.
+
+        Of all who claim the same at once, in whichever process, one claim stands and all of them get it.
+
+        Raises:
+            RequestConflict: The request of that name is another one.
+            Unavailable: It could not be kept now.
+        """
+        ...
+
+    async def take_over(self, claim: Claim, *, owner: str, trial_id: str | None = None) -> Claim | None:
+        """Puts another owner, and perhaps another trial, in the place of those that were last seen.
+
+        Returns:
+            The claim as it is now; None where owner or trial had changed: somebody was quicker.
+        """
+        ...
+
+    async def claim_of(self, name: RequestName) -> Claim | None:
+        """Who answers a request; None if nobody has claimed it."""
+        ...
+
+    async def open_claims(self) -> Sequence[Claim]:
+        """For each trial that is open, the claim that it was opened for.
+
+        A claim whose trial was never opened is not among them: what was asked is not known before it is asked again.
+        """
+        ...
+
+    async def beat(self, owner: str) -> None:
+        """Counts one on for a server: it lives."""
+        ...
+
+    async def rest(self, owner: str) -> None:
+        """Says that a server goes in peace: from now on its count is -1, and others need not wait to see it stand."""
+        ...
+
+    async def beats(self) -> Mapping[str, int]:
+        """How far each server has counted; -1 for one that is gone and has said so.
+
+        Whether one moves is seen by looking twice, whatever clocks say.
+        """
+        ...
+
+    async def know(self, key: str, trial_id: str) -> None:
+        """Keeps which trial answers a key, unless another does already, or the trial's verdict was overruled."""
+        ...
+
+    async def known(self, key: str) -> str | None:
+        """The trial that answers a key, or None."""
+        ...
+
+    async def review(
+        self,
+        trial_id: str,
+        *,
+        outcome: ReviewOutcome,
+        label: Label,
+        reason: str,
+        clause: str,
+        reviewer: str,
+        at: datetime,
+    ) -> VerdictReviewed:
+        """Appends a review to a decided trial. An overruled trial answers no key any more, in the same transaction.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            NotDecided: It has no verdict.
+            Unavailable: It could not be kept now.
+        """
+        ...
+
+    async def keep_look(self, trial_id: str, look: bytes) -> None:
+        """Keeps what the picture of a trial looks like, for whoever compares pictures; again is no harm."""
+        ...
+
+    async def looks(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
+        """Number, trial and look of those above a number, in order, at most so many; ask on from the last until none.
+
+        No process ever sees a number before it could see all lower ones: whoever goes on from the last misses none.
+        """
         ...
 
     async def close(self) -> None:

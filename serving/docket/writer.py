@@ -1,7 +1,7 @@
-"""One thread that writes to a SQLite file, in WAL mode, flushed to the disk at every commit.
+"""One thread that writes to a database, many writes to a commit.
 
 Whatever has been handed in while it was committing goes into its next commit, so that many writers at once share the
-cost of a flush instead of queueing for it.
+cost of a flush, and of the ways to a server, instead of queueing for it.
 """
 
 from __future__ import annotations
@@ -10,103 +10,191 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.engine import URL, Engine
 
-from court.errors import CourtError
+from court.errors import CourtError, Unavailable
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 _GROUP = 256  # writes in one commit at most: bounds how long the first of them waits
 
-Write = Callable[[Connection], None]
+Write = Callable[[Connection], T]
+
+
+class RolledBack(Exception):
+    """Nothing of a transaction was kept, for a reason that may have passed already; its cause says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[A, T]):
+    """A kind of write that is done for many at once.
+
+    Attributes:
+        rank: Lower ones are done first in a commit. The same order everywhere keeps processes from waiting for each
+            other in a circle.
+        write: What is asked for becomes as many outcomes; an error as an outcome is heard by that asker alone, and
+            the rest is kept.
+    """
+
+    rank: int
+    write: Callable[[Connection, Sequence[A]], Sequence[T | CourtError]]
+
+
+_SINGLY: Batch[Write[Any], Any] = Batch(0, lambda connection, writes: [write(connection) for write in writes])
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    batch: Batch[Any, Any]
+    ask: Any
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[Any]
 
 
 class GroupWriter:
-    """Writes what it is handed in, many at a time; safe to use from several event loops."""
+    """Writes what it is handed in, many at a time; safe to use from several event loops.
 
-    def __init__(self, engine: Engine, translated: Callable[[Exception], CourtError]) -> None:
+    A loop is told of a whole commit at once: to be woken for each write would cost it more than the write, and the
+    thread its turn at the interpreter each time.
+    """
+
+    def __init__(
+        self,
+        transaction: Callable[[], AbstractContextManager[Connection]],
+        translated: Callable[[Exception], CourtError],
+    ) -> None:
         """Starts the thread.
 
         Args:
-            engine: Made by :func:`sqlite_engine`; whoever made it disposes of it.
-            translated: What a caller hears where a write fails.
+            transaction: Opens one, committed at the end. Where it raises :class:`RolledBack`, all is done once more.
+            translated: What a caller hears where a write fails. Where that is Unavailable, the fault is the
+                database's, and all writes of the commit have failed; else each is tried alone.
         """
-        self._engine = engine
+        self._transaction = transaction
         self._translated = translated
-        self._writes: queue.SimpleQueue[tuple[Write, Future[None]] | None] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="group-writer", daemon=True)
         self._writer.start()
 
-    def hand_in(self, write: Write) -> Future[None]:
-        """Has it written; the future is done once it is on the disk. Cancelled before, it may not be written."""
-        done: Future[None] = Future()
-        self._writes.put((write, done))
-        return done
+    async def hand_in(self, write: Write[T]) -> T:
+        """Has it written; done once it is on the disk. Cancelled before, it may not be written."""
+        return await self.hand_in_to(_SINGLY, write)
+
+    async def hand_in_to(self, batch: Batch[A, T], ask: A) -> T:
+        """Has it written together with others of its kind; as :meth:`hand_in`."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        self._items.put(_Item(batch, ask, loop, done))
+        return await done
 
     async def close(self) -> None:
         """Waits until everything handed in is kept. Nothing may be handed in afterwards."""
-        self._writes.put(None)
+        self._items.put(None)
         await asyncio.to_thread(self._writer.join)
 
     def _write(self) -> None:
         """The writer thread: one commit for all that has come since the last."""
-        while (first := self._writes.get()) is not None:
+        while (first := self._items.get()) is not None:
             group = [first]
             closing = False
-            while len(group) < _GROUP and not self._writes.empty():
-                item = self._writes.get()
+            while len(group) < _GROUP and not self._items.empty():
+                item = self._items.get()
                 if item is None:
                     closing = True
                     break
                 group.append(item)
-            self._commit(group)
+            # A caller that gave up has cancelled its future; where one does from here on, it is written all the same.
+            _tell(self._committed([item for item in group if not item.done.cancelled()]))
             if closing:
                 return
 
-    def _commit(self, group: Sequence[tuple[Write, Future[None]]]) -> None:
-        # A caller that gave up has cancelled its future; one that has not can't any more from here on.
-        group = [(write, done) for write, done in group if done.set_running_or_notify_cancel()]
+    def _committed(self, group: Sequence[_Item]) -> Sequence[tuple[_Item, Any]]:
+        """Each item with its outcome; an exception as an outcome is to be raised."""
+        if not group:
+            return []
         try:
-            with transaction(self._engine) as connection:
-                for write, _ in group:
-                    write(connection)
+            return [*zip(group, self._outcomes(group), strict=True)]
         except Exception as error:
-            if len(group) == 1:
-                group[0][1].set_exception(self._translated(error))
-                return
-            # One of them is at fault, and only that one is to hear of it.
-            for write, done in group:
-                try:
-                    with transaction(self._engine) as connection:
-                        write(connection)
-                except Exception as own:
-                    done.set_exception(self._translated(own))
-                else:
-                    done.set_result(None)
-            return
-        for _, done in group:
-            done.set_result(None)
+            if len(group) > 1 and not isinstance(self._translated(error), Unavailable):
+                # One of them is at fault, and only that one is to hear of it.
+                return [pair for item in group for pair in self._committed([item])]
+            return [(item, self._translated(error)) for item in group]
+
+    def _outcomes(self, group: Sequence[_Item]) -> Sequence[Any]:
+        """One per item, all of them kept; or an error, and none of them."""
+        try:
+            return self._tried(group)
+        except RolledBack:
+            pass
+        try:
+            return self._tried(group)
+        except RolledBack as error:
+            assert isinstance(error.__cause__, Exception)
+            raise error.__cause__ from None
+
+    def _tried(self, group: Sequence[_Item]) -> Sequence[Any]:
+        outcomes: list[Any] = [None] * len(group)
+        places: dict[int, list[int]] = {}
+        for place, item in enumerate(group):
+            places.setdefault(id(item.batch), []).append(place)
+        with self._transaction() as connection:
+            for own in sorted(places.values(), key=lambda own: group[own[0]].batch.rank):
+                given = group[own[0]].batch.write(connection, [group[place].ask for place in own])
+                for place, outcome in zip(own, given, strict=True):
+                    outcomes[place] = outcome
+        return outcomes
 
 
-def sqlite_engine(path: Path, patience: float) -> Engine:
-    """An engine for a SQLite file, which is made at the first connection where it is not there.
+def _tell(outcomes: Sequence[tuple[_Item, Any]]) -> None:
+    """Hands outcomes to those who wait for them; whose loop is closed, nobody waits any more."""
+    own: dict[asyncio.AbstractEventLoop, list[tuple[_Item, Any]]] = {}
+    for item, outcome in outcomes:
+        own.setdefault(item.loop, []).append((item, outcome))
+    for loop, told in own.items():
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_settle, told)
+
+
+def _settle(outcomes: Sequence[tuple[_Item, Any]]) -> None:
+    for item, outcome in outcomes:
+        if item.done.done():
+            continue  # its caller has given up
+        if isinstance(outcome, CourtError):
+            item.done.set_exception(outcome)
+        else:
+            item.done.set_result(outcome)
+
+
+def sqlite_engine(path: Path, patience: float, *, create: bool = True) -> Engine:
+    """An engine for a SQLite file in WAL mode, flushed to the disk at every commit.
 
     Args:
         path: The file; its directory must be there.
         patience: Seconds to wait for another process that is writing.
+        create: Whether a connection makes the file where it is not there.
     """
-    engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": patience})
+    url = URL.create(
+        "sqlite",
+        database=f"file:{quote(str(path.absolute()))}",
+        query={"mode": "rwc" if create else "rw", "uri": "true"},
+    )
+    # Parameters are what strangers wrote: they have no place in the text of an error.
+    engine = create_engine(url, connect_args={"timeout": patience}, hide_parameters=True)
     event.listen(engine, "connect", _set_up)
     return engine
 
 
 @contextmanager
 def transaction(engine: Engine) -> Iterator[Connection]:
-    """A transaction that writes, committed at the end."""
+    """A transaction that writes to a SQLite file, committed at the end."""
     with engine.begin() as connection:
         # IMMEDIATE: a second process waits at the door, instead of failing when it comes to write.
         connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,3 +45,39 @@ def database(postgres_server: PostgresServer) -> Address:
         connection.execute("SET client_min_messages = warning")
         connection.execute("DROP SCHEMA IF EXISTS memecourt CASCADE")
     return empty
+
+
+@pytest.fixture
+def docket_database(postgres_server: PostgresServer) -> str:
+    """The address of a database without a docket."""
+    import psycopg
+
+    url = postgres_server.url()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SET client_min_messages = warning")
+        connection.execute("DROP SCHEMA IF EXISTS memecourt_docket CASCADE")
+    return url
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def docket_place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a docket may be made that is not there yet; as text, so that other processes can be told."""
+    if request.param == "sqlite":
+        return str(tmp_path / "docket.sqlite")
+    return str(request.getfixturevalue("docket_database"))
+
+
+@pytest.fixture
+def using(docket_place: str) -> Any:
+    """Opens that docket, runs work on it and closes it."""
+    from tests.dockets import place_of, with_docket
+
+    return lambda work, **options: with_docket(place_of(docket_place), work, **options)
+
+
+@pytest.fixture(scope="session")
+def forks() -> ForkServerContext:
+    """Processes that are quick to start: copies of one that has loaded the docket and nothing else."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.dockets"])
+    return context

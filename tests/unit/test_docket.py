@@ -1,117 +1,32 @@
+"""The docket as a SQLite file. What holds for every docket is tested in tests/contract/test_dockets.py."""
+
 import asyncio
+import random
 import sqlite3
-import subprocess
-import sys
-from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from sqlalchemy import event
 
-from court.errors import Unavailable
-from court.meme import Frame
-from court.record import TrialState
-from court.trial import Case
-from court.verdict import Label
+from court.errors import BadRequest, Unavailable
+from court.record import TrialRecord
+from retrieval.postgres.address import Address
+from serving.cli.records import records
 from serving.docket.sql import SqlDocket
-from serving.docket.store import DocketError, TrialUnknown
-from tests.fakes import Notes, a_meme, a_picture
-from tests.unit.test_trial import a_court
-
-
-def events_of(trial_id="t", at=None):
-    events = asyncio.run(a_court().hear(Case(trial_id, a_meme()), Notes())).events
-    return [event.model_copy(update={"at": at}) for event in events] if at else list(events)
-
-
-def with_docket(path, work, **options):
-    async def scene():
-        docket = SqlDocket.open(path, **options)
-        try:
-            return await work(docket)
-        finally:
-            await docket.close()
-
-    return asyncio.run(scene())
-
-
-async def append_all(docket, events):
-    for event in events:
-        await docket.append(event)
-
-
-def test_a_record_comes_back_as_it_was(tmp_path):
-    events = events_of()
-    path = tmp_path / "deep" / "docket.sqlite"
-    with_docket(path, lambda docket: append_all(docket, events))
-    record = with_docket(path, lambda docket: docket.record("t"), create=False)
-    assert list(record.events) == events
-
-
-def test_many_writers_at_once_lose_nothing_and_only_the_faulty_one_hears_of_it(tmp_path):
-    events = events_of()
-
-    async def crowd(docket):
-        trials = [[e.model_copy(update={"trial_id": f"t{i}"}) for e in events] for i in range(40)]
-        twice = docket.append(trials[0][0])
-        results = await asyncio.gather(*(append_all(docket, trial) for trial in trials), twice, return_exceptions=True)
-        return results, [await docket.record(f"t{i}") for i in range(40) if results[i] is None]
-
-    results, records = with_docket(tmp_path / "d.sqlite", crowd)
-    refused = [r for r in results if r is not None]
-    assert len(refused) == 1 and isinstance(refused[0], DocketError) and refused[0].reason == "EVENT_EXISTS"
-    # Either the stray one came second, or it came first and trial 0 was refused.
-    assert len(records) == 40 - (results[0] is not None)
-    assert all(record.state is TrialState.DECIDED for record in records)
-
-
-def test_an_event_can_not_be_written_over(tmp_path):
-    events = events_of()
-
-    async def again(docket):
-        await docket.append(events[0])
-        with pytest.raises(DocketError, match="already holds"):
-            await docket.append(events[0])
-        return await docket.record("t")
-
-    assert list(with_docket(tmp_path / "d.sqlite", again).events) == events[:1]
-
-
-def test_a_listing_shows_where_each_trial_stands(tmp_path):
-    start = datetime(2026, 1, 1, tzinfo=UTC)
-    whole, part = events_of("whole", start), events_of("part", start + timedelta(hours=1))[:3]
-
-    async def scene(docket):
-        await append_all(docket, whole + part)
-        return await docket.list(limit=9), await docket.list(limit=1), await docket.list(limit=9, before=part[0].at)
-
-    everything, latest, earlier = with_docket(tmp_path / "d.sqlite", scene)
-    assert [line.trial_id for line in everything] == ["part", "whole"]
-    assert (everything[0].state, everything[0].label) == (TrialState.OPEN, None)
-    assert (everything[1].state, everything[1].label) == (TrialState.DECIDED, Label.HARMFUL)
-    assert [line.trial_id for line in latest] == ["part"]
-    assert [line.trial_id for line in earlier] == ["whole"]
-
-
-def test_pictures_are_kept_once(tmp_path):
-    picture = a_picture()
-
-    async def scene(docket):
-        await docket.keep_picture(picture)
-        await docket.keep_picture(picture)
-        return await docket.frames(picture.pixels_sha256), await docket.frames("0" * 64)
-
-    assert with_docket(tmp_path / "d.sqlite", scene) == ([b"png"], [])
-    assert isinstance(picture.frames[0], Frame)
-
-
-def test_an_unknown_trial_is_said_to_be_unknown(tmp_path):
-    with pytest.raises(TrialUnknown, match="no trial nobody"):
-        with_docket(tmp_path / "d.sqlite", lambda docket: docket.record("nobody"))
+from serving.docket.store import DocketError, TrialFilter
+from serving.docket.tables import FORMAT
+from serving.settings import Settings
+from tests.dockets import NOON, append_all, events_of, random_records, reviewing, shown, with_docket
 
 
 def test_a_missing_docket_is_only_made_when_asked(tmp_path):
     with pytest.raises(DocketError, match="There is no docket"):
         SqlDocket.open(tmp_path / "none.sqlite", create=False)
     assert not (tmp_path / "none.sqlite").exists()
+    path = tmp_path / "deep" / "docket.sqlite"
+    with_docket(path, lambda docket: append_all(docket, events_of()))
+    assert with_docket(path, lambda docket: docket.list(limit=9), create=False)
 
 
 def test_what_is_no_docket_is_refused_and_left_as_it_is(tmp_path):
@@ -130,8 +45,7 @@ def test_what_is_no_docket_is_refused_and_left_as_it_is(tmp_path):
 
 def test_a_later_format_is_refused(tmp_path):
     path = tmp_path / "d.sqlite"
-    events = events_of()
-    with_docket(path, lambda docket: append_all(docket, events))
+    with_docket(path, lambda docket: append_all(docket, events_of()))
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
@@ -141,8 +55,7 @@ def test_a_later_format_is_refused(tmp_path):
 
 def test_an_altered_record_is_not_shown_as_if_it_were_whole(tmp_path):
     path = tmp_path / "d.sqlite"
-    events = events_of()
-    with_docket(path, lambda docket: append_all(docket, events))
+    with_docket(path, lambda docket: append_all(docket, events_of()))
     connection = sqlite3.connect(path)
     connection.execute("DELETE FROM events WHERE seq = 3")
     connection.commit()
@@ -151,52 +64,167 @@ def test_an_altered_record_is_not_shown_as_if_it_were_whole(tmp_path):
         with_docket(path, lambda docket: docket.record("t"))
 
 
-def test_a_docket_that_is_locked_or_closed_says_so(tmp_path):
-    path = tmp_path / "d.sqlite"
-
+def test_a_closed_docket_says_so(tmp_path):
     async def scene(docket):
-        connection = sqlite3.connect(path)
-        connection.execute("BEGIN IMMEDIATE")
-        with pytest.raises(Unavailable, match="locked"):
-            await docket.append(events[0])
-        connection.close()
-        await docket.append(events[0])
+        await docket.append(events_of()[0])
         await docket.close()
-        with pytest.raises(Unavailable, match="closed"):
-            await docket.append(events[1])
+        for ask in (docket.append(events_of()[1]), docket.keep_look("t", b""), docket.record("t")):
+            with pytest.raises(Unavailable, match="closed"):
+                await ask
 
-    events = events_of()
-    with_docket(path, scene, patience=0.2)
+    with_docket(tmp_path / "d.sqlite", scene)
 
 
-WRITER = """
-import asyncio, sys
-from pathlib import Path
-from court.events import parse_event
-from serving.docket.sql import SqlDocket
-
-async def main():
-    docket = SqlDocket.open(Path(sys.argv[1]))
-    event = parse_event(sys.argv[2])
-    for number in range(100_000):
-        await docket.append(event.model_copy(update={"trial_id": f"t{number}"}))
-        print(number, flush=True)
-
-asyncio.run(main())
+FORMAT_1 = """
+CREATE TABLE events (
+    trial_id VARCHAR NOT NULL, seq INTEGER NOT NULL, kind VARCHAR NOT NULL, at VARCHAR NOT NULL, body TEXT NOT NULL,
+    PRIMARY KEY (trial_id, seq)
+);
+CREATE INDEX ix_events_kind ON events (kind);
+CREATE TABLE pictures (
+    pixels_sha256 VARCHAR NOT NULL, place INTEGER NOT NULL, png BLOB NOT NULL, PRIMARY KEY (pixels_sha256, place)
+);
+PRAGMA user_version = 1;
 """
 
 
-@pytest.mark.parametrize("after", [1, 7, 40])
-def test_what_was_acknowledged_survives_sigkill(tmp_path, after):
+def format_1(path, trials):
+    """A docket as the first version of MemeCourt kept it."""
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.executescript(FORMAT_1)
+    connection.execute("INSERT INTO pictures VALUES ('p', 0, x'0102')")
+    for one in (one for events in trials for one in events):
+        row = one.trial_id, one.seq, one.kind, one.at.isoformat(), one.model_dump_json()
+        connection.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", row)
+    connection.commit()
+    connection.close()
+
+
+def test_a_docket_of_format_1_is_upgraded_where_it_stands(tmp_path, monkeypatch):
+    monkeypatch.setattr("serving.docket.sqlite._CHUNK", 7)
+    path, trials = tmp_path / "d.sqlite", random_records(random.Random(1), 60, NOON)
+    format_1(path, trials)
+
+    async def look(docket):
+        lines = {line.trial_id: line for line in await docket.list(limit=999)}
+        records = {trial_id: await docket.record(trial_id) for trial_id in lines}
+        return lines, records, await docket.frames("p"), await docket.open_trials()
+
+    for _ in range(2):  # once upgraded, and once found to be
+        lines, records, frames, still_open = with_docket(path, look, create=False)
+        assert len(lines) == 60 and frames == [b"\x01\x02"]
+        for events in trials:
+            record = TrialRecord.of(events)
+            assert records[record.trial_id] == record
+            assert {name: getattr(lines[record.trial_id], name) for name in shown(record)} == shown(record)
+        assert set(still_open) == {t for t, record in records.items() if record.state == "OPEN"}
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (FORMAT,)
+    connection.close()
+    with_docket(path, lambda docket: append_all(docket, events_of()))
+
+
+def test_an_upgrade_that_can_not_be_made_leaves_the_docket_as_it_was(tmp_path):
+    path, trials = tmp_path / "d.sqlite", random_records(random.Random(2), 9, NOON)
+    format_1(path, trials)
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE events SET body = '{}' WHERE trial_id = ? AND seq = 0", (trials[4][0].trial_id,))
+    connection.commit()
+    with pytest.raises(DocketError, match=f"can't be upgraded.*{trials[4][0].trial_id}"):
+        SqlDocket.open(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert {
+        name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
+    } == {
+        "events",
+        "ix_events_kind",
+        "pictures",
+    }
+    assert len(connection.execute("SELECT * FROM events").fetchall()) == sum(map(len, trials))
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        TrialFilter(),
+        TrialFilter(namespace="north"),
+        TrialFilter(namespaces=frozenset({"north", ""})),
+        TrialFilter(labels=frozenset({"HARMFUL", "UNDECIDED"})),
+        TrialFilter(states=frozenset({"OPEN", "FAILED"})),
+        TrialFilter(needs_review=True, reviewed=False),
+        TrialFilter(reviewed=True),
+        TrialFilter(reviewed=True, namespace="north", labels=frozenset({"HARMFUL"})),
+        TrialFilter(opened_from=NOON, opened_until=NOON),
+    ],
+)
+def test_a_page_is_read_off_an_index_and_nothing_is_sorted_or_gone_through(tmp_path, which):
+    """So that its time does not hang on how many trials there are."""
+
+    async def scene(docket):
+        engine = docket._database._engine
+        plans = []
+
+        def explained(connection, cursor, statement, parameters, *_):
+            if "FROM trials" in statement:
+                told = connection.connection.cursor().execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
+                plans.append(" ".join(step[3] for step in told))
+
+        event.listen(engine, "after_cursor_execute", explained)
+        await docket.list(limit=50, which=which)
+        await docket.list(limit=50, which=which, after=(NOON, "t"), oldest_first=True)
+        return plans
+
+    plans = with_docket(tmp_path / "d.sqlite", scene)
+    assert plans
+    for plan in plans:
+        assert "USING INDEX trials_by_" in plan and "TEMP B-TREE" not in plan, plan
+        assert not which.reviewed or "trials_by_outcome" in plan, plan
+
+
+def test_a_docket_is_named_as_a_file_or_as_a_database(tmp_path):
+    assert Settings(home=tmp_path).docket_place == tmp_path / "docket.sqlite"
+    assert Settings(docket="d.sqlite").docket_place == Path("d.sqlite")
+    url = "postgresql://court:secret@db/records"
+    assert Settings(docket=url).docket_place == Address(url)
+    with pytest.raises(BadRequest):
+        Settings(docket="postgresql://db")
+
+
+def test_records_tells_of_requests_and_reviews(tmp_path):
     path = tmp_path / "d.sqlite"
-    opened = events_of()[0].model_dump_json()
-    command = [sys.executable, "-c", WRITER, str(path), opened]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        for _ in range(after):
-            last = int(writer.stdout.readline())
-        writer.kill()
-        # Whatever it still managed to say before it died was acknowledged too.
-        last = max([last, *(int(line) for line in writer.stdout.read().split("\n")[:-1])])
-    lines = with_docket(path, lambda docket: docket.list(limit=1_000_000), create=False)
-    kept = {line.trial_id for line in lines}
-    assert {f"t{number}" for number in range(last + 1)} <= kept
+
+    async def scene(docket):
+        await append_all(docket, events_of())
+        await reviewing(docket, "t")
+
+    with_docket(path, scene)
+    said = CliRunner().invoke(records, ["list", "--json", "--docket", str(path)])
+    assert said.exit_code == 0
+    assert '"outcome": "OVERRULED"' in said.output and '"failure_reason": ""' in said.output
+
+
+def test_the_password_of_a_docket_is_not_shown():
+    url = "postgresql://court:secret@127.0.0.1:1/records"
+    said = CliRunner().invoke(records, ["list", "--docket", url])
+    assert said.exit_code == 1
+    assert "can't be reached" in said.output
+    assert not any(word in said.output for word in ("secret", "127.0.0.1"))
+
+
+def test_reading_while_many_write_waits_for_nobody(tmp_path):
+    events = events_of()
+
+    async def scene(docket):
+        writing = [append_all(docket, [e.model_copy(update={"trial_id": f"t{i}"}) for e in events]) for i in range(20)]
+        tasks = [asyncio.create_task(one) for one in writing]
+        seen = 0
+        while not all(task.done() for task in tasks):
+            for line in await docket.list(limit=99):
+                record = await docket.record(line.trial_id)
+                assert record.state == line.state or record.state == "DECIDED"  # it may have got on since
+                seen += 1
+        return seen
+
+    assert with_docket(tmp_path / "d.sqlite", scene)

@@ -1,0 +1,58 @@
+"""What a docket needs of a database; :mod:`serving.docket.sqlite` and :mod:`serving.docket.postgres` have it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from sqlalchemy import Connection
+
+from court.errors import CourtError, Unavailable
+from serving.docket.store import DocketError
+
+
+class Database(Protocol):
+    """A database with the tables of a docket."""
+
+    def writing(self) -> AbstractContextManager[Connection]:
+        """A transaction that writes: kept when it ends, on the disk, or not at all where it raises.
+
+        Raises:
+            RolledBack: It was not kept, and another try may succeed.
+        """
+        ...
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """A connection whose reads all see one moment."""
+        ...
+
+    def translated(self, error: Exception) -> CourtError:
+        """An error of this database in the court's words."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of all connections."""
+        ...
+
+
+def unavailable(why: str) -> Unavailable:
+    """The error for a docket that can't be used now."""
+    return Unavailable(f"The docket can't be written or read now: {why}.", reason="DOCKET_UNAVAILABLE")
+
+
+def exists() -> DocketError:
+    """The error for an event whose number is taken."""
+    return DocketError("The docket already holds an event of that number for this trial.", reason="EVENT_EXISTS")
+
+
+def failed() -> DocketError:
+    """The error where there is nothing better to say."""
+    return DocketError("The docket could not keep or find what it was asked to.")
+
+
+def later_format(found: int, known: int) -> DocketError:
+    """The error for a docket of a version that is not here yet."""
+    return DocketError(
+        f"The docket has format {found}; this version of MemeCourt reads up to {known}. Upgrade it.",
+        reason="DOCKET_FORMAT",
+    )

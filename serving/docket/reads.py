@@ -1,0 +1,222 @@
+"""What is read from a docket. Whoever calls has a connection that sees one moment."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import islice, product
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, select, tuple_
+
+from court.events import AnyEvent, Procedure, ReviewOutcome, TrialFailed, VerdictReviewed, parse_event
+from court.record import TrialState
+from court.verdict import Label
+from serving.docket import tables as t
+from serving.docket.store import Claim, DocketError, DocketLine, RequestName, TrialFilter
+from serving.docket.writes import claim_in, unknown
+
+Read = Callable[[Connection], Any]
+
+_row = t.trials.c
+_AT_ONCE = 1000  # ids in one query
+
+
+def events(connection: Connection, trial_id: str, from_seq: int) -> Sequence[AnyEvent]:
+    """See :meth:`serving.docket.store.Docket.events`."""
+    own = t.events.c.trial_id == trial_id
+    query = select(t.events.c.body).where(own, t.events.c.seq >= from_seq).order_by(t.events.c.seq)
+    bodies = connection.execute(query).scalars().all()
+    if not bodies and connection.execute(select(t.events.c.seq).where(own).limit(1)).first() is None:
+        raise unknown(trial_id)
+    return [_parsed(trial_id, body) for body in bodies]
+
+
+def frames(connection: Connection, pixels_sha256: str) -> Sequence[bytes]:
+    """See :meth:`serving.docket.store.Docket.frames`."""
+    own = t.pictures.c.pixels_sha256 == pixels_sha256
+    return [
+        bytes(png)
+        for png in connection.execute(select(t.pictures.c.png).where(own).order_by(t.pictures.c.place)).scalars()
+    ]
+
+
+def lines(
+    connection: Connection, limit: int, after: tuple[datetime, str] | None, which: TrialFilter, oldest_first: bool
+) -> Sequence[DocketLine]:
+    """See :meth:`serving.docket.store.Docket.list`."""
+    place = tuple_(_row.opened_at, _row.trial_id)
+    query = select(t.trials).limit(limit)
+    if oldest_first:
+        query = query.order_by(_row.opened_at, _row.trial_id)
+    else:
+        query = query.order_by(_row.opened_at.desc(), _row.trial_id.desc())
+    if after is not None:
+        last = tuple_(t.stamp(after[0]), after[1])
+        query = query.where(place > last if oldest_first else place < last)
+    if which.opened_from is not None:
+        query = query.where(_row.opened_at >= t.stamp(which.opened_from))
+    if which.opened_until is not None:
+        query = query.where(_row.opened_at < t.stamp(which.opened_until))
+    # Reviews are the rarest of all, which SQLite can't know. What is wrapped so is not looked up in an index.
+    led = which.reviewed is True and connection.dialect.name == "sqlite"
+    wrapped = func.likely if led else None
+    pages = [connection.execute(query.where(*way)) for way in _ways(which, wrapped)]
+    merged = heapq.merge(*pages, key=lambda row: (row.opened_at, row.trial_id), reverse=not oldest_first)
+    return [_line(row) for row in islice(merged, limit)]
+
+
+def _ways(which: TrialFilter, wrapped: Callable[..., Any] | None) -> Iterator[Sequence[ColumnElement[bool]]]:
+    """The filter as cases that exclude each other and ask for equality only.
+
+    Each can then be read off an index in the order of the listing, and stops when the page is full; several values at
+    once would have to be sorted first.
+    """
+    labels, states = which.labels, which.states
+    decided = bool(labels) or which.reviewed is True or which.needs_review is True
+    if decided:
+        # Only a verdict has a label, a review or a need for one.
+        if states and TrialState.DECIDED not in states:
+            return
+        states = frozenset()
+    outcomes = {None: None, False: [""], True: list(ReviewOutcome)}[which.reviewed]
+    namespaces = which.namespaces
+    if which.namespace is not None:
+        if namespaces is not None and which.namespace not in namespaces:
+            return
+        namespaces = frozenset({which.namespace})
+    choices: Sequence[tuple[Any, Sequence[Any] | None]] = [
+        (_row.label, sorted(labels) or None),
+        (_row.state, sorted(states) if set(states) != set(TrialState) and states else None),
+        (_row.outcome, outcomes),
+        (_row.needs_review, None if which.needs_review is None else [which.needs_review]),
+        (_row.namespace, None if namespaces is None else sorted(namespaces)),
+    ]
+    asked = [(column, values) for column, values in choices if values is not None]
+    for values in product(*(values for _, values in asked)):
+        yield [
+            column == value if wrapped is None or column is _row.outcome else wrapped(column == value)
+            for (column, _), value in zip(asked, values, strict=True)
+        ]
+
+
+def requests(connection: Connection) -> Mapping[str, Sequence[str]]:
+    """See :meth:`serving.docket.store.Docket.requests`."""
+    found: dict[str, list[str]] = {}
+    query = select(_row.request_id, _row.trial_id).order_by(_row.opened_at, _row.trial_id)
+    for request_id, trial_id in connection.execute(query):
+        found.setdefault(request_id, []).append(trial_id)
+    return found
+
+
+def failures(connection: Connection, pixels_sha256: str) -> Sequence[TrialFailed]:
+    """See :meth:`serving.docket.store.Docket.failures`."""
+    # Most pictures have none, whatever the number of their trials. A trial that failed and was decided since has not.
+    own = (_row.pixels_sha256 == pixels_sha256, _row.state.in_((TrialState.FAILED, TrialState.OPEN)))
+    if connection.execute(select(_row.trial_id).where(*own).limit(1)).first() is None:
+        return []
+    event = t.events.c
+    query = select(event.trial_id, event.kind, event.body).join(t.trials, _row.trial_id == event.trial_id)
+    query = query.where(_row.pixels_sha256 == pixels_sha256, event.kind.in_(("TrialFailed", "VerdictGiven")))
+    found: list[TrialFailed] = []
+    for trial_id, kind, body in connection.execute(query.order_by(event.at, event.trial_id, event.seq)):
+        if kind == "VerdictGiven":
+            found.clear()
+            continue
+        failed = _parsed(trial_id, body)
+        assert isinstance(failed, TrialFailed)
+        found.append(failed)
+    return found
+
+
+def labels(connection: Connection, trial_ids: Sequence[str]) -> Mapping[str, Label]:
+    """See :meth:`serving.docket.store.Docket.labels`."""
+    found: dict[str, Label] = {}
+    for first in range(0, len(trial_ids), _AT_ONCE):
+        asked = _row.trial_id.in_(trial_ids[first : first + _AT_ONCE])
+        query = select(_row.trial_id, _row.label, _row.review).where(asked, _row.state == TrialState.DECIDED)
+        for trial_id, label, body in connection.execute(query):
+            review = _reviewed(trial_id, body)
+            overruled = review is not None and review.outcome is ReviewOutcome.OVERRULED
+            found[trial_id] = review.label if review is not None and overruled else Label(label)
+    return found
+
+
+def open_trials(connection: Connection) -> Sequence[str]:
+    """See :meth:`serving.docket.store.Docket.open_trials`."""
+    query = select(_row.trial_id).where(_row.state == TrialState.OPEN).order_by(_row.opened_at, _row.trial_id)
+    return connection.execute(query).scalars().all()
+
+
+def claim_of(connection: Connection, name: RequestName) -> Claim | None:
+    """See :meth:`serving.docket.store.Docket.claim_of`."""
+    row = t.requests.c
+    own = select(t.requests).where(row.namespace == name.namespace, row.request_id == name.request_id)
+    found = connection.execute(own).one_or_none()
+    return None if found is None else claim_in(found)
+
+
+def open_claims(connection: Connection) -> Sequence[Claim]:
+    """See :meth:`serving.docket.store.Docket.open_claims`."""
+    # From the few trials that are open to their claims: these may be many millions.
+    row = t.requests.c
+    same = (row.namespace == _row.namespace, row.request_id == _row.request_id, row.trial_id == _row.trial_id)
+    query = select(t.requests).select_from(t.trials).join(t.requests, and_(*same)).where(_row.state == TrialState.OPEN)
+    return [claim_in(found) for found in connection.execute(query.order_by(row.namespace, row.request_id))]
+
+
+def beats(connection: Connection) -> Mapping[str, int]:
+    """See :meth:`serving.docket.store.Docket.beats`."""
+    return {owner: count for owner, count in connection.execute(select(t.servers))}
+
+
+def known(connection: Connection, key: str) -> str | None:
+    """See :meth:`serving.docket.store.Docket.known`."""
+    return connection.execute(select(t.known.c.trial_id).where(t.known.c.key == key)).scalar_one_or_none()
+
+
+def looks(connection: Connection, since: int, most: int) -> Sequence[tuple[int, str, bytes]]:
+    """See :meth:`serving.docket.store.Docket.looks`."""
+    query: Select[Any] = select(t.looks).where(t.looks.c.number > since).order_by(t.looks.c.number).limit(most)
+    return [(number, trial_id, bytes(look)) for number, trial_id, look in connection.execute(query)]
+
+
+def no_record(trial_id: str) -> DocketError:
+    """The error for a record that is none."""
+    return DocketError(
+        f"What the docket holds of trial {trial_id} is no record: it was altered, or written by another version of "
+        "MemeCourt.",
+    )
+
+
+def _parsed(trial_id: str, body: str) -> AnyEvent:
+    try:
+        return parse_event(body)
+    except ValidationError as error:
+        raise no_record(trial_id) from error
+
+
+def _reviewed(trial_id: str, body: str | None) -> VerdictReviewed | None:
+    if body is None:
+        return None
+    event = _parsed(trial_id, body)
+    assert isinstance(event, VerdictReviewed)
+    return event
+
+
+def _line(row: Any) -> DocketLine:
+    return DocketLine(
+        trial_id=row.trial_id,
+        opened_at=datetime.fromisoformat(row.opened_at),
+        procedure=Procedure(row.procedure),
+        namespace=row.namespace,
+        content_id=row.content_id,
+        state=TrialState(row.state),
+        label=Label(row.label) if row.label else None,
+        needs_human_review=row.needs_review,
+        request_id=row.request_id,
+        review=_reviewed(row.trial_id, row.review),
+        failure_reason=row.failure_reason,
+    )

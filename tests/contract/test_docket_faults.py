@@ -1,0 +1,386 @@
+"""What a docket does when processes are killed, and when its database is locked, full or gone."""
+
+import asyncio
+import itertools
+import json
+import random
+import resource
+import select
+import shutil
+import socket
+import sqlite3
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from court.errors import Unavailable
+from court.events import VerdictReviewed
+from court.record import TrialState
+from retrieval.postgres.address import Address
+from serving.docket.sql import SqlDocket, open_docket
+from serving.docket.store import DocketError, RequestName
+from tests.dockets import NIGHTLY, append_all, events_of, place_of, reviewing, shown, with_docket
+from tests.fakes import a_picture
+
+NAME = RequestName("n", "r")
+
+
+def write_on(place, name, pipe):
+    """Holds trials, four at once, until it is killed; says what was acknowledged as soon as it was."""
+    whole = events_of()
+
+    def tell(*word):
+        pipe.send_bytes(json.dumps(word).encode())
+
+    async def hold(docket, line):
+        for number in itertools.count(line, 4):
+            trial = f"{name}-{number}"
+            await docket.claim(RequestName("n", trial), payload="p", trial_id=trial, owner=name)
+            tell("claim", trial)
+            for event in whole:
+                await docket.append(event.model_copy(update={"trial_id": trial}))
+                tell("event", trial, event.seq)
+            await asyncio.gather(docket.know(f"key {trial}", trial), docket.keep_look(trial, b"look"))
+            tell("known", trial)
+            await reviewing(docket, trial)
+            tell("reviewed", trial)
+
+    async def main():
+        docket = open_docket(place_of(place))
+        await asyncio.gather(*(hold(docket, line) for line in range(4)))
+
+    asyncio.run(main())
+
+
+def killed(forks, place, name, chance):
+    """Lets a process write until some moment, kills it, and says what it had acknowledged till then."""
+    ear, mouth = forks.Pipe(duplex=False)
+    process = forks.Process(target=write_on, args=(place, name, mouth))
+    process.start()
+    mouth.close()
+    told = [ear.recv_bytes() for _ in range(chance.randrange(1, 120))]
+    time.sleep(chance.random() / 100)
+    process.kill()
+    try:
+        while True:
+            told.append(ear.recv_bytes())
+    except (EOFError, OSError):  # it ended, perhaps in the middle of a word
+        pass
+    process.join()
+    ear.close()
+    return [json.loads(word) for word in told]
+
+
+def test_what_was_acknowledged_survives_sigkill_at_any_moment(docket_place, using, forks):
+    kills = 500 if NIGHTLY else 15
+    chances = [random.Random(time.time_ns() + n) for n in range(kills)]
+    # Three at a time: each is killed while others are in the middle of writing.
+    with ThreadPoolExecutor(3) as threads:
+        told = list(threads.map(lambda n: killed(forks, docket_place, f"p{n}", chances[n]), range(kills)))
+    acknowledged = [word for words in told for word in words]
+
+    async def scene(docket):
+        lines = {line.trial_id: line for line in await docket.list(limit=10**6)}
+        records = {trial_id: await docket.record(trial_id) for trial_id in lines}
+        looks = {trial_id for _, trial_id, _ in await docket.looks(0, most=10**6)}
+        claims = {t: await docket.claim_of(RequestName("n", t)) for word, t, *_ in acknowledged if word == "claim"}
+        keys = {t: await docket.known(f"key {t}") for word, t, *_ in acknowledged if word == "known"}
+        return lines, records, looks, claims, keys
+
+    lines, records, looks, claims, keys = using(scene)
+    for word, trial, *seq in acknowledged:
+        if word == "claim":
+            assert claims[trial].trial_id == trial
+        elif word == "event":
+            assert len(records[trial].events) > seq[0]
+        elif word == "known":
+            assert trial in looks
+            assert keys[trial] == (None if records[trial].last(VerdictReviewed) else trial)
+        else:
+            assert records[trial].last(VerdictReviewed) is not None
+    assert {"claim", "event", "known", "reviewed"} == {word for word, *_ in acknowledged}
+    for trial_id, record in records.items():  # and nothing was written by half
+        assert {name: getattr(lines[trial_id], name) for name in shown(record)} == shown(record)
+
+
+async def refused(docket, event):
+    """Everything that writes is refused while the database is as it is; what each of them heard."""
+    asked = (
+        docket.append(event),
+        docket.keep_picture(a_picture("9" * 64)),
+        docket.claim(NAME, payload="p", trial_id="t", owner="A"),
+        docket.beat("A"),
+        docket.know("k", "t"),
+        docket.keep_look("t", b"look"),
+        docket.append(event.model_copy(update={"trial_id": "other", "seq": 0})),
+    )
+    heard = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(error) for error in heard] == [Unavailable] * len(asked), heard
+    assert {error.reason for error in heard} == {"DOCKET_UNAVAILABLE"}
+    return {error.message for error in heard}
+
+
+async def whole(docket, events):
+    """The docket works as if nothing had been, and holds nothing of what was refused."""
+    assert await docket.claim_of(NAME) is None
+    assert await docket.known("k") is None
+    assert await docket.looks(0) == []
+    assert await docket.beats() == {}
+    assert [line.trial_id for line in await docket.list(limit=9)] == ["t"]
+    await append_all(docket, events)
+    assert (await docket.record("t")).state is TrialState.DECIDED
+
+
+def test_a_locked_file_is_said_to_be_and_works_afterwards(tmp_path):
+    path, events = tmp_path / "d.sqlite", events_of()
+
+    async def scene(docket):
+        await append_all(docket, events[:2])
+        other = sqlite3.connect(path)
+        other.execute("BEGIN IMMEDIATE")
+        (said,) = await refused(docket, events[2])
+        other.close()
+        await whole(docket, events[2:])
+        return said
+
+    assert "writing to it" in with_docket(path, scene, patience=0.2)
+
+
+def test_a_locked_database_is_said_to_be_and_works_afterwards(docket_database):
+    import psycopg
+
+    events = events_of()
+
+    async def scene(docket):
+        await append_all(docket, events[:2])
+        with psycopg.connect(docket_database) as other:
+            tables = ("events", "trials", "pictures", "requests", "servers", "known", "looks")
+            other.execute(f"LOCK TABLE {', '.join(f'memecourt_docket.{table}' for table in tables)} IN EXCLUSIVE MODE")
+            (said,) = await refused(docket, events[2])
+            assert len((await docket.record("t")).events) == 2  # reading goes on
+        await whole(docket, events[2:])
+        return said
+
+    assert "locked" in with_docket(Address(docket_database), scene, patience=0.2)
+
+
+@contextmanager
+def files_of_at_most(size):
+    """No file of this process may grow beyond that; to the database it looks like a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
+    path, events = tmp_path / "d.sqlite", events_of()
+    large = a_picture("1" * 64)
+
+    async def scene(docket):
+        await append_all(docket, events[:2])
+        with files_of_at_most((tmp_path / "d.sqlite-wal").stat().st_size):
+            await refused(docket, events[2])
+            assert len((await docket.record("t")).events) == 2
+        await docket.keep_picture(large)
+        await whole(docket, events[2:])
+
+    with_docket(path, scene)
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+    assert len(with_docket(path, lambda docket: docket.record("t")).events) == len(events)
+
+
+def test_a_database_whose_disk_is_full_loses_nothing_that_was_acknowledged(docket_database):
+    import psycopg
+
+    events = events_of()
+    full = "BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END"
+
+    async def scene(docket):
+        await append_all(docket, events[:2])
+        with psycopg.connect(docket_database, autocommit=True) as other:
+            other.execute("SET search_path = memecourt_docket")
+            other.execute(f"CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ {full} $$")
+            tables = ("events", "pictures", "requests", "servers", "known", "looks")
+            for table in tables:
+                other.execute(f"CREATE TRIGGER t BEFORE INSERT ON {table} EXECUTE FUNCTION full_disk()")
+            (said,) = await refused(docket, events[2])
+            for table in tables:
+                other.execute(f"DROP TRIGGER t ON {table}")
+        await whole(docket, events[2:])
+        return said
+
+    assert "disk is full" in with_docket(Address(docket_database), scene)
+
+
+def test_a_file_that_is_gone_is_missed_and_found_again(tmp_path):
+    path, events = tmp_path / "d.sqlite", events_of()
+    files = [tmp_path / f"d.sqlite{end}" for end in ("", "-wal", "-shm")]
+
+    async def scene(docket):
+        await append_all(docket, events[:2])
+        path.rename(tmp_path / "elsewhere")
+        (said,) = await refused(docket, events[2])
+        with pytest.raises(Unavailable):
+            await docket.record("t")
+        assert not path.exists()
+        (tmp_path / "elsewhere").rename(path)
+        await docket.append(events[2])
+        # Now another file stands in its place, as after a backup was put back.
+        with sqlite3.connect(path) as source, sqlite3.connect(tmp_path / "copy") as copy:
+            source.backup(copy)
+        source.close()
+        copy.close()
+        await docket.append(events[3])
+        for file in files:
+            file.unlink(missing_ok=True)
+        shutil.copy(tmp_path / "copy", path)
+        assert len((await docket.record("t")).events) == 3
+        await whole(docket, events[3:])
+        return said
+
+    assert "gone" in with_docket(path, scene)
+    assert len(with_docket(path, lambda docket: docket.record("t")).events) == len(events)
+
+
+def test_a_file_that_is_no_docket_any_more_is_refused(tmp_path):
+    path, events = tmp_path / "d.sqlite", events_of()
+
+    async def scene(docket):
+        await append_all(docket, events[:2])
+        path.unlink()
+        path.touch()
+        with pytest.raises(DocketError, match="no docket"):
+            await docket.append(events[2])
+
+    with_docket(path, scene)
+
+
+def test_a_database_that_went_away_and_came_back_has_all(postgres_server, docket_database):
+    events = events_of()
+
+    async def scene(docket):
+        await append_all(docket, events[:2])
+        await docket.record("t")  # so that connections of both kinds are kept
+        postgres_server.stop()
+        try:
+            (said,) = await refused(docket, events[2])
+            with pytest.raises(Unavailable) as unread:
+                await docket.record("t")
+            assert unread.value.reason == "DOCKET_UNAVAILABLE"
+            with pytest.raises(Unavailable):
+                await asyncio.to_thread(SqlDocket.open, Address(docket_database), patience=0.2)
+        finally:
+            postgres_server.start()
+        assert len((await docket.record("t")).events) == 2
+        await whole(docket, events[2:])
+        return said
+
+    said = with_docket(Address(docket_database), scene, patience=0.5)
+    assert "can't be reached" in said and "court" not in said
+
+
+def test_connections_that_broke_unnoticed_are_replaced(docket_database):
+    import psycopg
+
+    events = events_of()
+
+    async def scene(docket):
+        for event in events:
+            with psycopg.connect(docket_database, autocommit=True) as other:
+                other.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE pid <> pg_backend_pid() AND application_name = 'memecourt'"
+                )
+            await docket.append(event)  # nobody hears of it
+            assert (await docket.record("t")).events[-1] == event
+
+    with_docket(Address(docket_database), scene)
+
+
+class Between:
+    """A relay before a PostgreSQL server that breaks connections off where it is told to."""
+
+    def __init__(self, directory):
+        self.server = f"{directory}/.s.PGSQL.5432"
+        self.breaks = []  # "before" or "after": whether the server still gets the word to commit
+        self.broke = 0
+        self.over = False
+
+    def __enter__(self):
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.threads = [threading.Thread(target=self.accept)]
+        self.threads[0].start()
+        return self.listening.getsockname()[1]
+
+    def __exit__(self, *_):
+        self.over = True
+        for thread in self.threads:
+            thread.join()
+
+    def accept(self):
+        with self.listening:
+            while not self.over:
+                if select.select([self.listening], [], [], 0.05)[0]:
+                    client, _ = self.listening.accept()
+                    self.threads.append(threading.Thread(target=self.relay, args=(client,)))
+                    self.threads[-1].start()
+
+    def relay(self, client):
+        with client, socket.socket(socket.AF_UNIX) as server:
+            server.connect(self.server)
+            while not self.over:
+                for ready in select.select([client, server], [], [], 0.05)[0]:
+                    said = ready.recv(65536)
+                    if not said:
+                        return
+                    if ready is client and b"COMMIT" in said and self.breaks:
+                        self.broke += 1
+                        if self.breaks.pop(0) == "after":
+                            server.sendall(said)
+                            assert server.recv(65536)
+                        return
+                    (server if ready is client else client).sendall(said)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_connection_that_breaks_in_the_commit_costs_nothing(docket_database, when):
+    """Whether the server got the word or not: the event is kept, once, and said to be."""
+    events = events_of()
+    between = Between(docket_database.partition("host=")[2])
+
+    async def scene(docket):
+        for event in events:
+            between.breaks.append(when)
+            await docket.append(event)
+            assert not between.breaks
+        return (await docket.record("t")).events
+
+    with between as port:
+        address = f"postgresql://court@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
+        assert list(with_docket(Address(address), scene)) == events
+    assert between.broke == len(events)
+
+
+def test_a_server_that_hangs_while_it_keeps_a_look_does_not_hold_up_records(docket_database):
+    import psycopg
+
+    events = events_of()
+
+    async def scene(docket):
+        with psycopg.connect(docket_database) as other:
+            other.execute("SELECT pg_advisory_xact_lock(hashtext('memecourt.looks'))")
+            look = asyncio.create_task(docket.keep_look("t", b"look"))
+            await append_all(docket, events)
+            assert not look.done()
+        await look
+        return await docket.looks(0)
+
+    assert len(with_docket(Address(docket_database), scene)) == 1

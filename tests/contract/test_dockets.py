@@ -1,0 +1,471 @@
+"""What every docket keeps to: the same tests over SQLite and over PostgreSQL."""
+
+import asyncio
+import random
+from datetime import timedelta
+
+import pytest
+
+from court.events import ReviewOutcome, TrialFailed, TrialResumed, VerdictReviewed
+from court.record import TrialRecord, TrialState
+from court.verdict import Label
+from serving.docket.sql import open_docket
+from serving.docket.store import (
+    Claim,
+    DocketError,
+    NotDecided,
+    RequestConflict,
+    RequestName,
+    TrialFilter,
+    TrialUnknown,
+)
+from tests.dockets import NOON, append_all, events_of, place_of, random_records, reviewing, shown, with_docket
+from tests.fakes import a_picture
+
+NAME = RequestName("north", "r1")
+
+
+def test_a_record_comes_back_as_it_was(using):
+    events, picture = events_of(), a_picture()
+
+    async def keep(docket):
+        await docket.keep_picture(picture)
+        await docket.keep_picture(picture)
+        await append_all(docket, events)
+
+    async def look(docket):
+        later = await docket.events("t", 3), await docket.events("t", 99)
+        return await docket.record("t"), later, await docket.frames(picture.pixels_sha256), await docket.frames("0")
+
+    using(keep)
+    record, later, kept, none = using(look, create=False)
+    assert list(record.events) == events
+    assert later == (events[3:], [])
+    assert (kept, none) == ([b"png"], [])
+
+
+def test_what_is_not_there_is_said_to_be_unknown(using):
+    async def scene(docket):
+        for ask in (docket.record("t"), docket.events("t"), docket.events("t", 5), reviewing(docket, "t")):
+            with pytest.raises(TrialUnknown, match="no trial t "):
+                await ask
+        return (
+            await docket.claim_of(NAME),
+            await docket.known("k"),
+            await docket.looks(0),
+            await docket.open_claims(),
+            await docket.list(limit=9),
+            await docket.beats(),
+            await docket.labels(["t"]),
+            await docket.failures("p"),
+        )
+
+    assert [len(found or ()) for found in using(scene)] == [0] * 8
+
+
+def test_a_docket_that_is_not_there_is_only_made_when_asked(docket_place):
+    with pytest.raises(DocketError) as refused:
+        open_docket(place_of(docket_place), create=False)
+    assert refused.value.reason == "DOCKET_MISSING"
+    with pytest.raises(DocketError):  # and that has not made it
+        open_docket(place_of(docket_place), create=False)
+
+
+def test_many_writers_at_once_lose_nothing_and_only_the_faulty_one_hears_of_it(using):
+    events = events_of()
+
+    async def crowd(docket):
+        trials = [[e.model_copy(update={"trial_id": f"t{i}"}) for e in events] for i in range(40)]
+        twice = docket.append(trials[0][0])
+        results = await asyncio.gather(*(append_all(docket, trial) for trial in trials), twice, return_exceptions=True)
+        records = [await docket.record(f"t{i}") for i in range(40) if results[i] is None]
+        return results, records, await docket.list(limit=99)
+
+    results, records, lines = using(crowd)
+    refused = [r for r in results if r is not None]
+    assert len(refused) == 1 and isinstance(refused[0], DocketError) and refused[0].reason == "EVENT_EXISTS"
+    # Either the stray one came second, or it came first and trial 0 was refused.
+    assert len(records) == 40 - (results[0] is not None)
+    assert all(record.state is TrialState.DECIDED for record in records)
+    assert len(lines) == 40 and [line.state for line in lines].count(TrialState.DECIDED) == len(records)
+
+
+def holds(line, which):
+    return (
+        (not which.labels or line["label"] in which.labels)
+        and (not which.states or line["state"] in which.states)
+        and (which.opened_from is None or line["opened_at"] >= which.opened_from)
+        and (which.opened_until is None or line["opened_at"] < which.opened_until)
+        and (which.reviewed is None or (line["review"] is not None) is which.reviewed)
+        and (which.needs_review is None or line["needs_human_review"] is which.needs_review)
+        and (which.namespace is None or line["namespace"] == which.namespace)
+        and (which.namespaces is None or line["namespace"] in which.namespaces)
+    )
+
+
+def random_filter(chance):
+    def maybe(value):
+        return value if chance.random() < 0.35 else None
+
+    def some(values):
+        return frozenset(chance.sample(values, chance.randrange(len(values) + 1)))
+
+    names = ["", "north", "so\\uth", "ea\0st", "nobody"]
+    times = sorted(NOON + timedelta(minutes=chance.randrange(-100, 25 * 60)) for _ in range(2))
+    return TrialFilter(
+        labels=maybe(some(list(Label))) or frozenset(),
+        states=maybe(some(list(TrialState))) or frozenset(),
+        opened_from=maybe(times[0]),
+        opened_until=maybe(times[1]),
+        reviewed=maybe(chance.random() < 0.5),
+        needs_review=maybe(chance.random() < 0.5),
+        namespace=maybe(chance.choice(names)),
+        namespaces=maybe(some(names)),
+    )
+
+
+def test_listings_are_what_counting_all_records_gives(using):
+    chance = random.Random(6)
+    trials = random_records(chance, 150, NOON)
+    lines = sorted((shown(TrialRecord.of(events)) for events in trials), key=lambda x: (x["opened_at"], x["trial_id"]))
+    asked = [(random_filter(chance), chance.random() < 0.5, chance.choice([5, 40, 1000])) for _ in range(60)]
+
+    async def pages(docket, which, oldest_first, limit):
+        found, after = [], None
+        while page := await docket.list(limit=limit, after=after, which=which, oldest_first=oldest_first):
+            assert len(page) <= limit
+            found += page
+            after = page[-1].opened_at, page[-1].trial_id
+        return found
+
+    async def scene(docket):
+        await asyncio.gather(*(append_all(docket, events) for events in trials))
+        requests = await docket.requests()
+        still_open = await docket.open_trials()
+        return [await pages(docket, *ask) for ask in asked], requests, still_open
+
+    listings, requests, still_open = using(scene)
+    sizes = set()
+    for (which, oldest_first, _), listing in zip(asked, listings, strict=True):
+        wanted = [line for line in (lines if oldest_first else reversed(lines)) if holds(line, which)]
+        assert (
+            [{name: getattr(line, name) for name in wanted[0]} for line in listing] == wanted
+            if wanted
+            else (not listing)
+        )
+        sizes.add(len(wanted))
+    assert len(sizes) > 10, "the filters don't differ enough to show anything"
+    assert requests == {line["request_id"]: [line["trial_id"]] for line in lines}
+    assert still_open == [line["trial_id"] for line in lines if line["state"] is TrialState.OPEN]
+
+
+def test_labels_that_hold_count_reviews(using):
+    async def scene(docket):
+        for trial_id in ("stands", "overruled", "upheld", "restored"):
+            await append_all(docket, events_of(trial_id))
+        await append_all(docket, events_of("open")[:3])
+        await reviewing(docket, "overruled")
+        await reviewing(docket, "upheld", ReviewOutcome.UPHELD, Label.HARMFUL)
+        await reviewing(docket, "restored")
+        await reviewing(docket, "restored", ReviewOutcome.UPHELD, Label.HARMFUL)
+        return await docket.labels([*(f"no{i}" for i in range(2500)), *("stands", "overruled", "upheld"), "restored"])
+
+    assert using(scene) == {
+        "stands": Label.HARMFUL,
+        "overruled": Label.NOT_HARMFUL,
+        "upheld": Label.HARMFUL,
+        "restored": Label.HARMFUL,
+    }
+
+
+def opening(trial_id, pixels="p"):
+    """A trial that was opened for the request of that name."""
+    opened, *more = events_of(trial_id)
+    meme = opened.meme.model_copy(update={"pixels_sha256": pixels})
+    return [opened.model_copy(update={"meme": meme, "request_id": trial_id}), *more]
+
+
+def test_failures_of_a_picture_are_told_until_a_trial_of_it_goes_well(using):
+    def failing(trial_id, pixels, hours):
+        opened = opening(trial_id, pixels)[0]
+        events = [opened]
+        for hour in hours:
+            at = NOON + timedelta(hours=hour)
+            failed = {"step": "s", "reason": f"AT_{hour}", "message": "m", "retryable": True}
+            events.append(TrialFailed(trial_id=trial_id, seq=len(events), at=at, **failed))
+            events.append(TrialResumed(trial_id=trial_id, seq=len(events), at=at, software="test"))
+        return events
+
+    async def scene(docket):
+        for events in (failing("b", "p", [1, 4]), failing("a", "p", [3, 5]), failing("c", "q", [2])):
+            await append_all(docket, events)
+        told = [await docket.failures("p")]
+        for hour in (4.5, 6):
+            given = opening(f"well {hour}")
+            given[-1] = given[-1].model_copy(update={"at": NOON + timedelta(hours=hour)})
+            await append_all(docket, given)
+            told.append(await docket.failures("p"))
+        return told, await docket.failures("q")
+
+    told, other = using(scene)
+    assert [[failed.reason for failed in some] for some in told] == [["AT_1", "AT_3", "AT_4", "AT_5"], ["AT_5"], []]
+    assert [failed.reason for failed in other] == ["AT_2"]
+
+
+def test_a_request_is_claimed_once_and_another_under_its_name_is_refused(using):
+    strange = RequestName("a\0b\\", "\\0\\\\x")
+
+    async def scene(docket):
+        stands = await docket.claim(NAME, payload="p", trial_id="t1", owner="A")
+        again = await docket.claim(NAME, payload="p", trial_id="t2", owner="B")
+        with pytest.raises(RequestConflict) as refused:
+            await docket.claim(NAME, payload="q", trial_id="t3", owner="B")
+        elsewhere = await docket.claim(RequestName("south", "r1"), payload="q", trial_id="t4", owner="B")
+        for name in (strange, RequestName("a\0b\\", "\\0\\\\")):
+            await docket.claim(name, payload="s", trial_id=name.request_id[-1], owner="A")
+        twice = await docket.claim(strange, payload="s", trial_id="t5", owner="B")
+        return (
+            stands,
+            again,
+            refused.value,
+            elsewhere,
+            twice,
+            await docket.claim_of(NAME),
+            await docket.claim_of(strange),
+        )
+
+    stands, again, refused, elsewhere, twice, kept, odd = using(scene)
+    assert stands == again == kept == Claim(NAME, "p", "t1", "A")
+    assert (refused.reason, refused.field) == ("REQUEST_ID_TAKEN", "request_id")
+    assert elsewhere.trial_id == "t4"
+    assert twice == odd == Claim(strange, "s", "x", "A")
+
+
+def test_a_claim_is_taken_over_by_one_of_many(using):
+    async def scene(docket):
+        seen = await docket.claim(NAME, payload="p", trial_id="t1", owner="A")
+        others = [docket.take_over(seen, owner=f"B{i}") for i in range(20)]
+        won = [claim for claim in await asyncio.gather(*others) if claim is not None]
+        stale = await docket.take_over(seen, owner="C")
+        anew = await docket.take_over(won[0], owner="C", trial_id="t2")
+        return won, stale, anew, await docket.claim_of(NAME), await docket.take_over(won[0], owner="D")
+
+    won, stale, anew, kept, late = using(scene)
+    assert len(won) == 1 and won[0].trial_id == "t1"
+    assert stale is None and late is None
+    assert anew == kept == Claim(NAME, "p", "t2", "C")
+
+
+def claim_many(place, owner, names, start, results):
+    async def main():
+        docket = open_docket(place_of(place))
+        start.wait()
+        claims = await asyncio.gather(
+            *(
+                docket.claim(RequestName("n", name), payload="p", trial_id=f"{owner}-{name}", owner=owner)
+                for name in names
+            )
+        )
+        await docket.close()
+        results.put((owner, [claim.owner for claim in claims]))
+
+    asyncio.run(main())
+
+
+def test_claims_that_processes_race_for_have_one_winner_each(docket_place, using, forks):
+    using(lambda docket: docket.beat("A"))
+    names = [f"r{i}" for i in range(200)]
+    results, start = forks.Queue(), forks.Barrier(3)
+    racers = []
+    for owner in "ABC":
+        shuffled = random.Random(owner).sample(names, len(names))
+        racers.append(forks.Process(target=claim_many, args=(docket_place, owner, shuffled, start, results)))
+    for racer in racers:
+        racer.start()
+    told = dict(results.get(timeout=120) for _ in racers)
+    for racer in racers:
+        racer.join()
+    winners = {}
+    for owner, said in told.items():
+        for name, winner in zip(random.Random(owner).sample(names, len(names)), said, strict=True):
+            assert winners.setdefault(name, winner) == winner
+
+    async def look(docket):
+        return {name: await docket.claim_of(RequestName("n", name)) for name in names}
+
+    for name, claim in using(look).items():
+        assert (claim.owner, claim.trial_id) == (winners[name], f"{winners[name]}-{name}")
+
+
+def test_claims_are_open_until_their_trial_has_ended(using):
+    async def scene(docket):
+        for name in ("begun", "failed", "decided", "never", "resumed"):
+            await docket.claim(RequestName("", name), payload="p", trial_id=name, owner="A")
+        await append_all(docket, opening("decided"))
+        await append_all(docket, opening("begun")[:2])
+        for name in ("failed", "resumed"):
+            opened = opening(name)[0]
+            fault = {"step": "s", "reason": "GONE", "message": "m", "retryable": True}
+            await append_all(docket, [opened, TrialFailed(trial_id=name, seq=1, at=NOON, **fault)])
+        await docket.append(TrialResumed(trial_id="resumed", seq=2, at=NOON, software="test"))
+        await reviewing(docket, "decided")
+        return [claim.name.request_id for claim in await docket.open_claims()]
+
+    assert using(scene) == ["begun", "resumed"]
+
+
+def test_beats_count_on(using):
+    async def scene(docket):
+        await asyncio.gather(*(docket.beat("A") for _ in range(5)))
+        await docket.beat("B")
+        return await docket.beats()
+
+    assert using(scene)["B"] == 1
+    first = using(lambda docket: docket.beats())["A"]
+    using(lambda docket: docket.beat("A"))
+    assert using(lambda docket: docket.beats())["A"] == first + 1
+    using(lambda docket: docket.rest("A"))
+    assert using(lambda docket: docket.beats()) == {"A": -1, "B": 1}
+
+
+def test_the_first_trial_of_a_key_is_known_until_it_is_overruled(using):
+    async def scene(docket):
+        await append_all(docket, events_of("t1"))
+        await append_all(docket, events_of("t2"))
+        await asyncio.gather(docket.know("k", "t1"), docket.know("k2", "t1"), docket.know("other", "t2"))
+        await docket.know("k", "t2")
+        before = [await docket.known(key) for key in ("k", "k2", "other")]
+        await reviewing(docket, "t1", ReviewOutcome.UPHELD, Label.HARMFUL)
+        upheld = await docket.known("k")
+        review = await reviewing(docket, "t1")
+        await docket.know("k", "t1")  # somebody who has not heard of it
+        after = [await docket.known(key) for key in ("k", "k2", "other")]
+        await docket.know("k", "t2")
+        return before, upheld, review, after, await docket.known("k"), await docket.record("t1")
+
+    before, upheld, review, after, again, record = using(scene)
+    assert before == ["t1", "t1", "t2"] and upheld == "t1"
+    assert after == [None, None, "t2"] and again == "t2"
+    given = len(events_of("t1"))
+    assert review.seq == given + 1 and record.events[-1] == review and record.events[-2].seq == given
+    assert (review.outcome, review.label, review.reviewer, review.at) == ("OVERRULED", "NOT_HARMFUL", "Ruth", NOON)
+
+
+def test_only_verdicts_are_reviewed_and_reviewers_at_once_don_t_lose_each_other(using):
+    async def scene(docket):
+        await append_all(docket, events_of("open")[:2])
+        with pytest.raises(NotDecided) as refused:
+            await reviewing(docket, "open")
+        await append_all(docket, events_of("t"))
+        told = await asyncio.gather(*(reviewing(docket, "t", reviewer=f"R{i}") for i in range(9)))
+        return refused.value.reason, told, await docket.record("t"), await docket.record("open")
+
+    reason, told, record, still = using(scene)
+    assert reason == "TRIAL_NOT_DECIDED" and len(still.events) == 2
+    assert {event.reviewer for event in record.all(VerdictReviewed)} == {event.reviewer for event in told}
+    assert len({event.seq for event in told}) == 9
+
+
+def review_and_know(place, number, start, results):
+    """One process overrules what the other makes known, again and again."""
+
+    async def main():
+        docket = open_docket(place_of(place))
+        start.wait()
+        for trial in range(30):
+            if number:
+                await reviewing(docket, f"t{trial}")
+            else:
+                await docket.know(f"k{trial}", f"t{trial}")
+        await docket.close()
+        results.put(number)
+
+    asyncio.run(main())
+
+
+def test_an_overruled_trial_is_never_known_however_processes_meet(docket_place, using, forks):
+    whole = events_of("t")
+
+    async def lay(docket):
+        trials = [[e.model_copy(update={"trial_id": f"t{i}"}) for e in whole] for i in range(30)]
+        await asyncio.gather(*(append_all(docket, trial) for trial in trials))
+
+    using(lay)
+    results, start = forks.Queue(), forks.Barrier(2)
+    both = [forks.Process(target=review_and_know, args=(docket_place, number, start, results)) for number in (0, 1)]
+    for process in both:
+        process.start()
+    for _ in both:
+        results.get(timeout=120)
+    for process in both:
+        process.join()
+
+    async def look(docket):
+        return [await docket.known(f"k{i}") for i in range(30)], await docket.labels([f"t{i}" for i in range(30)])
+
+    known, labels = using(look)
+    assert known == [None] * 30
+    assert set(labels.values()) == {Label.NOT_HARMFUL}
+
+
+def test_what_becomes_known_waits_for_an_overruling_under_way(docket_database):
+    import psycopg
+
+    async def scene(docket):
+        await append_all(docket, events_of("t"))
+        with psycopg.connect(docket_database) as reviewer:
+            changed = reviewer.execute("UPDATE memecourt_docket.trials SET outcome = 'OVERRULED'")
+            assert changed.rowcount == 1
+            knowing = asyncio.create_task(docket.know("k", "t"))
+            await asyncio.wait([knowing], timeout=0.3)
+            reviewer.commit()
+        await knowing
+        return await docket.known("k")
+
+    assert with_docket(place_of(docket_database), scene) is None
+
+
+def test_what_a_trial_looks_like_is_kept_once_and_numbers_rise(using):
+    async def scene(docket):
+        await docket.keep_look("t1", b"\x00one")
+        await docket.keep_look("t2", b"two")
+        await docket.keep_look("t1", b"another")
+        every = await docket.looks(0)
+        return every, await docket.looks(every[0][0]), await docket.looks(every[1][0]), await docket.looks(0, most=1)
+
+    every, second, none, first = using(scene)
+    assert [(trial, look) for _, trial, look in every] == [("t1", b"\x00one"), ("t2", b"two")]
+    assert every[0][0] < every[1][0]
+    assert (second, none, first) == (every[1:], [], every[:1])
+
+
+def look_often(place, owner, count):
+    async def main():
+        docket = open_docket(place_of(place))
+        for number in range(count):
+            await docket.keep_look(f"{owner}{number}", b"look")
+        await docket.close()
+
+    asyncio.run(main())
+
+
+def test_whoever_goes_on_from_the_last_look_misses_none_of_several_writers(docket_place, using, forks):
+    writers = [forks.Process(target=look_often, args=(docket_place, owner, 100)) for owner in "ABC"]
+
+    async def scene(docket):
+        for writer in writers:
+            writer.start()
+        seen, last = [], 0
+        while True:
+            over = not any(writer.is_alive() for writer in writers)
+            page = await docket.looks(last, most=7)
+            for number, trial, _ in page:
+                assert number > last
+                last = number
+                seen.append(trial)
+            if over and not page:
+                return seen
+
+    seen = using(scene)
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert len(seen) == len(set(seen)) == 300

@@ -1,0 +1,147 @@
+"""Records and processes for tests of the docket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from court.events import (
+    AnyEvent,
+    ReviewOutcome,
+    TrialFailed,
+    TrialOpened,
+    TrialResumed,
+    VerdictGiven,
+    VerdictReviewed,
+)
+from court.record import TrialRecord, TrialState
+from court.trial import Case
+from court.verdict import Label, Review, ReviewReason, Verdict
+from retrieval.postgres.address import Address
+from serving.docket.sql import SqlDocket
+from tests.fakes import Notes, a_meme
+from tests.unit.test_trial import a_court
+
+T = TypeVar("T")
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+NIGHTLY = os.environ.get("MEMECOURT_NIGHTLY") == "1"
+
+
+_WHOLE = asyncio.run(a_court().hear(Case("t", a_meme()), Notes())).events
+
+
+def events_of(trial_id: str = "t", at: datetime | None = None) -> list[AnyEvent]:
+    """The events of a trial that ended in a verdict."""
+    return [event.model_copy(update={"trial_id": trial_id, "at": at or event.at}) for event in _WHOLE]
+
+
+def with_docket(place: Any, work: Callable[[SqlDocket], Awaitable[T]], **options: Any) -> T:
+    """Opens a docket, works with it and closes it."""
+
+    async def scene() -> T:
+        docket = SqlDocket.open(place, **options)
+        try:
+            return await work(docket)
+        finally:
+            await docket.close()
+
+    return asyncio.run(scene())
+
+
+async def append_all(docket: SqlDocket, events: list[AnyEvent]) -> None:
+    """One event after the other."""
+    for event in events:
+        await docket.append(event)
+
+
+async def reviewing(
+    docket: SqlDocket,
+    trial_id: str,
+    outcome: ReviewOutcome = ReviewOutcome.OVERRULED,
+    label: Label = Label.NOT_HARMFUL,
+    reviewer: str = "Ruth",
+) -> VerdictReviewed:
+    """Reviews a verdict."""
+    return await docket.review(
+        trial_id, outcome=outcome, label=label, reason="satire", clause="3", reviewer=reviewer, at=NOON
+    )
+
+
+def shown(record: TrialRecord) -> dict[str, object]:
+    """What a listing must say of a record, read off its events."""
+    review, failed = record.last(VerdictReviewed), record.last(TrialFailed)
+    verdict = record.verdict
+    return {
+        "trial_id": record.trial_id,
+        "opened_at": record.opened.at,
+        "procedure": record.opened.procedure,
+        "namespace": record.opened.meme.namespace,
+        "content_id": record.opened.meme.content_id,
+        "state": record.state,
+        "label": verdict.label if verdict else None,
+        "needs_human_review": bool(verdict and verdict.needs_human_review),
+        "request_id": record.opened.request_id,
+        "review": review,
+        "failure_reason": failed.reason if failed and record.state is TrialState.FAILED else "",
+    }
+
+
+def random_records(chance: random.Random, count: int, start: datetime) -> list[list[AnyEvent]]:
+    """Trials that were opened within a day, several at the same moment, and came to all kinds of ends."""
+    whole = events_of()
+    opened, given = whole[0], whole[-1]
+    assert isinstance(opened, TrialOpened) and isinstance(given, VerdictGiven)
+    records = []
+    for number in range(count):
+        at = start + timedelta(minutes=chance.randrange(24 * 60))
+        meme = opened.meme.model_copy(
+            update={"namespace": chance.choice(["", "north", "so\\uth", "ea\0st"]), "content_id": f"c{number}"}
+        )
+        events: list[AnyEvent] = [opened.model_copy(update={"meme": meme, "request_id": f"r{number}"})]
+        events += whole[1 : chance.randrange(1, len(whole))]
+        end = chance.choice(["none", "failed", "failed", "resumed", "verdict", "verdict", "verdict", "verdict"])
+        fault = TrialFailed(trial_id="t", seq=0, at=at, step="s", reason="GONE", message="m", retryable=True)
+        if end in ("failed", "resumed"):
+            events.append(fault)
+        if end == "resumed":
+            events.append(TrialResumed(trial_id="t", seq=0, at=at, software="test"))
+            end = chance.choice(["none", "verdict"])
+        if end == "verdict":
+            events.append(given.model_copy(update={"verdict": _verdict(chance, given.verdict)}))
+            for _ in range(chance.choice([0, 0, 1, 2])):
+                events.append(
+                    VerdictReviewed(
+                        trial_id="t",
+                        seq=0,
+                        at=at,
+                        outcome=chance.choice(list(ReviewOutcome)),
+                        label=Label.HARMFUL,
+                        reason="seen",
+                        reviewer="R",
+                    )
+                )
+        named = {"trial_id": f"t{chance.getrandbits(64):016x}", "at": at}
+        records.append([event.model_copy(update={**named, "seq": seq}) for seq, event in enumerate(events)])
+    return records
+
+
+def _verdict(chance: random.Random, harmful: Verdict) -> Verdict:
+    look = Review(reason=ReviewReason.TEXT_UNSURE, detail="d")
+    if chance.random() < 0.3:
+        return Verdict(label=Label.UNDECIDED, rationale="r", review=(look,))
+    review = (look,) if chance.random() < 0.4 else ()
+    if chance.random() < 0.5:
+        return harmful.model_copy(update={"review": review})
+    strengths = {"harmful": "WEAK", "benign": "STRONG"}
+    return Verdict.model_validate({"label": "NOT_HARMFUL", "strengths": strengths, "rationale": "r", "review": review})
+
+
+def place_of(given: str) -> Path | Address:
+    """A place that was handed to another process as text."""
+    return Address(given) if Address.named_by(given) else Path(given)
