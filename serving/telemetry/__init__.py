@@ -1,0 +1,195 @@
+"""What an operator sees of a running court: metrics, traces and logs, none of which ever holds anything of a meme.
+
+The parts of the server are given a :class:`Telemetry` and tell it what happens; :data:`SILENT` listens and does
+nothing. OpenTelemetry is imported only where traces are asked for, and need not be installed where they are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+
+from court.errors import NotLoaded
+from court.events import AnyEvent, ReviewOutcome, TrialFailed, TrialOpened, TrialResumed, VerdictGiven
+from court.record import TrialRecord
+from serving.telemetry.trials import Seen
+
+if TYPE_CHECKING:
+    from serving.settings import Settings
+    from serving.telemetry.metrics import Metrics
+    from serving.telemetry.tracing import Tracing
+
+__all__ = ["SILENT", "Telemetry", "open_telemetry"]
+
+_MOST_TRIALS = 20_000
+"""Trials that are followed at once: twice as many as any server may hold. One whose end is never told of, because the
+docket could not keep it, is forgotten when so many others have come."""
+
+_log = logging.getLogger("memecourt.telemetry")
+_trials_log = logging.getLogger("memecourt.trials")
+
+
+class Telemetry:
+    """Is told what happens, and makes metrics, spans and log lines of it. Nothing that it is told can fail."""
+
+    def __init__(self, metrics: Metrics | None = None, tracing: Tracing | None = None, *, log: bool = False) -> None:
+        """Listens.
+
+        Args:
+            metrics: Where to count; None to count nothing.
+            tracing: Where spans go; None for none.
+            log: Whether to log a line for each event of a trial.
+        """
+        self._metrics = metrics
+        self._tracing = tracing
+        self._logs = log
+        self._trials: OrderedDict[str, Seen] = OrderedDict()
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Where metrics are served; None where they are not."""
+        return self._metrics.port if self._metrics else None
+
+    def interceptor(self) -> grpc.aio.ServerInterceptor:
+        """Counts and times every call of a server, and makes a span of each that is about memes.
+
+        It goes first: what a later interceptor refuses is counted too.
+        """
+        from serving.telemetry.calls import CallsInterceptor
+
+        return CallsInterceptor(self._metrics, self._tracing)
+
+    def trace_id(self) -> str:
+        """Trace of the call that is being answered, 32 hex digits: the one that its trial's record must name.
+
+        Empty where nothing is traced, or outside a call.
+        """
+        return self._tracing.trace_id() if self._tracing else ""
+
+    async def watch(self, event: AnyEvent) -> None:
+        """Takes note of an event of a trial, once it is kept; a :class:`~court.ports.Watcher`."""
+        try:
+            self._take_note(event)
+        except Exception as error:
+            # A verdict must not be lost because it could not be counted. Only kind and place: an event holds text.
+            where = "".join(traceback.format_tb(error.__traceback__))
+            _log.error("trial=%s event=%s not counted: %s\n%s", event.trial_id, event.kind, type(error).__name__, where)
+
+    def resuming(self, record: TrialRecord) -> None:
+        """Is told what was said before, when a trial is taken up again: its events to come don't say it once more."""
+        if self._metrics is None and self._tracing is None and not self._logs:
+            return
+        self._follow(Seen.of(record))
+
+    def decoded(self, seconds: float) -> None:
+        """A picture was decoded, in so many seconds."""
+        if self._metrics:
+            self._metrics.decoded(seconds)
+
+    def reused(self, *, near: bool) -> None:
+        """A verdict of an earlier trial was given again: of the same meme, or of one that is nearly the same."""
+        if self._metrics:
+            self._metrics.reused(near=near)
+        if self._tracing:
+            self._tracing.reused(near=near)
+
+    def streamed(self, code: int) -> None:
+        """A request in a stream was answered: with a verdict, code 0, or with a failure, of that google.rpc code."""
+        if self._metrics:
+            self._metrics.streamed(code)
+
+    def reviewed(self, outcome: ReviewOutcome) -> None:
+        """A person upheld or overruled a verdict; :meth:`watch` does not count that."""
+        if self._metrics:
+            self._metrics.reviewed(outcome)
+
+    def observe(
+        self,
+        *,
+        running: Callable[[], float] | None = None,
+        waiting: Callable[[], float] | None = None,
+        bytes: Callable[[], float] | None = None,  # noqa: A002 - what it is
+        library: Callable[[], float] | None = None,
+    ) -> None:
+        """Says where to look when metrics are asked for; called from another thread, each must be quick and safe there.
+
+        Args:
+            running: Trials that are being held.
+            waiting: Requests that wait their turn.
+            bytes: Of requests in memory.
+            library: Memes in the library that is searched.
+        """
+        if self._metrics:
+            self._metrics.observe(running=running, waiting=waiting, held_bytes=bytes, library=library)
+
+    def _take_note(self, event: AnyEvent) -> None:
+        if self._metrics is None and self._tracing is None and not self._logs:
+            return
+        if isinstance(event, TrialOpened):
+            self._follow(Seen.opened(event))
+        elif isinstance(event, TrialResumed):
+            self._follow(self._trials.get(event.trial_id) or Seen.unknown(event))
+            self._trials[event.trial_id].began = event.at
+        seen = self._trials.get(event.trial_id) or Seen.unknown(event)
+        if self._logs:
+            seen.log(_trials_log, event)
+        calls = seen.calls(event)
+        if self._metrics:
+            self._metrics.note(event, seen, calls)
+        if self._tracing:
+            self._tracing.note(event, seen, calls)
+        if isinstance(event, VerdictGiven | TrialFailed):
+            self._trials.pop(event.trial_id, None)
+
+    def _follow(self, seen: Seen) -> None:
+        self._trials[seen.trial_id] = seen
+        while len(self._trials) > _MOST_TRIALS:
+            self._trials.popitem(last=False)
+
+
+SILENT = Telemetry()
+"""Listens and does nothing."""
+
+
+@asynccontextmanager
+async def open_telemetry(settings: Settings) -> AsyncIterator[Telemetry]:
+    """What the settings ask for, until the block is left; spans that wait are then exported.
+
+    Raises:
+        BadRequest: Metrics can't be served at that address.
+        NotLoaded: Traces are asked for, and OpenTelemetry is not installed.
+    """
+    from serving.telemetry.metrics import Metrics
+
+    async with AsyncExitStack() as stack:
+        tracing = None
+        if settings.traces:
+            tracing = _open_tracing()
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
+        metrics = None
+        if settings.metrics:
+            metrics = Metrics(settings)
+            stack.push_async_callback(asyncio.to_thread, metrics.serve(settings.metrics))
+            _log.info("metrics are served: path=/metrics port=%d", metrics.port)
+        yield Telemetry(metrics, tracing, log=True)
+
+
+def _open_tracing() -> Tracing:
+    try:
+        from serving.telemetry.tracing import open_tracing
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "opentelemetry":
+            raise
+        raise NotLoaded(
+            "Traces need OpenTelemetry. Install it with: pip install 'memecourt[telemetry]', or leave traces off.",
+            reason="TRACES_NOT_LOADED",
+            field="traces",
+        ) from None
+    return open_tracing()

@@ -1,0 +1,289 @@
+"""Metrics for Prometheus, counted from the events that the docket has kept: they say what the records say.
+
+No label holds anything that a caller chose: no namespace, no id, no address. What a label may be is a closed set (words
+of the court, methods of the wire, reasons that stand in our code) or what the operator has set up (models).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+
+from court.errors import BadRequest
+from court.events import (
+    AnyEvent,
+    NearDuplicatesFound,
+    PrecedentsCited,
+    RestReason,
+    ReviewOutcome,
+    SideRested,
+    TextRead,
+    TrialFailed,
+    TrialOpened,
+    TrialResumed,
+    VerdictGiven,
+)
+from court.record import TrialState
+from serving.assembly import SOFTWARE
+from serving.telemetry.calls import CODES
+from serving.telemetry.trials import Asked, Seen
+
+if TYPE_CHECKING:
+    from serving.settings import Settings
+
+Metric: TypeAlias = Counter | Gauge | Histogram
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+# Buckets double or so, from what the quickest of each takes to what is beyond any patience; in seconds.
+_REQUEST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+_TRIAL_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+_CALL_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128)
+_STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)
+
+
+class Metrics:
+    """All metrics of one server, in a registry of their own.
+
+    Attributes:
+        registry: Where they are.
+        port: Where they are served over HTTP, once they are.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Counts from zero.
+
+        Args:
+            settings: Their limits are metrics too, for alerts to compare with.
+        """
+        # A second series beside each counter, to say since when it counts: process_start_time_seconds says that.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.port: int | None = None
+        self._by_labels: dict[tuple[Metric, tuple[str, ...]], Metric] = {}
+        self.registry = registry = CollectorRegistry(auto_describe=True)
+        prometheus_client.ProcessCollector(registry=registry)
+        prometheus_client.PlatformCollector(registry=registry)
+        prometheus_client.GCCollector(registry=registry)
+        Info("memecourt_build", "The version that runs.", registry=registry).info({"version": SOFTWARE})
+
+        def counter(name: str, told: str, *labels: str) -> Counter:
+            return Counter(f"memecourt_{name}", told, labels, registry=registry)
+
+        def gauge(name: str, told: str, *labels: str) -> Gauge:
+            return Gauge(f"memecourt_{name}", told, labels, registry=registry)
+
+        def histogram(name: str, told: str, buckets: Sequence[float], *labels: str) -> Histogram:
+            return Histogram(f"memecourt_{name}", told, labels, buckets=buckets, registry=registry)
+
+        # Calls of the wire.
+        method = ("service", "method")
+        self._requests = counter("requests", "Calls that have ended, by gRPC status code.", *method, "code")
+        self._in_progress = gauge("requests_in_progress", "Calls that have not ended.", *method)
+        self._request_s = histogram(
+            "request_duration_seconds", "From the first a call is seen to its end.", _REQUEST_S, *method
+        )
+        self._stream = counter(
+            "stream_responses", "Responses in JudgeStream, by the code that Judge would have ended with.", "code"
+        )
+
+        # Trials.
+        self._opened = counter("trials_opened", "Trials that were begun.", "procedure")
+        self._resumed = counter("trials_resumed", "Times that a trial was taken up again.", "procedure")
+        self._trials = counter(
+            "trials", "Trials that have ended: DECIDED with a label, or FAILED.", "procedure", "outcome", "label"
+        )
+        self._failures = counter(
+            "trial_failures", "Trials that ended without a verdict, by step and reason.", "procedure", "step", "reason"
+        )
+        self._trial_s = histogram(
+            "trial_duration_seconds",
+            "From a trial's beginning, or its being resumed, to its end.",
+            _TRIAL_S,
+            "procedure",
+            "outcome",
+        )
+        self._rested = counter("sides_rested", "Sides that asked no more, by why.", "side", "reason")
+        self._rounds = histogram("side_rounds", "Rounds of a side that examined.", _ROUNDS, "side")
+        self._for_review = counter("verdicts_for_review", "Verdicts that ask for a person.", "procedure")
+        self._review_reasons = counter("review_reasons", "Reasons why verdicts ask for a person.", "reason")
+        self._near = counter("near_duplicates", "Near duplicates found, by what they were found to be.", "label")
+        self._with_near = counter("trials_with_near_duplicates", "Trials that found a near duplicate.")
+
+        # Models.
+        model = ("role", "model")
+        self._calls = counter("model_calls", "Answered calls that a trial used.", *model)
+        self._repairs = counter("model_repairs", "Replies that were asked for again, being unusable.", *model)
+        self._call_s = histogram(
+            "model_call_duration_seconds", "Of what was asked, with what was asked again.", _CALL_S, *model
+        )
+        self._tokens_in = counter("model_input_tokens", "Tokens of the prompts of those calls.", *model)
+        self._tokens_cached = counter(
+            "model_cached_input_tokens", "Of the input tokens, those in the server's prefix cache.", *model
+        )
+        self._tokens_out = counter("model_output_tokens", "Tokens of their replies.", *model)
+        self._unused_calls = counter("model_unused_calls", "Answered calls that no trial had a use for any more.")
+        self._unused_in = counter("model_unused_input_tokens", "Tokens of the prompts of unused calls.")
+        self._unused_cached = counter("model_unused_cached_input_tokens", "Of those, the ones in the prefix cache.")
+        self._unused_out = counter("model_unused_output_tokens", "Tokens of their replies.")
+        self._unanswered = counter("model_unanswered_calls", "Calls that were cancelled, or failed.")
+
+        # Steps.
+        self._texts = counter("texts", "Texts of memes, by where they came from.", "source")
+        self._picture_s = histogram("picture_decode_duration_seconds", "Decoding a picture.", _STEP_S)
+        self._text_s = histogram("text_read_duration_seconds", "Reading the text off a picture.", _STEP_S)
+        self._precedents_s = histogram("precedents_duration_seconds", "Finding precedents.", _STEP_S)
+        self._near_s = histogram(
+            "near_duplicates_duration_seconds", "Finding near duplicates, where there were any.", _STEP_S
+        )
+
+        # What is not a trial.
+        self._reused = counter("reused_verdicts", "Answers with an earlier verdict: exact, or near.", "kind")
+        self._reviews = counter("reviews", "Verdicts that people upheld or overruled.", "outcome")
+
+        # What is now.
+        self._running = gauge("running_trials", "Trials that are being held.")
+        self._waiting = gauge("waiting_requests", "Requests that wait their turn.")
+        self._bytes = gauge("request_memory_bytes", "Of requests in memory, waiting or being tried.")
+        self._library = gauge("library_precedents", "Memes in the library that is searched.")
+        limit = gauge("limit", "What is allowed at once: running_trials, waiting_requests, request_memory_bytes.", "of")
+        limit.labels("running_trials").set(settings.concurrent_trials)
+        limit.labels("waiting_requests").set(settings.waiting_trials)
+        limit.labels("request_memory_bytes").set(settings.picture_memory)
+
+    def serve(self, address: str) -> Callable[[], None]:
+        """Tells whoever asks over HTTP at ``host:port``; what is returned ends it.
+
+        Raises:
+            BadRequest: That can't be listened on.
+        """
+        host, _, port = address.rpartition(":")
+        try:
+            server, thread = prometheus_client.start_http_server(
+                int(port), host.strip("[]") or "0.0.0.0", registry=self.registry
+            )
+        except (OSError, ValueError, OverflowError):
+            raise BadRequest(
+                f"Metrics can't be served at {address}: it is taken, or no address of this machine. Give host:port, "
+                "or leave metrics out.",
+                reason="METRICS_ADDRESS_UNUSABLE",
+                field="metrics",
+            ) from None
+        self.port = server.server_port
+
+        def close() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        return close
+
+    def begun(self, service: str, method: str) -> None:
+        """A call came."""
+        self._series(self._in_progress, service, method).inc()
+
+    def ended(self, service: str, method: str, code: str, seconds: float) -> None:
+        """It ended, with the name of a gRPC status code."""
+        self._series(self._in_progress, service, method).dec()
+        self._series(self._requests, service, method, code).inc()
+        self._series(self._request_s, service, method).observe(seconds)
+
+    def _series(self, metric: M, *labels: str) -> M:
+        """The series of these labels. Looked up here: the library's own look-up would be half of what a call costs."""
+        try:
+            return self._by_labels[metric, labels]  # type: ignore[return-value]
+        except KeyError:
+            return self._by_labels.setdefault((metric, labels), metric.labels(*labels))  # type: ignore[return-value]
+
+    def streamed(self, code: int) -> None:
+        """A request in a stream was answered, as Judge would have ended with that code."""
+        self._stream.labels(CODES.get(code, "UNKNOWN")).inc()
+
+    def decoded(self, seconds: float) -> None:
+        """A picture was decoded."""
+        self._picture_s.observe(seconds)
+
+    def reused(self, *, near: bool) -> None:
+        """An earlier verdict was given again."""
+        self._reused.labels("near" if near else "exact").inc()
+
+    def reviewed(self, outcome: ReviewOutcome) -> None:
+        """A person reviewed a verdict."""
+        self._reviews.labels(outcome.value).inc()
+
+    def observe(
+        self,
+        *,
+        running: Callable[[], float] | None,
+        waiting: Callable[[], float] | None,
+        held_bytes: Callable[[], float] | None,
+        library: Callable[[], float] | None,
+    ) -> None:
+        """Where to look for what is now."""
+        for gauge, look in (
+            (self._running, running),
+            (self._waiting, waiting),
+            (self._bytes, held_bytes),
+            (self._library, library),
+        ):
+            if look is not None:
+                gauge.set_function(look)
+
+    def note(self, event: AnyEvent, seen: Seen, asked: Sequence[Asked]) -> None:
+        """An event of a trial was kept; ``asked`` are the calls that it is the first to tell of."""
+        for each in asked:
+            self._asked(each, seen)
+        match event:
+            case TrialOpened():
+                self._opened.labels(seen.procedure).inc()
+            case TrialResumed():
+                self._resumed.labels(seen.procedure).inc()
+            case TextRead():
+                self._texts.labels(event.source.value).inc()
+                if event.reader:
+                    self._text_s.observe(event.latency_s)
+            case PrecedentsCited():
+                self._precedents_s.observe(event.latency_s)
+            case NearDuplicatesFound():
+                self._with_near.inc()
+                self._near_s.observe(event.latency_s)
+                for duplicate in event.duplicates:
+                    self._near.labels(duplicate.label.value).inc()
+            case SideRested():
+                self._rested.labels(event.side.value, event.reason.value).inc()
+                if event.reason is not RestReason.NO_EXAMINATION:
+                    self._rounds.labels(event.side.value).observe(event.rounds)
+            case VerdictGiven():
+                self._end(event, seen, TrialState.DECIDED, event.verdict.label.value)
+                if event.verdict.needs_human_review:
+                    self._for_review.labels(seen.procedure).inc()
+                for reason in {review.reason for review in event.verdict.review}:
+                    self._review_reasons.labels(reason.value).inc()
+            case TrialFailed():
+                self._end(event, seen, TrialState.FAILED, "")
+                self._failures.labels(seen.procedure, event.step, event.reason).inc()
+
+    def _asked(self, asked: Asked, seen: Seen) -> None:
+        call = asked.call
+        # The name that it was asked by: what a server calls itself in its replies is not ours to bound.
+        labels = (call.role.value, seen.models.get(call.role.value, "unknown"))
+        self._calls.labels(*labels).inc(asked.calls)
+        if call.fault:
+            self._repairs.labels(*labels).inc()
+        self._call_s.labels(*labels).observe(call.latency_s)
+        self._tokens_in.labels(*labels).inc(call.tokens_in)
+        self._tokens_cached.labels(*labels).inc(call.tokens_cached)
+        self._tokens_out.labels(*labels).inc(call.tokens_out)
+
+    def _end(self, event: VerdictGiven | TrialFailed, seen: Seen, outcome: TrialState, label: str) -> None:
+        self._trials.labels(seen.procedure, outcome.value, label).inc()
+        if seen.began is not None:
+            self._trial_s.labels(seen.procedure, outcome.value).observe((event.at - seen.began).total_seconds())
+        if event.unused:
+            self._unused_calls.inc(event.unused.calls)
+            self._unused_in.inc(event.unused.tokens_in)
+            self._unused_cached.inc(event.unused.tokens_cached)
+            self._unused_out.inc(event.unused.tokens_out)
+            self._unanswered.inc(event.unused.unanswered)

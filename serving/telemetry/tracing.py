@@ -1,0 +1,239 @@
+"""Spans for OpenTelemetry: a call of the wire, the trial that is held for it, and each call of a model in that.
+
+Those of a trial are made of its events, after the fact: what a record tells, a trace shows, and no more. No attribute
+holds anything of a meme. Names follow OpenTelemetry's conventions for generative AI (which left the common conventions
+for a repository of their own, open-telemetry/semantic-conventions-genai, and are in development) and for RPC (release
+candidate); what they have no name for stands under ``memecourt.``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from court.events import AnyEvent, PrecedentsCited, TextRead, TrialFailed, TrialOpened, TrialResumed, VerdictGiven
+from serving.assembly import SOFTWARE
+from serving.telemetry.trials import Asked, Seen
+
+_SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
+"""Codes that make a server's span one of an error, by the conventions; the others are the caller's own doing."""
+
+_TO_EXPORT_S = 5.0
+"""What the last spans have when the server ends, in seconds: an orchestrator does not wait for ever."""
+
+_log = logging.getLogger("memecourt.telemetry")
+_wanted_trace: ContextVar[int] = ContextVar("memecourt_wanted_trace", default=0)
+_propagator = TraceContextTextMapPropagator()
+
+
+class _Ids(RandomIdGenerator):
+    """Random ids, but that of a trace which a record names already."""
+
+    def generate_trace_id(self) -> int:
+        return _wanted_trace.get() or super().generate_trace_id()
+
+
+def open_tracing() -> Tracing:
+    """Exports as the ``OTEL_`` variables say; the service's name is theirs where they have one."""
+    told = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    own = {"service.version": SOFTWARE, "service.instance.id": str(uuid.uuid4())}
+    if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in told:
+        own["service.name"] = "memecourt"
+    resource = Resource.create({name: value for name, value in own.items() if f"{name}=" not in told})
+    # No exit handler: whoever opened it closes it, and a process that is killed has nobody to wait for the export.
+    provider = TracerProvider(resource=resource, id_generator=_Ids(), shutdown_on_exit=False)
+    exporter = OTLPSpanExporter()
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return Tracing(provider, exporter)
+
+
+class Tracing:
+    """Makes spans of what happens."""
+
+    def __init__(self, provider: TracerProvider, exporter: OTLPSpanExporter) -> None:
+        self._provider = provider
+        self._exporter = exporter
+        self._tracer = provider.get_tracer("memecourt", SOFTWARE)
+
+    def close(self) -> None:
+        """Exports what waits, in as much time as there is for it: the library would wait for half a minute."""
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(_TO_EXPORT_S)
+        if ending.is_alive():
+            _log.warning("the collector has not taken the last spans within %g s: they are dropped", _TO_EXPORT_S)
+            self._exporter.shutdown()  # breaks off what it is at
+            ending.join()
+
+    def trace_id(self) -> str:
+        """Trace of the current span, 32 hex digits; empty outside of one."""
+        current = trace.get_current_span().get_span_context()
+        return trace.format_trace_id(current.trace_id) if current.is_valid else ""
+
+    def reused(self, *, near: bool) -> None:
+        """The current call was answered with an earlier verdict."""
+        trace.get_current_span().set_attribute("memecourt.reused", "near" if near else "exact")
+
+    def begin_call(self, service: str, method: str, metadata: Mapping[str, str]) -> Span:
+        """The span of a call, in the caller's trace where there is one; it is current from now on, in this task."""
+        name = f"{service}/{method}"
+        span = self._tracer.start_span(
+            name,
+            context=_propagator.extract(metadata, otel_context.Context()),
+            kind=SpanKind.SERVER,
+            attributes={"rpc.system.name": "grpc", "rpc.method": name},
+        )
+        # Never detached: each call is answered in a task of its own, and its context ends with it. An async generator
+        # that is closed from another task could not detach.
+        otel_context.attach(trace.set_span_in_context(span))
+        return span
+
+    def end_call(self, span: Span, code: str) -> None:
+        """A call ended, with the name of a gRPC status code."""
+        span.set_attribute("rpc.response.status_code", code)
+        if code in _SERVER_FAULTS:
+            span.set_attribute("error.type", code)
+            span.set_status(Status(StatusCode.ERROR))
+        span.end()
+
+    def note(self, event: AnyEvent, seen: Seen, asked: Sequence[Asked]) -> None:
+        """An event of a trial was kept; ``asked`` are the calls that it is the first to tell of."""
+        if isinstance(event, TrialOpened | TrialResumed):
+            seen.span = self._trial(event, seen)
+        if seen.span is None:
+            return
+        if isinstance(event, TextRead) and event.reader:
+            self._step("read text", event.at, event.latency_s, seen, {})
+        elif isinstance(event, PrecedentsCited):
+            library = event.findings.library.name
+            told = {"gen_ai.operation.name": "retrieval", "gen_ai.data_source.id": library}
+            self._step(f"retrieval {library}", event.at, event.latency_s, seen, told)
+        for each in asked:
+            self._asked(each, event, seen)
+        if isinstance(event, VerdictGiven):
+            seen.span.set_attribute("memecourt.outcome", "DECIDED")
+            seen.span.set_attribute("memecourt.label", event.verdict.label.value)
+            seen.span.set_attribute("memecourt.needs_human_review", event.verdict.needs_human_review)
+            seen.span.end(_ns(event.at))
+        elif isinstance(event, TrialFailed):
+            seen.span.set_attribute("memecourt.outcome", "FAILED")
+            seen.span.set_attribute("memecourt.step", event.step)
+            seen.span.set_attribute("error.type", event.reason)
+            seen.span.set_status(Status(StatusCode.ERROR))
+            seen.span.end(_ns(event.at))
+
+    def _trial(self, event: TrialOpened | TrialResumed, seen: Seen) -> Span:
+        """A trial, in the trace that its record names: as a child of the call that it is held for, where that is its.
+
+        One that is resumed, and one whose record names another trace, has no parent there, but a link to the call.
+        """
+        current = trace.get_current_span().get_span_context()
+        context, links = None, []
+        wanted = _trace_id(seen.trace_id)
+        if wanted and wanted != current.trace_id:
+            context = otel_context.Context()
+            links = [trace.Link(current)] if current.is_valid else []
+        name = f"memecourt.{seen.procedure.lower()}"
+        token = _wanted_trace.set(wanted)
+        try:
+            return self._tracer.start_span(
+                f"invoke_workflow {name}",
+                context=context,
+                links=links,
+                start_time=_ns(event.at),
+                attributes={
+                    "gen_ai.operation.name": "invoke_workflow",
+                    "gen_ai.workflow.name": name,
+                    "memecourt.trial.id": seen.trial_id,
+                    "memecourt.request.id": seen.request_id,
+                    "memecourt.procedure": seen.procedure,
+                    "memecourt.resumed": isinstance(event, TrialResumed),
+                },
+            )
+        finally:
+            _wanted_trace.reset(token)
+
+    def _asked(self, asked: Asked, event: AnyEvent, seen: Seen) -> None:
+        """A call of a model. An event says how long it took and not when it ended: that is when it was kept, at most
+        as much too late as the call waited for its turn in the record."""  # noqa: D205, D209
+        call = asked.call
+        model = seen.models.get(call.role.value, call.model)
+        told: dict[str, str | int | bool] = {
+            "gen_ai.operation.name": "chat",
+            # Which dialect is spoken; model and address tell whose it is.
+            "gen_ai.provider.name": "openai",
+            "gen_ai.request.model": model,
+            "gen_ai.response.model": call.model,
+            "gen_ai.agent.name": call.role.value.lower(),
+            "gen_ai.conversation.id": seen.trial_id,
+            "gen_ai.prompt.name": call.prompt_id,
+            "gen_ai.prompt.version": call.prompt_digest,
+            "gen_ai.usage.input_tokens": call.tokens_in,
+            "gen_ai.usage.output_tokens": call.tokens_out,
+            "gen_ai.usage.cache_read.input_tokens": call.tokens_cached,
+            "memecourt.trial.id": seen.trial_id,
+            "memecourt.event.seq": event.seq,
+            "memecourt.calls": asked.calls,
+            "memecourt.repaired": bool(call.fault),
+        }
+        for name in ("side", "round"):
+            if (value := getattr(event, name, None)) is not None:
+                told[f"memecourt.{name}"] = value
+        told |= _server(call.server)
+        self._step(f"chat {model}", event.at, call.latency_s, seen, told, SpanKind.CLIENT)
+
+    def _step(
+        self,
+        name: str,
+        ended: datetime,
+        seconds: float,
+        seen: Seen,
+        told: Mapping[str, Any],
+        kind: SpanKind = SpanKind.INTERNAL,
+    ) -> None:
+        span = self._tracer.start_span(
+            name,
+            context=trace.set_span_in_context(seen.span, otel_context.Context()),
+            kind=kind,
+            start_time=_ns(ended - timedelta(seconds=seconds)),
+            attributes=told,
+        )
+        span.end(_ns(ended))
+
+
+def _ns(at: datetime) -> int:
+    """Nanoseconds since the epoch."""
+    return round(at.timestamp() * 1e6) * 1000
+
+
+def _trace_id(told: str) -> int:
+    """The trace that a record names; 0 where it names none."""
+    try:
+        return int(told, 16) if len(told) == 32 else 0
+    except ValueError:
+        return 0
+
+
+def _server(address: str) -> dict[str, str | int]:
+    """Host and port of a model server."""
+    parts = urlsplit(address)
+    if not parts.hostname:
+        return {}
+    return {"server.address": parts.hostname, "server.port": parts.port or (443 if parts.scheme == "https" else 80)}

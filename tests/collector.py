@@ -1,0 +1,61 @@
+"""A collector of OpenTelemetry traces, on a real port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Keeps whatever is exported to it.
+
+    Attributes:
+        requests: As they came.
+        endpoint: Where it listens, as ``OTEL_EXPORTER_OTLP_ENDPOINT`` is to say.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.endpoint = ""
+
+    def Export(self, request: Any, context: object) -> Any:
+        self.requests.append(request)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    @property
+    def spans(self) -> list[Any]:
+        """All spans, in the order in which they came."""
+        return [span for r in self.requests for of in r.resource_spans for s in of.scope_spans for span in s.spans]
+
+    def named(self, prefix: str) -> list[Any]:
+        """Spans whose names begin so."""
+        return [span for span in self.spans if span.name.startswith(prefix)]
+
+    @property
+    def resource(self) -> dict[str, Any]:
+        """What the first exporter says of itself."""
+        return told(self.requests[0].resource_spans[0].resource)
+
+
+def told(span: Any) -> dict[str, Any]:
+    """Attributes of a span or a resource."""
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+
+
+@contextmanager
+def a_collector() -> Iterator[Collector]:
+    """One that listens for as long."""
+    collector = Collector()
+    server = grpc.server(ThreadPoolExecutor(max_workers=2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield collector
+    finally:
+        server.stop(None).wait()

@@ -1,0 +1,80 @@
+"""What an operator sees of the real server, as a process: metrics over HTTP, spans at a collector, lines in the log."""
+
+import io
+import json
+import urllib.request
+
+import pytest
+from PIL import Image, PngImagePlugin
+from prometheus_client.parser import text_string_to_metric_families
+
+from memecourt.client import Client, judge_request
+from retrieval.starter.draw import draw_meme
+from tests.collector import a_collector, told
+from tests.integration.test_server import records
+
+pytestmark = pytest.mark.integration
+
+WORDS = "Zebras from Redland are late for their coffee on Monday"
+
+
+def marked():
+    """A picture with words to be read off it, that also says something of itself."""
+    file, info = io.BytesIO(), PngImagePlugin.PngInfo()
+    info.add_text("Comment", "zebrametadata")
+    exif = Image.Exif()
+    exif[0x010E] = "zebrametadata"
+    draw_meme("cat", WORDS, seed=3).save(file, "PNG", pnginfo=info, exif=exif)
+    return file.getvalue()
+
+
+def test_of_a_trial_by_the_real_server_all_three_tell_and_none_tells_what_it_was_about(start, monkeypatch):
+    with a_collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+        server = start(None, "--metrics", "127.0.0.1:0", "--traces", "--log-format", "json").ready()
+        at = json.loads(server.wait_for(lambda line: "metrics are served" in line))
+        asked = {"namespace": "zebranamespace", "content_id": "zebracontent"}
+        with Client(server.address) as court:
+            verdict = court.ask(judge_request(marked(), request_id="r-0", **asked), timeout=120)
+            again = court.ask(judge_request(marked(), request_id="r-1", **asked), timeout=120)
+        assert again.reused_from.verdict_id == verdict.verdict_id
+        with urllib.request.urlopen(f"http://127.0.0.1:{at['port']}/metrics", timeout=20) as answer:
+            page = answer.read().decode()
+        assert server.end() == 0
+
+    (record,) = records(server.docket, verdict.verdict_id)
+    assert "zebras" in record.text.text.lower()  # it was read
+    values = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+    label = record.verdict.label.value
+    trials = ("memecourt_trials_total", (("label", label), ("outcome", "DECIDED"), ("procedure", "SUMMARY")))
+    assert values[trials] == 1
+    assert values["memecourt_reused_verdicts_total", (("kind", "exact"),)] == 1
+    assert values["memecourt_texts_total", (("source", "OCR"),)] == 1
+    assert values["memecourt_library_precedents", ()] == record.precedents.findings.library.size
+    assert values["memecourt_running_trials", ()] == 0
+
+    # Spans that were waiting were exported when the server ended.
+    (trial,) = collector.named("invoke_workflow memecourt.summary")
+    assert trial.trace_id.hex() == record.opened.trace_id == verdict.trace_id
+    assert told(trial)["memecourt.trial.id"] == record.trial_id
+    below = {span.name for span in collector.spans if span.parent_span_id == trial.span_id}
+    assert below == {"read text", f"retrieval {record.precedents.findings.library.name}"}
+
+    lines = [json.loads(line) for line in server.log if line.startswith("{")]
+    of_trial = [line for line in lines if line["logger"] == "memecourt.trials"]
+    assert [line["event"] for line in of_trial] == [event.kind for event in record.events]
+    assert {(line["trial"], line["request"]) for line in of_trial} == {(record.trial_id, "r-0")}
+
+    exported = "".join(str(request) for request in collector.requests)
+    exhibits = [found for found in record.precedents.findings.exhibits if found.text]
+    assert exhibits
+    for place in (page, exported, "\n".join(server.log)):
+        assert "zebra" not in place.lower()
+        for secret in (record.opened.meme.pixels_sha256, record.opened.meme.bytes_sha256, record.text.text):
+            assert secret not in place
+        for found in exhibits:
+            assert found.id not in place and found.text not in place

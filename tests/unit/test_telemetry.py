@@ -1,0 +1,573 @@
+"""Metrics say what the records say; logs say what happened and nothing of the meme."""
+
+import asyncio
+import json
+import logging
+import re
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from court.errors import BadRequest, NotLoaded, TrialAborted, Unavailable
+from court.events import (
+    Label,
+    NearDuplicate,
+    NearDuplicatesFound,
+    PrecedentsCited,
+    Procedure,
+    RestReason,
+    ReviewOutcome,
+    SideRested,
+    Summarised,
+    SummarisedAhead,
+    TextRead,
+    TrialFailed,
+    TrialOpened,
+    VerdictGiven,
+)
+from court.ports import ChatReply, FinishReason
+from court.record import TrialRecord, TrialState
+from court.trial import Case
+from serving.settings import Settings
+from serving.telemetry import SILENT, Telemetry, open_telemetry
+from serving.telemetry.logs import JsonLines, TextLines, set_up
+from serving.telemetry.metrics import Metrics
+from tests.cast import ACQUITTAL, Cast, as_json, full_court, is_repair
+from tests.fakes import FakeReader, H, N, Notes, a_meme, a_picture, findings, ticking
+from tests.unit.test_resume import ahead_of_time
+from tests.unit.test_trial import a_court
+
+
+def described(request):
+    """A description by a server that has half of the prompt in its cache, and calls its model by a name of its own."""
+    return ChatReply(
+        text=as_json({"description": "A crowd stands under a green flag."}),
+        finish=FinishReason.STOP,
+        model="proposer-model-as-served",
+        tokens_in=200,
+        tokens_out=20,
+        tokens_cached=100,
+        latency_s=3.5,
+        server="http://model.example:8000/v1",
+    )
+
+
+def repaired(request):
+    return None if is_repair(request) else "no JSON at all"
+
+
+def try_all(telemetry):
+    """Trials of every kind, told to telemetry as they happen; their records."""
+    records = []
+
+    def hear(court, procedure, trial_id, meme=None):
+        async def work():
+            try:
+                return await court.hear(Case(trial_id, meme or a_meme(), procedure, request_id=trial_id), watch)
+            except TrialAborted as error:
+                return error.record
+
+        notes = Notes()
+
+        async def watch(event):
+            await notes(event)
+            await telemetry.watch(event)
+
+        records.append(asyncio.run(work()))
+        assert records[-1].events == tuple(notes.events)
+
+    for number, rounds in enumerate((2, 3, 5)):
+        hear(full_court(Cast(rounds=rounds, describe=described)), Procedure.FULL, f"full-{number}")
+    hear(full_court(ahead_of_time()), Procedure.FULL, "ahead")
+    hear(full_court(Cast(judge=ACQUITTAL), reader=FakeReader("two\nlines")), Procedure.FULL, "read", a_meme(None))
+    hear(full_court(Cast(describe=repaired)), Procedure.FULL, "repaired")
+    hear(full_court(Cast(odds=None, judge="never a ruling")), Procedure.FULL, "unusable")
+    hear(full_court(Cast(accuser_ask=Unavailable("gone", reason="MODEL_GONE"))), Procedure.FULL, "gone")
+    hear(full_court(Cast()), Procedure.CASCADE, "cascade")
+    hear(a_court(findings([H, H, N, H, H])), Procedure.SUMMARY, "summary")
+    hear(a_court(findings([N] * 5)), Procedure.SUMMARY, "benign")
+    hear(a_court(findings([H] * 5, text=0.1, picture=0.1)), Procedure.SUMMARY, "far")
+    hear(a_court(Unavailable("no search", reason="SEARCH_GONE")), Procedure.SUMMARY, "no search")
+    return records
+
+
+def samples(metrics):
+    """All values by name and labels, those of labels that are empty left out as Prometheus does."""
+    return {
+        (sample.name, frozenset((k, v) for k, v in sample.labels.items() if v)): sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+    }
+
+
+def key(name, **labels):
+    return (name, frozenset((k, str(v)) for k, v in labels.items() if v))
+
+
+@pytest.fixture(scope="module")
+def tried():
+    metrics = Metrics(Settings())
+    telemetry = Telemetry(metrics)
+    records = try_all(telemetry)
+    return records, samples(metrics), telemetry
+
+
+def counted(values, name):
+    """A metric's values by labels."""
+    return {labels: value for (each, labels), value in values.items() if each == name}
+
+
+def by_labels(counter):
+    return {frozenset((k, v) for k, v in labels if v): number for labels, number in counter.items()}
+
+
+def calls_of(record):
+    """Calls that a record tells of, by (role, figures, number): one that stands in two events once."""
+    ahead = {(event.side, event.round) for event in record.all(SummarisedAhead)}
+    for event in record.events:
+        call = getattr(event, "call", None)
+        if call is not None and not (isinstance(event, Summarised) and (event.side, event.round) in ahead):
+            yield call, 2 if call.fault else 1
+        if isinstance(event, VerdictGiven) and event.odds:
+            yield event.odds.call, 2
+
+
+def test_the_trials_here_are_of_every_kind(tried):
+    """What the next tests compare is not all zero."""
+    records, *_ = tried
+    states = Counter((record.opened.procedure, record.state) for record in records)
+    assert states[Procedure.FULL, TrialState.DECIDED] == 6
+    assert states[Procedure.FULL, TrialState.FAILED] == 2
+    assert states[Procedure.SUMMARY, TrialState.FAILED] == 1
+    assert {record.verdict.label for record in records if record.verdict} == set(Label)
+    assert any(call.fault for record in records for call, _ in calls_of(record))
+    assert any(record.all(SummarisedAhead) for record in records)
+    assert any(e.unused and e.unused.calls for r in records for e in r.events if isinstance(e, VerdictGiven))
+
+
+def test_trials_are_counted_as_the_records_have_them(tried):
+    records, values, _ = tried
+    trials, opened, failed = Counter(), Counter(), Counter()
+    for record in records:
+        procedure = record.opened.procedure.value
+        opened[(("procedure", procedure),)] += 1
+        label = record.verdict.label.value if record.verdict else ""
+        trials[("procedure", procedure), ("outcome", record.state.value), ("label", label)] += 1
+        for event in record.all(TrialFailed):
+            failed[("procedure", procedure), ("step", event.step), ("reason", event.reason)] += 1
+    assert counted(values, "memecourt_trials_total") == by_labels(trials)
+    assert counted(values, "memecourt_trials_opened_total") == by_labels(opened)
+    assert counted(values, "memecourt_trial_failures_total") == by_labels(failed)
+    for (procedure, state), number in Counter((r.opened.procedure, r.state) for r in records).items():
+        labels = {"procedure": procedure, "outcome": state}
+        assert values[key("memecourt_trial_duration_seconds_count", **labels)] == number
+        spent = sum(r.seconds for r in records if (r.opened.procedure, r.state) == (procedure, state))
+        assert values[key("memecourt_trial_duration_seconds_sum", **labels)] == pytest.approx(spent)
+
+
+def test_calls_and_tokens_are_counted_as_the_records_have_them(tried):
+    records, values, _ = tried
+    told = {name: Counter() for name in ("calls", "repairs", "in", "cached", "out", "seconds")}
+    for record in records:
+        for call, number in calls_of(record):
+            labels = (("role", call.role.value), ("model", f"{call.role.value.lower()}-model"))
+            told["calls"][labels] += number
+            told["repairs"][labels] += bool(call.fault)
+            told["in"][labels] += call.tokens_in
+            told["cached"][labels] += call.tokens_cached
+            told["out"][labels] += call.tokens_out
+            told["seconds"][labels] += call.latency_s
+    assert counted(values, "memecourt_model_calls_total") == by_labels(told["calls"])
+    assert counted(values, "memecourt_model_input_tokens_total") == by_labels(told["in"])
+    assert counted(values, "memecourt_model_cached_input_tokens_total") == by_labels(told["cached"])
+    assert counted(values, "memecourt_model_output_tokens_total") == by_labels(told["out"])
+    assert counted(values, "memecourt_model_call_duration_seconds_sum") == pytest.approx(by_labels(told["seconds"]))
+    repairs = {labels: number for labels, number in by_labels(told["repairs"]).items() if number}
+    assert repairs and counted(values, "memecourt_model_repairs_total") == repairs
+    assert sum(told["cached"].values()) == 300  # three descriptions, half of a prompt each
+
+    last = [r.last(VerdictGiven) or r.last(TrialFailed) for r in records]
+    unused = [event.unused for event in last if event.unused]
+    for name, of in {
+        "calls": "calls",
+        "input_tokens": "tokens_in",
+        "cached_input_tokens": "tokens_cached",
+        "output_tokens": "tokens_out",
+    }.items():
+        assert values[key(f"memecourt_model_unused_{name}_total")] == sum(getattr(each, of) for each in unused)
+    assert values[key("memecourt_model_unanswered_calls_total")] == sum(each.unanswered for each in unused)
+
+
+def test_rounds_texts_precedents_and_reviews_are_counted_as_the_records_have_them(tried):
+    records, values, _ = tried
+    rested = [event for record in records for event in record.all(SideRested)]
+    assert counted(values, "memecourt_sides_rested_total") == by_labels(
+        Counter((("side", event.side.value), ("reason", event.reason.value)) for event in rested)
+    )
+    examined = [event for event in rested if event.reason is not RestReason.NO_EXAMINATION]
+    assert sum(counted(values, "memecourt_side_rounds_sum").values()) == sum(event.rounds for event in examined) > 0
+    assert sum(counted(values, "memecourt_side_rounds_count").values()) == len(examined)
+    texts = [event for record in records for event in record.all(TextRead)]
+    assert counted(values, "memecourt_texts_total") == by_labels(Counter((("source", e.source.value),) for e in texts))
+    assert values[key("memecourt_text_read_duration_seconds_count")] == sum(bool(e.reader) for e in texts) == 1
+    found = sum(len(record.all(PrecedentsCited)) for record in records)
+    assert values[key("memecourt_precedents_duration_seconds_count")] == found > 0
+    verdicts = [record.verdict for record in records if record.verdict]
+    assert sum(counted(values, "memecourt_verdicts_for_review_total").values()) == sum(
+        verdict.needs_human_review for verdict in verdicts
+    )
+    reasons = Counter(r for verdict in verdicts for r in {review.reason.value for review in verdict.review})
+    assert counted(values, "memecourt_review_reasons_total") == by_labels(
+        {(("reason", reason),): number for reason, number in reasons.items()}
+    )
+
+
+def test_nothing_is_remembered_of_a_trial_that_has_ended(tried):
+    *_, telemetry = tried
+    assert not telemetry._trials
+
+
+def test_trials_whose_end_is_never_told_of_are_forgotten_in_the_end(monkeypatch):
+    monkeypatch.setattr("serving.telemetry._MOST_TRIALS", 10)
+    telemetry = Telemetry(Metrics(Settings()))
+    opened = asyncio.run(a_court().hear(Case("t", a_meme(), Procedure.SUMMARY), Notes())).opened
+    for number in range(25):
+        asyncio.run(telemetry.watch(opened.model_copy(update={"trial_id": f"t{number}"})))
+    assert list(telemetry._trials) == [f"t{number}" for number in range(15, 25)]
+
+
+def test_of_a_trial_that_is_resumed_no_call_is_counted_twice_and_its_procedure_is_known():
+    whole = asyncio.run(full_court(ahead_of_time()).hear(Case("t", a_meme(), Procedure.FULL), Notes()))
+    place = next(n for n, event in enumerate(whole.events) if isinstance(event, SummarisedAhead)) + 1
+    cut = TrialRecord.of(whole.events[:place])
+    metrics = Metrics(Settings())
+    telemetry = Telemetry(metrics)
+    telemetry.resuming(cut)
+    # The same clock goes on where the first server's stood still.
+    resumed = asyncio.run(full_court(Cast(rounds=3)).resume(cut, a_picture(), telemetry.watch))
+    values = samples(metrics)
+    assert values[key("memecourt_trials_resumed_total", procedure="FULL")] == 1
+    assert values[key("memecourt_trials_total", procedure="FULL", outcome="DECIDED", label="HARMFUL")] == 1
+    assert not counted(values, "memecourt_trials_opened_total")
+    before = sum(number for _, number in calls_of(cut))
+    assert sum(counted(values, "memecourt_model_calls_total").values()) == (
+        sum(number for _, number in calls_of(resumed)) - before
+    )
+    assert resumed.state is TrialState.DECIDED
+    assert values[key("memecourt_trial_duration_seconds_count", procedure="FULL", outcome="DECIDED")] == 1
+
+
+def test_what_is_not_a_trial_is_counted_as_it_is_told():
+    metrics = Metrics(Settings(concurrent_trials=3, waiting_trials=7))
+    telemetry = Telemetry(metrics)
+    now = {"running": 0}
+    telemetry.observe(running=lambda: now["running"], waiting=lambda: 2, bytes=lambda: 4096, library=lambda: 100)
+    telemetry.reused(near=False)
+    telemetry.reused(near=False)
+    telemetry.reused(near=True)
+    telemetry.reviewed(ReviewOutcome.OVERRULED)
+    telemetry.decoded(0.02)
+    now["running"] = 5
+    values = samples(metrics)
+    assert values[key("memecourt_reused_verdicts_total", kind="exact")] == 2
+    assert values[key("memecourt_reused_verdicts_total", kind="near")] == 1
+    assert values[key("memecourt_reviews_total", outcome="OVERRULED")] == 1
+    assert values[key("memecourt_picture_decode_duration_seconds_sum")] == 0.02
+    assert values[key("memecourt_running_trials")] == 5
+    assert values[key("memecourt_waiting_requests")] == 2
+    assert values[key("memecourt_request_memory_bytes")] == 4096
+    assert values[key("memecourt_library_precedents")] == 100
+    assert values[key("memecourt_limit", of="running_trials")] == 3
+    assert values[key("memecourt_limit", of="waiting_requests")] == 7
+
+
+def test_near_duplicates_are_counted_by_what_they_were_found_to_be():
+    metrics = Metrics(Settings())
+    duplicate = NearDuplicate(trial_id="old", label=Label.HARMFUL, distance=3, same_text=True, same_picture=False)
+    found = NearDuplicatesFound(
+        trial_id="t",
+        seq=3,
+        at=next(ticking()),
+        duplicates=(duplicate, duplicate, duplicate.model_copy(update={"label": Label.NOT_HARMFUL})),
+        latency_s=0.25,
+    )
+    asyncio.run(Telemetry(metrics).watch(found))
+    values = samples(metrics)
+    assert values[key("memecourt_trials_with_near_duplicates_total")] == 1
+    assert values[key("memecourt_near_duplicates_total", label="HARMFUL")] == 2
+    assert values[key("memecourt_near_duplicates_total", label="NOT_HARMFUL")] == 1
+    assert values[key("memecourt_near_duplicates_duration_seconds_sum")] == 0.25
+
+
+def test_a_fault_of_telemetry_costs_no_verdict(caplog):
+    class Broken:
+        def note(self, event, seen, calls):
+            raise ValueError("ze" + "bra")
+
+    record = asyncio.run(a_court().hear(Case("t", a_meme(), Procedure.SUMMARY), Telemetry(Broken()).watch))
+    assert record.state is TrialState.DECIDED
+    assert len([r for r in caplog.records if "not counted: ValueError" in r.getMessage()]) == len(record.events)
+    assert "zebra" not in caplog.text
+
+
+def test_silence_counts_and_logs_nothing(caplog):
+    caplog.set_level(logging.DEBUG)
+    asyncio.run(a_court().hear(Case("t", a_meme(), Procedure.SUMMARY), SILENT.watch))
+    SILENT.reused(near=True)
+    SILENT.reviewed(ReviewOutcome.UPHELD)
+    SILENT.observe(running=lambda: 1)
+    assert (
+        not [record for record in caplog.records if record.name != "asyncio"]
+        and not SILENT._trials
+        and SILENT.trace_id() == ""
+    )
+
+
+ALLOWED = {
+    "service",
+    "method",
+    "code",
+    "procedure",
+    "outcome",
+    "label",
+    "step",
+    "reason",
+    "side",
+    "role",
+    "model",
+    "source",
+    "kind",
+    "of",
+}
+"""Labels whose values are closed sets, or what the operator has set up."""
+
+
+def test_names_follow_the_conventions_and_labels_are_bounded(tried):
+    records, *_ = tried
+    metrics = Metrics(Settings())
+    for family in metrics.registry.collect():
+        if not family.name.startswith("memecourt_"):
+            continue
+        assert family.documentation.endswith("."), family.name
+        assert not any(unit in family.name for unit in ("_ms", "_millis", "_minutes", "_mb", "_kb")), family.name
+        if family.type == "histogram" and "duration" in family.name:
+            assert family.name.endswith("_seconds")
+        assert family.type != "counter" or not family.name.endswith(("_count", "_sum")), family.name
+    labels = {
+        name for collector in metrics.registry._collector_to_names for name in getattr(collector, "_labelnames", ())
+    }
+    assert labels <= ALLOWED
+    # Ten times as many trials make no more series.
+    telemetry = Telemetry(metrics)
+
+    async def retell(round_):
+        for record in records:
+            for event in record.events:
+                update = {"trial_id": f"{record.trial_id}-{round_}"}
+                if isinstance(event, TrialOpened):
+                    meme = event.meme.model_copy(update={"namespace": f"n{round_}", "content_id": f"c{round_}"})
+                    update |= {"meme": meme, "request_id": f"r{round_}", "trace_id": f"{round_:032x}"}
+                await telemetry.watch(event.model_copy(update=update))
+
+    asyncio.run(retell(0))
+    series = len(samples(metrics))
+    for round_ in range(1, 10):
+        asyncio.run(retell(round_))
+    assert len(samples(metrics)) == series
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
+ROW = re.compile(r"\| `(memecourt_\w+)` \| (\w+) \|([^|]*)\| (.+) \|")
+
+
+def test_the_page_on_monitoring_tells_of_each_metric_and_asks_for_none_that_is_not_there():
+    page = PAGE.read_text("utf-8")
+    told = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in ROW.findall(page)}
+    collectors = Metrics(Settings()).registry._collector_to_names
+    there, samples_of = {}, set()
+    for collector, names in collectors.items():
+        for family in collector.describe() if hasattr(collector, "describe") else ():
+            if family.name.startswith("memecourt_"):
+                kind = {"info": "gauge"}.get(family.type, family.type)
+                suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+                labels = ("version",) if family.type == "info" else collector._labelnames
+                there[family.name + suffix] = (kind, labels)
+                samples_of |= set(names) | {f"{family.name}_bucket"}
+    assert told == there
+    assert set(re.findall(r"\bmemecourt_\w+", page)) <= samples_of
+
+
+def test_a_place_for_metrics_that_is_no_place_is_an_error_that_says_so():
+    for address in ("127.0.0.1:notaport", "256.0.0.1:0", "127.0.0.1:99999999", "nothing"):
+        with pytest.raises(BadRequest, match="Metrics can't be served") as caught:
+            Metrics(Settings()).serve(address)
+        assert caught.value.reason == "METRICS_ADDRESS_UNUSABLE"
+
+
+def test_without_opentelemetry_all_but_traces_works(monkeypatch):
+    code = (
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "import asyncio, serving.telemetry as t\n"
+        "from serving.settings import Settings\n"
+        "async def work():\n"
+        "    async with t.open_telemetry(Settings()) as telemetry:\n"
+        "        telemetry.interceptor(); telemetry.reused(near=False)\n"
+        "asyncio.run(work())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "opentelemetry"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "serving.telemetry.tracing", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+
+    async def work():
+        async with open_telemetry(Settings(traces=True)):
+            pass
+
+    with pytest.raises(NotLoaded, match="pip install 'memecourt\\[telemetry\\]'"):
+        asyncio.run(work())
+
+
+# Logs.
+
+
+class Lines:
+    """What a logger writes, line by line."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+    def __iter__(self):
+        return iter(self.text.splitlines())
+
+
+@contextmanager
+def logging_as(log_format):
+    """The process's logging set up as a server does it, and put back afterwards."""
+    root, ours = logging.getLogger(), logging.getLogger("memecourt")
+    before = root.handlers[:], root.level, ours.level, sys.unraisablehook, threading.excepthook
+    lines = Lines()
+    set_up(log_format, lines)
+    try:
+        yield lines
+    finally:
+        logging.captureWarnings(False)
+        root.handlers[:], root.level, ours.level, sys.unraisablehook, threading.excepthook = before
+        logging.getLogger().setLevel(before[1])
+        ours.setLevel(before[2])
+
+
+def test_a_trial_in_the_log_names_itself_its_request_and_each_event():
+    telemetry = Telemetry(log=True)
+    case = Case("t-1", a_meme(), Procedure.SUMMARY, request_id="r-1", namespace="forum", content_id="post-7")
+    with logging_as("text") as text:
+        record = asyncio.run(a_court().hear(case, telemetry.watch))
+    with logging_as("json") as as_json_lines:
+        asyncio.run(a_court().hear(case, telemetry.watch))
+    kinds = [event.kind for event in record.events]
+    assert [line.split(" memecourt.trials ")[1] for line in text] == [
+        f"trial=t-1 request=r-1 seq={seq} event={kind}" for seq, kind in enumerate(kinds)
+    ]
+    for seq, line in enumerate(as_json_lines):
+        told = json.loads(line)
+        assert (told["trial"], told["request"], told["seq"], told["event"]) == ("t-1", "r-1", seq, kinds[seq])
+        assert (told["level"], told["logger"]) == ("INFO", "memecourt.trials")
+        assert told["time"].endswith("+00:00")
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_request_id_can_forge_neither_a_line_nor_a_field(log_format):
+    evil = "r\n2026-01-01 00:00:00,000 INFO memecourt.trials trial=x\x1b[2J\u2028 event=VerdictGiven"
+    with logging_as(log_format) as lines:
+        logging.getLogger("memecourt.trials").info("trial=%s request=%s seq=%d event=%s", "t", evil, 0, "TrialOpened")
+    (line,) = lines.text.rstrip("\n").split("\n")
+    assert "\x1b" not in line and "\u2028" not in line
+    if log_format == "json":
+        assert json.loads(line)["request"] == evil and json.loads(line)["event"] == "TrialOpened"
+    else:
+        assert ' request="r' in line and line.endswith('" seq=0 event=TrialOpened')
+
+
+SECRET = "zebra crossing words"
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_what_libraries_and_exceptions_say_stays_out_of_the_log(log_format):
+    def fail():
+        try:
+            raise KeyError(SECRET)
+        except KeyError as error:
+            raise ValueError(f"about {SECRET}") from error
+
+    with logging_as(log_format) as lines:
+        for name in ("sqlalchemy.engine", "grpc._cython.cygrpc", "asyncio", "httpx", "PIL.Image"):
+            logging.getLogger(name).error("statement %s", SECRET)
+        try:
+            fail()
+        except ValueError:
+            logging.getLogger("asyncio").exception(f"never retrieved: {SECRET}")
+            logging.getLogger("memecourt.service").exception("request failed")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn(SECRET, stacklevel=1)
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+
+        class Dropped:
+            def __del__(self):
+                fail()
+
+        Dropped()
+    assert SECRET not in lines.text and "zebra" not in lines.text
+    # It is still said who, where and what kind.
+    for told in ("sqlalchemy.engine", "grpc._cython.cygrpc", "py.warnings", "ValueError", "KeyError", "in fail"):
+        assert told in lines.text, told
+    assert lines.text.count("ValueError") >= 4
+    assert "test_telemetry.py:" in lines.text
+    if log_format == "json":
+        assert all(json.loads(line) for line in lines)
+
+
+def test_opentelemetry_may_say_what_ails_it():
+    with logging_as("text") as lines:
+        logging.getLogger("opentelemetry.exporter.otlp").warning("Transient error %s", "UNAVAILABLE")
+    assert "Transient error UNAVAILABLE" in lines.text
+
+
+def test_formatters_take_what_is_no_template():
+    records = [
+        logging.LogRecord("memecourt.x", logging.INFO, "f.py", 1, message, arguments, None)
+        for message, arguments in (
+            ("100 % of nothing", ()),
+            ("50 %% of %s", ("it",)),
+            ("a=%(a)s", ({"a": 1},)),
+            ({"no": "text"}, ()),
+            ("width=%5.2f name=%r", (1.5, "b c")),
+        )
+    ]
+    for formatter in (TextLines(), JsonLines()):
+        told = [formatter.format(record) for record in records]
+        assert "100 % of nothing" in told[0] and "50 % of it" in told[1] and "a=1" in told[2]
+    told = json.loads(JsonLines().format(records[4]))
+    assert told["width"] == 1.5 and told["name"] == "b c"
+
+
+def test_time_in_a_line_is_the_record_s():
+    record = logging.LogRecord("memecourt.x", logging.INFO, "f.py", 1, "now", (), None)
+    record.created, record.msecs = 0.25, 250
+    assert json.loads(JsonLines().format(record))["time"] == "1970-01-01T00:00:00.250+00:00"
+    assert TextLines().format(record).startswith(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(0)) + ",250 ")
