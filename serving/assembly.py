@@ -6,16 +6,16 @@ import asyncio
 import struct
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from court.backends.picture_reader import GuardedPictureReader
 from court.backends.text_reader import OcrTextReader
 from court.digests import digest
 from court.errors import BadRequest, CantResume, Unavailable
-from court.events import AnyEvent, MemeIdentity, Procedure
+from court.events import AnyEvent, MemeIdentity, Procedure, TextRead, VerdictGiven
 from court.meme import Frame, Meme, Picture, PictureFormat, check_text
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import PictureReader, Watcher
@@ -32,8 +32,9 @@ from retrieval.pgvector import PgvectorFinder
 from retrieval.postgres.address import Address
 from retrieval.storage import CURRENT
 from serving.bench import open_bench
-from serving.docket.sql import SqlDocket
+from serving.docket.sql import open_docket
 from serving.docket.store import Docket
+from serving.near import NearMemes
 from serving.settings import Settings
 
 SOFTWARE = version("memecourt")
@@ -41,6 +42,28 @@ _LARGE = 10**9
 """Bytes of a library from which on it is told how far its check is."""
 _LONG_S = 2.0
 """Seconds that a step of warming takes before it is told how far it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """Versions that a caller insists on, each as a record gives it. What is empty may be anything.
+
+    Attributes:
+        models: Model per role, by the role's name in lower case.
+        prompts: Digest of the prompt set.
+        library: Digest of the library of precedents.
+        encoder: Name and digest of the encoder.
+        settings: Digest of the trial's settings.
+    """
+
+    models: Mapping[str, str] = field(default_factory=dict)
+    prompts: str = ""
+    library: str = ""
+    encoder: str = ""
+    settings: str = ""
+
+
+NO_PINS = Pins()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +79,10 @@ class Ask:
         namespace: Whose content it is.
         content_id: What the caller calls it.
         trace_id: 32 hex digits, or empty for a new one.
+        pins: What it must be tried with.
+        try_anew: Whether it is tried also where the verdict of an earlier trial would serve.
+        policy: The policy that was asked for, in the caller's words; empty for whichever is loaded. It has been checked
+            against the loaded one, and only tells two requests apart.
     """
 
     image: bytes
@@ -66,6 +93,9 @@ class Ask:
     namespace: str = ""
     content_id: str = ""
     trace_id: str = ""
+    pins: Pins = NO_PINS
+    try_anew: bool = False
+    policy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +115,37 @@ class Hearing:
 
 @dataclass(frozen=True, slots=True)
 class Courthouse:
-    """A court with everything around it: asks go in, kept records come out."""
+    """A court with everything around it: asks go in, kept records come out.
+
+    Attributes:
+        court: Tries.
+        pictures: Decodes.
+        docket: Keeps.
+        near: Learns what each meme that was tried looks like; None where nobody wants to know.
+    """
 
     court: Court
     pictures: PictureReader
     docket: Docket
+    near: NearMemes | None = None
 
-    async def hear(self, ask: Ask, watch: Watcher | None = None, *, within_s: float | None = None) -> Hearing:
+    async def hear(
+        self,
+        ask: Ask,
+        watch: Watcher | None = None,
+        *,
+        within_s: float | None = None,
+        trial_id: str | None = None,
+        picture: Picture | None = None,
+    ) -> Hearing:
         """Decodes, tries and keeps.
 
         Args:
             ask: What to try.
             watch: Is told of every event after the docket has kept it.
             within_s: Seconds until the caller's deadline; None where there is none.
+            trial_id: Names the trial; None for a new name.
+            picture: That of the ask, where it has been decoded.
 
         Raises:
             BadInput: The picture or the text can't be tried; nothing is recorded.
@@ -109,12 +157,13 @@ class Courthouse:
         if ask.text is not None:
             check_text(ask.text)  # before the picture: it costs nothing
         self.court.require(ask.procedure)
-        picture = await self.pictures.read(ask.image)
+        if picture is None:
+            picture = await self.pictures.read(ask.image)
         decoded = time.perf_counter()
         await self.docket.keep_picture(picture)
 
         case = Case(
-            trial_id=str(uuid.uuid4()),
+            trial_id=trial_id or str(uuid.uuid4()),
             meme=Meme(picture=picture, text=ask.text, language=ask.language or None),
             procedure=ask.procedure,
             request_id=ask.request_id or str(uuid.uuid4()),
@@ -123,11 +172,18 @@ class Courthouse:
             trace_id=ask.trace_id or uuid.uuid4().hex,
             within_s=None if within_s is None else within_s - (time.perf_counter() - began),
         )
-        record = await self.court.hear(case, self._keeping(watch))
+        record = await self.court.hear(case, self._keeping(watch, picture, ask.namespace))
         return Hearing(record, picture_seconds=decoded - began, total_seconds=time.perf_counter() - began)
 
-    async def resume(self, trial_id: str, watch: Watcher | None = None) -> TrialRecord:
+    async def resume(
+        self, trial_id: str, watch: Watcher | None = None, *, within_s: float | None = None
+    ) -> TrialRecord:
         """Takes a trial up where it was cut off.
+
+        Args:
+            trial_id: Which.
+            watch: Is told of every event that comes now, after the docket has kept it.
+            within_s: Seconds until the caller's deadline; None where there is none.
 
         Raises:
             TrialUnknown: There is none of that id.
@@ -138,10 +194,20 @@ class Courthouse:
         kept = await self.docket.frames(record.opened.meme.pixels_sha256)
         if not kept:
             raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
-        return await self.court.resume(record, picture_of(record.opened.meme, kept), self._keeping(watch))
+        picture = picture_of(record.opened.meme, kept)
+        keeping = self._keeping(watch, picture, record.opened.meme.namespace, record.text)
+        return await self.court.resume(record, picture, keeping, within_s=within_s)
 
-    def _keeping(self, watch: Watcher | None) -> Watcher:
+    def _keeping(
+        self, watch: Watcher | None, picture: Picture, namespace: str, text: TextRead | None = None
+    ) -> Watcher:
         async def keep(event: AnyEvent) -> None:
+            nonlocal text
+            if isinstance(event, TextRead):
+                text = event
+            if isinstance(event, VerdictGiven) and self.near is not None and text is not None:
+                # Before the verdict: a look without one is passed over, a verdict without one would be lost in a crash.
+                await self.near.learn(event.trial_id, picture, text.text, bool(text.reader), namespace)
             await self.docket.append(event)
             if watch is not None:
                 await watch(event)
@@ -173,6 +239,8 @@ async def open_courthouse(
     read_text: bool = True,
     tell: Callable[[str], None] = lambda _: None,
     follow_library: bool = False,
+    duplicates: bool = True,
+    patient: bool = False,
 ) -> AsyncIterator[Courthouse]:
     """Opens everything that the settings name, warm: the first ask is as quick as the next.
 
@@ -181,6 +249,8 @@ async def open_courthouse(
         read_text: Whether text will have to be read off pictures; if not, the reader is started only when it is needed.
         tell: Is told what takes long, in a sentence.
         follow_library: Whether changes of the library are searched a second later; else it stays as it was opened.
+        duplicates: Whether memes tried before are looked for that are nearly the one on trial.
+        patient: Whether model servers that do not answer are waited for.
 
     Raises:
         BadLibrary: The library is missing, damaged or made with another encoder.
@@ -193,8 +263,11 @@ async def open_courthouse(
     """
     async with AsyncExitStack() as stack:
         policy = Policy.load(settings.policy) if settings.policy else DEFAULT_POLICY
-        docket = SqlDocket.open(settings.docket_path)
+        docket = await asyncio.to_thread(open_docket, settings.docket_place)
         stack.push_async_callback(docket.close)
+        near = NearMemes(docket, settings) if duplicates else None
+        if near is not None:
+            stack.push_async_callback(near.close)
         pictures = GuardedPictureReader(workers=settings.picture_workers)
         stack.push_async_callback(pictures.aclose)
         text_reader = OcrTextReader(workers=settings.text_workers)
@@ -209,7 +282,7 @@ async def open_courthouse(
             if follow_library:
                 following = asyncio.create_task(follow(finder, tell))
                 stack.push_async_callback(_cancelled, following)
-        chairs = await open_bench(settings, stack, tell)
+        chairs = await open_bench(settings, stack, tell, patient=patient)
         court = Court(
             finder=finder,
             text_reader=text_reader,
@@ -217,9 +290,12 @@ async def open_courthouse(
             settings=settings.trial,
             policy=policy,
             chairs=chairs,
+            duplicates=near,
         )
         court.require(settings.procedure)
-        yield Courthouse(court=court, pictures=pictures, docket=docket)
+        if near is not None:
+            await near.catch_up()
+        yield Courthouse(court=court, pictures=pictures, docket=docket, near=near)
 
 
 def _checking(tell: Callable[[str], None]) -> Callable[[int, int], None]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, get_args
 
 from court.agents import Chair, Chairs
-from court.errors import BadRequest, ModelRefused, NotLoaded
+from court.errors import BadRequest, ModelRefused, NotLoaded, Unavailable
 from court.meme import LIMITS
 from serving.settings import RoleName, RoleSettings, Settings
 
@@ -15,24 +16,32 @@ if TYPE_CHECKING:
     import httpx2
 
     from court.backends.chat_completions import ChatCompletions
+    from court.backends.chat_probe import Probed
     from court.backends.load import Load
 
 _SEES = ("proposer", "judge")
+_AGAIN_S = 1.0
+"""Between two tries to reach a model server that is waited for, in seconds."""
+_TOLD_EVERY = 30
+"""Of those tries one is told of, so that who reads the log sees what is waited for, and not only that."""
 
 
-async def open_bench(settings: Settings, stack: AsyncExitStack, tell: Callable[[str], None]) -> Chairs | None:
+async def open_bench(
+    settings: Settings, stack: AsyncExitStack, tell: Callable[[str], None], *, patient: bool = False
+) -> Chairs | None:
     """Connects to the model servers; None where the settings name none.
 
     Args:
         settings: Which servers and models.
         stack: Closes the connections when it is closed.
         tell: Is told what a server can't do, and how the court gets along without it.
+        patient: Whether a server that does not answer is waited for.
 
     Raises:
         BadRequest: A role has a server without a model, or the other way round.
         NotLoaded: The client for model servers is not installed.
         ModelRefused: A server does not have the model, wants another key, or takes no pictures and is to see some.
-        Unavailable: A server does not answer.
+        Unavailable: A server does not answer, and is not waited for.
     """
     wanted = {role: settings.llm.of_role(role) for role in get_args(RoleName)}
     if not any(role.url or role.model for role in wanted.values()):
@@ -61,7 +70,7 @@ async def open_bench(settings: Settings, stack: AsyncExitStack, tell: Callable[[
         if model is None:
             for url in urls:
                 loads.setdefault(url, Load(settings.llm.concurrency))
-            model = await _probed({url: loads[url] for url in urls}, name, key, http, pictures, tell)
+            model = await _probed({url: loads[url] for url in urls}, name, key, http, pictures, tell, patient)
             models[urls, name, key] = model
         if role in _SEES and not model.capabilities.pictures:
             raise ModelRefused(f"The {role} must see pictures, and {name} takes none. Name another model for it.")
@@ -76,23 +85,40 @@ async def _probed(
     http: httpx2.AsyncClient,
     pictures: int,
     tell: Callable[[str], None],
+    patient: bool,
 ) -> ChatCompletions:
     """A model at all of its servers, each of which was asked what it can do; what counts is what all of them can."""
     from court.backends.chat_completions import ChatCompletions
-    from court.backends.chat_probe import probe
 
     probed = []
     for number, (url, load) in enumerate(loads.items(), 1):
         which = f" ({number} of {len(loads)})" if len(loads) > 1 else ""
         tell(f"Asking the model server for {name}{which} what it can do …")
         model = ChatCompletions(base_url=url, model=name, api_key=key or None, http=http, load=load)
-        found = await probe(model, pictures=pictures)
+        found = await _reached(model, pictures, tell, patient)
         for sentence in found.sentences:
             tell(f"{name}{which}: {sentence}")
         probed.append(model)
     if len({model.capabilities for model in probed}) > 1:
         tell(f"{name}: its servers differ; each is asked only for what all of them can do.")
     return ChatCompletions.joined(probed)
+
+
+async def _reached(model: ChatCompletions, pictures: int, tell: Callable[[str], None], patient: bool) -> Probed:
+    """What a server can do, which is waited for if need be: it may start later than this court, or be started again."""
+    from court.backends.chat_probe import probe
+
+    tries = 0
+    while True:
+        try:
+            return await probe(model, pictures=pictures)
+        except Unavailable as error:
+            if not patient:
+                raise
+            if tries % _TOLD_EVERY == 0:
+                tell(f"Waiting for the model server for {model.name}: {error.message}")
+            tries += 1
+        await asyncio.sleep(_AGAIN_S)
 
 
 def _both(role: str, own: RoleSettings) -> tuple[tuple[str, ...], str]:

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from google.protobuf.duration_pb2 import Duration
 
 from court.errors import BadRequest, NotLoaded
-from court.events import Procedure, VerdictGiven
+from court.events import NearDuplicate, NearDuplicatesFound, Procedure, VerdictGiven
 from court.policy import Policy
 from court.precedents import Precedent
+from court.record import TrialRecord
 from memecourt.v1 import court_pb2 as wire
-from serving.assembly import Ask, Hearing
+from serving.assembly import NO_PINS, Ask, Hearing, Pins
+from serving.fields import few, language, within
 
-_MOST = {"request_id": 128, "content.namespace": 128, "content.id": 256, "language": 35}
-_LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
+if TYPE_CHECKING:
+    from serving.reception import Answer
+
+_MOST = {"request_id": 128, "content.namespace": 128, "content.id": 256}
+_MOST_PINNED, _LONGEST_PIN = 16, 512
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _CLIENT_TOKEN_BYTES = 1024
 
 
-def ask_of(request: wire.JudgeRequest, *, policy: Policy, default: Procedure, traceparent: str = "") -> Ask:
+def ask_of(
+    request: wire.JudgeRequest, *, policy: Policy, default: Procedure, traceparent: str = "", trace_id: str = ""
+) -> Ask:
     """The ask in a request.
 
     Args:
@@ -27,30 +35,15 @@ def ask_of(request: wire.JudgeRequest, *, policy: Policy, default: Procedure, tr
         policy: The one that is loaded.
         default: The procedure where none is asked for.
         traceparent: The W3C header of that name, or empty; a malformed one is passed over, as the standard says.
+        trace_id: Of the trace that the call is part of, 32 hex digits, where the server keeps one; goes before.
 
     Raises:
         BadRequest: A field is malformed.
         NotLoaded: Another policy was asked for.
     """
-    fields = {
-        "request_id": request.request_id,
-        "content.namespace": request.content.namespace,
-        "content.id": request.content.id,
-        "language": request.language,
-    }
-    for field, value in fields.items():
-        if len(value) > _MOST[field]:
-            raise BadRequest(
-                f"{field} has {len(value):,} characters; at most {_MOST[field]} are taken.",
-                reason="FIELD_TOO_LONG",
-                field=field,
-            )
-    if request.language and not _LANGUAGE.fullmatch(request.language):
-        raise BadRequest(
-            'language is no BCP 47 tag. Send one such as "en" or "pt-BR", or leave it out.',
-            reason="BAD_LANGUAGE",
-            field="language",
-        )
+    within(request.request_id, _MOST["request_id"], "request_id")
+    within(request.content.namespace, _MOST["content.namespace"], "content.namespace")
+    within(request.content.id, _MOST["content.id"], "content.id")
     if len(request.client_token) > _CLIENT_TOKEN_BYTES:
         raise BadRequest(
             f"client_token has {len(request.client_token):,} bytes; at most {_CLIENT_TOKEN_BYTES:,} are taken.",
@@ -62,12 +55,17 @@ def ask_of(request: wire.JudgeRequest, *, policy: Policy, default: Procedure, tr
     return Ask(
         image=request.image,
         text=request.text if request.HasField("text") else None,
-        language=request.language,
+        language=language(request.language),
         procedure=_procedure(request.procedure, default),
         request_id=request.request_id,
         namespace=request.content.namespace,
         content_id=request.content.id,
-        trace_id=trace[1] if trace else "",
+        trace_id=trace_id or (trace[1] if trace else ""),
+        pins=_pins(request.pins) if request.HasField("pins") else NO_PINS,
+        try_anew=request.try_anew,
+        policy="\n".join((request.policy.id, request.policy.version, request.policy.digest))
+        if request.HasField("policy")
+        else "",
     )
 
 
@@ -75,16 +73,41 @@ def response_of(hearing: Hearing, *, client_token: bytes = b"") -> wire.JudgeRes
     """The response to a hearing that ended in a verdict."""
     record = hearing.record
     opened = record.opened
+    response = verdict_of(record)
+    response.request_id = opened.request_id
+    response.content.CopyFrom(_content_of(record))
+    response.timings.CopyFrom(_timings(hearing, record))
+    response.client_token = client_token
+    return response
+
+
+def answer_of(answer: Answer, ask: Ask, *, client_token: bytes = b"") -> wire.JudgeResponse:
+    """What a response says of its own request: merged with :func:`verdict_of` of the record, it is the response."""
+    response = wire.JudgeResponse(
+        request_id=answer.name.request_id,
+        content=wire.Content(namespace=ask.namespace, id=ask.content_id),
+        client_token=client_token,
+        timings=_timings(answer, None if answer.reused else answer.record),
+    )
+    if answer.reused:
+        response.reused_from.CopyFrom(
+            wire.ReusedFrom(verdict_id=answer.record.trial_id, content=_content_of(answer.record), near=answer.near)
+        )
+    return response
+
+
+def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
+    """What a response says of the trial that its verdict is from: the same for every request that is given it."""
+    opened = record.opened
     given, text, cited = record.last(VerdictGiven), record.text, record.precedents
     assert given is not None and text is not None
     verdict, findings = given.verdict, cited.findings if cited else None
+    near = record.last(NearDuplicatesFound)
     response = wire.JudgeResponse(
         verdict_id=record.trial_id,
-        request_id=opened.request_id,
-        content=wire.Content(namespace=opened.meme.namespace, id=opened.meme.content_id),
         label=wire.Label.Value(f"LABEL_{verdict.label}"),
         rationale=verdict.rationale,
-        precedents=[_precedent(exhibit) for exhibit in findings.exhibits] if findings else [],
+        precedents=[precedent_of(exhibit) for exhibit in findings.exhibits] if findings else [],
         needs_human_review=verdict.needs_human_review,
         review_reasons=[
             wire.Review(reason=wire.ReviewReason.Value(f"REVIEW_REASON_{review.reason}"), detail=review.detail)
@@ -104,20 +127,14 @@ def response_of(hearing: Hearing, *, client_token: bytes = b"") -> wire.JudgeRes
             else None,
             text_reader=opened.versions.text_reader,
         ),
-        timings=wire.Timings(
-            total=_duration(hearing.total_seconds),
-            picture=_duration(hearing.picture_seconds),
-            text=_duration(text.latency_s),
-            precedents=_duration(cited.latency_s if cited else 0.0),
-        ),
         trace_id=opened.trace_id,
-        client_token=client_token,
         picture=wire.Picture(
             bytes_sha256=opened.meme.bytes_sha256,
             pixels_sha256=opened.meme.pixels_sha256,
             frame_count=opened.meme.frame_count,
             frames_judged=opened.meme.frames_used,
         ),
+        near_duplicates=[_near_duplicate(duplicate) for duplicate in near.duplicates] if near else [],
     )
     response.decided_at.FromDatetime(given.at)
     if verdict.harm_score is not None and verdict.harm_score_meaning is not None:
@@ -130,6 +147,44 @@ def response_of(hearing: Hearing, *, client_token: bytes = b"") -> wire.JudgeRes
         response.strengths.harmful = wire.Strength.Value(f"STRENGTH_{verdict.strengths.harmful}")
         response.strengths.benign = wire.Strength.Value(f"STRENGTH_{verdict.strengths.benign}")
     return response
+
+
+def _content_of(record: TrialRecord) -> wire.Content:
+    meme = record.opened.meme
+    return wire.Content(namespace=meme.namespace, id=meme.content_id)
+
+
+def _timings(took: Hearing | Answer, record: TrialRecord | None) -> wire.Timings:
+    """Those of a request; without a record, no trial was held for it."""
+    text, cited = (record.text, record.precedents) if record else (None, None)
+    return wire.Timings(
+        total=_duration(took.total_seconds),
+        picture=_duration(took.picture_seconds),
+        text=_duration(text.latency_s if text else 0.0),
+        precedents=_duration(cited.latency_s if cited else 0.0),
+    )
+
+
+def _near_duplicate(duplicate: NearDuplicate) -> wire.NearDuplicate:
+    return wire.NearDuplicate(
+        verdict_id=duplicate.trial_id,
+        label=wire.Label.Value(f"LABEL_{duplicate.label}"),
+        distance=duplicate.distance,
+        same_text=duplicate.same_text,
+        same_picture=duplicate.same_picture,
+    )
+
+
+def _pins(pins: wire.Pins) -> Pins:
+    models = {within(role, _LONGEST_PIN, "pins.models").lower(): model for role, model in pins.models.items()}
+    few(tuple(models.values()), _MOST_PINNED, _LONGEST_PIN, "pins.models")
+    return Pins(
+        models=models,
+        prompts=within(pins.prompts, _LONGEST_PIN, "pins.prompts"),
+        library=within(pins.library, _LONGEST_PIN, "pins.library"),
+        encoder=within(pins.encoder, _LONGEST_PIN, "pins.encoder"),
+        settings=within(pins.settings, _LONGEST_PIN, "pins.settings"),
+    )
 
 
 def _procedure(asked: wire.Procedure.ValueType, default: Procedure) -> Procedure:
@@ -157,7 +212,8 @@ def _check_policy(request: wire.JudgeRequest, policy: Policy) -> None:
         )
 
 
-def _precedent(precedent: Precedent) -> wire.Precedent:
+def precedent_of(precedent: Precedent) -> wire.Precedent:
+    """A precedent as an exhibit."""
     return wire.Precedent(
         id=precedent.id,
         label=wire.Label.Value(f"LABEL_{precedent.label}"),
@@ -172,6 +228,5 @@ def _precedent(precedent: Precedent) -> wire.Precedent:
 
 
 def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration
+    whole, nanos = divmod(round(seconds * 1e9), 10**9)
+    return Duration(seconds=whole, nanos=nanos)

@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
+from typing import Any, Protocol, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from court.errors import BadRequest, CourtError, Unavailable
-from court.meme import LIMITS
+from court.errors import BadRequest, Unavailable
+from serving.access import Access
 from serving.assembly import Courthouse, open_courthouse
-from serving.service import SERVICE, CourtService
+from serving.docket_service import DocketService
+from serving.following import follow_files
+from serving.health import COURT, Health, look_after, looks_of
+from serving.precedents_service import PrecedentsService
+from serving.receiving import MESSAGE_BYTES, WINDOWS, Memory
+from serving.reception import Reception
+from serving.service import CourtService
 from serving.settings import Settings
+from serving.telemetry import SILENT, Telemetry, open_telemetry
+from serving.tls import WHAT as CERTIFICATES
+from serving.tls import Certificates
+from serving.tokens import WHAT as TOKENS
+from serving.tokens import Tokens
 
-MESSAGE_BYTES = LIMITS.max_bytes + 64 * 1024
-"""Largest message: a picture at its limit, and room for everything else. gRPC's default of 4 MiB is too small."""
+_LAST_S = 2.0
+"""Seconds at the very end for answers that are on their way, and for calls that are no trials."""
 
-_HEALTH_OF = ("", SERVICE)  # the server as a whole, and the one service
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 _log = logging.getLogger("memecourt.server")
+
+T = TypeVar("T")
+
+
+class Service(Protocol):
+    """What a server can be given."""
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Its methods."""
+        ...
 
 
 async def serve(
@@ -48,44 +71,108 @@ async def serve(
         tell: Is told what takes long, in a sentence.
 
     Raises:
-        BadRequest: The address can't be listened on.
+        BadRequest: The address can't be listened on, or certificates or tokens can't be used.
         CourtError: The courthouse can't be opened.
         Unavailable: The model server ended.
     """
-    service = CourtService(settings.concurrent_trials, settings.procedure)
-    server, healthy = await make_server(service)
-    port = _listen(server, address)
-    stopping = _stop_signals()
     async with AsyncExitStack() as stack:
+        certificates = Certificates.of(settings)
+        tokens = Tokens.of(settings.tokens) if settings.tokens else None
+        telemetry = await stack.enter_async_context(open_telemetry(settings))
+        memory = Memory(settings.picture_memory, settings.idle)
+        services = (
+            CourtService(settings, telemetry, memory),
+            DocketService(telemetry, memory),
+            PrecedentsService(memory),
+        )
+        server, health = await make_server(*services, reflect=settings.reflection, tokens=tokens, telemetry=telemetry)
+        port = _listen(server, address, certificates)
+        stopping = _stop_signals()
         await server.start()
         stack.push_async_callback(server.stop, 0)
-        bound(f"{address.rpartition(':')[0]}:{port}")
-        house = open_courthouse(settings, tell=tell, follow_library=True)
-        opening = asyncio.ensure_future(stack.enter_async_context(house))
-        waiting = asyncio.ensure_future(stopping.wait())
-        widowed = asyncio.ensure_future(_stop_when(ended, stopping))
-        stack.push_async_callback(_end, widowed)
-        await asyncio.wait((opening, waiting), return_when=asyncio.FIRST_COMPLETED)
-        if not opening.done():
-            opening.cancel()
-            await asyncio.wait((opening,))
-            return
-        courthouse = opening.result()
-        # Those that are open now were cut off; new ones will be open too.
-        cut_off = await courthouse.docket.open_trials() if resume else ()
-        service.open(courthouse)
-        resuming = asyncio.ensure_future(_resume(courthouse, cut_off))
-        stack.push_async_callback(_end, resuming)
-        await say_serving(healthy)
-        ready()
-        await waiting
-        _log.info("stopping: running trials have %.0f s to finish", settings.grace)
-        await healthy.enter_graceful_shutdown()
-        service.close()
-        await server.stop(settings.grace)
-        await service.empty(seconds=5)
+        host = address.rpartition(":")[0]
+        bound(f"{host}:{port}")
+        if certificates is None and not _only_here(host):
+            _log.warning("others than this machine can connect, and nothing is encrypted: neither memes nor tokens")
+        if certificates is not None:
+            _beside(stack, follow_files(certificates.paths, certificates.use, CERTIFICATES, certificates.contents))
+        if tokens is not None:
+            _beside(stack, follow_files([tokens.path], tokens.use, TOKENS, tokens.contents))
+        widowed = _beside(stack, _stop_when(ended, stopping))
+        opening = stack.enter_async_context(open_courthouse(settings, tell=tell, follow_library=True, patient=True))
+        house = await _unless(stopping, opening)
+        if house is not None:
+            await _hold_court(house, settings, services, health, telemetry, stopping, resume=resume, ready=ready)
+        health.end()
+        await server.stop(_LAST_S)
         if widowed.done():
             raise Unavailable("The model server ended by itself, and the court with it.", reason="MODEL_SERVER_ENDED")
+
+
+async def _hold_court(
+    house: Courthouse,
+    settings: Settings,
+    services: tuple[CourtService, DocketService, PrecedentsService],
+    health: Health,
+    telemetry: Telemetry,
+    stopping: asyncio.Event,
+    *,
+    resume: bool,
+    ready: Callable[[], None],
+) -> None:
+    """From when asks are heard until the last of them has its answer."""
+    court, docket, precedents = services
+    telemetry.observe(library=lambda: house.court.finder.library.size)
+    async with AsyncExitStack() as stack:
+        reception = await stack.enter_async_context(Reception(house, settings, telemetry))
+        court.open(house, reception)
+        docket.open(house, reception.forget)
+        precedents.open(house)
+        _beside(stack, look_after(health, looks_of(house, settings)))
+        if resume:
+            _beside(stack, reception.resume_cut_off(court.watcher))
+        if await _unless(stopping, health.until_serving(COURT)):
+            ready()
+        await stopping.wait()
+        _log.info("stopping: running trials have %.0f s to finish", settings.grace)
+        # First of all, so that whoever sends requests here sends them elsewhere while these are still answered.
+        health.end()
+        court.close()
+        await court.empty(settings.grace)
+    # The reception has ended what was left, and its callers are being told.
+    await court.empty(_LAST_S)
+    docket.close()
+    precedents.close()
+    await precedents.empty(_LAST_S)
+
+
+def _beside(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Has something done until the stack is left. Where it fails, that is logged: it would be missed."""
+    task = asyncio.create_task(work)
+
+    def log(done: asyncio.Task[None]) -> None:
+        if not done.cancelled() and (error := done.exception()):
+            _log.error("%s ended: %s", done.get_coro().__qualname__, type(error).__qualname__)  # type: ignore[union-attr]
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    task.add_done_callback(log)
+    stack.push_async_callback(end)
+    return task
+
+
+async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What comes of something, or None once the server is told to stop: it is then cancelled."""
+    doing, told = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((doing, told), return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if doing.done():
+        return doing.result()
+    doing.cancel()
+    await asyncio.wait((doing,))
+    return None
 
 
 async def _stop_when(ended: Callable[[], Awaitable[int]] | None, stopping: asyncio.Event) -> None:
@@ -94,51 +181,52 @@ async def _stop_when(ended: Callable[[], Awaitable[int]] | None, stopping: async
     stopping.set()
 
 
-async def _resume(courthouse: Courthouse, cut_off: Sequence[str]) -> None:
-    """Takes up what was cut off, one after the other: what is asked for now goes first."""
-    for trial_id in cut_off:
-        try:
-            record = await courthouse.resume(trial_id)
-            _log.info("trial=%s resumed state=%s", trial_id, record.state)
-        except CourtError as error:
-            _log.warning("trial=%s not resumed reason=%s", trial_id, error.reason)
+async def make_server(
+    *services: Service, reflect: bool = True, tokens: Tokens | None = None, telemetry: Telemetry = SILENT
+) -> tuple[grpc.aio.Server, Health]:
+    """A server with these services, health and reflection, not yet listening; its health says NOT_SERVING.
 
-
-async def _end(task: asyncio.Future[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-async def make_server(service: CourtService) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
-    """A server with the court, health and reflection, not yet listening; its health says NOT_SERVING."""
-    # The library's health says SERVING from birth unless told otherwise.
-    healthy = health.aio.HealthServicer()
-    for name in _HEALTH_OF:
-        await healthy.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    Args:
+        services: Of :mod:`memecourt.v1`.
+        reflect: Whether it tells what calls there are.
+        tokens: Of its callers; None for a server that knows none.
+        telemetry: Is told of every call.
+    """
+    health = Health()
     server = grpc.aio.server(
+        # What is refused for want of a token is counted too.
+        interceptors=[telemetry.interceptor(), Access(tokens)],
         options=[
             ("grpc.max_receive_message_length", MESSAGE_BYTES),
             ("grpc.max_send_message_length", MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a share of its requests
             ("grpc.max_concurrent_streams", 128),  # bounds what a rapid-reset attack can cost per connection
             ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing is closed
-        ]
+            ("grpc.keepalive_time_ms", 60_000),  # a caller whose machine is gone is noticed
+            ("grpc.keepalive_timeout_ms", 20_000),
+            *WINDOWS,
+        ],
     )
-    server.add_generic_rpc_handlers((service.handler(),))
-    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    return server, healthy
+    server.add_generic_rpc_handlers([service.handler() for service in services])
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    if reflect:
+        names = [*(name for name in health.services if name.startswith("memecourt.")), _HEALTH, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, server)
+    return server, health
 
 
-async def say_serving(healthy: health.aio.HealthServicer) -> None:
-    """From now on, health checks are told that asks are heard."""
-    for name in _HEALTH_OF:
-        await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
+async def say_serving(health: Health) -> None:
+    """From now on, health checks are told that asks are heard. For servers that lean on nothing that may go away."""
+    for name in health.services:
+        health.say(name, serving=True)
 
 
-def _listen(server: grpc.aio.Server, address: str) -> int:
+def _listen(server: grpc.aio.Server, address: str, certificates: Certificates | None) -> int:
     try:
-        port = server.add_insecure_port(address)
+        if certificates is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, certificates.credentials())
     except RuntimeError:
         port = 0
     if not port:
@@ -149,6 +237,14 @@ def _listen(server: grpc.aio.Server, address: str) -> int:
             field="address",
         )
     return port
+
+
+def _only_here(host: str) -> bool:
+    """Whether an address is of this machine alone."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host.startswith("unix")
 
 
 def _stop_signals() -> asyncio.Event:

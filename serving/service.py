@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import traceback
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
-from google.protobuf.message import DecodeError
-from grpc_status import rpc_status
 
-from court.errors import BadRequest, CourtError, TrialAborted, Unavailable
-from court.events import AnyEvent, Procedure
+from court.events import AnyEvent
 from memecourt.v1 import court_pb2 as wire
-from serving.assembly import Courthouse
-from serving.convert import ask_of, response_of
-from serving.status import Busy, status_of
+from serving.admission import Admission
+from serving.assembly import Ask, Courthouse
+from serving.callers import check_namespace
+from serving.calls import answered, no_request, parsed, streaming, time_left, traceparent
+from serving.convert import answer_of, ask_of, verdict_of
+from serving.judge_stream import Trier, judge_stream
+from serving.receiving import Memory
+from serving.reception import Reception
+from serving.session import Session
+from serving.settings import Settings
+from serving.telemetry import SILENT, Telemetry
+from serving.watching import Hub, watch_trial
+
+if TYPE_CHECKING:
+    from court.record import TrialRecord
+    from serving.calls import Context, Handler
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Court"].full_name
 
-_TO_ANSWER_S = 0.1
-"""What is kept of a caller's deadline to send it the verdict, in seconds."""
+_MOST_VERDICTS = 1024
+"""Verdicts that are kept in the form in which they are sent, for when they are given again."""
 
-_log = logging.getLogger("memecourt.service")
 
-if TYPE_CHECKING:
-    _Context: TypeAlias = grpc.aio.ServicerContext[bytes, wire.JudgeResponse]
+@dataclass(frozen=True, slots=True)
+class _Sitting:
+    """What asks are answered with while the court is in session."""
+
+    house: Courthouse
+    reception: Reception
 
 
 class CourtService:
@@ -36,90 +50,153 @@ class CourtService:
     Until :meth:`open` has been called it answers UNAVAILABLE, so that a server can listen while it warms up.
     """
 
-    def __init__(self, concurrent_trials: int, default: Procedure = Procedure.SUMMARY) -> None:
-        self._courthouse: Courthouse | None = None
-        self._most = concurrent_trials
-        self._held = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._default = default
+    def __init__(self, settings: Settings, telemetry: Telemetry = SILENT, memory: Memory | None = None) -> None:
+        """Not open yet.
 
-    def open(self, courthouse: Courthouse) -> None:
+        Args:
+            settings: How many trials at once, how many callers that wait, how much memory.
+            telemetry: Is told of every event.
+            memory: That of all services of the server; one of its own if it is alone.
+        """
+        self._settings = settings
+        self._telemetry = telemetry
+        self._session: Session[_Sitting] = Session()
+        self._admission = Admission(settings.concurrent_trials, settings.waiting_trials)
+        self._memory = memory or Memory(settings.picture_memory, settings.idle)
+        self._hub = Hub()
+        self._verdicts: OrderedDict[str, bytes] = OrderedDict()
+        admission, held = self._admission, self._memory
+        telemetry.observe(running=lambda: admission.running, waiting=lambda: admission.waiting, bytes=lambda: held.held)
+
+    @property
+    def admission(self) -> Admission:
+        """Whose turn it is."""
+        return self._admission
+
+    @property
+    def memory(self) -> Memory:
+        """What requests are held in."""
+        return self._memory
+
+    def open(self, house: Courthouse, reception: Reception) -> None:
         """From now on, asks are heard."""
-        self._courthouse = courthouse
+        self._session.open(_Sitting(house, reception))
 
     def close(self) -> None:
-        """From now on, asks are turned away; those being heard go on."""
-        self._courthouse = None
+        """From now on, asks are turned away, those that wait for their turn too; trials that have begun go on."""
+        self._session.close()
+        self._memory.close()
+        self._admission.close()
+        self._hub.close()
 
     async def empty(self, seconds: float) -> None:
         """Waits until nothing is being heard any more: a cancelled trial still writes down its end."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), seconds)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._session.empty(seconds)
+                await self._admission.empty()
+
+    async def watcher(self, event: AnyEvent) -> None:
+        """Is to be told of every event that is kept, also of trials that nobody asks for now."""
+        self._hub.tell(event)
+        await self._telemetry.watch(event)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What a server is to be given.
 
-        Requests arrive as bytes and are parsed here: the library would answer what is no request with INTERNAL.
+        Judge is registered as a call with a stream of requests, which on the wire is the same: its one request is then
+        read when there is memory for it, and not before.
         """
-        judge: grpc.RpcMethodHandler[bytes, wire.JudgeResponse] = grpc.unary_unary_rpc_method_handler(
-            self.judge, request_deserializer=None, response_serializer=wire.JudgeResponse.SerializeToString
+        judge: Handler = grpc.stream_unary_rpc_method_handler(
+            self.judge, request_deserializer=None, response_serializer=None
         )
-        return grpc.method_handlers_generic_handler(SERVICE, {"Judge": judge})
+        stream: Handler = grpc.stream_stream_rpc_method_handler(
+            self.judge_stream, request_deserializer=None, response_serializer=None
+        )
+        watch = streaming(wire.WatchTrialRequest, self.watch_trial, self._memory)
+        return grpc.method_handlers_generic_handler(
+            SERVICE, {"Judge": judge, "JudgeStream": stream, "WatchTrial": watch}
+        )
 
-    async def judge(self, data: bytes, context: _Context) -> wire.JudgeResponse:
+    async def judge(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Answers one request."""
-        try:
-            return await self._judge(data, context)
-        except CourtError as error:
-            await _abort(context, error)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            # What it says may hold a path or the meme's text; the log gets its kind and place, the caller neither.
-            where = "".join(traceback.format_tb(error.__traceback__))
-            _log.error("request failed: %s\n%s", type(error).__qualname__, where)
-            await _abort(context, CourtError("The server made a mistake.", reason="INTERNAL"))
+        return await answered(context, self._judge(context))
 
-    async def _judge(self, data: bytes, context: _Context) -> wire.JudgeResponse:
-        courthouse = self._courthouse
-        if courthouse is None:
-            raise Unavailable("The court is not in session: it is starting or closing.", reason="NOT_IN_SESSION")
-        if self._held >= self._most:
-            raise Busy(f"{self._most} trials are being held, which is as many as this server takes. Come again.")
-        self._held += 1
-        self._idle.clear()
-        try:
+    async def judge_stream(self, _: AsyncIterator[bytes], context: Context) -> None:
+        """Answers requests as they come."""
+        await answered(context, self._judge_stream(context))
+
+    async def watch_trial(
+        self, request: wire.WatchTrialRequest, _: Context
+    ) -> AsyncGenerator[wire.WatchTrialResponse, None]:
+        """Tells the events of a trial."""
+        with self._session.call() as sitting:
+            async for response in watch_trial(
+                request, sitting.house.docket, sitting.reception, self._hub, self._admission
+            ):
+                yield response
+
+    async def _judge(self, context: Context) -> bytes:
+        with self._session.call() as sitting:
+            received = await self._memory.receive(context)
+            if received is None:
+                raise no_request()
+            data, lot = received
+            del received
             try:
-                request = wire.JudgeRequest.FromString(data)
-            except DecodeError:
-                raise BadRequest("The message is no memecourt.v1.JudgeRequest.", reason="MALFORMED_REQUEST") from None
-            metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-            ask = ask_of(
-                request,
-                policy=courthouse.court.policy,
-                default=self._default,
-                traceparent=metadata.get("traceparent", ""),
+                request = parsed(wire.JudgeRequest, data)
+                del data  # what is held for long is the picture alone
+                ask, token = self._asked(sitting, request, context), request.client_token
+                del request
+                verdict, own = await self._tried(sitting, ask, token, time_left(context))
+                return verdict + own.SerializeToString()  # messages that are joined are merged
+            finally:
+                lot.release()
+
+    async def _judge_stream(self, context: Context) -> None:
+        with self._session.call() as sitting:
+
+            def tried(request: wire.JudgeRequest) -> Trier:
+                ask, token = self._asked(sitting, request, context), request.client_token
+                return lambda within_s: self._tried(sitting, ask, token, within_s, patient=True)
+
+            await judge_stream(
+                context,
+                self._memory,
+                tried,
+                most=self._settings.concurrent_trials,
+                told=self._telemetry.streamed,
             )
-            try:
-                left = context.time_remaining()
-                within_s = None if left is None else left - _TO_ANSWER_S
-                hearing = await courthouse.hear(ask, _announce, within_s=within_s)
-            except TrialAborted as error:
-                _log.warning("trial=%s failed reason=%s", error.record.trial_id, error.reason)
-                raise
-            return response_of(hearing, client_token=request.client_token)
-        finally:
-            self._held -= 1
-            if not self._held:
-                self._idle.set()
 
+    def _asked(self, sitting: _Sitting, request: wire.JudgeRequest, context: Context) -> Ask:
+        ask = ask_of(
+            request,
+            policy=sitting.house.court.policy,
+            default=self._settings.procedure,
+            traceparent=traceparent(context),
+            trace_id=self._telemetry.trace_id(),
+        )
+        check_namespace(ask.namespace)
+        return ask
 
-async def _announce(event: AnyEvent) -> None:
-    """One line an event, once it is kept; nothing of the meme itself."""
-    _log.info("trial=%s seq=%d event=%s", event.trial_id, event.seq, event.kind)
+    async def _tried(
+        self, sitting: _Sitting, ask: Ask, token: bytes, within_s: float | None, *, patient: bool = False
+    ) -> tuple[bytes, wire.JudgeResponse]:
+        """A verdict as it is sent, and what the response says of this request besides."""
 
+        def turn() -> AbstractAsyncContextManager[None]:
+            return self._admission.turn(ask.namespace, within_s=within_s, patient=patient)
 
-async def _abort(context: _Context, error: CourtError) -> NoReturn:
-    status = rpc_status.to_status(status_of(error))
-    await context.abort(status.code, status.details, status.trailing_metadata)
+        answer = await sitting.reception.answer(ask, self.watcher, within_s=within_s, turn=turn)
+        verdict = self._sent(answer.record) if answer.reused else verdict_of(answer.record).SerializeToString()
+        return verdict, answer_of(answer, ask, client_token=token)
+
+    def _sent(self, record: TrialRecord) -> bytes:
+        sent = self._verdicts.get(record.trial_id)
+        if sent is None:
+            sent = self._verdicts[record.trial_id] = verdict_of(record).SerializeToString()
+            if len(self._verdicts) > _MOST_VERDICTS:
+                self._verdicts.popitem(last=False)
+        else:
+            self._verdicts.move_to_end(record.trial_id)
+        return sent

@@ -156,15 +156,10 @@ def _label(word: str) -> PrecedentLabel:
 
 
 def _done(place: Path | Address, work: Callable[[Writer], T]) -> T:
-    import asyncio
-
     from retrieval.writers import open_writer
+    from serving.changes import changed
 
-    def done() -> T:
-        with open_writer(place) as writer:
-            return work(writer)
-
-    return run(asyncio.to_thread(done))
+    return run(changed(lambda: open_writer(place), work))
 
 
 async def _compact(place: Path, forget: bool) -> Library:
@@ -183,39 +178,33 @@ async def _add_one(
     from court.backends.picture_reader import GuardedPictureReader
     from court.errors import BadPicture
     from retrieval.encoders import load_encoder_for
-    from retrieval.single import add_precedent
     from retrieval.sources import Provenance
     from retrieval.writers import open_writer
+    from serving.changes import add_meme
 
     settings = settings_of(encoder=asked)
     tell("Loading the encoder …")
     encoder = await asyncio.to_thread(load_encoder_for, place, settings.encoder)
+    try:
+        image = None if picture is None else await asyncio.to_thread(picture.read_bytes)
+    except OSError as error:
+        raise BadPicture(f"The picture {picture} can't be read: {error.strerror}.") from None
+    provenance = Provenance(**{name: known.pop(name) for name in ("split", "namespace", "language", "policy")})
     reader = GuardedPictureReader(workers=settings.picture_workers)
     try:
-        shown = None
-        if picture is not None:
-            try:
-                shown = await reader.read(await asyncio.to_thread(picture.read_bytes))
-            except OSError as error:
-                raise BadPicture(f"The picture {picture} can't be read: {error.strerror}.") from None
+        return await add_meme(
+            lambda: open_writer(place),
+            encoder,
+            reader,
+            id_=id_,
+            label=_label(label),
+            text=text,
+            image=image,
+            provenance=provenance,
+            **known,
+        )
     finally:
         await reader.aclose()
-    provenance = Provenance(**{name: known.pop(name) for name in ("split", "namespace", "language", "policy")})
-
-    def add() -> tuple[Change, bool]:
-        with open_writer(place) as writer:
-            return add_precedent(
-                writer,
-                encoder,
-                id_=id_,
-                label=_label(label),
-                text=text,
-                picture=shown,
-                provenance=provenance,
-                **known,
-            )
-
-    return await asyncio.to_thread(add)
 
 
 def _told(change: Change, as_json: bool) -> None:

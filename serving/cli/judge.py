@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from google.protobuf.json_format import MessageToDict
 
-from memecourt.client import MESSAGE_BYTES, AsyncClient, JudgeError, judge_request
+from memecourt.client import MESSAGE_BYTES, AsyncClient, JudgeError, Tls, judge_request
 from memecourt.v1 import court_pb2 as wire
 from serving.cli.common import (
     EXIT_ERROR,
@@ -32,6 +32,7 @@ from serving.cli.common import (
 from serving.cli.show import show_verdict
 
 if TYPE_CHECKING:
+    from retrieval.postgres.address import Address
     from serving.settings import Settings
 
 _AT_ONCE = 8  # pictures on their way at once: enough to keep every worker busy, few enough to hold in memory
@@ -48,6 +49,7 @@ class _Failure:
         return {"message": self.message, "reason": self.reason}
 
 
+_file = click.Path(path_type=Path, dir_okay=False, exists=True)
 _Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _Failure]]
 
 
@@ -59,6 +61,16 @@ _Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _Failure]]
 @click.option("--language", default="", help='BCP 47 tag of the text, such as "en".')
 @click.option("--namespace", default="", help="Whose content it is; kept in the record.")
 @click.option("--server", metavar="ADDRESS", help="Ask the server at host:port instead of judging here.")
+@click.option(
+    "--token",
+    envvar="MEMECOURT_TOKEN",
+    show_envvar=True,
+    help="With --server: what it knows you by. Better in the environment.",
+)
+@click.option("--tls", is_flag=True, help="With --server: speak TLS; the options below imply it.")
+@click.option("--server-ca", type=_file, help="Whose certificate to trust as the server's (PEM), and nobody else's.")
+@click.option("--certificate", type=_file, help="Your own certificate (PEM), where the server wants one; with --key.")
+@click.option("--key", type=_file, help="The private key of that certificate (PEM).")
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds that one meme may take.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a picture and line: file, and verdict or error.")
 @click.option("--watch", is_flag=True, help="Show every event of the trial as it happens, on standard error.")
@@ -71,11 +83,16 @@ def judge(
     language: str,
     namespace: str,
     server: str | None,
+    token: str | None,
+    tls: bool,
+    server_ca: Path | None,
+    certificate: Path | None,
+    key: Path | None,
     timeout: float,
     as_json: bool,
     watch: bool,
     library: Path | None,
-    docket: Path | None,
+    docket: Path | Address | None,
     **options: Any,
 ) -> None:
     """Tries memes and says what each is: JPEG, PNG, WebP or GIF files, "-" for standard input.
@@ -89,6 +106,9 @@ def judge(
     given = {"library": library, "docket": docket, **trial_settings(**options)}
     if server and (watch or any(value for name, value in given.items() if name != "procedure")):
         raise click.UsageError("With --server, everything but --procedure is the server's to choose; leave it out.")
+    secured = tls or bool(server_ca or certificate or key)
+    if not server and secured:
+        raise click.UsageError("--tls and certificates are for asking a server: give --server too.")
     if watch and len(pictures) > 1:
         raise click.UsageError("--watch shows one trial; give one picture with it.")
     if as_json and not sys.stdout.isatty():
@@ -103,7 +123,13 @@ def judge(
             namespace=namespace,
         )
 
-    judges = _there(server, timeout) if server else _here(settings_of(**given), text, timeout, watch)
+    try:
+        certificates = Tls(server_ca, certificate, key) if secured else None
+    except ValueError as error:
+        raise click.UsageError(f"{error}".capitalize() + ".") from None
+    judges = (
+        _there(server, timeout, certificates, token) if server else _here(settings_of(**given), text, timeout, watch)
+    )
     where = f"  (on the server's machine, {server})" if server else ""
     sys.exit(run(_judge_all(pictures, request_of, judges, as_json, where, docket)))
 
@@ -114,7 +140,7 @@ async def _judge_all(
     judges: Any,
     as_json: bool,
     where: str,
-    docket: Path | None,
+    docket: Path | Address | None,
 ) -> int:
     """Judges several at a time, prints in the order given, each as soon as its turn has come."""
     gate = asyncio.Semaphore(_AT_ONCE)
@@ -146,8 +172,18 @@ async def _judge_all(
 
 
 @asynccontextmanager
-async def _there(address: str, timeout: float) -> AsyncIterator[_Judge]:  # noqa: ASYNC109
-    async with AsyncClient(address) as client:
+async def _there(
+    address: str,
+    timeout: float,  # noqa: ASYNC109
+    tls: Tls | None,
+    token: str | None,
+) -> AsyncIterator[_Judge]:
+    try:
+        client = AsyncClient(address, tls=tls, token=token)
+    except (ValueError, OSError) as error:
+        # A token without TLS, or a file that can't be read.
+        raise click.ClickException(str(error)) from None
+    async with client:
 
         async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _Failure:
             try:

@@ -14,6 +14,7 @@ import click
 _COMMANDS = {
     "judge": ("serving.cli.judge", "Try memes and say what each is."),
     "serve": ("serving.cli.serve", "Serve verdicts over gRPC."),
+    "tokens": ("serving.cli.tokens", "Say who may call the server, and what each may do."),
     "vllm": ("serving.cli.vllm", "Start a vLLM on this machine, set up for the court."),
     "precedents": ("serving.cli.precedents", "Make, extend, search and describe libraries of precedents."),
     "records": ("serving.cli.records", "List trials, show them step by step, resume those that were cut off."),

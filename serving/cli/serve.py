@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,24 @@ from serving.cli.common import docket_option, library_option, run, settings_of, 
 if TYPE_CHECKING:
     from serving.settings import Settings
 
+_FILE = click.Path(path_type=Path)
+_SERVING = (
+    "library",
+    "docket",
+    "concurrent_trials",
+    "waiting_trials",
+    "reuse",
+    "tls_certificate",
+    "tls_key",
+    "tls_client_ca",
+    "tokens",
+    "reflection",
+    "metrics",
+    "traces",
+    "log_format",
+)
+"""Options that are settings of the same name."""
+
 
 @click.command()
 @click.option(
@@ -22,42 +39,58 @@ if TYPE_CHECKING:
     default="127.0.0.1:50051",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where to listen; port 0 for a free one. There is no TLS yet: keep it on this machine or behind a proxy.",
+    help="Where to listen; port 0 for a free one. Beyond this machine, give it a certificate and tokens.",
 )
-@click.option("--concurrent-trials", type=int, help="Trials held at once; beyond, callers are asked to come again.")
+@click.option("--concurrent-trials", type=int, help="Trials held at once; beyond, callers wait their turn.")
+@click.option("--waiting-trials", type=int, help="Callers that wait; beyond, they are asked to come again.")
+@click.option(
+    "--reuse",
+    type=click.Choice(["off", "namespace", "everywhere"]),
+    help="Whose verdicts on the same meme are given again without a trial.",
+)
+@click.option(
+    "--tls-certificate", type=_FILE, help="The server's certificate chain (PEM): callers must speak TLS then."
+)
+@click.option("--tls-key", type=_FILE, help="The private key of the certificate (PEM).")
+@click.option("--tls-client-ca", type=_FILE, help="Authorities (PEM) of which callers must show a certificate.")
+@click.option("--tokens", type=_FILE, help="The file of the callers' tokens: see `memecourt tokens`.")
+@click.option("--reflection/--no-reflection", default=None, help="Whether the server tells what calls there are.")
+@click.option("--metrics", metavar="HOST:PORT", help="Where Prometheus finds metrics.")
+@click.option("--traces/--no-traces", default=None, help="Whether OpenTelemetry traces are exported.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="How a line of the log is written.")
 @click.option("--vllm", metavar="MODEL", help="Start a vLLM with this model too, and ask it in full trials.")
 @click.option(
     "--vllm-flag", multiple=True, metavar="FLAG", help="Hand a flag on to vLLM: --vllm-flag=--quantization=fp8."
 )
-@click.option("--resume", is_flag=True, help="First take up the trials that were cut off when the server last ended.")
+@click.option("--resume", is_flag=True, help="Take up the trials that were cut off when a server ended.")
 @trial_options
 @library_option
 @docket_option
 def serve(
     address: str,
-    concurrent_trials: int | None,
     vllm: str | None,
     vllm_flag: tuple[str, ...],
     resume: bool,
-    library: Path | None,
-    docket: Path | None,
     **options: Any,
 ) -> None:
-    """Serves memecourt.v1.Court over gRPC, with health checks and reflection, until SIGTERM or Ctrl-C.
+    """Serves memecourt.v1 over gRPC, with health checks, until SIGTERM or Ctrl-C.
 
-    Says "listening on ADDRESS" once it listens and "ready" once it judges; until then its health is NOT_SERVING. One
-    line is logged for every event of a trial, once it is kept; nothing of a meme is ever logged.
+    Says "listening on ADDRESS" once it listens and "ready" once it judges; until then its health is NOT_SERVING. A
+    model server that is not there yet is waited for. One line is logged for every event of a trial, once it is kept;
+    nothing of a meme is ever logged.
+
+    Whatever else can be set stands in the file of settings or in the environment: see `memecourt settings`.
     """
     from serving.server import serve as serve_until_stopped
+    from serving.telemetry.logs import set_up
 
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("memecourt").setLevel(logging.INFO)
-    given = {"library": library, "docket": docket, "concurrent_trials": concurrent_trials, **trial_settings(**options)}
+    given = {**{name: options.pop(name) for name in _SERVING}, **trial_settings(**options)}
     if vllm and given.get("llm", {}).keys() & {"url", "model"}:
         raise click.UsageError("--vllm starts a model server; leave --llm-url and --model out with it.")
 
     async def work() -> None:
         async with _models(vllm, vllm_flag, given) as (settings, ended):
+            set_up(settings.log_format)
             await serve_until_stopped(
                 settings,
                 address,

@@ -1,115 +1,43 @@
 """The contract of memecourt.v1.Court, through a real channel to a real server; only what a trial leans on is a fake."""
 
 import asyncio
-from contextlib import asynccontextmanager
+import dataclasses
 
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2
-from google.rpc import error_details_pb2
+from google.rpc import code_pb2, error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from grpc_status import rpc_status
 
-from court.errors import BadLibrary, BadPicture, ModelRefused, Unavailable
-from court.events import Procedure, TextSource
+from court.errors import (
+    BadLibrary,
+    BadPicture,
+    BadRequest,
+    CourtError,
+    ModelRefused,
+    Overrun,
+    ReplyUnusable,
+    TrialAborted,
+    Unavailable,
+)
+from court.events import NearDuplicate, Procedure, TextSource
 from court.precedents import Relation
 from court.record import TrialState
 from court.settings import TrialSettings
 from court.verdict import Label, ReviewReason, ScoreMeaning, Strength
 from memecourt.client import AsyncClient, Client, JudgeError, judge_request
 from memecourt.v1 import court_pb2 as wire
-from memecourt.v1.court_pb2_grpc import CourtStub
-from serving.assembly import Courthouse
-from serving.docket.sql import SqlDocket
-from serving.server import MESSAGE_BYTES, make_server, say_serving
-from serving.service import SERVICE, CourtService
+from serving.docket.store import TrialUnknown
+from serving.receiving import MESSAGE_BYTES
+from serving.service import SERVICE
+from serving.status import failure_of, status_of
 from tests.cast import RULING, Cast, full_court
-from tests.fakes import FakeReader, H, N, a_picture, findings
+from tests.contract.scenes import IMAGE, a_scene, play, told
+from tests.fakes import FakeReader, H, N, findings
 from tests.unit.test_trial import a_court
 
-IMAGE = b"any bytes: the picture reader is a fake"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
-
-
-class FakePictures:
-    def __init__(self, result=None):
-        self.result = result or a_picture()
-
-    async def read(self, data):
-        if isinstance(self.result, Exception):
-            raise self.result
-        return self.result
-
-
-class Scene:
-    def __init__(self, address, docket, service, channel):
-        self.address = address
-        self.docket = docket
-        self.service = service
-        self.channel = channel
-        self.stub = CourtStub(channel)
-
-    async def refusal(self, request, **options):
-        """The status that a request is refused with, with all its details."""
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self.stub.Judge(request, timeout=20, **options)
-        return told(caught.value)
-
-
-class Told:
-    def __init__(self, code, message, details):
-        self.code = code
-        self.message = message
-        self.details = details
-
-    def of(self, kind):
-        found = []
-        for packed in self.details:
-            message = kind()
-            if packed.Unpack(message):
-                found.append(message)
-        return found
-
-    @property
-    def info(self):
-        (info,) = self.of(error_details_pb2.ErrorInfo)  # exactly one
-        assert info.domain == "memecourt.v1"
-        return info
-
-
-def told(error):
-    status = rpc_status.from_call(error)
-    assert status is not None, f"no details: {error.code()} {error.details()}"
-    return Told(error.code(), error.details(), status.details)
-
-
-@asynccontextmanager
-async def a_scene(path, *, found=None, reader=None, pictures=None, trials=32, open_court=True, court=None):
-    docket = SqlDocket.open(path / "docket.sqlite")
-    service = CourtService(trials)
-    server, healthy = await make_server(service)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    if open_court:
-        service.open(Courthouse(court or a_court(found, reader), FakePictures(pictures), docket))
-        await say_serving(healthy)
-    address = f"127.0.0.1:{port}"
-    try:
-        async with grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
-            yield Scene(address, docket, service, channel)
-    finally:
-        await server.stop(0)
-        await service.empty(5)
-        await docket.close()
-
-
-def play(work, path, **options):
-    async def scene():
-        async with a_scene(path, **options) as it:
-            return await work(it)
-
-    return asyncio.run(scene())
 
 
 def test_a_verdict_carries_everything_that_it_rests_on(tmp_path):
@@ -333,7 +261,7 @@ def test_a_full_court_asks_to_come_again_and_health_still_answers(tmp_path):
         again = await it.stub.Judge(judge_request(IMAGE), timeout=20)
         return refusal, health, again
 
-    refusal, health, again = play(work, tmp_path, reader=wait, trials=1)
+    refusal, health, again = play(work, tmp_path, reader=wait, concurrent_trials=1, waiting_trials=0)
     assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert refusal.info.reason == "BUSY"
     assert refusal.of(error_details_pb2.RetryInfo)
@@ -522,3 +450,128 @@ def test_every_word_of_the_court_has_one_on_the_wire():
         (TextSource, wire.TextSource, "TEXT_SOURCE_"),
     ):
         assert {f"{prefix}{word}" for word in ours} | {f"{prefix}UNSPECIFIED"} == {name for name, _ in theirs.items()}
+
+
+def test_a_known_meme_gets_the_earlier_verdict_and_says_whose_it_is(tmp_path):
+    def asking(namespace, content_id, **fields):
+        return wire.JudgeRequest(
+            image=IMAGE, text="x", content=wire.Content(namespace=namespace, id=content_id), **fields
+        )
+
+    async def work(it):
+        first = await it.stub.Judge(asking("forum", "1", client_token=b"1"), timeout=20)
+        again = [await it.stub.Judge(asking("forum", f"{n}", client_token=b"%d" % n), timeout=20) for n in (2, 3)]
+        anew = await it.stub.Judge(asking("forum", "4", try_anew=True), timeout=20)
+        elsewhere = await it.stub.Judge(asking("another", "5"), timeout=20)
+        return first, again, anew, elsewhere
+
+    first, again, anew, elsewhere = play(work, tmp_path, reuse="namespace")
+    assert not first.HasField("reused_from")
+    for number, response in zip((2, 3), again, strict=True):
+        assert response.verdict_id == first.verdict_id
+        assert response.reused_from == wire.ReusedFrom(
+            verdict_id=first.verdict_id, content=wire.Content(namespace="forum", id="1")
+        )
+        assert (response.content.id, response.client_token) == (f"{number}", b"%d" % number)
+        assert response.request_id not in ("", first.request_id)
+        assert response.timings.text.ToNanoseconds() == response.timings.precedents.ToNanoseconds() == 0
+        # Everything else is the earlier trial's.
+        for own in ("request_id", "content", "client_token", "timings", "reused_from"):
+            response.ClearField(own)
+        rest = wire.JudgeResponse.FromString(first.SerializeToString())
+        for own in ("request_id", "content", "client_token", "timings"):
+            rest.ClearField(own)
+        assert response == rest
+    for other in (anew, elsewhere):
+        assert other.verdict_id != first.verdict_id and not other.HasField("reused_from")
+
+
+def test_a_request_id_that_is_taken_and_versions_that_are_not_loaded(tmp_path):
+    async def work(it):
+        first = await it.stub.Judge(judge_request(IMAGE, text="x", request_id="r"), timeout=20)
+        same = await it.stub.Judge(judge_request(IMAGE, text="x", request_id="r"), timeout=20)
+        elsewhere = await it.stub.Judge(judge_request(IMAGE, text="y", request_id="r", namespace="n"), timeout=20)
+        taken = await it.refusal(judge_request(IMAGE, text="y", request_id="r"))
+        pinned = wire.JudgeRequest(image=IMAGE, text="x", pins=wire.Pins(settings=first.versions.settings))
+        held = await it.stub.Judge(pinned, timeout=20)
+        pinned.pins.models["JUDGE"] = "another model"
+        return first, same, elsewhere, held, taken, await it.refusal(pinned)
+
+    first, same, elsewhere, held, taken, pinned = play(work, tmp_path)
+    assert same.verdict_id == first.verdict_id != elsewhere.verdict_id
+    assert held.label == wire.LABEL_HARMFUL
+    assert (taken.code.name, taken.info.reason) == ("ALREADY_EXISTS", "REQUEST_ID_TAKEN")
+    assert taken.info.metadata["field"] == "request_id"
+    assert (pinned.code.name, pinned.info.reason) == ("FAILED_PRECONDITION", "PIN_NOT_LOADED")
+    assert pinned.info.metadata["field"] == "pins.models.judge"
+
+
+def test_what_is_nearly_the_same_is_told(tmp_path):
+    """The finder of near memes is a fake; what it finds stands in the record, and goes out as it stands there."""
+    near = NearDuplicate(trial_id="earlier", label=Label.HARMFUL, distance=12, same_text=True, same_picture=False)
+
+    class Finder:
+        async def near(self, *_, **__):
+            return (near,)
+
+    court = dataclasses.replace(a_court(findings([N] * 5)), duplicates=Finder())
+    response = play(lambda it: it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20), tmp_path, court=court)
+    assert list(response.near_duplicates) == [
+        wire.NearDuplicate(verdict_id="earlier", label=wire.LABEL_HARMFUL, distance=12, same_text=True)
+    ]
+    assert wire.REVIEW_REASON_NEAR_DUPLICATE_HARMFUL in [review.reason for review in response.review_reasons]
+    assert response.label == wire.LABEL_NOT_HARMFUL
+
+
+def _kinds(kind):
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _kinds(child)
+
+
+def test_every_kind_of_error_has_its_code():
+    """A new kind that nobody maps would be INTERNAL: it is named here with its code, or the test fails."""
+    expected = {
+        "CourtError": "INTERNAL",
+        "CantResume": "INTERNAL",
+        "DocketError": "INTERNAL",
+        "BadInput": "INVALID_ARGUMENT",
+        "BadPicture": "INVALID_ARGUMENT",
+        "BadText": "INVALID_ARGUMENT",
+        "BadRequest": "INVALID_ARGUMENT",
+        "NoSuchPrecedent": "NOT_FOUND",
+        "TrialUnknown": "NOT_FOUND",
+        "PrecedentExists": "ALREADY_EXISTS",
+        "RequestConflict": "ALREADY_EXISTS",
+        "CantChange": "FAILED_PRECONDITION",
+        "NotDecided": "FAILED_PRECONDITION",
+        "NotLoaded": "FAILED_PRECONDITION",
+        "BadLibrary": "FAILED_PRECONDITION",
+        "ModelRefused": "FAILED_PRECONDITION",
+        "Unavailable": "UNAVAILABLE",
+        "Overrun": "UNAVAILABLE",
+        "Busy": "RESOURCE_EXHAUSTED",
+        "ReplyUnusable": "ABORTED",
+        "Unauthenticated": "UNAUTHENTICATED",
+        "NotAllowed": "PERMISSION_DENIED",
+    }
+    special = {"ReplyUnusable": ReplyUnusable("JUDGE", "judge", "REPLY_CUT", "it was cut")}
+    ours = {k for k in _kinds(CourtError) if k.__module__.split(".")[0] in ("court", "serving", "retrieval")}
+    ours -= {TrialAborted}  # carries another error, whose code it has
+    assert {kind.__name__ for kind in ours} - expected.keys() == set()
+    for kind in ours:
+        error = special.get(kind.__name__) or kind("What is wrong, and what to do.")
+        assert code_pb2.Code.Name(status_of(error).code) == expected[kind.__name__] == _name(failure_of(error).code)
+    late = Overrun("Over.", reason="DEADLINE")
+    assert _name(status_of(late).code) == _name(failure_of(late).code) == "DEADLINE_EXCEEDED"
+    assert not failure_of(late).HasField("retry_delay")
+
+
+def _name(code):
+    return code_pb2.Code.Name(code)
+
+
+def test_a_message_that_quotes_the_caller_is_cut():
+    """What is too long for the metadata of a call would take the whole status with it."""
+    assert len(status_of(TrialUnknown("x" * 100_000)).SerializeToString()) < 8192
+    assert len(status_of(BadRequest("x" * 100_000)).SerializeToString()) < 8192

@@ -151,7 +151,6 @@ def test_a_caller_that_leaves_stops_costing(start, models):
     [
         (("--procedure", "full"), "needs chat models"),
         (("--model", "stand-in"), "a model but no server"),
-        (("--llm-url", "http://127.0.0.1:1/v1", "--model", "m"), ""),
     ],
 )
 def test_a_court_that_can_not_be_set_up_says_why(options, said, home, tmp_path):

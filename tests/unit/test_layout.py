@@ -14,7 +14,12 @@ BIN = Path(sys.executable).parent
 
 def run(*command, cwd=ROOT):
     return subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, env={"PATH": f"{BIN}:/usr/bin:/bin"}
+        [str(part) for part in command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        # Without a home, buf would keep its cache in the folder that it looks at.
+        env={"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(Path.home())},
     )
 
 

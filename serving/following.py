@@ -1,0 +1,69 @@
+"""Files that may change while the server runs: certificates, tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from court.errors import BadRequest
+
+EVERY_S = 0.5
+"""Between two looks, in seconds. What has changed is in use after three at most."""
+
+_log = logging.getLogger("memecourt.server")
+
+Contents = tuple[bytes, ...]
+
+
+def read_all(paths: Sequence[Path], what: str) -> Contents:
+    """What files hold.
+
+    Args:
+        paths: The files.
+        what: They are, for the error.
+
+    Raises:
+        BadRequest: One of them can't be read.
+    """
+    try:
+        return tuple(path.read_bytes() for path in paths)
+    except OSError as error:
+        raise BadRequest(f"{what} can't be read: {error.strerror}.", reason="FILE_UNREADABLE") from None
+
+
+async def follow_files(
+    paths: Sequence[Path], use: Callable[[Contents], None], what: str, in_use: Contents, every_s: float = EVERY_S
+) -> None:
+    """Hands on what files hold each time that it has changed; for ever.
+
+    Content is compared, not times: links that are switched, as Kubernetes does it, are seen like that too. It is handed
+    on once two looks in a row have found the same, so that a file is not read while it is being written, nor a key
+    without its certificate.
+
+    Args:
+        paths: The files.
+        use: Is given what they hold; raises BadRequest if that can't be used: then what was in use before stays in use.
+        what: They are, for the log: "The file of tokens".
+        in_use: What they held when they were read first.
+        every_s: Seconds between two looks.
+    """
+    handed_on: Contents | str = in_use
+    seen: Contents | str = in_use
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            found: Contents | str = await asyncio.to_thread(read_all, paths, what)
+        except BadRequest as error:
+            found = error.message
+        if found == seen and found != handed_on:
+            handed_on = found
+            try:
+                if isinstance(found, str):
+                    raise BadRequest(found)
+                use(found)
+                _log.info("%s has changed and is in use", what)
+            except BadRequest as error:
+                _log.error("%s has changed and can't be used, what was in use stays: %s", what, error.message)
+        seen = found

@@ -1,0 +1,148 @@
+"""One request on its way through the reception: what is asked, whose turn it is, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+from court.digests import digest
+from court.meme import Picture
+from court.ports import Watcher
+from court.record import TrialRecord
+from serving.assembly import Ask
+from serving.docket.store import RequestName
+
+Turn = Callable[[], AbstractAsyncContextManager[object]]
+"""Entered before a picture is decoded or a trial held, left afterwards, perhaps in another task: where callers wait for
+their turn."""
+
+_HASHED_AT_ONCE = 256 * 1024
+"""Bytes up to which a file is digested where the call is; for larger ones, the others would have to wait."""
+_TO_END_S = 0.25
+"""What a call gets beyond its deadline for its trial to write down that it ended by it, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a request that has a verdict.
+
+    Attributes:
+        record: The whole trial that the verdict is from. The same object each time a known meme is asked for, so that
+            what is made of it can be kept.
+        picture_seconds: Time that decoding the picture took; 0 where this call decoded none.
+        total_seconds: From the ask to the answer.
+        name: What the request is known by: the caller's id for it, or one that was made up.
+        reused: Whether the trial was held for another request.
+        near: Whether it was held for a meme that is only nearly this one.
+    """
+
+    record: TrialRecord
+    picture_seconds: float
+    total_seconds: float
+    name: RequestName
+    reused: bool
+    near: bool
+
+
+@dataclass(slots=True)
+class Call:
+    """A request on its way.
+
+    Attributes:
+        ask: What is asked.
+        name: What the request is known by: the caller's id for it, or one that was made up.
+        payload: Digest of what is asked.
+        file: SHA-256 of the picture file.
+        watch: Is told of the events of a trial that this call begins.
+        turn: Where it waits for its turn.
+        began: When it came, by the performance counter.
+        clock: Ends it at the caller's deadline.
+        deadline: By the event loop's clock; None where there is none.
+        picture: Decoded, once it is.
+        picture_seconds: What that took.
+        held: The turn, while this call has it.
+    """
+
+    ask: Ask
+    name: RequestName
+    payload: str
+    file: bytes
+    watch: Watcher | None
+    turn: Turn | None
+    began: float
+    clock: asyncio.Timeout
+    deadline: float | None
+    picture: Picture | None = None
+    picture_seconds: float = 0.0
+    held: AbstractAsyncContextManager[object] | None = None
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the deadline; None where there is none."""
+        return None if self.deadline is None else self.deadline - asyncio.get_running_loop().time()
+
+    def ends_with_trial(self) -> None:
+        """The trial that this call began keeps to the deadline by itself; the call waits for it to say so."""
+        if self.deadline is not None:
+            self.clock.reschedule(self.deadline + _TO_END_S)
+
+    async def take_turn(self) -> None:
+        """Waits for the turn, unless this call has it."""
+        if self.turn is not None and self.held is None:
+            turn = self.turn()
+            await turn.__aenter__()
+            self.held = turn
+
+    async def leave_turn(self) -> None:
+        """Lets the next one have it: what this call waits for now is others' work."""
+        held, self.held = self.held, None
+        if held is not None:
+            await held.__aexit__(None, None, None)
+
+    @asynccontextmanager
+    async def trial_in_turn(self) -> AsyncIterator[None]:
+        """For as long as the trial lasts that this call began: it takes the call's turn with it, or waits for one.
+
+        To be entered by the task of the trial, which may outlive the call. Until then the turn is the call's.
+        """
+        held, self.held = self.held, None
+        if held is None and self.turn is not None:
+            held = self.turn()
+            await held.__aenter__()
+        try:
+            yield
+        finally:
+            if held is not None:
+                await held.__aexit__(None, None, None)
+
+
+async def digest_of_file(data: bytes) -> bytes:
+    """SHA-256 of a picture file."""
+    if len(data) <= _HASHED_AT_ONCE:
+        return hashlib.sha256(data).digest()
+    return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+
+
+def payload_of(ask: Ask, file: bytes) -> str:
+    """Digest of all that makes a request the one that it is: the same id may stand for no other.
+
+    Args:
+        ask: What is asked.
+        file: SHA-256 of its picture file.
+    """
+    pins = ask.pins
+    return digest(
+        [
+            file.hex(),
+            ask.text,
+            ask.language,
+            ask.procedure,
+            ask.content_id,
+            ask.policy,
+            [dict(pins.models), pins.prompts, pins.library, pins.encoder, pins.settings],
+            ask.try_anew,
+        ]
+    )

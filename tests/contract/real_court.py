@@ -1,0 +1,86 @@
+"""All three services as they are served, over a real socket: docket and library are real, pictures are not decoded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+
+from court.errors import BadPicture
+from court.meme import Picture
+from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
+from retrieval.finder import LibraryFinder
+from serving.assembly import Courthouse
+from serving.docket.sql import SqlDocket
+from serving.docket_service import DocketService
+from serving.precedents_service import PrecedentsService
+from serving.reception import Reception
+from serving.server import make_server, say_serving
+from serving.service import CourtService
+from serving.settings import Settings
+from tests.encoders import picture_of, png_of
+from tests.fakes import FakeReader
+from tests.libraries import ENCODER, drawn_library
+from tests.unit.test_trial import a_court
+
+IMAGE = png_of((250, 5, 5), (5, 250, 5))
+
+
+class OnePicture:
+    """Knows one picture and refuses everything else: how files are decoded is tested elsewhere."""
+
+    async def read(self, data: bytes) -> Picture:
+        """See the port."""
+        if data != IMAGE:
+            raise BadPicture("That is no picture.", reason="NOT_A_PICTURE", field="image")
+        return picture_of(data)
+
+
+@dataclass(frozen=True)
+class RealCourt:
+    """A running server, and channels to it, for asyncio and for threads."""
+
+    address: str
+    channel: grpc.aio.Channel
+    threads: grpc.Channel
+    docket: SqlDocket
+    court: CourtService
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "judge", CourtStub(self.channel))
+        object.__setattr__(self, "records", DocketStub(self.channel))
+        object.__setattr__(self, "precedents", PrecedentsStub(self.channel))
+
+
+@asynccontextmanager
+async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
+    """Serves from this folder, with these settings."""
+    settings = Settings(home=path, **given)
+    library = drawn_library(path / "library", 7, 40)
+    court, docket, precedents = CourtService(settings), DocketService(), PrecedentsService()
+    server, health = await make_server(court, docket, precedents)
+    port = server.add_insecure_port("127.0.0.1:0")
+    async with AsyncExitStack() as stack:
+        await server.start()
+        stack.push_async_callback(server.stop, 0)
+        finder = LibraryFinder(library, ENCODER)
+        stack.callback(finder.close)
+        records = SqlDocket.open(path / "docket.sqlite")
+        stack.push_async_callback(records.close)
+        house = Courthouse(replace(a_court(reader=FakeReader("as read")), finder=finder), OnePicture(), records)
+        reception = await stack.enter_async_context(Reception(house, settings))
+        court.open(house, reception)
+        docket.open(house)
+        precedents.open(house)
+        await say_serving(health)
+        address = f"127.0.0.1:{port}"
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+        threads = stack.enter_context(grpc.insecure_channel(address))
+        yield RealCourt(address, channel, threads, records, court)
+        for service in (court, docket, precedents):
+            service.close()
+        for service in (court, docket, precedents):
+            await service.empty(5)

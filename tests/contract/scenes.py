@@ -1,0 +1,138 @@
+"""A scene for contract tests: a real server and a real channel; only what a trial leans on is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from memecourt.v1.court_pb2_grpc import CourtStub
+from serving.assembly import Courthouse
+from serving.docket.sql import SqlDocket
+from serving.reception import Reception
+from serving.server import make_server, say_serving
+from serving.service import CourtService
+from serving.settings import Settings
+from tests.fakes import a_picture
+from tests.unit.test_trial import a_court
+
+IMAGE = b"any bytes: the picture reader is a fake"
+
+
+class FakePictures:
+    """Each file is a picture of its own, whatever is in it; or reads what it was told to, or raises it."""
+
+    def __init__(self, result=None):
+        self.result = result
+
+    async def read(self, data):
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result or a_picture("f" * 64 if data == IMAGE else hashlib.sha256(data).hexdigest())
+
+
+class Scene:
+    def __init__(self, address, docket, service, reception, channel, server):
+        self.address = address
+        self.docket = docket
+        self.service = service
+        self.reception = reception
+        self.channel = channel
+        self.server = server
+        self.stub = CourtStub(channel)
+
+    async def refusal(self, request, **options):
+        """The status that a request is refused with, with all its details."""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.stub.Judge(request, timeout=20, **options)
+        return told(caught.value)
+
+    def another_channel(self, *options):
+        """With a connection of its own, as another caller has."""
+        return grpc.aio.insecure_channel(self.address, options=[*_OPTIONS, *options])
+
+
+class Told:
+    def __init__(self, code, message, details):
+        self.code = code
+        self.message = message
+        self.details = details
+
+    def of(self, kind):
+        found = []
+        for packed in self.details:
+            message = kind()
+            if packed.Unpack(message):
+                found.append(message)
+        return found
+
+    @property
+    def info(self):
+        (info,) = self.of(error_details_pb2.ErrorInfo)  # exactly one
+        assert info.domain == "memecourt.v1"
+        return info
+
+
+def told(error):
+    status = rpc_status.from_call(error)
+    assert status is not None, f"no details: {error.code()} {error.details()}"
+    return Told(error.code(), error.details(), status.details)
+
+
+_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+
+
+@asynccontextmanager
+async def a_scene(path, *, found=None, reader=None, pictures=None, open_court=True, court=None, **settings):
+    """Verdicts are given again only where a test is about that."""
+    settings = Settings(**{"reuse": "off", "home": path, **settings})
+    docket = SqlDocket.open(path / "docket.sqlite")
+    service = CourtService(settings)
+    server, healthy = await make_server(service)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    house = Courthouse(court or a_court(found, reader), FakePictures(pictures), docket)
+    address = f"127.0.0.1:{port}"
+    try:
+        async with Reception(house, settings) as reception:
+            if open_court:
+                service.open(house, reception)
+                await say_serving(healthy)
+            async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
+                yield Scene(address, docket, service, reception, channel, server)
+            await server.stop(0)
+            await service.empty(5)
+    finally:
+        await server.stop(0)
+        healthy.end()
+        await docket.close()
+    assert service.memory.held == 0, "memory of a request was not given back"
+    assert service.admission.running == service.admission.waiting == 0, "a place was lost"
+
+
+def play(work, path, **options):
+    async def scene():
+        async with a_scene(path, **options) as it:
+            return await work(it)
+
+    return asyncio.run(scene())
+
+
+async def until(condition):
+    """Waits until something holds that the server does not tell of."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def rest_of(call):
+    """The responses that are still to come."""
+    responses = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        responses.append(response)
+    return responses

@@ -1,0 +1,625 @@
+"""Who is let in: TLS, certificates and tokens, for every method of the contract, through real channels."""
+
+import asyncio
+import datetime
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+import trustme
+from google.protobuf import descriptor_pool
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+
+from court.errors import BadRequest
+from memecourt.v1 import court_pb2 as wire
+from serving import tokens as token_file
+from serving.access import SCOPES
+from serving.callers import ANYBODY, Caller, NotAllowed, Scope, check_namespace, current, set_current
+from serving.docket_service import DocketService
+from serving.following import follow_files
+from serving.precedents_service import PrecedentsService
+from serving.server import MESSAGE_BYTES, make_server
+from serving.service import CourtService
+from serving.settings import Settings
+from serving.tls import Certificates
+from serving.tokens import Tokens
+
+METHODS = {
+    f"/{service.full_name}/{method.name}": method
+    for service in wire.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+LET_IN = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT}
+"""What services that are not open say to empty requests: whoever hears it was let in."""
+
+
+def services():
+    return CourtService(Settings()), DocketService(), PrecedentsService()
+
+
+class Echo:
+    """Answers Judge with who calls, after a while; and has a method that nobody gave a scope."""
+
+    def handler(self):
+        async def judge(_, __):
+            before = current()
+            await asyncio.sleep(0.01)
+            assert current() is before
+            return current().name.encode()
+
+        handlers = {name: grpc.unary_unary_rpc_method_handler(judge) for name in ("Judge", "Pardon")}
+        return grpc.method_handlers_generic_handler("memecourt.v1.Court", handlers)
+
+
+@asynccontextmanager
+async def a_server(*given, certificates=None, **options):
+    server, _ = await make_server(*(given or services()), **options)
+    if certificates:
+        port = server.add_secure_port("localhost:0", certificates.credentials())
+    else:
+        port = server.add_insecure_port("localhost:0")
+    await server.start()
+    try:
+        yield f"localhost:{port}"
+    finally:
+        await server.stop(0)
+
+
+def bearer(token):
+    return (("authorization", f"Bearer {token}"),)
+
+
+async def call(channel, method, metadata=(), message=b"", **options):
+    """Calls a method, whatever its form; the error it ends with, or None."""
+    kind = METHODS.get(method)
+    forms = {
+        (False, False): channel.unary_unary,
+        (False, True): channel.unary_stream,
+        (True, False): channel.stream_unary,
+        (True, True): channel.stream_stream,
+    }
+    form = forms[kind.client_streaming, kind.server_streaming] if kind else channel.unary_unary
+    given = iter([message]) if kind and kind.client_streaming else message
+    try:
+        calling = form(method)(given, metadata=tuple(metadata), timeout=20, **options)
+        if kind and kind.server_streaming:
+            return [answer async for answer in calling] and None
+        await calling
+    except grpc.aio.AioRpcError as error:
+        return error
+    return None
+
+
+def reason(error):
+    status = rpc_status.from_call(error)
+    (info,) = [detail for detail in status.details if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR)]
+    told = error_details_pb2.ErrorInfo()
+    info.Unpack(told)
+    assert told.domain == "memecourt.v1"
+    return told.reason
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "tokens.toml"
+
+
+# Tokens
+
+
+def test_every_method_of_the_contract_has_a_scope_and_nothing_else_has():
+    assert SCOPES.keys() == METHODS.keys()
+    assert {method for method, scope in SCOPES.items() if scope is Scope.ADMIN} == {
+        f"/memecourt.v1.Precedents/{name}" for name in ("AddPrecedent", "RemovePrecedent", "RelabelPrecedent")
+    }
+    assert all(scope is Scope.REVIEW for method, scope in SCOPES.items() if method.startswith("/memecourt.v1.Docket/"))
+
+
+def test_each_token_opens_the_methods_of_its_scope_and_no_other(file):
+    given = {scope: token_file.add(file, str(scope), [scope], None) for scope in Scope}
+    given["all"] = token_file.add(file, "all", list(Scope), None)
+
+    async def work():
+        outcomes = {}
+        async with a_server(tokens=Tokens.of(file)) as address, grpc.aio.insecure_channel(address) as channel:
+            for method in METHODS:
+                for name, token in given.items():
+                    outcomes[method, name] = await call(channel, method, bearer(token))
+        return outcomes
+
+    outcomes = asyncio.run(work())
+    assert len(outcomes) == 4 * len(METHODS) >= 48
+    for (method, name), error in outcomes.items():
+        if name in ("all", SCOPES[method]):
+            assert error.code() in LET_IN and reason(error), method
+        else:
+            assert (error.code(), reason(error)) == (grpc.StatusCode.PERMISSION_DENIED, "SCOPE_MISSING"), method
+
+
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        ((), "TOKEN_MISSING"),
+        ((("authorization", ""),), "TOKEN_MALFORMED"),
+        ((("authorization", "{token}"),), "TOKEN_MALFORMED"),
+        ((("authorization", "Basic {token}"),), "TOKEN_MALFORMED"),
+        ((("authorization", "Bearer {token}"), ("authorization", "Bearer {token}")), "TOKEN_MALFORMED"),
+        ((("authorization", "Bearer {token}x"),), "TOKEN_UNKNOWN"),
+        ((("authorization", "Bearer {hash}"),), "TOKEN_UNKNOWN"),
+        ((("authorization", "Bearer " + "x" * 6000),), "TOKEN_UNKNOWN"),
+        ((("authorization-bin", b"Bearer {token}"),), "TOKEN_MISSING"),
+    ],
+)
+def test_whoever_has_no_good_token_is_let_in_nowhere(file, metadata, why):
+    token = token_file.add(file, "pipeline", list(Scope), None)
+    put = {"token": token, "hash": token_file.hash_of(token)}
+    sent = [(key, value if isinstance(value, bytes) else value.format(**put)) for key, value in metadata]
+
+    async def work():
+        async with a_server(tokens=Tokens.of(file)) as address, grpc.aio.insecure_channel(address) as channel:
+            return [await call(channel, method, sent) for method in METHODS]
+
+    for error in asyncio.run(work()):
+        assert (error.code(), reason(error)) == (grpc.StatusCode.UNAUTHENTICATED, why)
+        assert token not in error.details()
+
+
+def test_a_method_without_a_scope_is_open_to_nobody(file):
+    token = token_file.add(file, "pipeline", list(Scope), None)
+
+    async def work(tokens, metadata):
+        async with a_server(Echo(), tokens=tokens) as address, grpc.aio.insecure_channel(address) as channel:
+            return await call(channel, "/memecourt.v1.Court/Pardon", metadata)
+
+    for error in (asyncio.run(work(Tokens.of(file), bearer(token))), asyncio.run(work(None, ()))):
+        assert (error.code(), reason(error)) == (grpc.StatusCode.PERMISSION_DENIED, "METHOD_NOT_OPEN")
+
+
+def test_the_method_knows_who_calls_it_also_among_others(file):
+    given = {name: token_file.add(file, name, [Scope.JUDGE], None) for name in ("a", "b", "Ünï")}
+
+    async def work():
+        async with a_server(Echo(), tokens=Tokens.of(file)) as address, grpc.aio.insecure_channel(address) as channel:
+            judge = channel.unary_unary("/memecourt.v1.Court/Judge")
+            asked = [(name, judge(b"", metadata=bearer(token), timeout=20)) for name, token in given.items()] * 1
+            asked += [(name, judge(b"", metadata=bearer(token), timeout=20)) for name, token in given.items()] * 1
+            return [(name, (await answer).decode()) for name, answer in asked]
+
+    assert all(name == told for name, told in asyncio.run(work()))
+
+
+def test_without_a_file_of_tokens_anybody_may_do_all():
+    async def work():
+        async with a_server() as address, grpc.aio.insecure_channel(address) as channel:
+            return [await call(channel, method, bearer("whatever")) for method in METHODS]
+
+    errors = asyncio.run(work())
+    assert len(errors) == len(METHODS) and {error.code() for error in errors} <= LET_IN
+    assert ANYBODY.scopes == set(Scope) and ANYBODY.sees("anything")
+
+
+def test_health_needs_no_token_and_reflection_needs_one(file):
+    token = token_file.add(file, "auditor", [Scope.REVIEW], None)
+    ask = reflection_pb2.ServerReflectionRequest(list_services="")
+
+    async def work():
+        async with a_server(tokens=Tokens.of(file)) as address, grpc.aio.insecure_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            lives = await health.Check(health_pb2.HealthCheckRequest(service="liveness"), timeout=20)
+            reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                [_ async for _ in reflect(iter([ask]), timeout=20)]
+            (told,) = [answer async for answer in reflect(iter([ask]), timeout=20, metadata=bearer(token))]
+            return lives.status, refused.value.code(), {service.name for service in told.list_services_response.service}
+
+    lives, refused, names = asyncio.run(work())
+    assert lives == health_pb2.HealthCheckResponse.SERVING
+    assert refused is grpc.StatusCode.UNAUTHENTICATED
+    assert {name for name in names if name.startswith("memecourt.")} == {
+        service.full_name for service in wire.DESCRIPTOR.services_by_name.values()
+    }
+    pool = descriptor_pool.Default()
+    assert all(pool.FindServiceByName(name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "seen", "hidden"),
+    [(None, ["", "a", "b"], []), (["a"], ["a"], ["b", "", "A", "a "]), (["", "a"], ["", "a"], ["b"])],
+)
+def test_a_caller_sees_its_namespaces_and_no_other(namespaces, seen, hidden):
+    async def work():
+        set_current(Caller("x", frozenset(Scope), None if namespaces is None else frozenset(namespaces)))
+        for namespace in seen:
+            check_namespace(namespace)
+        for namespace in hidden:
+            with pytest.raises(NotAllowed) as caught:
+                check_namespace(namespace)
+            assert (caught.value.reason, caught.value.field) == ("NAMESPACE_NOT_ALLOWED", "content.namespace")
+
+    asyncio.run(work())
+
+
+# The file of tokens
+
+
+def test_a_file_that_the_command_wrote_is_read_back(file):
+    first = token_file.add(file, "pipeline", [Scope.JUDGE], ["forum", 'a "quoted" \\ one', "日本"])
+    file.write_text("# who is who\n" + file.read_text())
+    second = token_file.add(file, "pipeline", [Scope.JUDGE, Scope.REVIEW], None)
+    tokens = Tokens.of(file)
+    assert tokens.caller(first) == Caller(
+        "pipeline", frozenset({Scope.JUDGE}), frozenset({"forum", 'a "quoted" \\ one', "日本"})
+    )
+    assert tokens.caller(second).namespaces is None
+    assert first not in file.read_text() and file.read_text().startswith("# who is who")
+    assert len(first) >= 43 and first != second
+
+    number = token_file.hash_of(first)[:12]
+    (gone,) = token_file.remove(file, "pipeline", number)
+    assert gone.sha256 == token_file.hash_of(first)
+    tokens = Tokens.of(file)
+    assert tokens.caller(first) is None and tokens.caller(second) is not None
+    with pytest.raises(BadRequest):
+        token_file.remove(file, "pipeline", number)
+
+
+def test_who_add_at_once_lose_nothing(file):
+    import concurrent.futures
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda i: token_file.add(file, f"caller {i}", [Scope.JUDGE], None), range(24)))
+    tokens = Tokens.of(file)
+    assert [tokens.caller(token).name for token in made] == [f"caller {i}" for i in range(24)]
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+HASH = "0" * 64
+GOOD = f'[[token]]\nname = "a"\nsha256 = "{HASH}"\nscopes = ["judge"]\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD.replace("judge", "everything"),
+        GOOD.replace('["judge"]', "[]"),
+        GOOD.replace('"a"', '""'),
+        GOOD.replace('"a"', '" a"'),
+        GOOD.replace('"a"', '"a\\nb"'),
+        GOOD.replace(HASH, HASH[1:]),
+        GOOD + "namespaces = []\n",
+        GOOD + "namespace = 'a'\n",
+        GOOD + GOOD,
+        GOOD[:-3],
+        "tokens = 1\n",
+        "\udcff",
+    ],
+)
+def test_a_file_that_says_something_else_is_refused(file, text):
+    file.write_text(text, errors="surrogateescape")
+    with pytest.raises(BadRequest) as caught:
+        Tokens.of(file)
+    assert HASH not in caught.value.message and str(file) not in caught.value.message
+    file.write_text(GOOD)
+    assert Tokens.of(file).callers.keys() == {HASH}
+
+
+def test_a_file_that_is_not_there_lets_nobody_in_by_accident(file):
+    with pytest.raises(BadRequest):
+        Tokens.of(file)
+
+
+# What changes while the server runs
+
+
+async def until(true):
+    for _ in range(1000):
+        if await true():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it never came true")
+
+
+@asynccontextmanager
+async def beside(work):
+    task = asyncio.create_task(work)
+    try:
+        yield
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def keep_calling(channel, errors, counted, metadata=()):
+    """Load: calls that were let in must go on being let in."""
+    while True:
+        error = await call(channel, "/memecourt.v1.Docket/GetTrial", metadata)
+        counted.append(1)
+        if error.code() not in LET_IN:
+            errors.append(error)
+
+
+def test_tokens_come_and_go_without_a_restart_and_nobody_else_notices(file, caplog):
+    steady = token_file.add(file, "steady", [Scope.REVIEW], None)
+
+    async def work():
+        tokens, errors, counted = Tokens.of(file), [], []
+        following = follow_files([file], tokens.use, token_file.WHAT, tokens.contents, every_s=0.05)
+        async with (
+            a_server(tokens=tokens) as address,
+            grpc.aio.insecure_channel(address) as channel,
+            beside(following),
+            beside(keep_calling(channel, errors, counted, bearer(steady))),
+        ):
+
+            async def code(token):
+                return (await call(channel, "/memecourt.v1.Docket/GetTrial", bearer(token))).code()
+
+            async def let_in(token):
+                return await code(token) in LET_IN
+
+            fresh = await asyncio.to_thread(token_file.add, file, "fresh", [Scope.REVIEW], None)
+            await until(lambda: let_in(fresh))
+
+            whole = file.read_text()
+            file.write_text("[[token]]\nname = ")
+            await until(lambda: asyncio.sleep(0, "can't be used" in caplog.text))
+            assert await let_in(fresh)
+            file.unlink()
+            await until(lambda: asyncio.sleep(0, "can't be read" in caplog.text))
+            assert await let_in(fresh)
+            file.write_text(whole)
+
+            await asyncio.to_thread(token_file.remove, file, "fresh")
+            await until(lambda: asyncio.sleep(0, tokens.caller(fresh) is None))
+            assert await code(fresh) is grpc.StatusCode.UNAUTHENTICATED
+        return errors, len(counted)
+
+    errors, counted = asyncio.run(work())
+    assert not errors and counted > 10
+
+
+# TLS
+
+
+class Papers:
+    """Authorities and certificates, made for a test."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.certificate, self.key, self.callers = folder / "server.pem", folder / "server.key", folder / "callers.pem"
+        self.ours, self.theirs, self.strangers = trustme.CA(), trustme.CA(), trustme.CA()
+        self.issue(self.ours)
+        self.theirs.cert_pem.write_to_path(self.callers)
+
+    def issue(self, authority):
+        issued = authority.issue_cert("localhost")
+        self.key.write_bytes(issued.private_key_pem.bytes())
+        self.certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+
+    def settings(self, *, mutual=False):
+        return Settings(
+            tls_certificate=self.certificate, tls_key=self.key, tls_client_ca=self.callers if mutual else None
+        )
+
+    def credentials(self, shown=None, trusted=None):
+        root = (trusted or self.ours).cert_pem.bytes()
+        if shown is None:
+            return grpc.ssl_channel_credentials(root)
+        chain = b"".join(blob.bytes() for blob in shown.cert_chain_pems)
+        return grpc.ssl_channel_credentials(root, shown.private_key_pem.bytes(), chain)
+
+
+@pytest.fixture
+def papers(tmp_path):
+    return Papers(tmp_path)
+
+
+async def outcome(address, credentials=None):
+    """The status of one call over a connection of its own."""
+    # Else connections would be shared by all channels of the process.
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channel = (
+        grpc.aio.secure_channel(address, credentials, options)
+        if credentials
+        else grpc.aio.insecure_channel(address, options)
+    )
+    async with channel:
+        return await call(channel, "/memecourt.v1.Docket/GetTrial")
+
+
+def let_in(error):
+    """Whether a service answered: a connection that is refused is UNAVAILABLE too, but without our details."""
+    return rpc_status.from_call(error) is not None and reason(error) == "NOT_IN_SESSION"
+
+
+def test_tls_lets_in_who_trusts_the_server_and_nobody_in_the_clear(papers):
+    async def work():
+        certificates = Certificates.of(papers.settings())
+        async with a_server(certificates=certificates) as address:
+            return [
+                await outcome(address, papers.credentials()),
+                await outcome(address),
+                await outcome(address, papers.credentials(trusted=papers.strangers)),
+                await outcome(address, papers.credentials()),
+            ]
+
+    errors = asyncio.run(work())
+    assert [let_in(error) for error in errors] == [True, False, False, True]
+    assert {error.code() for error in errors[1:3]} == {grpc.StatusCode.UNAVAILABLE}
+
+
+def test_mutual_tls_lets_in_callers_with_a_good_certificate_only(papers):
+    long_ago = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    tomorrow = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
+    shown = {
+        "valid": papers.theirs.issue_cert("caller"),
+        "none": None,
+        "expired": papers.theirs.issue_cert("caller", not_after=long_ago),
+        "not yet valid": papers.theirs.issue_cert("caller", not_before=tomorrow),
+        "of another authority": papers.strangers.issue_cert("caller"),
+        "of the server's authority": papers.ours.issue_cert("caller"),
+    }
+
+    async def work():
+        certificates = Certificates.of(papers.settings(mutual=True))
+        async with a_server(certificates=certificates) as address:
+            outcomes = {name: await outcome(address, papers.credentials(one)) for name, one in shown.items()}
+            outcomes["in the clear"] = await outcome(address)
+            outcomes["valid again"] = await outcome(address, papers.credentials(shown["valid"]))
+        return outcomes
+
+    outcomes = asyncio.run(work())
+    assert {name for name, error in outcomes.items() if let_in(error)} == {"valid", "valid again"}
+    assert {error.code() for error in outcomes.values()} == {grpc.StatusCode.UNAVAILABLE}
+
+
+def test_tls_and_a_token_are_asked_for_together(papers, file):
+    token = token_file.add(file, "pipeline", [Scope.REVIEW], None)
+
+    async def work():
+        async with a_server(tokens=Tokens.of(file), certificates=Certificates.of(papers.settings())) as address:
+            credentials = grpc.composite_channel_credentials(
+                papers.credentials(), grpc.access_token_call_credentials(token)
+            )
+            return await outcome(address, credentials), await outcome(address, papers.credentials())
+
+    with_token, without = asyncio.run(work())
+    assert let_in(with_token)
+    assert without.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_renewed_certificate_is_shown_without_a_restart_and_connections_go_on(papers, caplog):
+    async def work():
+        certificates, errors, counted = Certificates.of(papers.settings(mutual=True)), [], []
+        following = follow_files(
+            certificates.paths, certificates.use, "certificates", certificates.contents, every_s=0.05
+        )
+        caller = papers.theirs.issue_cert("caller")
+        stranger = papers.strangers.issue_cert("caller")
+        async with (
+            a_server(certificates=certificates) as address,
+            grpc.aio.secure_channel(address, papers.credentials(caller)) as old,
+            beside(following),
+            beside(keep_calling(old, errors, counted)),
+        ):
+            assert let_in(await outcome(address, papers.credentials(caller)))
+            # A key that is not the certificate's: what was in use stays.
+            key = papers.key.read_bytes()
+            papers.key.write_bytes(trustme.CA().issue_cert("localhost").private_key_pem.bytes())
+            await until(lambda: asyncio.sleep(0, "can't be used" in caplog.text))
+            assert let_in(await outcome(address, papers.credentials(caller)))
+            papers.key.write_bytes(key)
+            # The server's authority and that of its callers are replaced.
+            papers.issue(papers.strangers)
+            papers.strangers.cert_pem.write_to_path(papers.callers)
+
+            async def renewed():
+                return let_in(await outcome(address, papers.credentials(stranger, trusted=papers.strangers)))
+
+            await until(renewed)
+            assert not let_in(await outcome(address, papers.credentials(caller)))
+            assert not let_in(await outcome(address, papers.credentials(caller, trusted=papers.strangers)))
+            before = len(counted)
+            await until(lambda: asyncio.sleep(0, len(counted) > before + 5))
+        return errors, len(counted)
+
+    errors, counted = asyncio.run(work())
+    assert not errors and counted > 10
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        (lambda p: {"tls_key": None}, "tls_key"),
+        (lambda p: {"tls_certificate": None}, "tls_certificate"),
+        (lambda p: {"tls_certificate": None, "tls_key": None, "tls_client_ca": p.callers}, "tls_certificate"),
+        (lambda p: {"tls_key": p.folder / "none"}, None),
+        (lambda p: {"tls_key": p.certificate}, None),
+        (lambda p: {"tls_certificate": p.callers}, None),
+        (lambda p: {"tls_client_ca": p.key}, None),
+    ],
+    ids=["no key", "no certificate", "callers' alone", "not there", "no key in it", "another's key", "no authority"],
+)
+def test_certificates_that_can_not_be_used_are_told_at_start(papers, spoil, field):
+    named = {"tls_certificate": papers.certificate, "tls_key": papers.key}
+    assert Certificates.of(Settings(**named)) is not None
+    with pytest.raises(BadRequest) as caught:
+        Certificates.of(Settings(**{**named, **spoil(papers)}))
+    assert caught.value.field == field and str(papers.folder) not in caught.value.message
+    assert Certificates.of(Settings()) is None
+
+
+def test_a_key_with_a_password_is_refused_and_not_asked_for_at_the_terminal(papers):
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key(papers.key.read_bytes(), None)
+    locked = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"some password"),
+    )
+    papers.key.write_bytes(locked)
+    with pytest.raises(BadRequest, match="without a password"):
+        Certificates.of(papers.settings())
+
+
+# What is no call of ours
+
+
+@pytest.mark.parametrize(("over", "codes"), [(0, LET_IN), (1, {grpc.StatusCode.RESOURCE_EXHAUSTED})])
+def test_a_message_may_be_as_large_as_its_limit_and_not_a_byte_larger(over, codes):
+    message = wire.AddPrecedentRequest(image=bytes(MESSAGE_BYTES + over - 5)).SerializeToString()
+    assert len(message) == MESSAGE_BYTES + over
+
+    async def work():
+        options = [("grpc.max_send_message_length", -1)]
+        async with a_server() as address, grpc.aio.insecure_channel(address, options=options) as channel:
+            return await call(channel, "/memecourt.v1.Precedents/AddPrecedent", message=message)
+
+    assert asyncio.run(work()).code() in codes
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_methods_that_there_are_not_are_unimplemented(file, tokens):
+    token = token_file.add(file, "pipeline", [Scope.REVIEW], None)
+    unknown = ["/memecourt.v1.Court/Acquit", "/memecourt.v2.Court/Judge", "/none/none", "/", "/memecourt.v1.Court"]
+
+    async def work():
+        known = Tokens.of(file) if tokens else None
+        async with a_server(tokens=known) as address, grpc.aio.insecure_channel(address) as channel:
+            with_token = [await call(channel, method, bearer(token)) for method in unknown]
+            return with_token, [await call(channel, method) for method in unknown]
+
+    with_token, without = asyncio.run(work())
+    assert {error.code() for error in with_token} == {grpc.StatusCode.UNIMPLEMENTED}
+    expected = grpc.StatusCode.UNAUTHENTICATED if tokens else grpc.StatusCode.UNIMPLEMENTED
+    assert {error.code() for error in without} == {expected}
+
+
+def test_too_much_metadata_is_a_typed_refusal_and_the_connection_serves_on():
+    async def work():
+        async with a_server() as address, grpc.aio.insecure_channel(address) as channel:
+            return [
+                await call(channel, "/memecourt.v1.Docket/GetTrial", [("x-much", "y" * size)])
+                for size in (1000, 1_000_000, 1000)
+            ]
+
+    few, much, again = asyncio.run(work())
+    assert {few.code(), again.code()} <= LET_IN
+    assert much.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_with_reflection_off_the_server_does_not_tell_what_calls_there_are():
+    async def work():
+        async with a_server(reflect=False) as address, grpc.aio.insecure_channel(address) as channel:
+            reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                [_ async for _ in reflect(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=20)]
+            return refused.value.code(), await call(channel, "/memecourt.v1.Docket/GetTrial")
+
+    code, judged = asyncio.run(work())
+    assert code is grpc.StatusCode.UNIMPLEMENTED and let_in(judged)

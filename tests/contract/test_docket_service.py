@@ -1,0 +1,742 @@
+"""The contract of memecourt.v1.Docket, through a real channel, over a docket in SQLite and one in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from court.errors import Unavailable
+from court.events import (
+    AnyEvent,
+    MemeIdentity,
+    PolicyReference,
+    Procedure,
+    ReviewOutcome,
+    TextRead,
+    TextSource,
+    TrialFailed,
+    TrialOpened,
+    VerdictGiven,
+    VerdictReviewed,
+    Versions,
+    parse_event,
+)
+from court.record import TrialState
+from court.verdict import Label, Review, ReviewReason, Strength, Strengths, Verdict
+from memecourt.v1 import court_pb2 as wire
+from memecourt.v1.court_pb2_grpc import DocketStub
+from retrieval.postgres.address import Address
+from serving.callers import Caller, Scope
+from serving.docket.sql import SqlDocket, open_docket
+from serving.docket_service import SERVICE, DocketService
+from serving.listings import place_of, token_of, which_of
+from serving.receiving import Memory
+from tests.service_calls import Refusal, a_channel, by, refused
+
+T = TypeVar("T")
+
+AT = datetime(2026, 3, 4, 5, 6, 7, 890123, tzinfo=UTC)
+TIMEOUT = 60
+REVIEW = frozenset({Scope.REVIEW})
+CALLERS = {
+    "ada": Caller("ada", REVIEW),
+    "forum": Caller("forum", REVIEW, frozenset({"forum", "blog"})),
+    "nobody": Caller("nobody", REVIEW, frozenset()),
+}
+HARMFUL = Verdict(
+    label=Label.HARMFUL, strengths=Strengths(harmful=Strength.STRONG, benign=Strength.WEAK), rationale="It mocks."
+)
+NOT_HARMFUL = Verdict(
+    label=Label.NOT_HARMFUL, strengths=Strengths(harmful=Strength.WEAK, benign=Strength.STRONG), rationale="It is tame."
+)
+UNDECIDED = Verdict(
+    label=Label.UNDECIDED,
+    rationale="Nothing is like it.",
+    review=(Review(reason=ReviewReason.NO_SIMILAR_PRECEDENT, detail="nothing"),),
+)
+
+
+class Noted:
+    """Counts the reviews that telemetry is told of."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[ReviewOutcome] = []
+
+    def reviewed(self, outcome: ReviewOutcome) -> None:
+        self.outcomes.append(outcome)
+
+
+@dataclass
+class Scene:
+    """A docket, its service and a stub."""
+
+    docket: Any
+    service: DocketService
+    channel: grpc.aio.Channel
+    told: list[ReviewOutcome]
+    overruled: list[str]
+
+    def __post_init__(self) -> None:
+        self.stub = DocketStub(self.channel)
+
+    async def tried(
+        self,
+        trial_id: str = "",
+        *,
+        at: datetime = AT,
+        namespace: str = "",
+        end: Verdict | str | None = HARMFUL,
+        text: str = "a tame text",
+        procedure: Procedure = Procedure.SUMMARY,
+    ) -> str:
+        """Keeps a trial that ended in a verdict, failed for a reason, or (None) is open."""
+        trial_id = trial_id or str(uuid.uuid4())
+        for event in a_trial(trial_id, at=at, namespace=namespace, end=end, text=text, procedure=procedure):
+            await self.docket.append(event)
+        return trial_id
+
+    async def listed(self, caller: str = "", size: int = 0, **asked: Any) -> list[wire.TrialSummary]:
+        """All pages of a listing."""
+        found: list[wire.TrialSummary] = []
+        token = ""
+        while True:
+            request = wire.ListTrialsRequest(page_size=size, page_token=token, filter=wire.TrialFilter(**asked))
+            page = await self.stub.ListTrials(request, timeout=TIMEOUT, metadata=by(caller))
+            found += page.trials
+            token = page.next_page_token
+            if not token:
+                return found
+
+    async def exported(self, caller: str = "", **asked: Any) -> list[wire.Trial]:
+        request = wire.ExportTrialsRequest(filter=wire.TrialFilter(**asked))
+        call = self.stub.ExportTrials(request, timeout=TIMEOUT, metadata=by(caller))
+        return [one.trial async for one in call]
+
+    async def reviewed(self, trial_id: str, caller: str = "", **asked: Any) -> wire.TrialSummary:
+        given = {"outcome": wire.REVIEW_OUTCOME_UPHELD, "reason": "It is right.", "reviewer": "" if caller else "bea"}
+        request = wire.ReviewVerdictRequest(trial_id=trial_id, **{**given, **asked})
+        return (await self.stub.ReviewVerdict(request, timeout=TIMEOUT, metadata=by(caller))).summary
+
+
+def a_trial(
+    trial_id: str,
+    *,
+    at: datetime = AT,
+    namespace: str = "",
+    end: Verdict | str | None = HARMFUL,
+    text: str = "a tame text",
+    procedure: Procedure = Procedure.SUMMARY,
+) -> list[AnyEvent]:
+    meme = MemeIdentity(
+        bytes_sha256="a" * 64, pixels_sha256="b" * 64, format="PNG", width=4, height=3, frame_count=1,
+        frames_used=(0,), namespace=namespace, content_id=f"content of {trial_id}",
+    )  # fmt: skip
+    events: list[AnyEvent] = [
+        TrialOpened(
+            trial_id=trial_id, seq=0, at=at, procedure=procedure, meme=meme, request_id=f"request of {trial_id}",
+            policy=PolicyReference(id="p", version="1", digest="sha256:0"), settings={},
+            versions=Versions(software="test", settings="sha256:0"),
+        ),
+        TextRead(trial_id=trial_id, seq=1, at=at, text=text, source=TextSource.CALLER),
+    ]  # fmt: skip
+    if isinstance(end, Verdict):
+        events.append(VerdictGiven(trial_id=trial_id, seq=2, at=at, verdict=end))
+    elif end is not None:
+        events.append(
+            TrialFailed(trial_id=trial_id, seq=2, at=at, step="text", reason=end, message="gone", retryable=True)
+        )
+    return events
+
+
+@asynccontextmanager
+async def a_scene(place: Path | Address, *, docket: Any = None) -> AsyncIterator[Scene]:
+    docket = docket or open_docket(place)
+    noted = Noted()
+    overruled: list[str] = []
+    service = DocketService(noted, Memory(64 * 2**20, 20.0))  # type: ignore[arg-type]
+    service.open(SimpleNamespace(docket=docket), overruled.append)  # type: ignore[arg-type]
+    try:
+        async with a_channel(service.handler(), callers=CALLERS) as channel:
+            yield Scene(docket, service, channel, noted.outcomes, overruled)
+        await service.empty(5)
+    finally:
+        await docket.close()
+
+
+def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], **options: Any) -> T:
+    async def scene() -> T:
+        async with a_scene(place, **options) as it:
+            return await work(it)
+
+    return asyncio.run(scene())
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Path:
+    return tmp_path / "docket.sqlite"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, sqlite: Path) -> Path | Address:
+    if request.param == "sqlite":
+        return sqlite
+    address: Address = request.getfixturevalue("bare_database")
+    import psycopg
+
+    with psycopg.connect(**address.parameters(), autocommit=True) as connection:
+        connection.execute("SET client_min_messages = warning")
+        connection.execute("DROP SCHEMA IF EXISTS memecourt_docket CASCADE")
+    return address
+
+
+def stamp(at: datetime, nanos: int = 0) -> Timestamp:
+    stamped = Timestamp()
+    stamped.FromDatetime(at)
+    stamped.nanos += nanos
+    return stamped
+
+
+def test_a_trial_comes_with_all_of_its_events(place: Path | Address) -> None:
+    async def work(it: Scene) -> wire.Trial:
+        await it.tried("t-1", namespace="forum", procedure=Procedure.FULL, text="Mondays – à la carte \N{CAT FACE}")
+        return (await it.stub.GetTrial(wire.GetTrialRequest(trial_id="t-1"), timeout=TIMEOUT)).trial
+
+    trial = play(place, work)
+    kept = a_trial("t-1", namespace="forum", procedure=Procedure.FULL, text="Mondays – à la carte \N{CAT FACE}")
+    assert [parse_event(event.json) for event in trial.events] == kept
+    assert [(e.trial_id, e.seq, e.kind) for e in trial.events] == [(e.trial_id, e.seq, e.kind) for e in kept]
+    assert all(event.at.ToDatetime(UTC) == AT for event in trial.events)
+    summary = trial.summary
+    assert summary.opened_at.ToDatetime(UTC) == AT
+    assert (summary.trial_id, summary.request_id) == ("t-1", "request of t-1")
+    assert (summary.content.namespace, summary.content.id) == ("forum", "content of t-1")
+    assert summary.procedure == wire.PROCEDURE_FULL
+    assert (summary.state, summary.label) == (wire.TRIAL_STATE_DECIDED, wire.LABEL_HARMFUL)
+    assert not summary.needs_human_review and not summary.HasField("review") and not summary.failure_reason
+
+
+def test_a_trial_without_a_verdict_has_no_label(place: Path | Address) -> None:
+    async def work(it: Scene) -> list[list[wire.TrialSummary]]:
+        for trial_id, end in (("open", None), ("failed", "MODEL_GONE"), ("undecided", UNDECIDED)):
+            await it.tried(trial_id, end=end)  # type: ignore[arg-type]
+        got = [
+            (await it.stub.GetTrial(wire.GetTrialRequest(trial_id=id_), timeout=TIMEOUT)).trial.summary
+            for id_ in ("undecided", "open", "failed")
+        ]
+        return [sorted(found, key=lambda one: one.trial_id) for found in (got, await it.listed())]
+
+    got, listed = play(place, work)
+    assert got == listed  # the record tells the same as the listing
+    failed, opened, undecided = got
+    assert (opened.state, opened.label) == (wire.TRIAL_STATE_OPEN, wire.LABEL_UNSPECIFIED)
+    assert (failed.state, failed.label) == (wire.TRIAL_STATE_FAILED, wire.LABEL_UNSPECIFIED)
+    assert failed.failure_reason == "MODEL_GONE" and not opened.failure_reason
+    assert (undecided.state, undecided.label) == (wire.TRIAL_STATE_DECIDED, wire.LABEL_UNDECIDED)
+    assert undecided.needs_human_review and not failed.needs_human_review
+
+
+def test_paging_loses_and_doubles_none_while_new_ones_come_in(place: Path | Address) -> None:
+    """Five hundred trials of one moment; others of the same moment, of later ones and of earlier ones come in."""
+
+    async def work(it: Scene) -> tuple[list[str], list[str], list[int]]:
+        ids = [str(uuid.uuid4()) for _ in range(500)]
+        await asyncio.gather(*(it.docket.append(a_trial(id_)[0]) for id_ in ids))
+        seen, sizes, token = [], [], ""
+        for page in range(1000):
+            request = wire.ListTrialsRequest(page_size=7, page_token=token)
+            answer = await it.stub.ListTrials(request, timeout=TIMEOUT)
+            seen += [trial.trial_id for trial in answer.trials]
+            sizes.append(len(answer.trials))
+            token = answer.next_page_token
+            if not token:
+                return ids, seen, sizes
+            if page < 40:
+                for at in (AT, AT + timedelta(seconds=page), AT + timedelta(microseconds=1)):
+                    await it.docket.append(a_trial(str(uuid.uuid4()), at=at)[0])
+        raise AssertionError("there is no end")
+
+    ids, seen, sizes = play(place, work)
+    assert len(seen) == len(set(seen))
+    assert set(ids) <= set(seen)
+    assert set(sizes[:-1]) == {7} and 1 <= sizes[-1] <= 7
+
+
+def test_pages_end_where_there_are_no_more(sqlite: Path) -> None:
+    async def work(it: Scene) -> list[tuple[int, bool]]:
+        told = []
+        for count in range(4):
+            page = await it.stub.ListTrials(wire.ListTrialsRequest(page_size=2), timeout=TIMEOUT)
+            told.append((len(page.trials), bool(page.next_page_token)))
+            await it.tried(at=AT + timedelta(seconds=count))
+        return told
+
+    assert play(sqlite, work) == [(0, False), (1, False), (2, False), (2, True)]
+
+
+def test_a_page_has_fifty_unless_asked_otherwise_and_at_most_a_thousand(sqlite: Path) -> None:
+    async def work(it: Scene) -> tuple[list[int], list[Refusal]]:
+        await asyncio.gather(*(it.docket.append(a_trial(str(n))[0]) for n in range(60)))
+        sizes = [
+            len((await it.stub.ListTrials(wire.ListTrialsRequest(page_size=size), timeout=TIMEOUT)).trials)
+            for size in (0, 1, 60, 1000)
+        ]
+        return sizes, [
+            await refused(it.stub.ListTrials(wire.ListTrialsRequest(page_size=size), timeout=TIMEOUT))
+            for size in (-1, 1001)
+        ]
+
+    sizes, refusals = play(sqlite, work)
+    assert sizes == [50, 1, 60, 60]
+    assert [one.said for one in refusals] == [("INVALID_ARGUMENT", "OUT_OF_RANGE", "page_size")] * 2
+
+
+def forged(which: Any, said: bytes) -> str:
+    """A token sealed like ours: the seal needs no key."""
+    from serving.listings import _seal
+
+    return base64.urlsafe_b64encode(_seal(said, which) + said).decode().rstrip("=")
+
+
+def test_a_page_token_that_is_altered_or_of_another_filter_is_refused(sqlite: Path) -> None:
+    harmful = wire.TrialFilter(labels=[wire.LABEL_HARMFUL])
+
+    async def work(it: Scene) -> list[Refusal]:
+        for number in range(5):
+            await it.tried(at=AT + timedelta(seconds=number))
+
+        async def page(token: str, asked: wire.TrialFilter = harmful) -> wire.ListTrialsResponse:
+            request = wire.ListTrialsRequest(page_size=2, page_token=token, filter=asked)
+            answer: wire.ListTrialsResponse = await it.stub.ListTrials(request, timeout=TIMEOUT)
+            return answer
+
+        token = (await page("")).next_page_token
+        assert (await page(token)) == (await page(token)) != (await page(""))  # it can be used again
+        draw = random.Random(1)
+        altered = []
+        for place in range(len(token)):
+            sign = draw.choice([c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"])
+            altered.append(token[:place] + sign + token[place + 1 :])
+            altered.append(token[:place])
+        altered += [token + "A", token + "=", "x", "\N{CAT FACE}", " " + token, "x" * 1000]
+        which = which_of(harmful)
+        altered += [
+            forged(which, said)
+            for said in (b"", b"1", b"[1]", b"[1,2]", b'["x","y"]', b"[1e999,\"y\"]", b'[9e99,"y"]', b'[1,"\\u0000"]',
+                         b'[1,"\\ud800"]', b"\xff", b"[[1],\"y\"]", b"null")
+        ]  # fmt: skip
+        refusals = [await refused(page(one)) for one in altered if one not in ("", token)]
+        others = (wire.TrialFilter(), wire.TrialFilter(labels=[wire.LABEL_HARMFUL], namespace=""))
+        return refusals + [await refused(page(token, asked)) for asked in others]
+
+    refusals = play(sqlite, work)
+    assert len(refusals) > 60
+    assert {one.said for one in refusals} == {("INVALID_ARGUMENT", "BAD_PAGE_TOKEN", "page_token")}
+
+
+def test_a_page_token_is_good_at_every_server_of_the_docket(sqlite: Path) -> None:
+    async def first(it: Scene) -> str:
+        for number in range(3):
+            await it.tried(f"t-{number}", at=AT + timedelta(seconds=number))
+        page = await it.stub.ListTrials(wire.ListTrialsRequest(page_size=2), timeout=TIMEOUT)
+        return str(page.next_page_token)
+
+    async def second(it: Scene) -> list[str]:
+        request = wire.ListTrialsRequest(page_size=2, page_token=token)
+        return [one.trial_id for one in (await it.stub.ListTrials(request, timeout=TIMEOUT)).trials]
+
+    token = play(sqlite, first)
+    assert play(sqlite, second) == ["t-0"]
+
+
+def test_what_a_token_says_comes_back() -> None:
+    which = which_of(wire.TrialFilter(reviewed=False))
+    for place in ((AT, "x"), (datetime(1970, 1, 1, tzinfo=UTC), "y" * 200), (datetime.max.replace(tzinfo=UTC), "z")):
+        assert place_of(token_of(place, which), which) == place
+
+
+def lets_through(asked: wire.TrialFilter, one: wire.TrialSummary) -> bool:
+    """The contract of a filter, in the plainest words."""
+    opened = one.opened_at.ToNanoseconds()
+    return (
+        (not asked.labels or one.label in asked.labels)
+        and (not asked.states or one.state in asked.states)
+        and (not asked.HasField("opened_from") or opened >= asked.opened_from.ToNanoseconds())
+        and (not asked.HasField("opened_until") or opened < asked.opened_until.ToNanoseconds())
+        and (not asked.HasField("reviewed") or one.HasField("review") == asked.reviewed)
+        and (not asked.HasField("needs_review") or one.needs_human_review == asked.needs_review)
+        and (not asked.HasField("namespace") or one.content.namespace == asked.namespace)
+    )
+
+
+def test_filters_let_through_what_they_ask_for(place: Path | Address) -> None:
+    async def work(it: Scene) -> int:
+        draw = random.Random(7)
+        for number in range(40):
+            end = draw.choice((HARMFUL, HARMFUL, NOT_HARMFUL, UNDECIDED, "MODEL_GONE", None))
+            trial_id = await it.tried(
+                f"t-{number:02}",
+                at=AT + timedelta(microseconds=draw.randrange(8)),
+                namespace=draw.choice(("", "forum", "blog")),
+                end=end,
+            )
+            if isinstance(end, Verdict) and draw.random() < 0.5:
+                await it.reviewed(trial_id)
+        everything = await it.listed(size=1000)
+        assert len(everything) == 40
+        assert [(one.opened_at.ToNanoseconds()) for one in everything] == sorted(
+            (one.opened_at.ToNanoseconds() for one in everything), reverse=True
+        )
+        hits = 0
+        for _ in range(40):
+            asked = wire.TrialFilter(
+                labels=draw.sample([1, 2, 3], draw.choice((0, 0, 1, 2))),  # type: ignore[arg-type]
+                states=draw.sample([1, 2, 3], draw.choice((0, 0, 1, 2))),  # type: ignore[arg-type]
+            )
+            if draw.random() < 0.3:
+                asked.opened_from.CopyFrom(stamp(AT + timedelta(microseconds=draw.randrange(8)), draw.choice((0, 1))))
+            if draw.random() < 0.3:
+                asked.opened_until.CopyFrom(stamp(AT + timedelta(microseconds=draw.randrange(8)), draw.choice((0, 1))))
+            for field in ("reviewed", "needs_review"):
+                if draw.random() < 0.3:
+                    setattr(asked, field, draw.random() < 0.5)
+            if draw.random() < 0.3:
+                asked.namespace = draw.choice(("", "forum", "elsewhere"))
+            expected = [one.trial_id for one in everything if lets_through(asked, one)]
+            request = wire.ListTrialsRequest(page_size=1000, filter=asked)
+            found = (await it.stub.ListTrials(request, timeout=TIMEOUT)).trials
+            assert [one.trial_id for one in found] == expected, asked
+            call = it.stub.ExportTrials(wire.ExportTrialsRequest(filter=asked), timeout=TIMEOUT)
+            assert [one.trial.summary async for one in call] == list(reversed(found)), asked
+            hits += len(expected)
+        return hits
+
+    assert play(place, work) > 100
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"labels": [0]}, ("INVALID_ARGUMENT", "UNKNOWN_VALUE", "filter.labels")),
+        ({"labels": [1, 99]}, ("INVALID_ARGUMENT", "UNKNOWN_VALUE", "filter.labels")),
+        ({"states": [0]}, ("INVALID_ARGUMENT", "UNKNOWN_VALUE", "filter.states")),
+        ({"states": [99]}, ("INVALID_ARGUMENT", "UNKNOWN_VALUE", "filter.states")),
+        ({"opened_from": Timestamp(seconds=2**62)}, ("INVALID_ARGUMENT", "BAD_TIME", "filter.opened_from")),
+        ({"opened_until": Timestamp(nanos=-1)}, ("INVALID_ARGUMENT", "BAD_TIME", "filter.opened_until")),
+        ({"opened_until": Timestamp(nanos=10**9)}, ("INVALID_ARGUMENT", "BAD_TIME", "filter.opened_until")),
+        ({"namespace": "x" * 257}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "filter.namespace")),
+        ({"namespace": "x\0"}, ("INVALID_ARGUMENT", "FIELD_HOLDS_NUL", "filter.namespace")),
+    ],
+)
+def test_a_filter_that_means_nothing_is_refused(sqlite: Path, asked: dict[str, Any], said: tuple[str, ...]) -> None:
+    async def work(it: Scene) -> list[Refusal]:
+        return [await refused(it.listed(**asked)), await refused(it.exported(**asked))]
+
+    assert [one.said for one in play(sqlite, work)] == [said, said]
+
+
+def test_the_first_and_the_last_moment_there_is_are_taken(place: Path | Address) -> None:
+    ever = {
+        "opened_from": Timestamp(seconds=-62_135_596_800),
+        "opened_until": Timestamp(seconds=253_402_300_799, nanos=999_999_999),
+    }
+
+    async def work(it: Scene) -> list[int]:
+        await it.tried("t-1")
+        none = {"opened_from": ever["opened_until"], "opened_until": ever["opened_from"]}
+        return [len(await it.listed(**asked)) for asked in (ever, none)]  # type: ignore[arg-type]
+
+    assert play(place, work) == [1, 0]
+
+
+class Counting:
+    """A docket that counts the records that are read of it."""
+
+    def __init__(self, docket: SqlDocket) -> None:
+        self._docket = docket
+        self.read = 0
+        self.longest = 0
+
+    async def record(self, trial_id: str) -> Any:
+        self.read += 1
+        return await self._docket.record(trial_id)
+
+    async def list(self, **asked: Any) -> Any:
+        lines = await self._docket.list(**asked)
+        self.longest = max(self.longest, len(lines))
+        return lines
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._docket, name)
+
+
+def test_an_export_reads_on_only_as_the_caller_does(place: Path | Address) -> None:
+    """Sixteen megabytes of records: of what the caller has not taken, only what flow control lets go is read."""
+    docket = Counting(open_docket(place))
+
+    async def work(it: Scene) -> tuple[int, int, list[str]]:
+        text = "tame " * 40_000
+        for number in range(80):
+            await it.tried(f"t-{number:03}", at=AT + timedelta(seconds=number), text=text)
+        call = it.stub.ExportTrials(wire.ExportTrialsRequest(), timeout=TIMEOUT)
+        answers = aiter(call)
+        first = (await anext(answers)).trial
+        before = -1
+        while before < docket.read:  # until it stands still
+            before = docket.read
+            await asyncio.sleep(0.5)
+        # What is opened now came after the call.
+        await it.tried("late", at=AT + timedelta(days=1))
+        rest = [one.trial.summary.trial_id async for one in answers]
+        return before, docket.longest, [first.summary.trial_id, *rest]
+
+    held_up, longest, ids = play(place, work, docket=docket)
+    assert held_up < 60
+    assert longest <= 100  # ids at once
+    assert ids == [f"t-{number:03}" for number in range(80)]
+
+
+def test_an_export_whose_caller_leaves_ends(sqlite: Path) -> None:
+    docket = Counting(open_docket(sqlite))
+
+    async def work(it: Scene) -> int:
+        for number in range(60):
+            await it.tried(f"t-{number}", text="tame " * 40_000)
+        call = it.stub.ExportTrials(wire.ExportTrialsRequest(), timeout=TIMEOUT)
+        await call.read()
+        call.cancel()
+        await it.service.empty(20)
+        read = docket.read
+        await asyncio.sleep(0.2)
+        assert docket.read == read
+        return read
+
+    assert play(sqlite, work, docket=docket) < 60
+
+
+def test_a_verdict_is_upheld_overruled_and_reviewed_again(place: Path | Address) -> None:
+    async def work(it: Scene) -> tuple[list[wire.TrialSummary], list[AnyEvent], list[wire.TrialSummary], list[Any]]:
+        await it.tried("t-1")
+        before = datetime.now(UTC)
+        told = [
+            await it.reviewed("t-1", reason="It does mock.", clause="4.2"),
+            await it.reviewed(
+                "t-1", outcome=wire.REVIEW_OUTCOME_OVERRULED, label=wire.LABEL_NOT_HARMFUL, reason="Satire."
+            ),
+            await it.reviewed("t-1", caller="ada", label=wire.LABEL_HARMFUL, reason="No satire."),
+        ]
+        for one in told:
+            assert before <= one.review.at.ToDatetime(UTC) <= datetime.now(UTC)
+        assert it.overruled == ["t-1"]
+        record = await it.docket.record("t-1")
+        return told, list(record.events[3:]), await it.listed(reviewed=True), it.told
+
+    told, events, listed, outcomes = play(place, work)
+    said = [(one.review.outcome, one.review.label, one.review.reason, one.review.clause, one.review.reviewer)
+            for one in told]  # fmt: skip
+    assert said == [
+        (wire.REVIEW_OUTCOME_UPHELD, wire.LABEL_HARMFUL, "It does mock.", "4.2", "bea"),
+        (wire.REVIEW_OUTCOME_OVERRULED, wire.LABEL_NOT_HARMFUL, "Satire.", "", "bea"),
+        (wire.REVIEW_OUTCOME_UPHELD, wire.LABEL_HARMFUL, "No satire.", "", "ada"),
+    ]
+    assert [one.label for one in told] == [wire.LABEL_HARMFUL] * 3  # the Judge's stays
+    assert all(isinstance(event, VerdictReviewed) for event in events) and len(events) == 3
+    assert listed == [told[-1]]  # the last one counts
+    assert outcomes == [ReviewOutcome.UPHELD, ReviewOutcome.OVERRULED, ReviewOutcome.UPHELD]
+
+
+def test_an_undecided_trial_can_be_decided_by_a_person(sqlite: Path) -> None:
+    async def work(it: Scene) -> list[wire.TrialSummary]:
+        await it.tried("t-1", end=UNDECIDED)
+        overruled = {"outcome": wire.REVIEW_OUTCOME_OVERRULED, "label": wire.LABEL_HARMFUL}
+        return [await it.reviewed("t-1"), await it.reviewed("t-1", **overruled)]
+
+    upheld, overruled = play(sqlite, work)
+    assert upheld.review.label == wire.LABEL_UNDECIDED
+    assert overruled.review.label == wire.LABEL_HARMFUL
+    assert overruled.label == wire.LABEL_UNDECIDED
+
+
+def test_reviews_at_once_are_all_kept(place: Path | Address) -> None:
+    async def work(it: Scene) -> tuple[set[str], list[int]]:
+        await it.tried("t-1")
+        await asyncio.gather(*(it.reviewed("t-1", reason=f"reason {number}") for number in range(20)))
+        reviews = (await it.docket.record("t-1")).events[3:]
+        return {review.reason for review in reviews}, [review.seq for review in reviews]
+
+    reasons, numbers = play(place, work)
+    assert reasons == {f"reason {number}" for number in range(20)}
+    assert numbers == list(range(3, 23))
+
+
+@pytest.mark.parametrize(
+    ("trial", "caller", "asked", "said"),
+    [
+        ("t", "", {"reason": ""}, ("INVALID_ARGUMENT", "FIELD_MISSING", "reason")),
+        ("t", "", {"reason": " \n"}, ("INVALID_ARGUMENT", "FIELD_MISSING", "reason")),
+        ("t", "", {"reason": "x" * 2001}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "reason")),
+        ("t", "", {"outcome": 0}, ("INVALID_ARGUMENT", "FIELD_MISSING", "outcome")),
+        ("t", "", {"outcome": 99}, ("INVALID_ARGUMENT", "FIELD_MISSING", "outcome")),
+        ("t", "", {"outcome": 2}, ("INVALID_ARGUMENT", "UNKNOWN_LABEL", "label")),
+        ("t", "", {"outcome": 2, "label": 3}, ("INVALID_ARGUMENT", "UNKNOWN_LABEL", "label")),
+        ("t", "", {"outcome": 2, "label": 1}, ("INVALID_ARGUMENT", "LABEL_CONTRADICTS", "label")),
+        ("t", "", {"outcome": 1, "label": 2}, ("INVALID_ARGUMENT", "LABEL_CONTRADICTS", "label")),
+        ("t", "", {"clause": "x" * 201}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "clause")),
+        ("t", "", {"reviewer": ""}, ("INVALID_ARGUMENT", "FIELD_MISSING", "reviewer")),
+        ("t", "", {"reviewer": "x" * 201}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "reviewer")),
+        ("t", "ada", {"reviewer": "bea"}, ("INVALID_ARGUMENT", "NOT_THE_CALLER", "reviewer")),
+        ("", "", {}, ("INVALID_ARGUMENT", "FIELD_MISSING", "trial_id")),
+        ("nowhere", "", {}, ("NOT_FOUND", "TRIAL_UNKNOWN", "trial_id")),
+        ("open", "", {}, ("FAILED_PRECONDITION", "TRIAL_NOT_DECIDED", "")),
+        ("failed", "", {}, ("FAILED_PRECONDITION", "TRIAL_NOT_DECIDED", "")),
+    ],
+)
+def test_a_review_that_can_t_stand_is_refused(
+    sqlite: Path, trial: str, caller: str, asked: dict[str, Any], said: tuple[str, ...]
+) -> None:
+    async def work(it: Scene) -> tuple[Refusal, list[int], list[Any]]:
+        for trial_id, end in (("t", HARMFUL), ("open", None), ("failed", "MODEL_GONE")):
+            await it.tried(trial_id, end=end)  # type: ignore[arg-type]
+        refusal = await refused(it.reviewed(trial, caller, **asked))
+        return refusal, [len((await it.docket.record(id_)).events) for id_ in ("t", "open", "failed")], it.told
+
+    refusal, lengths, told = play(sqlite, work)
+    assert refusal.said == said
+    assert lengths == [3, 2, 3] and not told  # nothing was kept
+
+
+def test_a_caller_of_some_namespaces_sees_its_own_trials_only(place: Path | Address) -> None:
+    async def work(it: Scene) -> None:
+        for number in range(30):
+            namespace = ("forum", "blog", "shop", "", "forum2")[number % 5]
+            await it.tried(f"{namespace or 'none'}-{number}", namespace=namespace, at=AT + timedelta(seconds=number))
+        assert {one.content.namespace for one in await it.listed("forum", size=3)} == {"forum", "blog"}
+        assert len(await it.listed("forum", size=3)) == 12
+        assert len(await it.exported("forum")) == 12
+        assert len(await it.listed("forum", namespace="blog")) == 6
+        assert len(await it.listed("ada")) == 30
+        assert await it.listed("nobody") == [] == await it.exported("nobody")
+        for namespace in ("shop", "", "forum2", "nowhere"):
+            for call in (it.listed, it.exported):
+                refusal = await refused(call("forum", namespace=namespace))
+                assert refusal.said == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "filter.namespace")
+
+        async def got(id_: str) -> wire.Trial:
+            answer = await it.stub.GetTrial(wire.GetTrialRequest(trial_id=id_), timeout=TIMEOUT, metadata=by("forum"))
+            trial: wire.Trial = answer.trial
+            return trial
+
+        assert (await got("forum-0")).summary.trial_id == "forum-0"
+        unknown = await refused(got("nowhere"))
+        assert unknown.said == ("NOT_FOUND", "TRIAL_UNKNOWN", "trial_id")
+        for id_ in ("shop-2", "none-3", "forum2-4"):
+            refusal = await refused(got(id_))
+            assert (refusal.said, refusal.message) == (unknown.said, unknown.message)
+            refusal = await refused(it.reviewed(id_, "forum"))
+            assert (refusal.said, refusal.message) == (unknown.said, unknown.message)
+            assert len((await it.docket.record(id_)).events) == 3
+        assert (await it.reviewed("forum-0", "forum")).review.reviewer == "forum"
+
+    play(place, work)
+
+
+@pytest.mark.parametrize("caller", ["forum", "ada", ""])
+def test_a_page_token_gives_nobody_a_right(sqlite: Path, caller: str) -> None:
+    """A token of somebody who sees all: with it, too, a caller sees its own."""
+
+    async def work(it: Scene) -> set[str]:
+        for number in range(9):
+            await it.tried(namespace=("forum", "shop")[number % 2], at=AT + timedelta(seconds=number))
+        page = await it.stub.ListTrials(wire.ListTrialsRequest(page_size=2), timeout=TIMEOUT)
+        request = wire.ListTrialsRequest(page_size=100, page_token=page.next_page_token)
+        rest = await it.stub.ListTrials(request, timeout=TIMEOUT, metadata=by(caller))
+        return {one.content.namespace for one in rest.trials}
+
+    assert play(sqlite, work) == ({"forum"} if caller == "forum" else {"forum", "shop"})
+
+
+CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
+    "GetTrial": lambda it: it.stub.GetTrial(wire.GetTrialRequest(trial_id="t-1"), timeout=TIMEOUT),
+    "ListTrials": lambda it: it.listed(),
+    "ExportTrials": lambda it: it.exported(),
+    "ReviewVerdict": lambda it: it.reviewed("t-1"),
+}
+
+
+def test_every_call_is_tried_here() -> None:
+    assert set(CALLS) == {method.name for method in wire.DESCRIPTOR.services_by_name["Docket"].methods}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_before_and_after_its_session_a_call_is_told_to_come_again(sqlite: Path, name: str) -> None:
+    async def work(it: Scene) -> Refusal:
+        await it.tried("t-1")
+        await CALLS[name](it)
+        it.service.close()
+        return await refused(CALLS[name](it))
+
+    assert play(sqlite, work).said == ("UNAVAILABLE", "NOT_IN_SESSION", "")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_bytes_that_are_no_request_are_the_caller_s_fault(sqlite: Path, name: str) -> None:
+    async def work(it: Scene) -> Refusal:
+        method = f"/{SERVICE}/{name}"
+        if name == "ExportTrials":
+            return await refused(it.channel.unary_stream(method)(b"\xff\xff no message", timeout=TIMEOUT).read())
+        return await refused(it.channel.unary_unary(method)(b"\xff\xff no message", timeout=TIMEOUT))
+
+    assert play(sqlite, work).said == ("INVALID_ARGUMENT", "MALFORMED_REQUEST", "")
+
+
+class Away:
+    """A docket that is not there now."""
+
+    def __getattr__(self, name: str) -> Any:
+        async def fails(*_: object, **__: object) -> None:
+            raise Unavailable("The docket can't be read now.", reason="DOCKET_UNAVAILABLE")
+
+        return fails
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_docket_that_is_away_is_unavailable(sqlite: Path, name: str) -> None:
+    refusal = play(sqlite, lambda it: refused(CALLS[name](it)), docket=Away())
+    assert refusal.said == ("UNAVAILABLE", "DOCKET_UNAVAILABLE", "")
+
+
+@pytest.mark.parametrize(("trial_id", "said"), [
+    ("", ("INVALID_ARGUMENT", "FIELD_MISSING", "trial_id")),
+    ("x" * 201, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "trial_id")),
+    ("x\0", ("INVALID_ARGUMENT", "FIELD_HOLDS_NUL", "trial_id")),
+    ("nowhere", ("NOT_FOUND", "TRIAL_UNKNOWN", "trial_id")),
+])  # fmt: skip
+def test_a_trial_that_is_not_there(place: Path | Address, trial_id: str, said: tuple[str, ...]) -> None:
+    async def work(it: Scene) -> Refusal:
+        await it.tried("t-1")
+        return await refused(it.stub.GetTrial(wire.GetTrialRequest(trial_id=trial_id), timeout=TIMEOUT))
+
+    assert play(place, work).said == said
+
+
+def test_every_state_and_outcome_has_one_on_the_wire() -> None:
+    for ours, theirs, prefix in (
+        (TrialState, wire.TrialState, "TRIAL_STATE_"),
+        (ReviewOutcome, wire.ReviewOutcome, "REVIEW_OUTCOME_"),
+    ):
+        assert {f"{prefix}{word}" for word in ours} | {f"{prefix}UNSPECIFIED"} == {name for name, _ in theirs.items()}

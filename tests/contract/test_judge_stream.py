@@ -1,0 +1,267 @@
+"""JudgeStream through a real channel: every request has one response, whatever becomes of it."""
+
+import asyncio
+from collections import Counter
+
+import grpc
+import pytest
+from google.rpc import code_pb2, error_details_pb2
+
+from court.errors import BadLibrary
+from memecourt.v1 import court_pb2 as wire
+from memecourt.v1.court_pb2_grpc import CourtStub
+from serving.service import SERVICE
+from tests.contract.scenes import IMAGE, play, rest_of, told, until
+from tests.fakes import FakeReader
+
+
+def item(request_id, *, text="some text", image=IMAGE, timeout=None, **fields):
+    request = wire.JudgeRequest(request_id=request_id, image=image, text=text, **fields)
+    told = wire.JudgeStreamRequest(request=request)
+    if timeout is not None:
+        told.timeout.FromMilliseconds(round(timeout * 1000))
+    return told
+
+
+def unread(request_id, **fields):
+    """A request whose trial waits for the text to be read."""
+    asked = item(request_id, **fields)
+    asked.request.ClearField("text")
+    return asked
+
+
+async def some(call, count):
+    return [await call.read() for _ in range(count)]
+
+
+def test_every_request_has_exactly_one_response(tmp_path):
+    """Good ones, bad ones, the same one again, and another one under an id that is taken; in any order."""
+    good = [item(f"good-{n}", text=f"text {n}", client_token=b"%d" % n) for n in range(20)]
+    bad = {
+        "too long": item("too long", text="x" * 20_000),
+        "no procedure": item("no procedure", procedure=99),
+        "not loaded": item("not loaded", procedure=wire.PROCEDURE_FULL),
+        "pinned": item("pinned", pins=wire.Pins(library="sha256:another")),
+        "no time": item("no time", timeout=0),
+        "": wire.JudgeStreamRequest(),
+    }
+    again, other = good[3:6], [item("good-7", text="another text")]
+    items = good[10:] + list(bad.values()) + again + good[:10] + other
+
+    async def work(it):
+        return await rest_of(it.stub.JudgeStream(iter(items), timeout=60))
+
+    responses = play(work, tmp_path, concurrent_trials=4)
+    assert Counter(r.request_id for r in responses) == Counter(i.request.request_id for i in items)
+    verdicts = [r for r in responses if r.HasField("verdict")]
+    failures = {r.request_id: r.failure for r in responses if r.HasField("failure")}
+    assert len(verdicts) == len(good) + len(again)
+    for response in verdicts:
+        assert response.verdict.request_id == response.request_id
+        number = response.request_id.removeprefix("good-")
+        assert response.verdict.text.text == f"text {number}"
+    ids = {(r.request_id, r.verdict.verdict_id) for r in verdicts}
+    assert len(ids) == len(good)  # what was asked twice has the same verdict twice
+    taken = failures.pop("good-7")
+    assert (taken.code, taken.reason, taken.field) == (code_pb2.ALREADY_EXISTS, "REQUEST_ID_TAKEN", "request_id")
+    assert {name: (failure.code, failure.field) for name, failure in failures.items()} == {
+        "too long": (code_pb2.INVALID_ARGUMENT, "text"),
+        "no procedure": (code_pb2.INVALID_ARGUMENT, "procedure"),
+        "not loaded": (code_pb2.FAILED_PRECONDITION, "procedure"),
+        "pinned": (code_pb2.FAILED_PRECONDITION, "pins.library"),
+        "no time": (code_pb2.INVALID_ARGUMENT, "timeout"),
+        "": (code_pb2.INVALID_ARGUMENT, "request_id"),
+    }
+    assert all(failure.message and not failure.HasField("retry_delay") for failure in failures.values())
+
+
+def test_a_trial_that_fails_is_a_failure_with_its_trial_and_ends_nothing_else(tmp_path):
+    async def work(it):
+        responses = await rest_of(it.stub.JudgeStream(iter([item("a"), item("", text="x")]), timeout=20))
+        return responses, await it.docket.list(limit=9)
+
+    responses, (line,) = play(work, tmp_path, found=BadLibrary("Broken."))
+    failure = next(r.failure for r in responses if r.request_id == "a")
+    assert (failure.code, failure.reason) == (code_pb2.FAILED_PRECONDITION, "BAD_LIBRARY")
+    assert failure.trial_id == line.trial_id
+    assert len(responses) == 2
+
+
+def test_what_is_ready_is_answered_before_what_came_before_it(tmp_path):
+    reader = FakeReader("as read")
+
+    async def work(it):
+        reader.wait = asyncio.Event()
+        call = it.stub.JudgeStream(timeout=20)
+        await call.write(unread("slow"))
+        await reader.asked.wait()
+        await call.write(item("quick"))
+        first = await call.read()
+        reader.wait.set()
+        second = await call.read()
+        await call.done_writing()
+        return [first.request_id, second.request_id], await call.read()
+
+    assert play(work, tmp_path, reader=reader) == (["quick", "slow"], grpc.aio.EOF)
+
+
+def test_a_full_stream_is_held_up_and_never_refused(tmp_path):
+    items = [item(f"r{n}", text=f"text {n}") for n in range(60)]
+
+    async def work(it):
+        return await rest_of(it.stub.JudgeStream(iter(items), timeout=60))
+
+    responses = play(work, tmp_path, concurrent_trials=2, waiting_trials=0)
+    assert {r.request_id for r in responses if r.HasField("verdict")} == {f"r{n}" for n in range(60)}
+
+
+def test_who_is_slow_to_read_is_slow_to_be_read(tmp_path):
+    """Responses that nobody takes hold up the requests; all are answered once they are taken."""
+    count = 90
+    items = [item(f"r{n}", text=f"{n} ".ljust(9000, "x")) for n in range(count)]
+
+    async def work(it):
+        # A caller that takes no more on the way than it must.
+        narrow = it.another_channel(("grpc.http2.bdp_probe", 0))
+        call = CourtStub(narrow).JudgeStream(timeout=60)
+
+        async def send():
+            for each in items:
+                await call.write(each)
+            await call.done_writing()
+
+        sending = asyncio.create_task(send())
+        before, opened = -1, 0
+        while opened != before:  # until nothing moves any more
+            before = opened
+            await asyncio.sleep(0.5)
+            opened = len(await it.docket.list(limit=count))
+        held, unsent = it.service.memory.held, not sending.done()
+        responses = await rest_of(call)
+        await sending
+        await narrow.close()
+        return opened, held, unsent, responses
+
+    opened, held, unsent, responses = play(work, tmp_path, concurrent_trials=4)
+    assert 4 <= opened < count / 2 and unsent
+    assert held < 4 * 40_000 + 20 * 2**20  # four requests, and room for the next
+    assert {r.request_id for r in responses if r.HasField("verdict")} == {f"r{n}" for n in range(count)}
+    assert len(responses) == count
+
+
+def test_each_request_has_a_time_of_its_own(tmp_path):
+    reader = FakeReader("never")
+
+    async def work(it):
+        reader.wait = asyncio.Event()
+        call = it.stub.JudgeStream(timeout=20)
+        await call.write(unread("short", timeout=0.3))
+        await call.write(item("quick", timeout=15))
+        responses = await some(call, 2)
+        await call.done_writing()
+        return responses, await call.read()
+
+    responses, end = play(work, tmp_path, reader=reader)
+    outcomes = {r.request_id: r.failure.code if r.HasField("failure") else None for r in responses}
+    assert outcomes == {"quick": None, "short": code_pb2.DEADLINE_EXCEEDED}
+    assert end is grpc.aio.EOF
+
+
+def test_what_is_no_request_ends_the_stream_once_the_others_are_answered(tmp_path):
+    async def work(it):
+        call = it.channel.stream_stream(f"/{SERVICE}/JudgeStream")(timeout=20)
+        await call.write(item("a").SerializeToString())
+        await call.write(b"\xff\xff no message")
+        await call.write(item("never read").SerializeToString())
+        responses = []
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while (data := await call.read()) is not grpc.aio.EOF:
+                responses.append(wire.JudgeStreamResponse.FromString(data))
+        return responses, told(caught.value)
+
+    responses, refusal = play(work, tmp_path)
+    assert [(r.request_id, r.HasField("verdict")) for r in responses] == [("a", True)]
+    assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "MALFORMED_REQUEST"
+
+
+def test_a_stream_that_sends_nothing_ends_and_one_that_waits_for_its_answer_does_not(tmp_path):
+    reader = FakeReader("as read")
+
+    async def work(it):
+        reader.wait = asyncio.Event()
+        waiting = it.stub.JudgeStream(timeout=20)
+        await waiting.write(unread("slow"))
+        await reader.asked.wait()
+        silent = it.stub.JudgeStream(timeout=20)
+        with pytest.raises(grpc.aio.AioRpcError) as first:
+            await silent.read()
+        await asyncio.sleep(0.8)  # for longer than the server waits
+        still = not waiting.done()
+        reader.wait.set()
+        response = await waiting.read()
+        with pytest.raises(grpc.aio.AioRpcError) as second:
+            await waiting.read()  # now it has nothing to wait for
+        return still, response, told(first.value), told(second.value)
+
+    still, response, *refusals = play(work, tmp_path, reader=reader, idle=0.3)
+    assert still and response.HasField("verdict")
+    for refusal in refusals:
+        assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "IDLE"
+
+
+def test_a_caller_that_leaves_ends_the_trials_of_its_stream(tmp_path):
+    reader = FakeReader("never")
+
+    async def work(it):
+        reader.wait = asyncio.Event()
+        call = it.stub.JudgeStream(timeout=20)
+        for number in range(10):
+            await call.write(unread(f"r{number}", image=b"%d" % number))
+        await reader.asked.wait()
+        call.cancel()
+        await it.service.empty(5)
+        return [line.state.value for line in await it.docket.list(limit=99)]
+
+    states = play(work, tmp_path, reader=reader, concurrent_trials=3)
+    assert states and set(states) == {"FAILED"}  # and the scene sees that memory and places are free again
+
+
+def test_when_the_court_closes_what_runs_is_answered_and_what_waits_is_told_when_to_come(tmp_path):
+    reader = FakeReader("as read")
+
+    async def work(it):
+        reader.wait = asyncio.Event()
+        other = it.stub.Judge(unread("holds the other place", image=b"other").request, timeout=20)
+        await reader.asked.wait()
+        call = it.stub.JudgeStream(timeout=20)
+        await call.write(unread("runs"))
+        await until(lambda: it.service.admission.running == 2)
+        await call.write(item("waits"))
+        await until(lambda: it.service.admission.waiting)
+        it.service.close()
+        refused = await call.read()
+        reader.wait.set()
+        responses = [refused, await call.read()]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        await other
+        return responses, told(caught.value)
+
+    (waits, runs), end = play(work, tmp_path, reader=reader, concurrent_trials=2)
+    assert (waits.request_id, waits.failure.code, waits.failure.reason) == (
+        "waits",
+        code_pb2.UNAVAILABLE,
+        "NOT_IN_SESSION",
+    )
+    assert waits.failure.retry_delay.ToMilliseconds() > 0
+    assert runs.request_id == "runs" and runs.HasField("verdict")
+    assert end.code is grpc.StatusCode.UNAVAILABLE and end.of(error_details_pb2.RetryInfo)
+
+
+def test_an_id_that_is_too_long_does_not_come_back_whole(tmp_path):
+    async def work(it):
+        return await rest_of(it.stub.JudgeStream(iter([item("x" * 1_000_000)]), timeout=20))
+
+    (response,) = play(work, tmp_path)
+    assert (response.failure.reason, response.failure.field) == ("FIELD_TOO_LONG", "request_id")
+    assert response.request_id == "x" * 128

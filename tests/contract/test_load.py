@@ -1,0 +1,259 @@
+"""More is asked than can be held: who waits, who is sent away, whose memory it is, and what is left when callers go."""
+
+import asyncio
+import os
+import random
+from contextlib import suppress
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from court.backends.scripted import ScriptedModel
+from memecourt.client import judge_request
+from memecourt.v1 import court_pb2 as wire
+from memecourt.v1.court_pb2_grpc import CourtStub
+from serving.receiving import MESSAGE_BYTES
+from serving.service import SERVICE
+from tests.cast import Cast, full_court
+from tests.contract.scenes import IMAGE, play, rest_of, told, until
+from tests.fakes import FakeReader
+
+MIB = 1024 * 1024
+
+
+def asked(number, namespace="", **fields):
+    return judge_request(b"picture %d" % number, namespace=namespace, **fields)
+
+
+class CountingReader(FakeReader):
+    """Knows how many readings are going on."""
+
+    running = 0
+
+    async def read(self, picture):
+        self.running += 1
+        try:
+            return await super().read(picture)
+        finally:
+            self.running -= 1
+
+
+def test_a_namespace_that_comes_late_is_served_next(tmp_path):
+    reader = FakeReader("as read")
+
+    async def work(it):
+        reader.wait = asyncio.Event()
+        flood = [it.stub.Judge(asked(n, "flood"), timeout=30) for n in range(12)]
+        await until(lambda: it.service.admission.waiting == 11)
+        late = it.stub.Judge(asked(99, "late"), timeout=30)
+        await until(lambda: it.service.admission.waiting == 12)
+        reader.wait.set()
+        await asyncio.gather(*flood, late)
+        lines = await it.docket.list(limit=99, oldest_first=True)
+        return [line.namespace for line in lines]
+
+    namespaces = play(work, tmp_path, reader=reader, concurrent_trials=1)
+    assert len(namespaces) == 13 and namespaces[:2] == ["flood", "late"]
+
+
+def test_beyond_the_queue_a_caller_is_told_when_to_come_and_one_that_leaves_makes_room(tmp_path):
+    reader = FakeReader("as read")
+
+    async def work(it):
+        reader.wait = asyncio.Event()
+        calls = [it.stub.Judge(asked(n), timeout=30) for n in range(3)]
+        await until(lambda: it.service.admission.waiting == 2)
+        refusal = await it.refusal(asked(3))
+        calls[-1].cancel()
+        await until(lambda: it.service.admission.waiting == 1)
+        instead = it.stub.Judge(asked(4), timeout=30)
+        await until(lambda: it.service.admission.waiting == 2)
+        reader.wait.set()
+        verdicts = await asyncio.gather(*calls[:-1], instead)
+        return refusal, verdicts, await it.docket.list(limit=9)
+
+    refusal, verdicts, lines = play(work, tmp_path, reader=reader, concurrent_trials=1, waiting_trials=2)
+    assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED and refusal.info.reason == "BUSY"
+    (retry,) = refusal.of(error_details_pb2.RetryInfo)
+    # Nothing has ended yet, so a trial is taken to need a second: two who wait, and the caller itself.
+    assert 2.9 <= retry.retry_delay.ToTimedelta().total_seconds() < 20
+    assert len(verdicts) == 3 == len(lines)  # of who left while waiting, there is no trial
+
+
+def test_one_whose_time_ends_in_the_queue_leaves_it(tmp_path):
+    reader = FakeReader("as read")
+
+    async def work(it):
+        reader.wait = asyncio.Event()
+        running = it.stub.Judge(asked(0), timeout=30)
+        await reader.asked.wait()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await it.stub.Judge(asked(1), timeout=0.4)
+        await until(lambda: not it.service.admission.waiting)
+        reader.wait.set()
+        await running
+        return caught.value.code(), await it.docket.list(limit=9)
+
+    code, lines = play(work, tmp_path, reader=reader, concurrent_trials=1)
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize("cancels", [200 if os.environ.get("MEMECOURT_NIGHTLY") else 40])
+def test_callers_that_leave_at_any_moment_leave_nothing_behind(tmp_path, cancels):
+    """RE-5: each model call is cancelled within a second, and no slot, memory or reading stays taken."""
+    choose = random.Random(5)
+    reader = CountingReader("as read")
+    cast = Cast(rounds=9, delay_s=0.02)
+    slow = ScriptedModel(cast._speaker("proposer"), name="proposer-model", delay_s=600)  # is never done by itself
+    cast.models["proposer"] = slow
+
+    async def work(it):
+        for first in range(0, cancels, 10):
+            calls = [
+                it.stub.Judge(asked(n, f"{n % 3}", procedure=wire.PROCEDURE_FULL), timeout=60)
+                for n in range(first, first + 10)
+            ]
+            await asyncio.sleep(choose.uniform(0, 0.1))
+            choose.shuffle(calls)
+            for call in calls:
+                call.cancel()
+                await asyncio.sleep(choose.uniform(0, 0.01))
+            async with asyncio.timeout(20):
+                await until(lambda: not it.service.admission.running + it.service.admission.waiting + reader.running)
+            assert slow.cancelled == len(slow.asked)
+        await it.service.empty(5)
+        states = {line.state.value for line in await it.docket.list(limit=cancels)}
+        return states, len(slow.asked), it.service.memory.held
+
+    states, begun, held = play(work, tmp_path, court=full_court(cast, reader=reader), concurrent_trials=4)
+    assert begun and states == {"FAILED"} and held == 0
+
+
+def test_the_largest_requests_all_at_once_never_take_more_memory_than_there_is(tmp_path):
+    budget, count = 40 * MIB, 10
+    channels = []
+
+    async def work(it):
+        channels.extend(it.another_channel() for _ in range(3))
+        image = bytes(16 * MIB)
+        calls = [CourtStub(channels[n % 3]).Judge(judge_request(image, text=f"{n}"), timeout=60) for n in range(count)]
+        verdicts = await asyncio.gather(*calls)
+        for channel in channels:
+            await channel.close()
+        return verdicts, it.service.memory.most_held
+
+    verdicts, most_held = play(work, tmp_path, picture_memory=budget)
+    assert len({verdict.verdict_id for verdict in verdicts}) == count
+    assert 2 * 16 * MIB < most_held <= budget
+
+
+def half_open(channel, method="Judge"):
+    """A call whose request never comes."""
+    return channel.stream_unary(f"/{SERVICE}/{method}")(timeout=60)
+
+
+def test_a_call_without_a_request_ends_and_says_why(tmp_path):
+    async def work(it):
+        silent, empty = half_open(it.channel), half_open(it.channel)
+        await empty.done_writing()
+        errors = []
+        for call in (silent, empty):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            errors.append(told(caught.value))
+        return errors
+
+    silent, empty = play(work, tmp_path, idle=0.3)
+    assert (silent.code, silent.info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "IDLE")
+    assert (empty.code, empty.info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST")
+
+
+@pytest.mark.parametrize("method", ["Judge", "JudgeStream"])
+def test_calls_that_send_nothing_keep_nobody_from_being_heard(tmp_path, method):
+    """There is memory for two requests, and a hundred calls have it or want it first, for as long as they may."""
+
+    async def work(it):
+        others = [it.another_channel() for _ in range(4)]
+        silent = [half_open(others[n % 4], method) for n in range(100)]
+        await until(lambda: it.service.memory.held)
+        verdicts = [await it.stub.Judge(asked(n, text="x"), timeout=20) for n in range(5)]
+        known = await asyncio.gather(*(it.stub.Judge(asked(n, text="y"), timeout=20) for n in range(20)))
+        stream = it.stub.JudgeStream(timeout=20)
+        for n in range(5):
+            await stream.write(wire.JudgeStreamRequest(request=asked(n, text="z", request_id=f"{n}")))
+        await stream.done_writing()
+        streamed = await rest_of(stream)
+        still = sum(not call.done() for call in silent)
+        for call in silent:
+            call.cancel()
+        for channel in others:
+            await channel.close()
+        return [*verdicts, *known], streamed, still
+
+    verdicts, streamed, still = play(work, tmp_path, picture_memory=2 * MESSAGE_BYTES + 2 * MIB)
+    assert len(verdicts) == 25 and all(verdict.label for verdict in verdicts)
+    assert len(streamed) == 5 and all(response.HasField("verdict") for response in streamed)
+    assert still > 50  # they did not have to go for it
+
+
+def test_who_has_the_memory_and_sends_nothing_goes_when_another_needs_it(tmp_path):
+    """One request is all there is memory for."""
+
+    async def work(it):
+        silent = half_open(it.another_channel())
+        await until(lambda: it.service.memory.held)
+        verdict = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await silent
+        return verdict, told(caught.value)
+
+    verdict, refusal = play(work, tmp_path, picture_memory=32 * MIB)
+    assert verdict.label == wire.LABEL_HARMFUL
+    assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED and refusal.info.reason == "BUSY"
+    assert refusal.of(error_details_pb2.RetryInfo)
+
+
+def test_when_the_court_closes_who_runs_finishes_and_who_waits_is_told_when_to_come(tmp_path):
+    reader = FakeReader("as read")
+
+    async def work(it):
+        reader.wait = asyncio.Event()
+        running = it.stub.Judge(asked(0), timeout=30)
+        await reader.asked.wait()
+        waiting = [it.stub.Judge(asked(n), timeout=30) for n in (1, 2)]
+        await until(lambda: it.service.admission.waiting == 2)
+        before = it.service.memory.held
+        waiting.append(half_open(it.channel))
+        await until(lambda: it.service.memory.held > before)
+        it.service.close()
+        waiting.append(it.stub.Judge(asked(3), timeout=30))
+        refusals = []
+        for call in waiting:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            refusals.append(told(caught.value))
+        still = not running.done()
+        reader.wait.set()
+        return refusals, still, await running, await it.docket.list(limit=9)
+
+    refusals, still, verdict, lines = play(work, tmp_path, reader=reader, concurrent_trials=1)
+    assert still and verdict.label == wire.LABEL_HARMFUL and len(lines) == 1
+    for refusal in refusals:
+        assert refusal.code is grpc.StatusCode.UNAVAILABLE and refusal.info.reason == "NOT_IN_SESSION"
+        assert refusal.of(error_details_pb2.RetryInfo)[0].retry_delay.ToMilliseconds() > 0
+
+
+def test_callers_that_leave_while_they_send_give_the_memory_back(tmp_path):
+    async def work(it):
+        for number in range(8):
+            call = it.stub.Judge(judge_request(bytes(8 * MIB), text="x"), timeout=30)
+            await asyncio.sleep(0.005 * number)
+            call.cancel()
+            with suppress(asyncio.CancelledError):
+                await call
+        await until(lambda: it.service.memory.held == 0)
+        return await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
+
+    assert play(work, tmp_path, picture_memory=40 * MIB).label == wire.LABEL_HARMFUL

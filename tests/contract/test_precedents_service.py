@@ -1,0 +1,673 @@
+"""The contract of memecourt.v1.Precedents, through a real channel, over a library on disk and one in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from court.backends.picture_reader import GuardedPictureReader
+from court.errors import BadLibrary, Unavailable
+from court.verdict import Label
+from memecourt.v1 import court_pb2 as wire
+from memecourt.v1.court_pb2_grpc import PrecedentsStub
+from retrieval import journal, storage
+from retrieval.changes import Kind
+from retrieval.clones import clone_key
+from retrieval.finder import LibraryFinder
+from retrieval.following import follow
+from retrieval.library import Library
+from retrieval.manifest import LabelledMeme
+from retrieval.pgvector import PgvectorFinder
+from retrieval.postgres.address import Address
+from retrieval.postgres.push import push_library
+from retrieval.writer import LibraryWriter
+from retrieval.writers import open_writer
+from serving.callers import Caller, Scope
+from serving.precedents_service import SERVICE, PrecedentsService
+from serving.receiving import Memory
+from tests.encoders import PlainPictureReader, picture_of, png_of
+from tests.fakes import FakeFinder, H, findings
+from tests.libraries import ENCODER, EPOCH, PICTURES, TUNING, drawn_library, drawn_meme
+from tests.service_calls import Refusal, a_channel, by, refused
+
+T = TypeVar("T")
+
+TIMEOUT = 60
+ADMIN = frozenset({Scope.ADMIN, Scope.JUDGE})
+CALLERS = {
+    "ada": Caller("ada", ADMIN),
+    "forum": Caller("forum", ADMIN, frozenset({"forum", "blog"})),
+    "shop": Caller("shop", ADMIN, frozenset({"shop"})),
+}
+MADE_BY = {"who": "ada", "why": "as was decided"}
+OF_ONE = (("forum", "p1", True), ("forum", "", False), ("blog", "p2", True), ("shop", "p1", True), ("", "p2", False))
+"""Namespace, policy and whether it is verified, of the memes ``of-0`` and so on."""
+PICTURE = png_of((250, 5, 5), (5, 250, 5), (5, 5, 250))
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """Forty memes of a data set, and some of namespaces."""
+    library = drawn_library(tmp_path_factory.mktemp("drawn"), 7, 40)
+    writer, draw = LibraryWriter(library), random.Random(3)
+    for number, (namespace, policy, verified) in enumerate(OF_ONE):
+        meme, vector, _ = drawn_meme(draw, f"of-{number}")
+        text = f"sings {number}"
+        vector[:16] = ENCODER.embed_texts([text]).vectors[0]
+        known = {"text": text, "has_text": True, "namespace": namespace, "policy": policy, "verified": verified}
+        writer.add(meme.model_copy(update=known), vector, None, **MADE_BY)
+    return writer.library
+
+
+@pytest.fixture(params=["disk", "database"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, drawn: Library) -> Path | Address:
+    """A library of one's own."""
+    if request.param == "disk":
+        return copied(drawn, tmp_path)
+    address: Address = request.getfixturevalue("database")
+    push_library(drawn, address)
+    return address
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path, drawn: Library) -> Path:
+    return copied(drawn, tmp_path)
+
+
+def copied(library: Library, to: Path) -> Path:
+    import shutil
+
+    shutil.copytree(library.root, to / "library")
+    return to / "library"
+
+
+@dataclass
+class Scene:
+    """A library that is searched and changed, and its service."""
+
+    place: Path | Address
+    service: PrecedentsService
+    channel: grpc.aio.Channel
+
+    def __post_init__(self) -> None:
+        self.stub = PrecedentsStub(self.channel)
+
+    async def found(self, caller: str = "", **asked: Any) -> wire.SearchPrecedentsResponse:
+        request = wire.SearchPrecedentsRequest(**{"text": "cat", **asked})
+        answer: wire.SearchPrecedentsResponse = await self.stub.SearchPrecedents(
+            request, timeout=TIMEOUT, metadata=by(caller)
+        )
+        return answer
+
+    async def ids(self, caller: str = "", **asked: Any) -> list[str]:
+        """Of all that is found."""
+        return [one.id for one in (await self.found(caller, k=1000, **asked)).precedents]
+
+    async def added(self, caller: str = "", **asked: Any) -> wire.AddPrecedentResponse:
+        given = {"id": "new", "text": "quite unheard of", "label": wire.LABEL_HARMFUL, "why": "as was decided",
+                 "who": "" if caller else "bea"}  # fmt: skip
+        request = wire.AddPrecedentRequest(**{**given, **asked})
+        answer: wire.AddPrecedentResponse = await self.stub.AddPrecedent(request, timeout=TIMEOUT, metadata=by(caller))
+        return answer
+
+    async def removed(self, id_: str, caller: str = "", **asked: Any) -> int:
+        given = {"why": "it is out of date", "who": "" if caller else "bea"}
+        request = wire.RemovePrecedentRequest(id=id_, **{**given, **asked})
+        return int((await self.stub.RemovePrecedent(request, timeout=TIMEOUT, metadata=by(caller))).change)
+
+    async def relabelled(self, id_: str, label: Any, caller: str = "", **asked: Any) -> int:
+        given = {"why": "it was wrong", "who": "" if caller else "bea"}
+        request = wire.RelabelPrecedentRequest(id=id_, label=label, **{**given, **asked})
+        return int((await self.stub.RelabelPrecedent(request, timeout=TIMEOUT, metadata=by(caller))).change)
+
+    async def library(self) -> wire.GetLibraryResponse:
+        answer: wire.GetLibraryResponse = await self.stub.GetLibrary(wire.GetLibraryRequest(), timeout=TIMEOUT)
+        return answer
+
+    async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
+        """Waits until searches have come to see a change."""
+        async with asyncio.timeout(TIMEOUT):
+            while not await holds():  # noqa: ASYNC110 - what is waited for is found out by looking
+                await asyncio.sleep(0.02)
+
+    def history(self, *of: str) -> list[Any]:
+        with open_writer(self.place) as writer:
+            return writer.history(*of)
+
+    def meme(self, id_: str) -> LabelledMeme | None:
+        with open_writer(self.place) as writer:
+            return writer.meme(id_)
+
+
+@asynccontextmanager
+async def a_scene(place: Path | Address, *, pictures: Any = None, finder: Any = None) -> AsyncIterator[Scene]:
+    own = finder is None
+    following = None
+    if isinstance(place, Address):
+        finder = finder or await PgvectorFinder.open(place, ENCODER)
+    elif own:
+        finder = LibraryFinder(Library.open(place, ENCODER.identity), ENCODER)
+        following = asyncio.create_task(follow(finder, lambda _: None, every_s=0.02))
+    service = PrecedentsService(Memory(64 * 2**20, 20.0))
+    house = SimpleNamespace(court=SimpleNamespace(finder=finder), pictures=pictures or PlainPictureReader())
+    service.open(house)  # type: ignore[arg-type]
+    try:
+        async with a_channel(
+            service.handler(), callers=CALLERS, options=[("grpc.max_receive_message_length", -1)]
+        ) as channel:
+            yield Scene(place, service, channel)
+        service.close()
+        await service.empty(5)
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        if own:
+            finder.close()
+
+
+def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], **options: Any) -> T:
+    async def scene() -> T:
+        async with a_scene(place, **options) as it:
+            return await work(it)
+
+    return asyncio.run(scene())
+
+
+def test_the_nearest_precedents_are_found_with_all_that_is_known_of_them(place: Path | Address, drawn: Library) -> None:
+    picture = PICTURES[1] or b""
+
+    async def work(it: Scene) -> Sequence[wire.SearchPrecedentsResponse]:
+        return [
+            await it.found(text="cat bird", image=picture, k=5),
+            await it.found(text="cat bird", k=5),
+            await it.found(text="", image=picture, k=5),
+            await it.found(text="cat bird", image=picture, k=5, alpha=1.0),
+            await it.found(text="cat bird", image=picture, alpha=0.0),
+        ]
+
+    both, text, image, all_text, no_text = play(place, work)
+    memes = {meme.id: meme for meme in drawn.memes}
+    for answer in (both, text, image, all_text, no_text):
+        assert len(answer.precedents) == (10 if answer is no_text else 5)
+        assert (answer.library.name, answer.library.digest, answer.library.size) == ("drawn", drawn.digest, 45)
+        scores = [one.similarity for one in answer.precedents]
+        assert scores == sorted(scores, reverse=True)
+        for one in answer.precedents:
+            meme = memes[one.id]
+            assert (one.text, one.source, tuple(one.categories)) == (meme.text, meme.source, meme.categories)
+            assert wire.Label.Name(one.label) == f"LABEL_{meme.label}"
+    assert [answer.alpha for answer in (both, text, image, all_text, no_text)] == [TUNING.alpha, 1.0, 0.0, 1.0, 0.0]
+    best = both.precedents[0]
+    assert best.similarity == pytest.approx(
+        TUNING.alpha * best.text_similarity + (1 - TUNING.alpha) * best.picture_similarity, abs=1e-6
+    )
+    assert any("no picture" in note for note in text.notes)
+    assert not any(one.HasField("picture_similarity") for one in text.precedents)
+    assert text.precedents[0].text == "cat bird"
+    assert text.precedents[0].relation == wire.RELATION_SAME_TEXT
+    assert image.precedents[0].relation in (wire.RELATION_SAME_PICTURE, wire.RELATION_SIMILAR)
+    assert image.precedents[0].picture_similarity == pytest.approx(1)
+
+
+def test_what_is_to_be_left_out_is_left_out(place: Path | Address) -> None:
+    async def work(it: Scene) -> None:
+        everything = await it.ids()
+        left_out = await it.found(k=1000, exclude=[everything[0], everything[3], "no such id"])
+        found = [one.id for one in left_out.precedents]
+        assert not {everything[0], everything[3]} & set(found)
+        assert any("left out on purpose" in note for note in left_out.notes)
+        twins = {one.id for one in (await it.found(k=1000)).precedents if one.relation == wire.RELATION_SAME_TEXT}
+        assert twins
+        assert not twins & set(await it.ids(leave_out_duplicates=True))
+
+    play(place, work)
+
+
+def lets_through(asked: wire.PrecedentFilter, meme: LabelledMeme) -> bool:
+    """The contract of a filter, in the plainest words."""
+    if meme.added is None and (asked.HasField("since") or asked.HasField("until")):
+        return False
+    return (
+        (not asked.sources or meme.source in asked.sources)
+        and (not asked.splits or meme.split in asked.splits)
+        and (not asked.namespaces or meme.namespace in asked.namespaces)
+        and (not asked.languages or meme.language in asked.languages)
+        and (not asked.policies or meme.policy in asked.policies)
+        and (not asked.HasField("since") or (meme.added or EPOCH) >= asked.since.ToDatetime(UTC))
+        and (not asked.HasField("until") or (meme.added or EPOCH) < asked.until.ToDatetime(UTC))
+        and (meme.verified or not asked.verified)
+    )
+
+
+def stamp(at: datetime) -> Timestamp:
+    stamped = Timestamp()
+    stamped.FromDatetime(at)
+    return stamped
+
+
+FILTERS = (
+    {"sources": ["first"]},
+    {"sources": ["second", "third"]},
+    {"splits": ["train"]},
+    {"splits": [""]},
+    {"namespaces": ["forum"]},
+    {"namespaces": ["shop", "blog"]},
+    {"namespaces": [""]},
+    {"languages": ["de"]},
+    {"languages": ["", "en"]},
+    {"policies": ["p1"]},
+    {"policies": ["p1", "p2"], "verified": True},
+    {"since": stamp(EPOCH + timedelta(days=12))},
+    {"until": stamp(EPOCH + timedelta(days=12))},
+    {"since": stamp(EPOCH + timedelta(days=5)), "until": stamp(EPOCH + timedelta(days=20))},
+    {"verified": True},
+    {"sources": ["first"], "languages": ["en"], "splits": ["train"]},
+    {"policies": ["nowhere"]},
+)
+
+
+def test_filters_let_through_what_they_ask_for(place: Path | Address, drawn: Library) -> None:
+    def one_of(meme: LabelledMeme) -> object:
+        return clone_key(meme) or meme.id  # of clones the nearest is found
+
+    async def work(it: Scene) -> int:
+        memes = {meme.id: meme for meme in drawn.memes}
+        hits = 0
+        for given in FILTERS:
+            asked = wire.PrecedentFilter(**given)  # type: ignore[arg-type]
+            expected = [meme for meme in memes.values() if lets_through(asked, meme)]
+            answer = await it.found(k=1000, filter=asked)
+            found = [memes[one.id] for one in answer.precedents]
+            assert all(lets_through(asked, meme) for meme in found), given
+            assert {one_of(meme) for meme in found} == {one_of(meme) for meme in expected}, given
+            assert f"Only {len(expected)} of 45 precedents were searched, as was asked for." in answer.notes
+            hits += len(found)
+        return hits
+
+    assert play(place, work) > 60
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"text": ""}, ("INVALID_ARGUMENT", "NOTHING_TO_COMPARE", "text")),
+        ({"text": " \n"}, ("INVALID_ARGUMENT", "NOTHING_TO_COMPARE", "text")),
+        ({"text": "x" * 10_001}, ("INVALID_ARGUMENT", "TEXT_TOO_LONG", "text")),
+        ({"image": b"no picture"}, ("INVALID_ARGUMENT", "NOT_A_PICTURE", "image")),
+        ({"k": -1}, ("INVALID_ARGUMENT", "OUT_OF_RANGE", "k")),
+        ({"k": 1001}, ("INVALID_ARGUMENT", "OUT_OF_RANGE", "k")),
+        ({"alpha": -0.01}, ("INVALID_ARGUMENT", "OUT_OF_RANGE", "alpha")),
+        ({"alpha": 1.01}, ("INVALID_ARGUMENT", "OUT_OF_RANGE", "alpha")),
+        ({"alpha": float("nan")}, ("INVALID_ARGUMENT", "OUT_OF_RANGE", "alpha")),
+        ({"alpha": float("inf")}, ("INVALID_ARGUMENT", "OUT_OF_RANGE", "alpha")),
+        ({"exclude": ["x"] * 10_001}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "exclude")),
+        ({"exclude": ["x" * 201]}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "exclude")),
+        ({"filter": {"sources": ["x"] * 1001}}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "filter.sources")),
+        ({"filter": {"policies": ["x" * 257]}}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "filter.policies")),
+        ({"filter": {"splits": ["\0"]}}, ("INVALID_ARGUMENT", "FIELD_HOLDS_NUL", "filter.splits")),
+        ({"filter": {"languages": ["english, please"]}}, ("INVALID_ARGUMENT", "BAD_LANGUAGE", "filter.languages")),
+        ({"filter": {"since": Timestamp(seconds=-(2**62))}}, ("INVALID_ARGUMENT", "BAD_TIME", "filter.since")),
+        ({"filter": {"until": Timestamp(nanos=-1)}}, ("INVALID_ARGUMENT", "BAD_TIME", "filter.until")),
+    ],
+)
+def test_a_search_out_of_bounds_is_refused(on_disk: Path, asked: dict[str, Any], said: tuple[str, ...]) -> None:
+    asked = {**asked, "filter": wire.PrecedentFilter(**asked.get("filter", {}))}
+    assert play(on_disk, lambda it: refused(it.found(**asked))).said == said
+
+
+def test_the_bounds_themselves_are_taken(on_disk: Path) -> None:
+    async def work(it: Scene) -> list[int]:
+        asked: list[dict[str, Any]] = [
+            {"k": 0}, {"k": 1}, {"k": 1000}, {"alpha": 0.0}, {"alpha": 1.0}, {"text": "x" * 10_000},
+            {"exclude": ["x" * 200] * 10_000}, {"filter": wire.PrecedentFilter(sources=["x" * 256] * 1000)},
+        ]  # fmt: skip
+        return [len((await it.found(**one)).precedents) for one in asked]
+
+    default, one, all_, *_, none = play(on_disk, work)
+    assert (default, one, none) == (10, 1, 0)
+    assert all_ > 10
+
+
+def test_what_is_added_is_found_with_who_and_why_in_the_history(place: Path | Address) -> None:
+    async def work(it: Scene) -> None:
+        before = await it.library()
+        given = {
+            "text": "quite unheard of", "image": PICTURE, "label": wire.LABEL_NOT_HARMFUL, "source": "appeals",
+            "categories": ["one", "two"], "namespace": "forum", "language": "pt-BR", "verified": True,
+            "why": "overruled on appeal",
+        }  # fmt: skip
+        added = await it.added("ada", **given)
+        assert (added.id, added.change) == ("new", 6)
+        await it.until(lambda: has(it, "new"))
+        (one,) = [one for one in (await it.found(text="quite unheard of", image=PICTURE)).precedents if one.id == "new"]
+        assert one.similarity == pytest.approx(1)
+        assert one.relation == wire.RELATION_SAME_MEME
+        assert (one.label, one.source, list(one.categories)) == (wire.LABEL_NOT_HARMFUL, "appeals", ["one", "two"])
+        now = await it.library()
+        assert now.library.size == before.library.size + 1 and now.library.digest != before.library.digest
+        assert now.harmful == before.harmful
+        meme = it.meme("new")
+        assert meme is not None and meme.verified
+        assert (meme.namespace, meme.language, meme.who) == ("forum", "pt-BR", "ada")
+        assert meme.pixels_sha256 == picture_of(PICTURE).pixels_sha256
+        recorded = it.history("new")[-1].change
+        assert (recorded.number, recorded.kind, recorded.who, recorded.why) == (
+            6, Kind.ADD, "ada", "overruled on appeal",
+        )  # fmt: skip
+        made_up = await it.added(id="", text="unheard of too", verified=False, source="")
+        assert len(made_up.id) == 36 and made_up.change == 7
+        other = it.meme(made_up.id)
+        assert other is not None and not other.verified
+        assert (other.source, other.who, other.has_picture) == ("bea", "bea", False)
+
+    play(place, work)
+
+
+async def has(it: Scene, id_: str, label: Any = None) -> bool:
+    found = {one.id: one.label for one in (await it.found(k=1000)).precedents}
+    return id_ in found and label in (None, found[id_])
+
+
+def test_what_is_removed_is_found_no_longer(place: Path | Address) -> None:
+    async def work(it: Scene) -> None:
+        assert await has(it, "of-3")
+        assert await it.removed("of-3") == 6
+
+        async def gone() -> bool:
+            return not await has(it, "of-3")
+
+        await it.until(gone)
+        assert (await it.library()).library.size == 44
+        assert it.meme("of-3") is None
+        change = it.history("of-3")[-1].change
+        assert (change.kind, change.who, change.why) == (Kind.REMOVE, "bea", "it is out of date")
+        again = await refused(it.removed("of-3"))
+        assert again.said == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
+        taken = await refused(it.added(id="of-3"))
+        assert taken.said == ("ALREADY_EXISTS", "DUPLICATE_ID", "id")
+
+    play(place, work)
+
+
+def test_what_is_relabelled_is_found_with_its_new_label(place: Path | Address) -> None:
+    async def work(it: Scene) -> None:
+        meme = it.meme("of-1")
+        assert meme is not None and not meme.verified
+        harmful = (await it.library()).harmful
+        other, label = (
+            (wire.LABEL_NOT_HARMFUL, Label.NOT_HARMFUL) if meme.harmful else (wire.LABEL_HARMFUL, Label.HARMFUL)
+        )
+        assert await it.relabelled("of-1", other, "ada") == 6
+        await it.until(lambda: has(it, "of-1", other))
+        assert (await it.library()).harmful == harmful + (1 if label is Label.HARMFUL else -1)
+        now = it.meme("of-1")
+        assert now is not None and (now.label, now.verified, now.who) == (label, True, "ada")
+        change = it.history("of-1")[-1].change
+        assert (change.kind, change.who, change.why) == (Kind.RELABEL, "ada", "it was wrong")
+        again = await refused(it.relabelled("of-1", other))
+        assert again.said == ("FAILED_PRECONDITION", "CANT_CHANGE", "label")
+        unknown = await refused(it.relabelled("nowhere", other))
+        assert unknown.said == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
+
+    play(place, work)
+
+
+def test_the_last_precedent_stays(tmp_path: Path) -> None:
+    library = drawn_library(tmp_path, 1, 1)
+    refusal = play(library.root, lambda it: refused(it.removed("drawn-0")))
+    assert refusal.said == ("FAILED_PRECONDITION", "LIBRARY_EMPTY", "")
+
+
+def test_changes_at_once_are_all_made_and_numbered(place: Path | Address) -> None:
+    async def work(it: Scene) -> None:
+        ids = [f"new-{number}" for number in range(12)]
+        answers = await asyncio.gather(*(it.added(id=id_, text=f"unheard {id_}") for id_ in ids))
+        assert sorted(answer.change for answer in answers) == list(range(6, 18))
+        assert [answer.id for answer in answers] == ids
+        same = await asyncio.gather(*(it.added(id="twice") for _ in range(5)), return_exceptions=True)
+        errors = [Refusal(one).said for one in same if isinstance(one, grpc.aio.AioRpcError)]
+        assert errors == [("ALREADY_EXISTS", "DUPLICATE_ID", "id")] * 4
+        await it.until(lambda: has(it, "twice"))
+        assert (await it.library()).library.size == 45 + 13
+
+    play(place, work)
+
+
+@pytest.mark.parametrize(
+    ("caller", "asked", "said"),
+    [
+        ("", {"id": "of-0"}, ("ALREADY_EXISTS", "DUPLICATE_ID", "id")),
+        ("", {"id": "x" * 201}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "id")),
+        ("", {"id": "  "}, ("INVALID_ARGUMENT", "FIELD_MISSING", "id")),
+        ("", {"id": "x\0"}, ("INVALID_ARGUMENT", "FIELD_HOLDS_NUL", "id")),
+        ("", {"text": ""}, ("INVALID_ARGUMENT", "NOTHING_TO_COMPARE", "text")),
+        ("", {"text": "x" * 10_001}, ("INVALID_ARGUMENT", "TEXT_TOO_LONG", "text")),
+        ("", {"image": b"no picture"}, ("INVALID_ARGUMENT", "NOT_A_PICTURE", "image")),
+        ("", {"label": 0}, ("INVALID_ARGUMENT", "UNKNOWN_LABEL", "label")),
+        ("", {"label": 3}, ("INVALID_ARGUMENT", "UNKNOWN_LABEL", "label")),
+        ("", {"label": 99}, ("INVALID_ARGUMENT", "UNKNOWN_LABEL", "label")),
+        ("", {"categories": ["x"] * 33}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "categories")),
+        ("", {"categories": ["x" * 101]}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "categories")),
+        ("", {"source": "x" * 201}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "source")),
+        ("", {"namespace": "x" * 129}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "namespace")),
+        ("", {"language": "english, please"}, ("INVALID_ARGUMENT", "BAD_LANGUAGE", "language")),
+        ("", {"who": ""}, ("INVALID_ARGUMENT", "FIELD_MISSING", "who")),
+        ("", {"who": "x" * 201}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "who")),
+        ("", {"why": " "}, ("INVALID_ARGUMENT", "FIELD_MISSING", "why")),
+        ("", {"why": "x" * 2001}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "why")),
+        ("ada", {"who": "bea"}, ("INVALID_ARGUMENT", "NOT_THE_CALLER", "who")),
+        ("forum", {"namespace": "shop"}, ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "namespace")),
+        ("forum", {"namespace": ""}, ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "namespace")),
+    ],
+)
+def test_what_can_t_be_added_is_refused_and_changes_nothing(
+    on_disk: Path, caller: str, asked: dict[str, Any], said: tuple[str, ...]
+) -> None:
+    async def work(it: Scene) -> tuple[Refusal, int]:
+        return await refused(it.added(caller, **asked)), len(it.history())
+
+    refusal, changes = play(on_disk, work)
+    assert refusal.said == said
+    assert changes == len(OF_ONE)
+
+
+@pytest.mark.parametrize(
+    ("caller", "asked", "said"),
+    [
+        ("", {"id_": ""}, ("INVALID_ARGUMENT", "FIELD_MISSING", "id")),
+        ("", {"id_": "x" * 201}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "id")),
+        ("", {"id_": "of-0\0"}, ("INVALID_ARGUMENT", "FIELD_HOLDS_NUL", "id")),
+        ("", {"id_": "nowhere"}, ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")),
+        ("", {"who": ""}, ("INVALID_ARGUMENT", "FIELD_MISSING", "who")),
+        ("", {"why": ""}, ("INVALID_ARGUMENT", "FIELD_MISSING", "why")),
+        ("ada", {"who": "bea"}, ("INVALID_ARGUMENT", "NOT_THE_CALLER", "who")),
+    ],
+)
+def test_what_can_t_be_changed_is_refused_and_changes_nothing(
+    on_disk: Path, caller: str, asked: dict[str, Any], said: tuple[str, ...]
+) -> None:
+    given = {"id_": "of-1", "caller": caller, **asked}
+
+    async def work(it: Scene) -> tuple[list[Refusal], int]:
+        refusals = [await refused(it.removed(**given)), await refused(it.relabelled(label=1, **given))]
+        return refusals, len(it.history())
+
+    refusals, changes = play(on_disk, work)
+    assert [one.said for one in refusals] == [said, said]
+    assert changes == len(OF_ONE)
+
+
+@pytest.mark.parametrize("label", [0, 3, 99])
+def test_a_label_that_is_none_is_refused(on_disk: Path, label: Any) -> None:
+    refusal = play(on_disk, lambda it: refused(it.relabelled("of-1", label)))
+    assert refusal.said == ("INVALID_ARGUMENT", "UNKNOWN_LABEL", "label")
+
+
+def test_a_caller_of_some_namespaces_sees_and_changes_its_own_precedents_only(place: Path | Address) -> None:
+    async def work(it: Scene) -> None:
+        everybodys = {f"drawn-{number}" for number in range(40)} | {"of-4"}
+        seen = set(await it.ids("forum"))
+        assert {"of-0", "of-1", "of-2", "of-4"} <= seen
+        assert seen <= everybodys | {"of-0", "of-1", "of-2"}
+        assert set(await it.ids("forum", filter=wire.PrecedentFilter(namespaces=["blog"]))) == {"of-2"}
+        assert set(await it.ids("forum", filter=wire.PrecedentFilter(namespaces=[""]))) <= everybodys
+        refusal = await refused(it.found("forum", filter=wire.PrecedentFilter(namespaces=["blog", "shop"])))
+        assert refusal.said == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "filter.namespaces")
+
+        # Another's is not there; everybody's is, and isn't theirs to change.
+        for call in (lambda id_: it.removed(id_, "forum"), lambda id_: it.relabelled(id_, wire.LABEL_HARMFUL, "forum")):
+            unknown = await refused(call("nowhere"))
+            foreign = await refused(call("of-3"))
+            assert foreign.said == unknown.said == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
+            assert foreign.message.replace("of-3", "nowhere") == unknown.message
+            for id_ in ("drawn-0", "of-4"):
+                assert (await refused(call(id_))).said == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "id")
+        assert len(it.history()) == len(OF_ONE)
+
+        # Its own, also one that searches have not come to see.
+        assert (await it.added("forum", namespace="blog")).change == 6
+        assert await it.removed("new", "forum") == 7
+        assert await it.removed("of-0", "forum") == 8
+        assert it.history("of-0")[-1].change.who == "forum"
+        assert await it.removed("of-3", "shop") == 9
+
+    play(place, work)
+
+
+def test_the_library_is_described(place: Path | Address, drawn: Library) -> None:
+    told = play(place, lambda it: it.library())
+    assert (told.library.name, told.library.digest, told.library.size) == ("drawn", drawn.digest, 45)
+    assert told.encoder == str(ENCODER.identity)
+    assert told.harmful == sum(meme.harmful for meme in drawn.memes)
+    assert (told.alpha, told.voters) == (TUNING.alpha, TUNING.vote.k)
+
+
+def test_a_picture_is_decoded_under_guard(on_disk: Path) -> None:
+    async def work(it: Scene) -> tuple[list[Refusal], int]:
+        hostile = (b"<svg xmlns='http://www.w3.org/2000/svg'/>", PICTURE[:-30])
+        refusals = [await refused(it.found(image=one)) for one in hostile]
+        refusals += [await refused(it.added(image=one)) for one in hostile]
+        change = (await it.added(image=PICTURE)).change
+        return refusals, change
+
+    async def scene() -> tuple[list[Refusal], int]:
+        reader = GuardedPictureReader(workers=1)
+        try:
+            async with a_scene(on_disk, pictures=reader) as it:
+                return await work(it)
+        finally:
+            await reader.aclose()
+
+    refusals, change = asyncio.run(scene())
+    assert {(one.code.name, one.field) for one in refusals} == {("INVALID_ARGUMENT", "image")}
+    assert change == 6
+
+
+def test_a_disk_that_takes_nothing_is_unavailable_and_the_library_as_it_was(
+    on_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def work(it: Scene) -> Refusal:
+        with monkeypatch.context() as patched:
+            patched.setattr(journal, "append", full)
+            refusal = await refused(it.added())
+        assert (await it.added()).change == 6
+        return refusal
+
+    assert play(on_disk, work).said == ("UNAVAILABLE", "LIBRARY_NOT_WRITTEN", "")
+
+
+def test_a_library_that_somebody_else_writes_to_is_unavailable(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from retrieval import writer
+
+    monkeypatch.setattr(writer, "_WAIT_S", 0.1)
+
+    async def work(it: Scene) -> tuple[Refusal, int]:
+        with storage.writing(on_disk, 1):
+            refusal = await refused(it.removed("of-0"))
+            assert await has(it, "of-0")  # searches wait for nobody
+        return refusal, await it.removed("of-0")
+
+    refusal, change = play(on_disk, work)
+    assert refusal.said == ("UNAVAILABLE", "LIBRARY_LOCKED", "")
+    assert change == 6
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Unavailable("Gone.", reason="SEARCH_FAILED"), ("UNAVAILABLE", "SEARCH_FAILED", "")),
+        (BadLibrary("Broken."), ("FAILED_PRECONDITION", "BAD_LIBRARY", "")),
+        (RuntimeError("/secret/path"), ("INTERNAL", "INTERNAL", "")),
+    ],
+)
+def test_what_goes_wrong_in_a_search_is_told_apart(
+    on_disk: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: tuple[str, ...]
+) -> None:
+    async def find(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(LibraryFinder, "find", find)
+    refusal = play(on_disk, lambda it: refused(it.found()))
+    assert refusal.said == said
+    assert "secret" not in refusal.message
+
+
+def test_a_caller_that_leaves_a_search_costs_nobody_else_theirs(on_disk: Path) -> None:
+    async def work(it: Scene) -> int:
+        call = it.stub.SearchPrecedents(wire.SearchPrecedentsRequest(text="cat"), timeout=TIMEOUT)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        return len((await it.found()).precedents)
+
+    assert play(on_disk, work) == 10
+
+
+CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
+    "SearchPrecedents": lambda it: it.found(),
+    "AddPrecedent": lambda it: it.added(),
+    "RemovePrecedent": lambda it: it.removed("of-1"),
+    "RelabelPrecedent": lambda it: it.relabelled("of-2", wire.LABEL_HARMFUL),
+    "GetLibrary": lambda it: it.library(),
+}
+
+
+def test_every_call_is_tried_here() -> None:
+    assert set(CALLS) == {method.name for method in wire.DESCRIPTOR.services_by_name["Precedents"].methods}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_outside_its_session_a_call_is_told_to_come_again(on_disk: Path, name: str) -> None:
+    async def work(it: Scene) -> Refusal:
+        it.service.close()
+        return await refused(CALLS[name](it))
+
+    assert play(on_disk, work).said == ("UNAVAILABLE", "NOT_IN_SESSION", "")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_court_without_a_library_says_so(on_disk: Path, name: str) -> None:
+    refusal = play(on_disk, lambda it: refused(CALLS[name](it)), finder=FakeFinder(findings([H])))
+    assert refusal.said == ("FAILED_PRECONDITION", "LIBRARY_NOT_LOADED", "")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_bytes_that_are_no_request_are_the_caller_s_fault(on_disk: Path, name: str) -> None:
+    async def work(it: Scene) -> Refusal:
+        return await refused(it.channel.unary_unary(f"/{SERVICE}/{name}")(b"\xff\xff no message", timeout=TIMEOUT))
+
+    assert play(on_disk, work).said == ("INVALID_ARGUMENT", "MALFORMED_REQUEST", "")

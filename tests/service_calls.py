@@ -1,0 +1,99 @@
+"""What tests of services share: a real server on a real port, callers by name, and refusals with all their details."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from serving.callers import Caller, set_current
+
+M = TypeVar("M", bound=Message)
+
+
+class Refusal:
+    """The status that a call ended with."""
+
+    def __init__(self, error: grpc.aio.AioRpcError) -> None:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]  # its stub knows calls of the other API only
+        assert status is not None, f"no details: {error.code()} {error.details()}"
+        self.code = error.code()
+        self.message = status.message
+        self.details = status.details
+
+    def of(self, kind: type[M]) -> list[M]:
+        """The details of a kind."""
+        found = []
+        for packed in self.details:
+            message = kind()
+            if packed.Unpack(message):
+                found.append(message)
+        return found
+
+    @property
+    def reason(self) -> str:
+        """For machines."""
+        (info,) = self.of(error_details_pb2.ErrorInfo)
+        assert info.domain == "memecourt.v1"
+        return info.reason
+
+    @property
+    def field(self) -> str:
+        """The part of the request that is at fault."""
+        for bad in self.of(error_details_pb2.BadRequest):
+            (violation,) = bad.field_violations
+            return violation.field
+        return self.of(error_details_pb2.ErrorInfo)[0].metadata.get("field", "")
+
+    @property
+    def said(self) -> tuple[str, str, str]:
+        """Code, reason and field."""
+        return self.code.name, self.reason, self.field
+
+
+async def refused(call: Awaitable[Any]) -> Refusal:
+    """What a call that must fail is refused with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return Refusal(caught.value)
+
+
+class Callers(grpc.aio.ServerInterceptor):
+    """Believes whoever says who is calling: how that is proven is not what these tests are about."""
+
+    def __init__(self, callers: Mapping[str, Caller]) -> None:
+        self._callers = callers
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        """See the base class."""
+        named = dict(details.invocation_metadata or ()).get("caller")
+        if named:
+            set_current(self._callers[str(named)])
+        return await continuation(details)
+
+
+def by(name: str) -> tuple[tuple[str, str], ...]:
+    """The metadata of a call by this caller."""
+    return (("caller", name),)
+
+
+@asynccontextmanager
+async def a_channel(
+    *handlers: grpc.GenericRpcHandler, callers: Mapping[str, Caller] | None = None, options: Sequence[Any] = ()
+) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a server with these services."""
+    server = grpc.aio.server(interceptors=[Callers(callers or {})], options=[("grpc.so_reuseport", 0)])
+    server.add_generic_rpc_handlers(handlers)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+            yield channel
+    finally:
+        await server.stop(0)

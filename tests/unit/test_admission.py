@@ -1,0 +1,301 @@
+"""Turns are shared among namespaces, waiting is bounded, and who is sent away is told truly when to come back."""
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import pytest
+
+from court.errors import Unavailable
+from serving.admission import Admission
+from serving.status import Busy
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Court:
+    """Callers of an admission, whose trials end when they are told to."""
+
+    def __init__(self, most, waiting=100):
+        self.clock = Clock()
+        self.admission = Admission(most, waiting, self.clock)
+        self.begun = []
+        self.calls = {}
+        self.ends = {}
+
+    async def call(self, name, namespace="", **options):
+        """Comes, and is in its turn or waits once this returns."""
+        self.ends[name] = asyncio.Event()
+
+        async def trial():
+            async with self.admission.turn(namespace, **options):
+                self.begun.append(name)
+                await self.ends[name].wait()
+
+        self.calls[name] = asyncio.create_task(trial())
+        await settled()
+
+    async def end(self, name, *, after=0.0):
+        self.clock.now += after
+        self.ends[name].set()
+        await settled()
+
+    async def leave(self, name):
+        self.calls[name].cancel()
+        await settled()
+
+    async def end_all(self):
+        """Ends whatever begins, one after the other; returns who began in which order."""
+        while running := [name for name in self.begun if not self.calls[name].done()]:
+            await self.end(running[0])
+        return self.begun
+
+    def refusal(self, name):
+        assert self.calls[name].done()
+        return self.calls[name].exception()
+
+
+async def settled():
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
+def play(work, most, waiting=100):
+    async def scene():
+        court = Court(most, waiting)
+        try:
+            return await work(court)
+        finally:
+            for call in court.calls.values():
+                call.cancel()
+            await asyncio.gather(*court.calls.values(), return_exceptions=True)
+            assert court.admission.running == court.admission.waiting == 0  # no place was lost
+
+    return asyncio.run(scene())
+
+
+def test_with_one_place_a_namespace_that_comes_late_is_served_next():
+    async def work(court):
+        for number in range(50):
+            await court.call(f"flood-{number}", "flood")
+        await court.call("late", "another")
+        await court.end("flood-0")
+        return court.begun
+
+    assert play(work, most=1) == ["flood-0", "late"]
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_namespaces_take_turns_however_much_each_asks_for(most):
+    async def work(court):
+        for namespace, count in (("a", 40), ("b", 20), ("c", 10)):
+            for number in range(count):
+                await court.call(f"{namespace}{number}", namespace)
+        return await court.end_all()
+
+    begun = play(work, most)
+    assert len(begun) == 70
+    shared = Counter(name[0] for name in begun[most : most + 30])  # while all three have somebody waiting
+    assert all(9 <= count <= 11 for count in shared.values()), shared
+    for namespace in "abc":
+        own = [int(name[1:]) for name in begun if name[0] == namespace]
+        assert own == sorted(own)  # within a namespace who came first goes first
+
+
+def test_who_has_been_away_does_not_have_saved_up_turns():
+    async def work(court):
+        for number in range(20):
+            await court.call(f"a{number}", "a")
+        for number in range(10):
+            await court.end(f"a{number}")
+        for number in range(10):
+            await court.call(f"b{number}", "b")
+        return (await court.end_all())[11:19]
+
+    begun = play(work, most=1)
+    assert Counter(name[0] for name in begun) == {"a": 4, "b": 4}
+
+
+def test_who_leaves_the_queue_frees_the_place_at_once():
+    async def work(court):
+        await court.call("first")
+        for name in ("second", "third"):
+            await court.call(name)
+        await court.call("refused")
+        refusal = court.refusal("refused")
+        await court.leave("second")
+        await court.call("fourth")  # there is room again
+        assert court.admission.waiting == 2
+        await court.end("first")
+        return refusal, court.begun
+
+    refusal, begun = play(work, most=1, waiting=2)
+    assert isinstance(refusal, Busy)
+    assert begun == ["first", "third"]
+
+
+def test_who_leaves_in_the_moment_of_the_turn_loses_no_place():
+    async def work(court):
+        await court.call("first")
+        await court.call("second")
+        await court.call("third")
+        court.ends["first"].set()
+        for _ in range(6):  # until the turn is handed on, and not yet taken
+            if court.admission.waiting == 1:
+                break
+            await asyncio.sleep(0)
+        assert court.begun == ["first"]
+        await court.leave("second")
+        return court.begun
+
+    assert play(work, most=1) == ["first", "third"]
+
+
+def test_a_full_queue_makes_room_for_who_has_less_than_a_share():
+    async def work(court):
+        for number in range(6):
+            await court.call(f"flood-{number}", "flood")
+        await court.call("late", "another")
+        last, one_more = court.calls["flood-5"], "flood-6"
+        await court.call(one_more, "flood")
+        return last.exception(), court.refusal(one_more), await court.end_all()
+
+    pushed_out, refused, begun = play(work, most=1, waiting=5)
+    assert isinstance(pushed_out, Busy) and isinstance(refused, Busy)
+    assert begun[:2] == ["flood-0", "late"]
+    assert len(begun) == 6
+
+
+def test_the_patient_wait_however_many_wait_and_are_not_pushed_out():
+    async def work(court):
+        await court.call("running")
+        for number in range(5):
+            await court.call(f"patient-{number}", "a", patient=True)
+        await court.call("impatient", "a")
+        await court.call("refused", "b")
+        assert isinstance(court.refusal("refused"), Busy)
+        await court.leave("patient-2")
+        return await court.end_all()
+
+    assert play(work, most=1, waiting=1) == [
+        "running", "patient-0", "patient-1", "patient-3", "patient-4", "impatient",
+    ]  # fmt: skip
+
+
+def test_the_delay_is_when_places_come_free_as_measured():
+    async def work(court):
+        for number in range(4):
+            await court.call(f"t{number}")
+        for number in range(4):
+            await court.end(f"t{number}", after=2.0 if number == 0 else 0.0)  # each took two seconds
+        for number in range(14):
+            await court.call(f"n{number}")  # four run, ten wait
+        delays = []
+        for number in range(3):
+            await court.call(f"refused-{number}")
+            delays.append(court.refusal(f"refused-{number}").retry_after)
+        return delays
+
+    # Four places and two seconds a trial make two turns a second: ten who wait and the caller itself are eleven turns.
+    assert play(work, most=4, waiting=10) == pytest.approx([5.5, 6.0, 6.5])
+
+
+def test_who_comes_back_when_told_to_is_let_in():
+    """Four times as many as there are places for: of those sent away, each needs to come back but once."""
+
+    async def work(court):
+        tries = Counter()
+        due = {f"caller-{number}": 1000.0 for number in range(100)}
+        ends = []
+        done = 0
+        while done < 100:
+            now = min([*due.values(), *(at for at, _ in ends)])
+            court.clock.now = now
+            for at, name in sorted(ends):
+                if at <= now:
+                    ends.remove((at, name))
+                    await court.end(name)
+                    done += 1
+            for name in [name for name, at in due.items() if at <= now]:
+                del due[name]
+                tries[name] += 1
+                await court.call(name)
+                if court.calls[name].done():
+                    due[name] = now + court.refusal(name).retry_after
+            known = {name for _, name in ends}
+            ends += [(now + 1.0, n) for n in court.begun if not court.calls[n].done() and n not in known]
+        return tries, court.clock.now
+
+    tries, ended = play(work, most=5, waiting=20)
+    assert max(tries.values()) <= 2
+    assert sum(tries.values()) == 100 + 75
+    assert ended - 1000.0 <= 100 / 5 * 1.1  # and no place stood empty meanwhile
+
+
+def test_a_trial_that_takes_long_counts_before_it_has_ended():
+    async def work(court):
+        await court.call("quick")
+        await court.end("quick", after=0.1)
+        await court.call("slow")
+        court.clock.now += 30
+        await court.call("refused")
+        return court.refusal("refused").retry_after
+
+    assert play(work, most=1, waiting=0) == pytest.approx(30, rel=0.01)
+
+
+def test_who_can_not_be_served_in_time_is_sent_away_at_once():
+    async def work(court):
+        await court.call("measured")
+        await court.end("measured", after=3.0)
+        await court.call("running")
+        await court.call("waits", within_s=5.5)
+        await court.call("too late", within_s=5.5)
+        await court.call("patient", within_s=5.5, patient=True)
+        return court.calls["waits"].done(), court.refusal("too late"), court.calls["patient"].done()
+
+    waits, too_late, patient = play(work, most=1)
+    assert not waits and not patient
+    assert isinstance(too_late, Busy) and too_late.retry_after > 0
+
+
+def test_closing_sends_away_who_waits_and_lets_run_what_runs():
+    async def work(court):
+        for name in ("running", "waiting", "patient"):
+            await court.call(name, patient=name == "patient")
+        court.admission.close()
+        await settled()
+        await court.call("new")
+        refusals = [court.refusal(name) for name in ("waiting", "patient", "new")]
+        emptied = asyncio.create_task(court.admission.empty())
+        await settled()
+        assert not emptied.done() and not court.calls["running"].done()
+        await court.end("running")
+        await asyncio.wait_for(emptied, 5)
+        return refusals
+
+    for refusal in play(work, most=1):
+        assert isinstance(refusal, Unavailable) and not isinstance(refusal, Busy)
+        assert refusal.reason == "NOT_IN_SESSION" and refusal.retry_after > 0
+
+
+def test_an_error_in_a_turn_frees_its_place():
+    async def work(court):
+        @asynccontextmanager
+        async def failing():
+            async with court.admission.turn("a"):
+                yield
+
+        with pytest.raises(ZeroDivisionError):
+            async with failing():
+                raise ZeroDivisionError
+        await court.call("next")
+        return court.begun
+
+    assert play(work, most=1) == ["next"]

@@ -1,0 +1,286 @@
+"""What killed something is not tried again: pictures that kill their reader, trials that kill the model server."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from court.agents import Chair
+from court.backends.chat_completions import ChatCompletions
+from court.errors import BadPicture, TrialAborted, Unavailable
+from court.events import Procedure, TrialFailed
+from court.record import TrialState
+from serving.docket.store import RequestName
+from tests.cast import Cast, frames_of
+from tests.unit.test_chat_completions import HELLO, failing
+from tests.unit.test_reception import ASK, other, trials_in
+from tests.unit.test_reception import town as town
+
+FULL = replace(ASK, procedure=Procedure.FULL)
+
+
+def on(town, work, **options):
+    async def scene():
+        async with town.server(**options) as reception:
+            return await work(reception)
+
+    return asyncio.run(scene())
+
+
+async def refused(reception, ask):
+    with pytest.raises(BadPicture) as caught:
+        await reception.answer(ask)
+    return caught.value
+
+
+# Files that kill a worker.
+
+
+@pytest.mark.parametrize("reason", ["PICTURE_KILLS_READER", "PICTURE_TOO_COSTLY"])
+def test_a_picture_that_killed_its_reader_is_not_decoded_again(town, reason):
+    async def scene(reception):
+        town.pictures.errors[ASK.image] = BadPicture("no", reason=reason)
+        reasons = [(await refused(reception, ask)).reason for ask in (ASK, ASK, other(), other(text=None))]
+        assert reasons == [reason] + ["QUARANTINED"] * 3
+        assert town.pictures.decoded == 1
+        assert (await reception.answer(other(image=b"fine|file"))).record.state is TrialState.DECIDED
+        return await trials_in(reception.house.docket)
+
+    assert len(on(town, scene)) == 1
+
+
+def test_a_picture_that_is_just_refused_is_looked_at_each_time(town):
+    async def scene(reception):
+        town.pictures.errors[ASK.image] = BadPicture("no", reason="PICTURE_UNREADABLE")
+        return [(await refused(reception, ASK)).reason for _ in range(3)]
+
+    assert on(town, scene) == ["PICTURE_UNREADABLE"] * 3 and town.pictures.decoded == 3
+
+
+def test_a_picture_that_killed_the_text_reader_is_not_shown_to_it_again_but_tried_with_its_text(town):
+    async def scene(reception):
+        town.reader.result = Unavailable("no", reason="TEXT_READER_FAILED")
+        with pytest.raises(TrialAborted):
+            await reception.answer(replace(ASK, text=None))
+        assert town.reader.calls == 1
+        for ask in (replace(ASK, text=None), other(text=None)):
+            error = await refused(reception, ask)
+            assert error.reason == "QUARANTINED" and "Send the text" in error.message
+        assert town.reader.calls == 1
+        return await reception.answer(other(request_id="r3"))
+
+    assert on(town, scene).record.state is TrialState.DECIDED
+
+
+# Trials that kill the model server (RE-6).
+
+
+def broken_off(times=1):
+    error = Unavailable("broke off", reason="MODEL_GONE")
+    error.broke_off = times
+    return error
+
+
+class Killing:
+    """A model server that dies of what it is shown, and is started again each time."""
+
+    def __init__(self):
+        self.kills = 0
+
+    def __call__(self, request):
+        self.kills += 1
+        return broken_off()
+
+
+async def asked(reception, ask, times):
+    outcomes = []
+    for _ in range(times):
+        try:
+            await reception.answer(ask)
+            outcomes.append("decided")
+        except (BadPicture, TrialAborted) as error:
+            outcomes.append(error.reason)
+    return outcomes
+
+
+def test_a_request_that_kills_the_model_server_does_so_twice_at_most_also_after_a_restart(town):
+    servers = [Killing() for _ in range(20)]
+    asks = [replace(FULL, image=b"killer %d|file" % number, request_id=f"k{number}") for number in range(20)]
+
+    def speak(request):
+        number = int(frames_of(request)[0].png.partition(b"killer ")[2].partition(b"|")[0])
+        return servers[number](request)
+
+    async def scene():
+        courts = {"chairs": Cast(rounds=2, describe=speak).chairs}
+        async with town.server(**courts) as reception:
+            assert [await asked(reception, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 20
+        async with town.server(**courts) as reception:
+            assert [await asked(reception, ask, 2) for ask in asks] == [["MODEL_GONE", "QUARANTINED"]] * 20
+        async with town.server(**courts) as reception:
+            others = [replace(ask, namespace="them", text="other text") for ask in asks]
+            assert [await asked(reception, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
+            assert await reception.trial_of(RequestName("them", "k0")) is None
+            # Without a model it is as good as any other.
+            summary = replace(others[0], procedure=Procedure.SUMMARY)
+            assert await asked(reception, summary, 1) == ["decided"]
+        assert [server.kills for server in servers] == [2] * 20
+
+    asyncio.run(scene())
+
+
+def test_one_trial_that_killed_two_servers_is_enough(town):
+    async def scene(reception):
+        return await asked(reception, FULL, 2)
+
+    assert on(town, scene, chairs=Cast(rounds=2, describe=lambda request: broken_off(2)).chairs) == [
+        "MODEL_GONE",
+        "QUARANTINED",
+    ]
+
+
+def test_a_model_server_that_is_just_away_puts_nothing_into_quarantine(town):
+    away = Cast(rounds=2, describe=lambda request: Unavailable("away", reason="MODEL_GONE"))
+
+    async def scene(reception):
+        return await asked(reception, FULL, 5)
+
+    assert on(town, scene, chairs=away.chairs) == ["MODEL_GONE"] * 5
+
+
+class Crowded:
+    """A model server that dies when the killer is shown to it, and takes along all that it was working on."""
+
+    name = "crowded"
+
+    def __init__(self, model, crowd):
+        self.model = model
+        self.crowd = crowd
+        self.full = asyncio.Event()
+        self.died = asyncio.Event()
+        self.here = Counter()
+        self.deaths = 0
+        self.most_since = 0
+
+    async def reply(self, request, *, within_s):
+        shown = frames_of(request)[0].png
+        self.here[shown] += 1
+        if len(self.here) == self.crowd:
+            self.full.set()
+        try:
+            if not self.died.is_set():  # the first time: all are there when it dies
+                await self.full.wait()
+                await asyncio.sleep(0)
+                self.deaths += b"killer" in shown
+                self.died.set()
+                raise broken_off()
+            self.most_since = max(self.most_since, len(self.here))
+            if b"killer" in shown:
+                self.deaths += 1
+                raise broken_off()
+            return await self.model.reply(request, within_s=within_s)
+        finally:
+            self.here[shown] -= 1
+            self.here += Counter()
+
+    async def odds(self, request, options, *, within_s):
+        return None
+
+
+def test_the_innocent_that_were_on_trial_when_a_server_died_are_cleared_one_at_a_time(town):
+    cast = Cast(rounds=2)
+    server = Crowded(cast.models["proposer"], crowd=10)
+    chairs = replace(cast.chairs, proposer=Chair(server))
+    asks = [replace(FULL, image=b"%d|file" % number, request_id=f"i{number}") for number in range(9)]
+    asks.append(replace(FULL, image=b"killer|file", request_id="killer"))
+
+    async def scene(reception):
+        first = await asyncio.gather(*(asked(reception, ask, 1) for ask in asks))
+        assert first == [["MODEL_GONE"]] * 10 and server.deaths == 1
+        again = await asyncio.gather(*(asked(reception, ask, 2) for ask in asks))
+        return again
+
+    again = on(town, scene, chairs=chairs)
+    assert again == [["decided"] * 2] * 9 + [["MODEL_GONE", "QUARANTINED"]]
+    assert server.deaths == 2 and server.most_since == 1, "one suspect at a time"
+
+
+def test_a_verdict_clears_a_picture(town):
+    lines = iter([Killing(), None, Killing(), None])
+
+    def speak(request):
+        line = next(lines)
+        return line and line(request)
+
+    async def scene(reception):
+        outcomes = []
+        for number in range(2):
+            ask = replace(FULL, request_id=f"r{number}", try_anew=True)
+            outcomes += await asked(reception, ask, 2)
+        return outcomes
+
+    chairs = Cast(rounds=2, describe=speak).chairs
+    assert on(town, scene, chairs=chairs) == ["MODEL_GONE", "decided"] * 2
+
+
+# What counts as dying.
+
+
+@pytest.mark.parametrize(
+    ("script", "deaths"),
+    [
+        (["reset", "reset"], 2),
+        (["reset", "500"], 1),
+        (["cut"], 1),
+        (["500", "500"], 0),
+        (["502", "504"], 0),
+        (["503"] * 4, 0),
+        (["429", "reset", "reset"], 1),
+        (["wrong_shape"], 0),
+    ],
+)
+def test_a_connection_that_broke_when_the_request_had_been_sent_may_be_a_death(script, deaths):
+    error, _ = failing(script)
+    assert getattr(error, "broke_off", 0) == deaths
+
+
+async def call(port):
+    model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="m", pause_s=0.01, pause_max_s=0.02)
+    try:
+        await model.reply(HELLO, within_s=5)
+    except Unavailable as error:
+        return error
+    finally:
+        await model.aclose()
+    raise AssertionError("it was answered")
+
+
+def test_a_server_that_says_500_and_is_gone_has_died_and_one_that_never_was_there_has_not():
+    async def scene():
+        async def dying(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            server.close()
+            writer.write(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(dying, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        died = await call(port)
+        never = await call(port)
+        return died, never
+
+    died, never = asyncio.run(scene())
+    assert (died.reason, died.broke_off) == ("MODEL_GONE", 1)
+    assert (never.reason, never.broke_off) == ("MODEL_GONE", 0)
+
+
+def test_a_failed_trial_s_record_says_that_the_server_broke_off(town):
+    async def scene(reception):
+        await asked(reception, FULL, 1)
+        (trial_id,) = await trials_in(reception.house.docket)
+        return await reception.house.docket.record(trial_id)
+
+    record = on(town, scene, chairs=Cast(rounds=2, describe=Killing()).chairs)
+    assert record.last(TrialFailed).broke_off == 1

@@ -1,0 +1,935 @@
+"""Ask twice, pay once: on a real docket, with stand-ins for all that is slow about a trial."""
+
+import asyncio
+import hashlib
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from court.errors import BadPicture, NotLoaded, Overrun, TrialAborted, Unavailable
+from court.events import Procedure, ReviewOutcome, TrialFailed, TrialOpened, TrialResumed
+from court.meme import Frame, Picture, PictureFormat
+from court.record import TrialState
+from court.trial import Court
+from court.verdict import Label
+from serving.assembly import Ask, Courthouse, Pins
+from serving.docket.sql import open_docket
+from serving.docket.store import RequestConflict, RequestName
+from serving.pulse import Pulse
+from serving.reception import Reception
+from serving.settings import Settings
+from tests.fakes import LIBRARY, FakeFinder, FakeReader, H, Notes, findings, ticking
+
+
+class Pictures:
+    """Decodes "pixels|file": all files of the same pixels show the same picture."""
+
+    def __init__(self):
+        self.decoded = 0
+        self.errors = {}
+        self.gate = None
+
+    async def read(self, data):
+        self.decoded += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if data in self.errors:
+            raise self.errors[data]
+        pixels = hashlib.sha256(data.partition(b"|")[0]).hexdigest()
+        return Picture(
+            format=PictureFormat.PNG,
+            bytes_sha256=hashlib.sha256(data).hexdigest(),
+            pixels_sha256=pixels,
+            width=4,
+            height=3,
+            frame_count=1,
+            frames=(Frame(png=PNG + data, width=4, height=3),),
+        )
+
+
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x04\0\0\0\x03"  # as far as a docket's frame is looked at
+
+
+class Finder(FakeFinder):
+    """Finds what it was told to, once the gate is open; counts how many searches run."""
+
+    def __init__(self, result=None, library=LIBRARY):
+        super().__init__(findings([H] * 5) if result is None else result)
+        self.library = library
+        self.gate = None
+        self.searching = asyncio.Event()
+        self.ended = 0
+
+    async def find(self, **query):
+        self.searching.set()
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            return await super().find(**query)
+        finally:
+            self.ended += 1
+
+
+class Town:
+    """A docket, and servers that share it."""
+
+    def __init__(self, path, **settings):
+        self.path = path
+        self.settings = Settings(home=path.parent, **settings)
+        self.finder = Finder()
+        self.reader = FakeReader("text on the picture")
+        self.pictures = Pictures()
+        self.software = "test"
+
+    def docket(self):
+        return open_docket(self.path)
+
+    @asynccontextmanager
+    async def server(self, *, name="here", docket=None, beat_s=0.05, dead_s=0.4, **changes):
+        own = docket is None
+        docket = docket or self.docket()
+        clock = ticking()
+        court = Court(
+            finder=changes.pop("finder", self.finder),
+            text_reader=self.reader,
+            software=self.software,
+            now=lambda: next(clock),
+            **changes,
+        )
+        house = Courthouse(court, self.pictures, docket)
+        pulse = Pulse(docket, name, beat_s=beat_s, dead_s=dead_s)
+        try:
+            async with Reception(house, self.settings, pulse=pulse) as reception:
+                reception.house = house
+                yield reception
+        finally:
+            if own:
+                await docket.close()
+
+
+@pytest.fixture
+def town(tmp_path, monkeypatch):
+    monkeypatch.delenv("MEMECOURT_CONFIG", raising=False)
+    return Town(tmp_path / "docket.sqlite")
+
+
+ASK = Ask(image=b"pixels|file", text="some text", namespace="us", request_id="r1", content_id="c")
+
+
+def other(**changes):
+    return replace(ASK, **{"request_id": "r2", **changes})
+
+
+async def trials_in(docket):
+    return [line.trial_id for line in await docket.list(limit=10_000)]
+
+
+def on_one_server(town, work, **options):
+    async def scene():
+        async with town.server(**options) as reception:
+            return await work(reception)
+
+    return asyncio.run(scene())
+
+
+# RE-3: a hundred identical requests at once are one trial.
+
+
+@pytest.mark.parametrize(("request_id", "reuse"), [("one", "namespace"), ("one", "off"), ("", "namespace")])
+def test_a_hundred_identical_requests_at_once_are_one_trial_fifty_times(town, request_id, reuse):
+    town.settings = Settings(home=town.path.parent, reuse=reuse)
+
+    async def rounds(reception):
+        docket = reception.house.docket
+        for number in range(50):
+            name = f"{request_id}{number}" if request_id else ""
+            ask = replace(ASK, image=b"%d|file" % number, request_id=name)
+            answers = await asyncio.gather(*(reception.answer(ask) for _ in range(100)))
+            assert len({answer.record.trial_id for answer in answers}) == 1
+            assert len(await trials_in(docket)) == number + 1
+            assert len({answer.name for answer in answers}) == (1 if request_id else 100)
+            assert sum(not answer.reused for answer in answers) == (100 if request_id else 1)
+        assert len(town.finder.asked) == 50
+
+    on_one_server(town, rounds)
+
+
+def test_the_same_meme_under_other_request_ids_while_its_trial_is_held_waits_for_that(town):
+    async def scene(reception):
+        town.finder.gate = asyncio.Event()
+        first = asyncio.ensure_future(reception.answer(ASK))
+        await town.finder.searching.wait()
+        second = asyncio.ensure_future(reception.answer(other(image=b"pixels|another file")))
+        await asyncio.sleep(0.05)
+        assert not first.done() and not second.done()
+        town.finder.gate.set()
+        return await asyncio.gather(first, second)
+
+    first, second = on_one_server(town, scene)
+    assert first.record is second.record
+    assert (first.reused, second.reused, second.near) == (False, True, False)
+    assert second.name == RequestName("us", "r2")
+
+
+# The same request.
+
+
+def test_the_same_request_gets_the_same_verdict_also_after_a_restart(town):
+    async def scene():
+        async with town.server() as reception:
+            first = await reception.answer(ASK)
+            again = await reception.answer(ASK)
+        async with town.server(name="restarted") as reception:
+            after = await reception.answer(ASK)
+            assert await reception.trial_of(RequestName("us", "r1")) == first.record.trial_id
+            assert await reception.trial_of(RequestName("us", "none")) is None
+        return first, again, after
+
+    first, again, after = asyncio.run(scene())
+    assert first.record == again.record == after.record
+    assert not (first.reused or again.reused or after.reused)
+    assert len(town.finder.asked) == 1
+
+
+def test_the_same_request_gets_its_verdict_also_where_nothing_is_reused_and_versions_have_changed(town):
+    town.settings = Settings(home=town.path.parent, reuse="off")
+
+    async def scene():
+        async with town.server() as reception:
+            first = await reception.answer(ASK)
+        town.software = "another"
+        async with town.server() as reception:
+            return first, await reception.answer(ASK)
+
+    first, again = asyncio.run(scene())
+    assert first.record == again.record and len(town.finder.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"image": b"other pixels|file"},
+        {"image": b"pixels|other file"},
+        {"text": None},
+        {"text": ""},
+        {"text": "other text"},
+        {"language": "en"},
+        {"content_id": "other"},
+        {"policy": "other"},
+        {"try_anew": True},
+        {"pins": Pins(encoder=LIBRARY.encoder)},
+    ],
+    ids=lambda change: "-".join(change),
+)
+def test_another_request_under_the_same_id_is_refused(town, change):
+    async def scene(reception):
+        await reception.answer(ASK)
+        with pytest.raises(RequestConflict) as caught:
+            await reception.answer(replace(ASK, **change))
+        assert caught.value.field == "request_id"
+        return await trials_in(reception.house.docket)
+
+    assert len(on_one_server(town, scene)) == 1
+
+
+def test_of_two_requests_under_one_id_at_once_one_is_refused_and_nothing_is_tried_for_it(town):
+    async def scene(reception):
+        asks = [ASK, replace(ASK, text="other text")] * 10
+        results = await asyncio.gather(*(reception.answer(ask) for ask in asks), return_exceptions=True)
+        refused = [result for result in results if isinstance(result, RequestConflict)]
+        assert len(refused) == 10
+        return await trials_in(reception.house.docket)
+
+    assert len(on_one_server(town, scene)) == 1
+
+
+def test_the_same_id_in_another_namespace_is_another_request(town):
+    async def scene(reception):
+        return [await reception.answer(replace(ASK, namespace=namespace)) for namespace in ("us", "them")]
+
+    first, second = on_one_server(town, scene)
+    assert first.record.trial_id != second.record.trial_id
+
+
+# Several servers.
+
+
+def test_a_request_that_runs_at_another_server_is_waited_for(town):
+    async def scene():
+        async with town.server(name="a") as a, town.server(name="b") as b:
+            town.finder.gate = asyncio.Event()
+            first = asyncio.ensure_future(a.answer(ASK))
+            await town.finder.searching.wait()
+            second = asyncio.ensure_future(b.answer(ASK))
+            await asyncio.sleep(0.6)  # longer than what a server takes to be dead
+            assert not second.done()
+            town.finder.gate.set()
+            return await first, await second
+
+    first, second = asyncio.run(scene())
+    assert first.record == second.record
+    assert len(town.finder.asked) == 1
+
+
+async def a_cut_off_trial(town, docket, ask=ASK, events=4):
+    """A server dies: its trial is claimed and begun, and nobody writes down its end."""
+    async with town.server(name="dead", docket=_Failing(docket, events)) as reception:
+        with pytest.raises(_Dead):
+            await reception.answer(ask)
+        claim = await docket.claim_of(RequestName(ask.namespace, ask.request_id))
+    record = await docket.record(claim.trial_id) if events else None
+    assert record is None or record.state is TrialState.OPEN
+    return claim
+
+
+class _Dead(BaseException):
+    """The power went."""
+
+
+class _Failing:
+    """A docket whose server dies when it has kept so many events."""
+
+    def __init__(self, docket, events):
+        self._docket = docket
+        self._left = events
+
+    def __getattr__(self, name):
+        return getattr(self._docket, name)
+
+    async def append(self, event):
+        if not self._left:
+            raise _Dead
+        self._left -= 1
+        await self._docket.append(event)
+
+
+class _Counting:
+    """A docket that counts how often a trial was begun or taken up, also where it turned out that somebody had."""
+
+    def __init__(self, docket):
+        self._docket = docket
+        self.attempts = 0
+
+    def __getattr__(self, name):
+        return getattr(self._docket, name)
+
+    async def append(self, event):
+        self.attempts += isinstance(event, TrialOpened | TrialResumed)
+        await self._docket.append(event)
+
+
+@pytest.mark.parametrize("events", [0, 2, 4, 7])
+def test_what_a_dead_server_left_is_taken_over_once_by_one_of_two_others(town, events):
+    async def scene():
+        docket = town.docket()
+        claim = await a_cut_off_trial(town, docket, events=events)
+        counting = _Counting(docket)
+        async with town.server(name="b", docket=counting) as b, town.server(name="c", docket=counting) as c:
+            begun = asyncio.get_running_loop().time()
+            answers = await asyncio.gather(*(server.answer(ASK) for server in (b, c) for _ in range(5)))
+            waited = asyncio.get_running_loop().time() - begun
+        record = await docket.record(claim.trial_id)
+        trials = await trials_in(docket)
+        await docket.close()
+        return claim, answers, record, trials, waited, counting.attempts
+
+    claim, answers, record, trials, waited, attempts = asyncio.run(scene())
+    assert attempts == 1
+    assert {answer.record.trial_id for answer in answers} == {claim.trial_id} == set(trials)
+    assert record.state is TrialState.DECIDED
+    assert len(record.all(TrialResumed)) == (1 if events else 0)
+    assert waited >= 0.4, "not before its server was known to be dead"
+
+
+def test_two_servers_that_both_hold_a_trial_come_to_one_record(town):
+    """A server that only seemed dead goes on while another has taken its trial over: each event is kept once."""
+
+    async def scene():
+        async with town.server(name="a", beat_s=60) as a:
+            gate = town.finder.gate = asyncio.Event()
+            first = asyncio.ensure_future(a.answer(ASK))
+            await town.finder.searching.wait()
+            async with town.server(name="b", finder=Finder()) as b:
+                second = await b.answer(ASK)
+                gate.set()
+                return await first, second
+
+    first, second = asyncio.run(scene())
+    assert first.record == second.record
+    assert len(second.record.all(TrialResumed)) == 1
+
+
+def test_a_server_takes_up_what_dead_ones_left_without_being_asked(town):
+    async def scene():
+        docket = town.docket()
+        claims = [
+            await a_cut_off_trial(town, docket, replace(ASK, request_id=f"r{n}", try_anew=True)) for n in range(3)
+        ]
+        notes = Notes()
+        async with town.server(name="b", docket=docket) as b, town.server(name="c", docket=docket) as c:
+            await asyncio.gather(b.resume_cut_off(notes), c.resume_cut_off(notes))
+        records = [await docket.record(claim.trial_id) for claim in claims]
+        await docket.close()
+        return records, notes
+
+    records, notes = asyncio.run(scene())
+    assert all(record.state is TrialState.DECIDED and len(record.all(TrialResumed)) == 1 for record in records)
+    assert notes.kinds.count("VerdictGiven") == 3
+
+
+def test_what_a_living_server_holds_is_left_to_it(town):
+    async def scene():
+        async with town.server(name="a") as a, town.server(name="b") as b:
+            town.finder.gate = asyncio.Event()
+            first = asyncio.ensure_future(a.answer(ASK))
+            await town.finder.searching.wait()
+            await asyncio.wait_for(b.resume_cut_off(), 10)
+            assert not first.done()
+            town.finder.gate.set()
+            return await first
+
+    assert not asyncio.run(scene()).record.all(TrialResumed)
+
+
+def test_a_trial_that_can_not_be_taken_up_ends_in_its_record_and_the_request_gets_another(town):
+    async def scene():
+        docket = town.docket()
+        claim = await a_cut_off_trial(town, docket, events=1)  # the caller's text was not kept yet
+        async with town.server(name="b", docket=docket) as b:
+            await b.resume_cut_off()
+            left = await docket.record(claim.trial_id)
+            answer = await b.answer(ASK)
+        await docket.close()
+        return left, answer
+
+    left, answer = asyncio.run(scene())
+    assert left.state is TrialState.FAILED and left.last(TrialFailed).reason == "CANT_RESUME"
+    assert answer.record.trial_id != left.trial_id and not answer.reused
+
+
+# Failures.
+
+
+def test_a_trial_that_failed_for_a_passing_reason_is_taken_up_when_it_is_asked_again(town):
+    async def scene(reception):
+        town.finder.result, good = Unavailable("away", reason="LIBRARY_AWAY"), town.finder.result
+        with pytest.raises(TrialAborted) as caught:
+            await reception.answer(ASK)
+        town.finder.result = good
+        answers = await asyncio.gather(*(reception.answer(ASK) for _ in range(5)))
+        return caught.value.record, answers
+
+    failed, answers = on_one_server(town, scene)
+    assert {answer.record.trial_id for answer in answers} == {failed.trial_id}
+    assert len(answers[0].record.all(TrialResumed)) == 1
+
+
+def test_a_trial_that_failed_for_good_is_held_anew_when_it_is_asked_again(town):
+    async def scene(reception):
+        town.finder.result, good = ValueError("a fault"), town.finder.result
+        with pytest.raises(TrialAborted) as caught:
+            await reception.answer(ASK)
+        town.finder.result = good
+        answers = await asyncio.gather(*(reception.answer(ASK) for _ in range(5)))
+        assert await reception.trial_of(RequestName("us", "r1")) == answers[0].record.trial_id
+        return caught.value.record, answers, await trials_in(reception.house.docket)
+
+    failed, answers, trials = on_one_server(town, scene)
+    (tried,) = {answer.record.trial_id for answer in answers}
+    assert sorted(trials) == sorted([failed.trial_id, tried]) and tried != failed.trial_id
+
+
+def test_all_who_wait_for_a_trial_that_fails_are_told(town):
+    async def scene(reception):
+        town.finder.result = Unavailable("away", reason="LIBRARY_AWAY")
+        asks = [ASK, ASK, other(), other(request_id="")]
+        results = await asyncio.gather(*(reception.answer(ask) for ask in asks), return_exceptions=True)
+        return results, await trials_in(reception.house.docket)
+
+    results, trials = on_one_server(town, scene)
+    assert [result.reason for result in results] == ["LIBRARY_AWAY"] * 4 and len(trials) == 1
+
+
+def test_a_request_that_can_not_be_tried_is_not_claimed(town):
+    async def scene(reception):
+        town.pictures.errors[ASK.image] = BadPicture("no", reason="PICTURE_UNREADABLE")
+        with pytest.raises(BadPicture):
+            await reception.answer(ASK)
+        assert await reception.trial_of(RequestName("us", "r1")) is None
+        return await reception.answer(replace(ASK, image=b"pixels|mended"))
+
+    assert on_one_server(town, scene).record.state is TrialState.DECIDED
+
+
+# Known memes.
+
+
+REUSED = {
+    "the same file": {},
+    "the same pixels in another file": {"image": b"pixels|re-encoded"},
+    "another content id": {"content_id": "other"},
+    "pinned to what is loaded": {"pins": Pins(encoder=LIBRARY.encoder)},
+}
+NOT_REUSED = {
+    "other pixels": {"image": b"other|file"},
+    "other text": {"text": "other text"},
+    "no text given": {"text": None},
+    "text given as none": {"text": ""},
+    "another language": {"language": "en"},
+    "another namespace": {"namespace": "them"},
+    "to be tried anew": {"try_anew": True},
+}
+
+
+@pytest.mark.parametrize("change", [*REUSED, *NOT_REUSED])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_known_meme_is_not_tried_again(town, change, restarted):
+    ask = other(**{**REUSED, **NOT_REUSED}[change])
+
+    async def scene():
+        async with town.server() as reception:
+            first = await reception.answer(ASK)
+            if not restarted:
+                return first, await reception.answer(ask), await reception.answer(ask)
+        async with town.server() as reception:
+            return first, await reception.answer(ask), await reception.answer(ask)
+
+    first, second, third = asyncio.run(scene())
+    assert second.reused is third.reused is (change in REUSED)
+    assert (second.record == first.record) is (change in REUSED)
+    assert third.record == second.record and not second.near
+    assert second.name == RequestName(ask.namespace, "r2")
+    assert len(town.finder.asked) == (1 if change in REUSED else 2)
+
+
+def changed_software(town):
+    town.software = "another"
+
+
+def changed_library(town):
+    town.finder = Finder(library=LIBRARY.model_copy(update={"digest": "sha256:1"}))
+
+
+def changed_encoder(town):
+    town.finder = Finder(library=LIBRARY.model_copy(update={"encoder": "another"}))
+
+
+def changed_reader(town):
+    town.reader.identity = "another reader"
+
+
+def switched_off(town):
+    town.settings = Settings(home=town.path.parent, reuse="off")
+
+
+@pytest.mark.parametrize("change", [changed_software, changed_library, changed_encoder, changed_reader, switched_off])
+def test_what_was_tried_with_something_else_is_tried_again(town, change):
+    async def scene():
+        async with town.server() as reception:
+            first = await reception.answer(ASK)
+        change(town)
+        async with town.server() as reception:
+            return first, await reception.answer(other())
+
+    first, second = asyncio.run(scene())
+    assert not second.reused and second.record.trial_id != first.record.trial_id
+
+
+def test_another_policy_and_other_settings_and_models_are_tried_again(town):
+    from court.policy import DEFAULT_POLICY
+    from court.settings import TrialSettings
+    from tests.cast import Cast
+
+    policy = DEFAULT_POLICY.model_copy(update={"version": "another"})
+    assert policy.digest != DEFAULT_POLICY.digest
+    cast, named = Cast(rounds=2), Cast(rounds=2)
+    for role, model in named.models.items():
+        model._name = f"another {role}"
+    courts = [
+        {"chairs": cast.chairs},
+        {"chairs": cast.chairs, "policy": policy},
+        {"chairs": cast.chairs, "settings": TrialSettings(epsilon=0.5)},
+        {"chairs": named.chairs},
+    ]
+
+    async def scene():
+        answers = []
+        for _ in range(2):
+            for number, court in enumerate(courts):
+                async with town.server(**court) as reception:
+                    ask = replace(ASK, request_id=f"{number}-{len(answers)}", procedure=Procedure.FULL)
+                    answers.append(await reception.answer(ask))
+        return answers
+
+    answers = asyncio.run(scene())
+    assert [answer.reused for answer in answers] == [False] * 4 + [True] * 4
+    assert len({answer.record.trial_id for answer in answers}) == 4
+
+
+def test_everywhere_reuses_over_namespaces(town):
+    town.settings = Settings(home=town.path.parent, reuse="everywhere")
+
+    async def scene(reception):
+        return await reception.answer(ASK), await reception.answer(replace(ASK, namespace="them"))
+
+    first, second = on_one_server(town, scene)
+    assert second.reused and second.record is first.record
+
+
+def test_a_known_meme_sent_as_the_same_file_is_neither_decoded_nor_given_a_turn(town):
+    @asynccontextmanager
+    async def turn():
+        turns.append("taken")
+        yield
+
+    turns = []
+
+    async def scene(reception):
+        await reception.answer(ASK, turn=turn)
+        assert turns == ["taken"] and town.pictures.decoded == 1
+        for number in range(5):
+            again = await reception.answer(other(request_id=f"again {number}"), turn=turn)
+            assert again.reused and again.picture_seconds == 0
+        assert turns == ["taken"] and town.pictures.decoded == 1
+        claims = [await reception.trial_of(RequestName("us", f"again {number}")) for number in range(5)]
+        assert set(claims) == {again.record.trial_id}
+
+    on_one_server(town, scene)
+
+
+async def overrule(docket, trial_id, clock=ticking()):  # noqa: B008
+    await docket.review(
+        trial_id,
+        outcome=ReviewOutcome.OVERRULED,
+        label=Label.NOT_HARMFUL,
+        reason="it is harmless",
+        clause="",
+        reviewer="somebody",
+        at=next(clock),
+    )
+
+
+def test_an_overruled_verdict_is_given_to_nobody_else_but_stays_that_of_its_own_request(town):
+    async def scene(reception):
+        first = await reception.answer(ASK)
+        reused = await reception.answer(other())
+        await overrule(reception.house.docket, first.record.trial_id)
+        reception.forget(first.record.trial_id)
+        again, its_own, anew = [await reception.answer(ask) for ask in (other(), ASK, other(request_id="r3"))]
+        after = await reception.answer(other(request_id="r4"))
+        return first, reused, again, its_own, anew, after
+
+    first, reused, again, its_own, anew, after = on_one_server(town, scene)
+    assert {answer.record.trial_id for answer in (reused, again, its_own)} == {first.record.trial_id}
+    assert not anew.reused and anew.record.trial_id != first.record.trial_id
+    assert after.reused and after.record.trial_id == anew.record.trial_id
+
+
+def test_a_verdict_that_another_server_s_reviewer_overruled_is_given_again_for_no_longer_than_was_said(
+    town, monkeypatch
+):
+    monkeypatch.setattr("serving.known.FRESH_S", 0.2)
+
+    async def scene(reception):
+        first = await reception.answer(ASK)
+        assert (await reception.answer(other())).reused  # fresh from here on
+        await overrule(reception.house.docket, first.record.trial_id)
+        await asyncio.sleep(0.25)
+        return await reception.answer(other(request_id="r3"))
+
+    assert not on_one_server(town, scene).reused
+
+
+# Who waits, who leaves, and until when.
+
+
+class Turns:
+    """Where callers wait for their turn; knows who has one."""
+
+    def __init__(self, most=1):
+        self.free = asyncio.Semaphore(most)
+        self.most = most
+        self.given = 0
+        self.second = asyncio.Event()
+        self.asked = asyncio.Event()  # by somebody who can't have one
+
+    @asynccontextmanager
+    async def __call__(self):
+        if self.free.locked():
+            self.asked.set()
+        async with self.free:
+            self.given += 1
+            if self.given == 2:
+                self.second.set()
+            yield
+
+    @property
+    def all_free(self):
+        return self.free._value == self.most
+
+
+async def held(town, reception, count, turns, *asks):
+    """Callers whose shared trial is being held."""
+    town.finder.gate = asyncio.Event()
+    callers = [asyncio.ensure_future(reception.answer(ask, turn=turns)) for ask in asks or [ASK] * count]
+    await town.finder.searching.wait()
+    await asyncio.sleep(0.05)
+    return callers
+
+
+async def quiet_soon(reception):
+    """Nothing is left of trials and pictures; those that were given up still write down their end."""
+    hearings = reception._hearings
+    for shared in [*hearings._flights.values(), *hearings._decoding.values()]:
+        await asyncio.wait_for(shared.over(), 10)
+    await asyncio.sleep(0)
+    assert not (hearings._flights or hearings._leading or hearings._decoding)
+
+
+def test_a_trial_goes_on_while_anybody_waits_for_it(town):
+    async def scene(reception):
+        turns = Turns(2)
+        callers = await held(town, reception, 3, turns)
+        assert not turns.all_free
+        for leaver in callers[:2]:  # also the one that began it
+            leaver.cancel()
+        await asyncio.wait(callers[:2])
+        town.finder.gate.set()
+        answer = await callers[2]
+        await quiet_soon(reception)
+        assert turns.all_free
+        return answer
+
+    answer = on_one_server(town, scene)
+    assert answer.record.state is TrialState.DECIDED and len(town.finder.asked) == 1
+
+
+def test_a_turn_is_left_where_no_trial_is_needed_and_while_another_s_is_waited_for(town):
+    async def scene(reception):
+        turns = Turns(2)
+        callers = await held(town, reception, 1, turns)
+        callers.append(asyncio.ensure_future(reception.answer(other(image=b"pixels|joins"), turn=turns)))
+        await turns.second.wait()
+        async with asyncio.timeout(10), turns():  # the trial has one; who waits for it has given the other back
+            assert not callers[1].done()
+        town.finder.gate.set()
+        await asyncio.gather(*callers)
+        await reception.answer(other(request_id="r3", image=b"pixels|is known"), turn=turns)
+        assert turns.given == 4 and town.pictures.decoded == 3
+        await quiet_soon(reception)
+        return turns.all_free
+
+    assert on_one_server(town, scene)
+
+
+def test_with_the_last_caller_the_trial_ends_and_leaves_nothing_behind(town):
+    async def scene(reception):
+        turns = Turns(2)
+        tasks = asyncio.all_tasks()
+        callers = await held(town, reception, 3, turns)
+        for caller in callers:
+            caller.cancel()
+        await asyncio.wait(callers)
+        await quiet_soon(reception)
+        assert turns.all_free and town.finder.ended == 1
+        assert asyncio.all_tasks() == tasks
+        (trial_id,) = await trials_in(reception.house.docket)
+        left = await reception.house.docket.record(trial_id)
+        town.finder.gate.set()
+        return left, await reception.answer(ASK)
+
+    left, answer = on_one_server(town, scene)
+    assert left.state is TrialState.FAILED and left.last(TrialFailed).reason == "CANCELLED"
+    assert answer.record.trial_id == left.trial_id and len(answer.record.all(TrialResumed)) == 1
+
+
+def test_who_asks_while_an_abandoned_trial_is_ending_gets_a_verdict_of_the_same_trial(town):
+    async def scene(reception):
+        (caller,) = await held(town, reception, 1, None)
+        caller.cancel()
+        await asyncio.sleep(0)
+        town.finder.gate.set()
+        answers = await asyncio.gather(reception.answer(ASK), reception.answer(other(request_id="r9")))
+        return answers, await trials_in(reception.house.docket)
+
+    answers, trials = on_one_server(town, scene)
+    assert all(answer.record.state is TrialState.DECIDED for answer in answers)
+    assert answers[0].record.trial_id in trials
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.001, 0.003, 0.01, 0.03])
+def test_callers_that_vanish_at_any_moment_leave_nothing_behind(town, after_s):
+    async def scene(reception):
+        turns = Turns(2)
+        tasks = asyncio.all_tasks()
+        asks = [other(request_id=f"v{number % 5}", image=b"%d|file" % (number % 7 % 3)) for number in range(30)]
+        callers = [asyncio.ensure_future(reception.answer(ask, turn=turns)) for ask in asks]
+        for number, caller in enumerate(callers):
+            if number % 3 == 0:
+                await asyncio.sleep(after_s)
+            if number % 2:
+                caller.cancel()
+        results = await asyncio.gather(*callers, return_exceptions=True)
+        await quiet_soon(reception)
+        assert turns.all_free
+        assert asyncio.all_tasks() == tasks
+        return results, await reception.house.docket.open_trials()
+
+    results, still_open = on_one_server(town, scene)
+    assert not still_open
+    expected = (asyncio.CancelledError, RequestConflict)
+    assert all(isinstance(each, expected) or each.record.state is TrialState.DECIDED for each in results)
+
+
+def test_a_caller_s_deadline_is_its_own(town):
+    async def scene(reception):
+        town.finder.gate = asyncio.Event()
+        short = asyncio.ensure_future(reception.answer(ASK, within_s=0.3))  # begins the trial
+        await town.finder.searching.wait()
+        shorter = asyncio.ensure_future(reception.answer(other(), within_s=0.1))
+        long = asyncio.ensure_future(reception.answer(other(request_id="r3"), within_s=30))
+        results = await asyncio.gather(shorter, short, return_exceptions=True)
+        assert not long.done()
+        town.finder.gate.set()
+        return *results, await long
+
+    shorter, short, long = on_one_server(town, scene)
+    assert isinstance(shorter, Overrun) and shorter.reason == "DEADLINE"
+    assert isinstance(short, TrialAborted) and short.reason == "DEADLINE"
+    assert long.record.trial_id == short.record.trial_id, "it was taken up for the one that had more time"
+    assert long.record.state is TrialState.DECIDED
+
+
+def test_a_deadline_holds_while_a_caller_waits_for_its_turn_or_for_another_server(town):
+    async def scene():
+        async with town.server(name="a") as a, town.server(name="b") as b:
+            turns = Turns(1)
+            async with turns():
+                with pytest.raises(Overrun, match="over"):
+                    await a.answer(ASK, turn=turns, within_s=0.1)
+            assert turns.all_free and not await trials_in(a.house.docket)
+            town.finder.gate = asyncio.Event()
+            first = asyncio.ensure_future(a.answer(ASK))
+            await town.finder.searching.wait()
+            with pytest.raises(Overrun):
+                await b.answer(ASK, within_s=0.1)
+            town.finder.gate.set()
+            await first
+
+    asyncio.run(scene())
+
+
+def test_a_verdict_that_was_cut_short_for_one_caller_is_no_other_s(town):
+    from court.settings import TrialSettings
+    from tests.cast import Cast
+
+    slow, quick = Cast(rounds=9, delay_s=0.15), Cast(rounds=9)
+    ask = replace(ASK, procedure=Procedure.FULL)
+
+    async def scene():
+        async with town.server(chairs=slow.chairs, settings=TrialSettings(rounds_max=9)) as reception:
+            hurried = asyncio.ensure_future(reception.answer(ask, within_s=2.5))
+            await asyncio.sleep(0.3)
+            patient = asyncio.ensure_future(reception.answer(replace(ask, request_id="r2")))
+            first = await hurried
+            for role, chair in quick.models.items():
+                slow.models[role]._delay_s = chair._delay_s
+            return (
+                first,
+                await patient,
+                await reception.answer(ask),
+                await reception.answer(replace(ask, request_id="r3")),
+            )
+
+    first, patient, again, later = asyncio.run(scene())
+    assert "CUT_SHORT" in [review.reason for review in first.record.verdict.review]
+    assert patient.record.trial_id != first.record.trial_id and not patient.reused
+    assert "CUT_SHORT" not in [review.reason for review in patient.record.verdict.review]
+    assert again.record == first.record
+    assert later.reused and later.record.trial_id == patient.record.trial_id
+
+
+def test_a_server_that_stops_writes_down_its_trials_and_tells_who_waits_and_another_takes_them_up(town):
+    async def scene():
+        docket = town.docket()
+        async with town.server(name="a", docket=docket) as a:
+            callers = await held(town, a, 2, None)
+        results = await asyncio.gather(*callers, return_exceptions=True)
+        with pytest.raises(Unavailable, match="not in session"):
+            await a.answer(ASK)
+        town.finder.gate.set()
+        async with town.server(name="b", docket=docket, dead_s=60) as b:
+            answer = await asyncio.wait_for(b.answer(ASK), 10)  # it need not wait: the trial has been left
+        await docket.close()
+        return results, answer
+
+    results, answer = asyncio.run(scene())
+    assert [(type(each), each.reason, each.record.trial_id) for each in results] == [
+        (TrialAborted, "SERVER_STOPPED", answer.record.trial_id)
+    ] * 2
+    assert (
+        results[0].record.last(TrialFailed).reason == "SERVER_STOPPED" and results[0].record.last(TrialFailed).retryable
+    )
+    assert isinstance(results[0].cause, Unavailable)
+    assert len(answer.record.all(TrialOpened)) == 1 and answer.record.state is TrialState.DECIDED
+
+
+def test_what_a_server_that_stops_had_not_begun_is_begun_by_another_at_once(town):
+    async def scene():
+        docket, turns = town.docket(), Turns(1)
+        async with town.server(name="a", docket=docket) as a:
+            await a.answer(other(request_id="r0", try_anew=True))  # from here on no turn is needed to decode
+            async with turns():
+                caller = asyncio.ensure_future(a.answer(replace(ASK, try_anew=True), turn=turns))
+                await turns.asked.wait()
+                await a.__aexit__()
+                with pytest.raises(Unavailable) as caught:
+                    await caller
+        async with town.server(name="b", docket=docket, dead_s=60) as b:
+            answer = await asyncio.wait_for(b.answer(replace(ASK, try_anew=True)), 10)
+        await docket.close()
+        return caught.value, answer
+
+    stopped, answer = asyncio.run(scene())
+    assert stopped.reason == "SERVER_STOPPED" and answer.record.state is TrialState.DECIDED
+
+
+# Pins.
+
+
+@pytest.mark.parametrize("field", ["prompts", "library", "encoder", "settings", "models"])
+def test_a_pin_holds_for_what_is_loaded_and_for_nothing_else(town, field):
+    from tests.cast import Cast
+
+    async def scene():
+        async with town.server(chairs=Cast(rounds=2).chairs) as reception:
+            ask = replace(ASK, procedure=Procedure.FULL)
+            loaded = (await reception.answer(ask)).record.opened.versions
+            if field == "models":
+                right, wrong = {"judge": loaded.models["JUDGE"]}, {"judge": "another"}
+            else:
+                right, wrong = getattr(loaded, field), "another"
+            good = await reception.answer(replace(ask, request_id="r2", pins=Pins(**{field: right})))
+            assert good.reused
+            before = await trials_in(reception.house.docket)
+            with pytest.raises(NotLoaded) as caught:
+                await reception.answer(replace(ask, request_id="r3", image=b"new|file", pins=Pins(**{field: wrong})))
+            assert await trials_in(reception.house.docket) == before
+            assert await reception.trial_of(RequestName("us", "r3")) is None
+            assert town.pictures.decoded == 1
+            return caught.value
+
+    error = asyncio.run(scene())
+    assert error.reason == "PIN_NOT_LOADED"
+    assert error.field == {"models": "pins.models.judge"}.get(field, f"pins.{field}")
+
+
+def test_a_pin_on_a_model_that_is_not_asked_or_a_role_that_there_is_not_is_refused(town):
+    async def scene(reception):
+        for role in ("judge", "bailiff"):
+            with pytest.raises(NotLoaded) as caught:
+                await reception.answer(replace(ASK, pins=Pins(models={role: "a model"})))
+            assert caught.value.field == f"pins.models.{role}"
+
+    on_one_server(town, scene)
