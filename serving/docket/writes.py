@@ -150,7 +150,7 @@ def _made(connection: Connection, rows: Sequence[dict[str, str]]) -> Iterable[tu
         ]
     columns = [*rows[0]]
     places = ", ".join(["(" + ", ".join("?" * len(columns)) + ")"] * len(rows))
-    statement = f"INSERT INTO requests ({', '.join(columns)}) VALUES {places} ON CONFLICT DO NOTHING"  # noqa: S608 - our names
+    statement = f"INSERT INTO requests ({', '.join(columns)}) VALUES {places} ON CONFLICT DO NOTHING"
     made = connection.exec_driver_sql(statement, tuple(row[column] for row in rows for column in columns))
     return [(row["namespace"], row["request_id"]) for row in rows] if made.rowcount == len(rows) else []
 

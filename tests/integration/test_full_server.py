@@ -18,6 +18,7 @@ import pytest
 from court.events import RestReason, SideRested, TrialResumed
 from court.record import TrialState
 from memecourt.client import Client, JudgeError, judge_request
+from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
 from tests.integration.test_server import HARMFUL, drawn, memecourt, records
 
@@ -65,7 +66,7 @@ def models():
 
 
 def ask(address, **options):
-    with Client(address) as court:
+    with Client(address, retries=Retries(attempts=1)) as court:
         return court.ask(judge_request(drawn(*HARMFUL), text=HARMFUL[1], **options), timeout=100)
 
 
