@@ -6,10 +6,12 @@ import hashlib
 import json
 from typing import Any
 
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
 
 def canonical_json(value: Any) -> bytes:
     """JSON with sorted keys and no spaces, as UTF-8. Raises ValueError for NaN and infinity."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return _encode(value).encode()
 
 
 def digest(value: Any) -> str:

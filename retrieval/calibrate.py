@@ -194,17 +194,22 @@ def heard(
     acquitted = np.flatnonzero(p < settings.threshold)
     if not safeguards.no_sole_acquittal or not acquitted.size:
         return p
-    # One column more, of nobody: so there is always somebody left.
+    # One column more, of nobody: so there is always one that moves up.
     near = np.pad(similarities[acquitted, : settings.k + 1], ((0, 0), (0, 1)), constant_values=-np.inf)
     harm = np.pad(harmful[acquitted, : settings.k + 1], ((0, 0), (0, 1)))
-    most = np.zeros(acquitted.size)
-    for place in range(min(settings.k, near.shape[1] - 1)):
-        rest, labels = np.delete(near, place, axis=1), np.delete(harm, place, axis=1)
-        speaks = np.isfinite(rest[:, 0])
-        without = probabilities_of(shares(np.where(speaks[:, None], rest, 0.0), labels, settings), settings)
-        without[~speaks] = 1.0  # nothing that speaks is no acquittal
-        matters = ~harm[:, place] & np.isfinite(near[:, place])
-        most = np.where(matters, np.maximum(most, without), most)
+    voters = min(settings.k, near.shape[1] - 1)
+    weights = np.exp((near - near[:, :1]) / settings.tau)
+    moved_up = weights[:, voters]
+    for_harm = (weights * harm)[:, :voters].sum(axis=1) + moved_up * harm[:, voters]
+    benign = ~harm[:, :voters] & np.isfinite(near[:, :voters])
+    for_any = (weights[:, :voters].sum(axis=1) + moved_up)[:, None] - np.where(benign, weights[:, :voters], 0.0)
+    m = settings.prior_weight
+    without = probabilities_of((for_harm[:, None] + m * settings.prior) / (for_any + m), settings)
+    # Without the nearest, all is weighed by the next; and where nobody is left to speak, that is no acquittal.
+    speaks = np.isfinite(near[:, 1])
+    rest = np.where(speaks[:, None], near[:, 1:], 0.0)
+    without[:, 0] = np.where(speaks, probabilities_of(shares(rest, harm[:, 1:], settings), settings), 1.0)
+    most = np.where(benign, without, 0.0).max(axis=1)
     p[acquitted] = np.where(most >= settings.threshold, most, p[acquitted])
     return p
 

@@ -92,7 +92,7 @@ class Library:
         """Stands for all of it: SHA-256 of the manifest and of all changes since, as ``sha256:…``."""
         return f"sha256:{self.pointer.head}"
 
-    @property
+    @cached_property
     def identity(self) -> LibraryIdentity:
         """By what a record names it."""
         return LibraryIdentity(

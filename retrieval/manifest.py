@@ -187,8 +187,8 @@ class Safeguards(_Stored):
         return self.per_source if self.sources > 1 else None
 
 
-USUAL = Safeguards(no_sole_acquittal=True)
-"""What a library is built with where nobody says: nobody acquits alone."""
+USUAL = Safeguards(no_sole_acquittal=True, per_cluster=1)
+"""What a library is built with where nobody says: nobody acquits alone, and a crowd of the same has one voice."""
 
 
 class Tuning(_Stored):

@@ -18,6 +18,7 @@ import time
 import uuid
 from dataclasses import replace
 from typing import Self
+from weakref import WeakValueDictionary
 
 from court.errors import (
     CantResume,
@@ -77,6 +78,7 @@ class Reception:
         self._known = KnownMemes(house.docket, house.court, settings)
         self._quarantine = Quarantine(house.docket)
         self._hearings = Hearings(house, self._known, self._quarantine, telemetry)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._beating: asyncio.Task[None] | None = None
         self._open = False
 
@@ -364,16 +366,19 @@ class Reception:
         anew = record is not None and not self._hearings.resumable(record)
         await call.take_turn()
         trial_id = str(uuid.uuid4()) if anew else claim.trial_id
-        taken = await self._docket.take_over(ruling, owner=self._owner(), trial_id=trial_id)
-        if taken is None:
-            return await self._standing(claim)
-        if anew and ruling != claim:
-            await self._docket.take_over(claim, owner=self._owner(), trial_id=trial_id)
-        flight = self._hearings.enlist(trial_id)
-        if record is None or anew:
-            self._hearings.begin(flight, call)
-        else:
-            self._hearings.take_up(flight, call.watch, call)
+        async with self._taking(claim.trial_id):
+            if self._hearings.of(claim.trial_id):
+                return claim  # another call of this server was quicker
+            taken = await self._docket.take_over(ruling, owner=self._owner(), trial_id=trial_id)
+            if taken is None:
+                return await self._standing(claim)
+            if anew and ruling != claim:
+                await self._docket.take_over(claim, owner=self._owner(), trial_id=trial_id)
+            flight = self._hearings.enlist(trial_id)
+            if record is None or anew:
+                self._hearings.begin(flight, call)
+            else:
+                self._hearings.take_up(flight, call.watch, call)
         return replace(claim, trial_id=trial_id)
 
     async def _seen_to(self, claim: Claim, watch: Watcher | None) -> bool:
@@ -391,10 +396,12 @@ class Reception:
             return True
         if not self._gone(server):
             return False
-        if await self._docket.take_over(ruling, owner=self._owner()) is None:
-            return True
-        flight = self._hearings.enlist(claim.trial_id)
-        self._hearings.take_up(flight, watch)
+        async with self._taking(claim.trial_id):
+            taken = not self._hearings.of(claim.trial_id) and await self._docket.take_over(ruling, owner=self._owner())
+            if not taken:
+                return True
+            flight = self._hearings.enlist(claim.trial_id)
+            self._hearings.take_up(flight, watch)
         with flight:
             try:
                 record = await flight.result()
@@ -402,6 +409,13 @@ class Reception:
                 return True
         _log.info("trial=%s resumed state=%s", record.trial_id, record.state)
         return True
+
+    def _taking(self, trial_id: str) -> asyncio.Lock:
+        """Held while a trial is taken over: what the docket says then must not be seen before it is held here."""
+        lock = self._locks.get(trial_id)
+        if lock is None:
+            lock = self._locks[trial_id] = asyncio.Lock()
+        return lock
 
     def _left_alone(self, ruling: Claim, record: TrialRecord | None) -> bool:
         """Whether no server is at a trial that has no verdict and is not held here."""

@@ -27,7 +27,8 @@ def poison(library: Path, seeds: int, trials: int, seed: int, as_json: bool) -> 
 
     Planted: a precedent "not harmful" beside a harmful meme that the vote does not acquit, and then twenty clones of
     it; how many are acquitted where sole acquittals are let through (`precedents build --sole-acquittal`), and where
-    they are left out. And what leaving them out costs where nothing is poisoned.
+    they are left out. Then twenty that are no clones but nearly the same, where each is heard (`--per-cluster 0`), and
+    where one of them is. And what these safeguards cost where nothing is poisoned.
 
     Exit code: 0 if macro-F1 falls by at most 1 and 4 points, clones count once, and without sole acquittals none is
     acquitted; else 1.
@@ -65,15 +66,13 @@ def poison(library: Path, seeds: int, trials: int, seed: int, as_json: bool) -> 
         click.echo(
             f"  {CLONES} clones            {planted.by_clones:>6,} acquitted; counted twice {planted.counted_twice:,}"
         )
-        click.echo("  with sole acquittals left out")
+        click.echo("  with sole acquittals left out, and each heard that is no clone")
         click.echo(f"  one precedent        {planted.sole_by_one:>6,} acquitted")
         click.echo(f"  {CLONES} clones            {planted.sole_by_clones:>6,} acquitted")
         click.echo(f"  {CLONES} nearly the same    {planted.sole_by_variants:>6,} acquitted")
-        click.echo("  and one heard of what is nearly the same (--per-cluster 1)")
+        click.echo("  and of what is nearly the same one heard")
         click.echo(f"  {CLONES} nearly the same    {planted.crowd_by_variants:>6,} acquitted")
-        click.echo(
-            f"{price.memes:,} memes, nothing poisoned, sole acquittals let through, left out, and --per-cluster 1 too:"
-        )
+        click.echo(f"{price.memes:,} memes, nothing poisoned: sole acquittals let through; left out; and one heard:")
         click.echo(
             f"  accuracy             {price.accuracy:.3f}  {price.accuracy_guarded:.3f}  {price.accuracy_crowds:.3f}"
         )

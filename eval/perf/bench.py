@@ -19,6 +19,13 @@ BENCHMARKS = {
     "search": ("eval.perf.search", "time of a search among 10^5 and 10^6 memes over that of faiss.knn"),
     "batch": ("eval.perf.batch", "time of a long batch run killed three times over that of one left alone"),
     "pgvector": ("eval.perf.pgvector_search", "time of a search in PostgreSQL with pgvector over that of ours"),
+    "near-memes": ("eval.perf.near_memes", "memory of 10^5 known memes, and time to look among them for near ones"),
+    "service": ("eval.perf.service", "requests a second whose verdict is ready, over those of a bare gRPC echo"),
+    "service-summary": ("eval.perf.service_summary", "summary trials a second of a server over what its encoder does"),
+    "slow-streams": ("eval.perf.slow_streams", "p99 of normal load beside 1,000 slow or half-open callers"),
+    "memory": ("eval.perf.service_memory", "memory of a server after 100,000 requests over that after 10,000"),
+    "overload": ("eval.perf.overload", "goodput at four times the capacity over the best, and what the rest is told"),
+    "soak": ("eval.perf.soak", "20 minutes of full trials at saturation with faults: no growth, nothing lost"),
     "call-cpu": ("eval.perf.call_cpu", "CPU time of this process for a call of a model"),
 }
 """Name of each benchmark, the module that holds its ``measure() -> Result``, and what it measures."""

@@ -121,8 +121,10 @@ for _command in (*COMMANDS, check, push):
 )
 @click.option(
     "--per-cluster",
-    type=click.IntRange(1),
-    help="Hear at most so many precedents of one label that are nearly the same. [default: any number]",
+    default=1,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Hear at most so many precedents of one label that are nearly the same; 0 for any number.",
 )
 @click.option(
     "--verified-only", is_flag=True, help="Leave out precedents that nobody has confirmed, once any is confirmed."
@@ -151,7 +153,7 @@ def build(
     replace: bool,
     settle_error: float,
     per_source: int | None,
-    per_cluster: int | None,
+    per_cluster: int,
     verified_only: bool,
     sole_acquittal: bool,
     encoder: str | None,
@@ -185,7 +187,7 @@ def build(
             settle_error,
             Safeguards(
                 per_source=per_source,
-                per_cluster=per_cluster,
+                per_cluster=per_cluster or None,
                 verified_only=verified_only,
                 no_sole_acquittal=not sole_acquittal,
             ),

@@ -148,10 +148,12 @@ def _made(connection: Connection, rows: Sequence[dict[str, str]]) -> Iterable[tu
             (n, id_)
             for n, id_ in connection.execute(statement.returning(*t.requests.c["namespace", "request_id"]), rows)
         ]
-    columns = [*rows[0]]
+    columns = [t.requests.c[name] for name in rows[0]]
+    # As the columns would have it: names are written in a form of their own.
+    written = [(column.name, column.type.bind_processor(connection.dialect) or str) for column in columns]
     places = ", ".join(["(" + ", ".join("?" * len(columns)) + ")"] * len(rows))
-    statement = f"INSERT INTO requests ({', '.join(columns)}) VALUES {places} ON CONFLICT DO NOTHING"
-    made = connection.exec_driver_sql(statement, tuple(row[column] for row in rows for column in columns))
+    statement = f"INSERT INTO requests ({', '.join(rows[0])}) VALUES {places} ON CONFLICT DO NOTHING"
+    made = connection.exec_driver_sql(statement, tuple(form(row[name]) for row in rows for name, form in written))
     return [(row["namespace"], row["request_id"]) for row in rows] if made.rowcount == len(rows) else []
 
 

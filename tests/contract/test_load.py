@@ -62,7 +62,9 @@ def test_beyond_the_queue_a_caller_is_told_when_to_come_and_one_that_leaves_make
 
     async def work(it):
         reader.wait = asyncio.Event()
-        calls = [it.stub.Judge(asked(n), timeout=30) for n in range(3)]
+        calls = [it.stub.Judge(asked(0), timeout=30)]
+        await reader.asked.wait()
+        calls += [it.stub.Judge(asked(n), timeout=30) for n in (1, 2)]
         await until(lambda: it.service.admission.waiting == 2)
         refusal = await it.refusal(asked(3))
         calls[-1].cancel()

@@ -30,7 +30,8 @@ def calls(server):
 
 
 def test_a_trial_keeps_to_one_server_and_goes_on_at_the_other_when_that_is_killed(start, two):
-    court = start(None, "--llm-url", ",".join(two), "--model", "stand-in").ready()
+    # The same picture is tried twice here.
+    court = start(None, "--reuse", "off", "--llm-url", ",".join(two), "--model", "stand-in").ready()
     address = court.address
     probed = {url: calls(server) for url, server in two.items()}
     assert all(probed.values()), "each is asked at start what it can do"

@@ -16,6 +16,7 @@ from PIL import Image
 
 from court.record import TrialState
 from memecourt.client import Client, JudgeError, judge_request
+from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
 from retrieval.starter.draw import draw_meme
 from serving.docket.sql import SqlDocket
@@ -215,7 +216,7 @@ def test_health_says_serving_only_when_asks_are_heard(start):
         stub = health_pb2_grpc.HealthStub(channel)
         check = health_pb2.HealthCheckRequest(service="memecourt.v1.Court")
         before = stub.Check(check, timeout=10).status
-        with Client(server.address) as court, pytest.raises(JudgeError) as caught:
+        with Client(server.address, retries=Retries(attempts=1)) as court, pytest.raises(JudgeError) as caught:
             court.judge(drawn(*HARMLESS), timeout=10)
         server.ready()
         after = stub.Check(check, timeout=10).status

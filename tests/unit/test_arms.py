@@ -50,7 +50,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
     """Plays all roles in every court that is opened, with a cheap encoder."""
     played = oracle()
 
-    async def bench(settings: Settings, stack: AsyncExitStack, tell: object) -> Chairs | None:
+    async def bench(settings: Settings, stack: AsyncExitStack, tell: object, **_: object) -> Chairs | None:
         if settings.llm.url is None:
             return None
         chair = Chair(played)

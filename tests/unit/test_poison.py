@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -220,13 +221,16 @@ def test_what_the_safeguard_costs_is_what_the_court_itself_says(tmp_path):
 
 def test_libraries_are_built_with_it_unless_somebody_says_otherwise(tmp_path):
     (tmp_path / "memes.csv").write_text("id,label,text\n" + "".join(f"m{n},{n % 2},cake {n}\n" for n in range(30)))
-    for options, guarded in (([], True), (["--sole-acquittal"], False)):
+    for options, guarded in (
+        ([], Safeguards(no_sole_acquittal=True, per_cluster=1, sources=1)),
+        (["--sole-acquittal", "--per-cluster", "0"], Safeguards(sources=1)),
+    ):
         place = tmp_path / f"l{len(options)}"
         built = CliRunner().invoke(
             memecourt, ["precedents", "build", str(place), str(tmp_path / "memes.csv"), *options]
         )
         assert built.exit_code == 0, built.output
-        assert Library.open(place, None).manifest.tuning.safeguards.no_sole_acquittal is guarded
+        assert Library.open(place, None).manifest.tuning.safeguards == guarded
 
 
 def test_a_sole_acquittal_is_left_out_and_named(tmp_path):
@@ -242,15 +246,16 @@ def test_a_sole_acquittal_is_left_out_and_named(tmp_path):
     assert any("poison0 was left out" in note for note in shut.notes)
 
 
-@pytest.mark.parametrize("name", ["Harm-C", "Harm-P"])
+@pytest.mark.parametrize("name", ["Harm-C", "Harm-P"] if os.environ.get("MEMECOURT_NIGHTLY") else ["Harm-C"])
 def test_on_real_annotations(tmp_path, name):
     train = HARMEME / name / "train.jsonl"
     if not train.is_file():
         pytest.skip("the annotations of HarMeme are not here")
     library, _ = asyncio.run(build_library(tmp_path / "l", [Source(train)], name=name, encoder=BuiltinEncoder()))
-    assert measure_flipped(library, 0.01, seeds=20).mean_drop <= 0.01
-    assert measure_flipped(library, 0.05, seeds=20).mean_drop <= 0.04
-    planted = measure_planted(library, trials=50)
+    # `memecourt-eval poison` does it with twenty seeds and a thousand trials.
+    assert measure_flipped(library, 0.01, seeds=4).mean_drop <= 0.01
+    assert measure_flipped(library, 0.05, seeds=4).mean_drop <= 0.04
+    planted = measure_planted(library, trials=10)
     assert planted.counted_twice == 0
     assert planted.sole_by_one == planted.sole_by_clones == 0
 
@@ -263,5 +268,5 @@ def test_the_command_prints_the_figures(tmp_path):
     as_json = CliRunner().invoke(cli, ["poison", str(tmp_path / "l"), "--trials", "5", "--seeds", "2", "--json"])
     figures = json.loads(as_json.output)
     assert figures["planted"]["trials"] == 5 and figures["price"]["memes"] == 240
-    assert "sole acquittals let through, left out" in told.output
+    assert "let through; left out" in told.output
     assert CliRunner().invoke(cli, ["poison", str(tmp_path / "none")]).exit_code == 1

@@ -1,0 +1,150 @@
+"""The service as a process of its own, with a docket on disk and a real socket, and what its process costs.
+
+What a process costs is read from ``/proc`` (Linux): time on a processor, memory, handles and threads.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrieval.starter.draw import SCENES, draw_meme
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_READY = "ready"
+_LISTENS = "listening on "
+_STOP_S = 60.0
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that serves.
+
+    Attributes:
+        address: ``host:port`` where it listens.
+        pid: Its id.
+        home: Its folder: the docket is in it, and what it logged.
+    """
+
+    address: str
+    pid: int
+    home: Path
+
+    @property
+    def docket(self) -> Path:
+        """Its docket."""
+        return self.home / "docket.sqlite"
+
+    def cpu_s(self) -> float:
+        """Time that it has had on a processor, in seconds; its children not counted."""
+        # The name may hold blanks and brackets: fields are counted from behind it.
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def held(self) -> Held:
+        """What it holds now."""
+        place = Path(f"/proc/{self.pid}")
+        return Held(
+            memory=int((place / "statm").read_text().split()[1]) * resource.getpagesize() / _MIB,
+            handles=sum(1 for _ in (place / "fd").iterdir()),
+            threads=sum(1 for _ in (place / "task").iterdir()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a process holds, its children not counted.
+
+    Attributes:
+        memory: In main memory, in MiB.
+        handles: Open files and sockets.
+        threads: Of the operating system.
+    """
+
+    memory: float
+    handles: int
+    threads: int
+
+
+@contextmanager
+def served(home: Path, *options: object, environment: Mapping[str, str] | None = None) -> Iterator[Process]:
+    """``memecourt serve``, ready; it is stopped with SIGTERM at the end.
+
+    Args:
+        home: Where its docket and its libraries are, and its log, ``serve.log``.
+        options: More of them, as on the command line.
+        environment: Settings, by name of variable; goes before the options' defaults.
+
+    Raises:
+        RuntimeError: It ended before it was ready, or did not end by itself.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "serving.cli", "serve", "--address", "127.0.0.1:0", *map(str, options)]
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("MEMECOURT_")}
+    settings |= {"MEMECOURT_HOME": str(home), "PYTHONUNBUFFERED": "1", **(environment or {})}
+    with (home / "serve.log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=settings, text=True)
+    try:
+        assert process.stdout is not None
+        said = [line.strip() for line in _until_ready(process.stdout)]
+        address = next((line.removeprefix(_LISTENS) for line in said if line.startswith(_LISTENS)), None)
+        if address is None or _READY not in said:
+            raise RuntimeError(f"The server ended before it was ready:\n{_end_of(home / 'serve.log')}")
+        yield Process(address, process.pid, home)
+        if process.poll() is not None:
+            raise RuntimeError(f"The server ended by itself ({process.returncode}):\n{_end_of(home / 'serve.log')}")
+        process.send_signal(signal.SIGTERM)
+        if process.wait(_STOP_S) != 0:
+            raise RuntimeError(f"The server ended with {process.returncode}:\n{_end_of(home / 'serve.log')}")
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _until_ready(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        yield line
+        if line.strip() == _READY:
+            return
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text("utf-8", "replace")[-2000:]
+
+
+def picture(number: int, *, size: tuple[int, int] = (640, 480)) -> bytes:
+    """A drawn meme as JPEG, like no other; some 30 to 60 KB in its usual size."""
+    file = io.BytesIO()
+    drawn = draw_meme(sorted(SCENES)[number % len(SCENES)], f"Number {number}\nis like no other", seed=number)
+    drawn.resize(size).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def settled(process: Process, *, most_s: float = 10.0) -> Held:
+    """What a process holds once it has stopped working for a second, or after so many seconds."""
+    end = time.monotonic() + most_s
+    before = process.cpu_s()
+    while time.monotonic() < end:
+        time.sleep(1.0)
+        now = process.cpu_s()
+        if now - before < 0.1:
+            break
+        before = now
+    return process.held()
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one. Raises IndexError for none."""
+    return sorted(values)[len(values) // 2]
