@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from serving.settings import Settings
 
 _FILE = click.Path(path_type=Path)
-_SWITCH_S = 0.0005
 _SERVING = (
     "library",
     "docket",
@@ -89,10 +87,6 @@ def serve(
     given = {**{name: options.pop(name) for name in _SERVING}, **trial_settings(**options)}
     if vllm and given.get("llm", {}).keys() & {"url", "model"}:
         raise click.UsageError("--vllm starts a model server; leave --llm-url and --model out with it.")
-
-    # The thread that writes to the docket asks for the interpreter a few times a commit; with Python's own 5 ms each
-    # time, those whose claims are in it would wait for whatever else is answered meanwhile.
-    sys.setswitchinterval(_SWITCH_S)
 
     async def work() -> None:
         async with _models(vllm, vllm_flag, given) as (settings, ended):
