@@ -35,7 +35,7 @@ from retrieval.encoders import BUILTIN, load_encoder, name_of
 from retrieval.floors import floors_of
 from retrieval.leakage import WHYS, Leaks, Nearness, find_leaks
 from retrieval.library import Library
-from retrieval.manifest import FORMAT, LabelledMeme
+from retrieval.manifest import FORMAT, USUAL, LabelledMeme
 from retrieval.readers import read_source
 from retrieval.sources import Row, Source
 from retrieval.storage import CURRENT, sha256_of
@@ -169,6 +169,7 @@ async def prepare_precedents(
             memes,
             encoder.identity.text_dim,
             floors_of(rows, memes, encoder.identity.text_dim, encoder.floors),
+            safeguards=whole.manifest.tuning.safeguards,
             progress=lambda done, total: tell("calibration", done, total),
         ),
         pictures=whole.pictures,
@@ -253,7 +254,8 @@ def _made_of(train: Sequence[Source], encoder: Encoder) -> str:
         pictures = _digests([row.image for row in rows.good], source.pictures)
         files: list[JsonValue] = [sha256_of(path) for path in (source.path, source.labels) if path is not None]
         sources.append({"files": files, "name": source.label, "pictures": pictures})
-    return digest({"sources": sources, "encoder": encoder.identity.digest, "format": FORMAT})
+    built = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json")}
+    return digest({"sources": sources, "encoder": encoder.identity.digest, **built})
 
 
 def _looked_at(judged: Sequence[JudgedMeme], pictures: Path | None) -> str:

@@ -27,7 +27,7 @@ from retrieval.encoders import load_encoder_for
 from retrieval.finder import LibraryFinder
 from retrieval.following import follow
 from retrieval.library import Library
-from retrieval.manifest import FORMAT
+from retrieval.manifest import FORMAT, USUAL
 from retrieval.pgvector import PgvectorFinder
 from retrieval.postgres.address import Address
 from retrieval.storage import CURRENT
@@ -362,7 +362,8 @@ async def open_library(
         progress = _checking(tell)
         return await asyncio.to_thread(Library.open, settings.library, encoder.identity, progress=progress)
     # Named by what it is made of: an upgrade of ours makes a new one beside the old.
-    made_of = digest({"memes": STARTER_MEMES.read_text("utf-8"), "encoder": encoder.identity.digest, "format": FORMAT})
+    built = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json")}
+    made_of = digest({"memes": STARTER_MEMES.read_text("utf-8"), "encoder": encoder.identity.digest, **built})
     path = settings.home / "libraries" / f"starter-{made_of.removeprefix('sha256:')[:12]}"
     for _ in range(120):
         if (path / CURRENT).exists():

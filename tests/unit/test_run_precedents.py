@@ -20,6 +20,7 @@ from eval.synthetic.make import Layout, Plant, make
 from retrieval.builtin import BuiltinEncoder
 from retrieval.leakage import Nearness
 from retrieval.library import Library
+from retrieval.manifest import USUAL
 from retrieval.sources import Source
 from tests.encoders import PlainPictureReader, WordEncoder, png_of
 from tests.pictures import BLUE, GREEN, RED, WHITE, encode
@@ -90,6 +91,9 @@ def test_all_that_was_planted_is_found_and_nothing_else(tmp_path: Path, layout: 
             await reader.aclose()
 
     found = asyncio.run(prepared())
+    # What is measured votes as what is served.
+    safeguards = found.library.manifest.tuning.safeguards
+    assert safeguards == USUAL.model_copy(update={"sources": safeguards.sources})
     planted = {meme.id: (meme.of, meme.planted) for meme in made.memes if meme.planted}
     assert why(found) == planted
     assert Counter(kind for _, kind in planted.values()) == found.counts
