@@ -25,8 +25,8 @@ from eval.commands.sweep import sweep
 from eval.commands.synthetic import synthetic
 
 if TYPE_CHECKING:
-    from eval.metrics import Scores
-    from retrieval.sources import Source
+    from eval.scores.metrics import Scores
+    from retrieval.library.sources import Source
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -115,8 +115,8 @@ def vote(
     """
     from court.errors import CourtError
     from eval.datasets.protocol import Protocol
-    from eval.vote import measure_left_out, measure_vote
-    from retrieval.sources import Source
+    from eval.studies.vote import measure_left_out, measure_vote
+    from retrieval.library.sources import Source
 
     if (file is None) != leave_one_out:
         raise click.UsageError("Give either FILE or --leave-one-out.")
@@ -153,7 +153,7 @@ def vote(
 
 def _plain_votes(library: Path, source: Source, ks: str, without_near: bool, seed: int, as_json: bool) -> None:
     from court.errors import CourtError
-    from eval.vote import measure_plain_votes
+    from eval.studies.vote import measure_plain_votes
 
     try:
         numbers = [int(k) for k in ks.split(",")]

@@ -21,20 +21,20 @@ from court.policy import DEFAULT_POLICY, Policy
 from court.ports import PictureReader, Watcher
 from court.record import TrialRecord
 from court.trial import Case, Court
-from retrieval.build import STARTER_MEMES, build_starter
-from retrieval.embedding import Encoder
-from retrieval.encoders import load_encoder_for
-from retrieval.finder import LibraryFinder
-from retrieval.following import follow
-from retrieval.library import Library
-from retrieval.manifest import FORMAT, USUAL
-from retrieval.pgvector import PgvectorFinder
+from retrieval.encoders.choose import load_encoder_for
+from retrieval.encoders.embedding import Encoder
+from retrieval.library.build import STARTER_MEMES, build_starter
+from retrieval.library.following import follow
+from retrieval.library.library import Library
+from retrieval.library.manifest import FORMAT, USUAL
+from retrieval.library.storage import CURRENT
 from retrieval.postgres.address import Address
-from retrieval.storage import CURRENT
-from serving.bench import open_bench
+from retrieval.search.finder import LibraryFinder
+from retrieval.search.pgvector import PgvectorFinder
 from serving.docket.sql import open_docket
 from serving.docket.store import Docket
-from serving.near import NearMemes
+from serving.models.bench import open_bench
+from serving.reception.near import NearMemes
 from serving.settings import Settings
 
 SOFTWARE = version("memecourt")

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from court.errors import Unavailable
 from court.ports import PictureReader
 from court.precedents import PrecedentLabel
-from retrieval.changes import Change
-from retrieval.embedding import Encoder
-from retrieval.single import add_precedent
-from retrieval.writers import Writer
+from retrieval.encoders.embedding import Encoder
+from retrieval.library.changes import Change
+from retrieval.library.single import add_precedent
+from retrieval.library.writers import Writer
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ async def changed(opened: Opened, work: Callable[[Writer], T]) -> T:
 
     Raises:
         BadLibrary: There is none, or it is damaged.
-        BadRequest: As the methods of :class:`retrieval.writers.Writer` say.
+        BadRequest: As the methods of :class:`retrieval.library.writers.Writer` say.
         Unavailable: It can't be changed now.
     """
 
@@ -65,14 +65,14 @@ async def add_meme(
         label: What it was decided to be.
         text: Of the meme; empty where it has none.
         image: The picture file; None where it has none.
-        known: The rest of what :func:`retrieval.single.add_precedent` takes.
+        known: The rest of what :func:`retrieval.library.single.add_precedent` takes.
 
     Returns:
         The change, and whether the text is longer than the encoder reads.
 
     Raises:
         BadPicture: The picture can't be read or is beyond the limits.
-        As :func:`changed` and :func:`retrieval.single.add_precedent`.
+        As :func:`changed` and :func:`retrieval.library.single.add_precedent`.
     """
     picture = None if image is None else await pictures.read(image)
     return await changed(

@@ -15,21 +15,21 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from court.errors import BadRequest, Unavailable
-from serving.access import Access
+from serving.access.access import Access
+from serving.access.following import follow_files
+from serving.access.tls import WHAT as CERTIFICATES
+from serving.access.tls import Certificates
+from serving.access.tokens import WHAT as TOKENS
+from serving.access.tokens import Tokens
 from serving.assembly import Courthouse, open_courthouse
-from serving.docket_service import DocketService
-from serving.following import follow_files
-from serving.health import COURT, Health, look_after, looks_of
-from serving.precedents_service import PrecedentsService
-from serving.receiving import MESSAGE_BYTES, WINDOWS, Memory
-from serving.reception import Reception
-from serving.service import CourtService
+from serving.reception.receiving import MESSAGE_BYTES, WINDOWS, Memory
+from serving.reception.reception import Reception
+from serving.services.docket_service import DocketService
+from serving.services.health import COURT, Health, look_after, looks_of
+from serving.services.precedents_service import PrecedentsService
+from serving.services.service import CourtService
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry, open_telemetry
-from serving.tls import WHAT as CERTIFICATES
-from serving.tls import Certificates
-from serving.tokens import WHAT as TOKENS
-from serving.tokens import Tokens
 
 _LAST_S = 2.0
 """Seconds at the very end for answers that are on their way, and for calls that are no trials."""

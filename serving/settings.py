@@ -140,7 +140,8 @@ class Settings(BaseSettings):
     ``home``, if not given."""
     encoder: str | None = None
     """What turns texts and pictures into vectors: ``builtin``, ``open_clip:MODEL/TAG``, ``hf-hub:ORG/NAME`` and others
-    (:mod:`retrieval.clip_source`). That of the library if not given, and ``builtin`` where there is no library yet."""
+    (:mod:`retrieval.encoders.clip_source`). That of the library if not given, and ``builtin`` where there is no library
+    yet."""
     picture_workers: int = Field(default_factory=lambda: min(4, _cores()), ge=1, le=64)
     """Processes that decode pictures."""
     text_workers: int = Field(default_factory=lambda: max(1, min(4, _cores() // 2)), ge=1, le=64)

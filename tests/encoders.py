@@ -13,7 +13,7 @@ from PIL import Image
 from court.errors import BadPicture
 from court.meme import Frame, Picture, PictureFormat
 from court.precedents import Floors
-from retrieval.embedding import EncoderIdentity, TextEmbeddings, mean_direction, unit_rows
+from retrieval.encoders.embedding import EncoderIdentity, TextEmbeddings, mean_direction, unit_rows
 
 
 class WordEncoder:

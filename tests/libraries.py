@@ -10,9 +10,9 @@ import numpy as np
 
 from court.precedents import Floors, VoteSettings
 from court.verdict import Label
-from retrieval.kept import Spool, shrink
-from retrieval.library import Library
-from retrieval.manifest import Calibration, LabelledMeme, Safeguards, Tuning
+from retrieval.library.kept import Spool, shrink
+from retrieval.library.library import Library
+from retrieval.library.manifest import Calibration, LabelledMeme, Safeguards, Tuning
 from tests.encoders import WordEncoder, picture_of, png_of
 
 ENCODER = WordEncoder()

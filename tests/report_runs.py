@@ -15,11 +15,11 @@ from court.events import Procedure
 from court.meme import Frame, Meme, Picture, PictureFormat
 from court.trial import Case
 from eval.datasets.protocol import Level, Protocol
-from eval.from_record import prediction_of
 from eval.runs.folder import DOCKET, LIBRARY, Excluded, JudgedMeme, RunFolder, RunManifest
+from eval.runs.from_record import prediction_of
 from eval.runs.prediction import Cost, Prediction
-from retrieval.kept import Spool
-from retrieval.library import Library
+from retrieval.library.kept import Spool
+from retrieval.library.library import Library
 from retrieval.starter.draw import draw_meme
 from serving.docket.sql import SqlDocket
 from tests.cast import ACQUITTAL, RULING, Cast, full_court

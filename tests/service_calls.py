@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from serving.callers import Caller, set_current
+from serving.access.callers import Caller, set_current
 
 M = TypeVar("M", bound=Message)
 

@@ -13,16 +13,16 @@ from eval.commands.studies import say, study_options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from eval.compare import Comparison
     from eval.datasets.protocol import Protocol
     from eval.runs.results import Results
+    from eval.scores.compare import Comparison
 
 
 def _list(context: click.Context, _: click.Parameter, arms: str | None) -> str | None:
     """Tells the arms and ends, before anything else is asked for."""
     if arms != "list":
         return arms
-    from eval.arms import ARMS
+    from eval.studies.arms import ARMS
 
     for arm in ARMS.values():
         click.echo(f"{arm.name:<18} {arm.what}")
@@ -56,9 +56,9 @@ def ablate(arms: str | None, models: tuple[str, ...], as_json: bool, **options: 
     """
     from court.errors import CourtError
     from court.events import Procedure
-    from eval.arms import ModelOf, arms_named
     from eval.commands.studies import hold, study_of
     from eval.runs.results import read_results
+    from eval.studies.arms import ModelOf, arms_named
 
     try:
         chosen = arms_named(
@@ -74,7 +74,7 @@ def ablate(arms: str | None, models: tuple[str, ...], as_json: bool, **options: 
 
 
 def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, as_json: bool) -> None:
-    from eval.compare import compare
+    from eval.scores.compare import compare
 
     full = results[0]
     told = {
@@ -108,7 +108,7 @@ def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, 
 
 
 def _table(compared: Sequence[tuple[Results, Comparison]]) -> str:
-    from eval.tables import table
+    from eval.scores.tables import table
 
     rows = [["arm", "accuracy", "macro-F1", "difference in accuracy", "in macro-F1", "p", "calls", "stored", "made"]]
     for place, (arm, one) in enumerate(compared):

@@ -25,10 +25,10 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
     """
     from court.errors import CourtError
     from eval.commands.choices import protocols_of
-    from eval.compare import compare as compared
-    from eval.compare import in_words
     from eval.runs.results import read_results
-    from eval.tables import table
+    from eval.scores.compare import compare as compared
+    from eval.scores.compare import in_words
+    from eval.scores.tables import table
 
     try:
         a, b = read_results(run_a), read_results(run_b)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from eval.duplicates import DuplicatesReport
-    from eval.steering import Share
+    from eval.studies.duplicates import DuplicatesReport
+    from eval.studies.steering import Share
 
 
 @click.command()
@@ -31,7 +31,7 @@ def duplicates(captions: int, read: int, jobs: int, development_only: bool, seed
     With --read the text is read off the pictures by the court's own reader, as it is where the caller gives none.
     """
     from court.errors import CourtError
-    from eval.duplicates import Part, measure_duplicates
+    from eval.studies.duplicates import Part, measure_duplicates
 
     if min(captions, jobs) < 1 or read < 0:
         raise click.UsageError("--captions and --jobs must be at least 1, --read at least 0.")
@@ -47,7 +47,7 @@ def duplicates(captions: int, read: int, jobs: int, development_only: bool, seed
 
 
 def _tell(report: DuplicatesReport) -> None:
-    from eval.duplicates import USUAL_RADIUS
+    from eval.studies.duplicates import USUAL_RADIUS
 
     radius = report.nearness.radius
     title = ""

@@ -20,7 +20,7 @@ def export(run: Path, target: Path) -> None:
     from court.errors import CourtError
 
     try:
-        from eval.inspect_log import export_inspect
+        from eval.runs.inspect_log import export_inspect
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "inspect_ai":
             raise

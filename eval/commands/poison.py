@@ -34,7 +34,7 @@ def poison(library: Path, seeds: int, trials: int, seed: int, as_json: bool) -> 
     acquitted; else 1.
     """
     from court.errors import CourtError
-    from eval.poison import CLONES, measure_flipped, measure_planted, measure_price, open_poisoned
+    from eval.studies.poison import CLONES, measure_flipped, measure_planted, measure_price, open_poisoned
 
     try:
         opened = open_poisoned(library)

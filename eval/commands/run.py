@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from eval.run import Plan
     from eval.runs.folder import RunManifest
     from eval.runs.results import Results
+    from eval.runs.run import Plan
     from serving.settings import Settings
 
 EXIT_INTERRUPTED = 130
@@ -81,8 +81,8 @@ def run(**given: Any) -> None:
     130 if it was interrupted.
     """
     from court.errors import CourtError
-    from eval.progress import watching
-    from eval.run import run as hold
+    from eval.runs.progress import watching
+    from eval.runs.run import run as hold
     from serving.cli.common import run as asyncio_run
 
     if given["config"]:
@@ -122,7 +122,7 @@ def _planned(given: dict[str, Any]) -> Plan:
     from court.errors import BadRequest
     from court.events import Procedure
     from eval.datasets.known import DATASETS, Role
-    from eval.run import Plan
+    from eval.runs.run import Plan
 
     for name in ("dataset", "data", "out"):
         if given[name] is None:
@@ -163,8 +163,8 @@ def _resumed(given: dict[str, Any]) -> Plan:
     from court.errors import BadRequest
     from court.settings import TrialSettings
     from eval.datasets.known import DATASETS
-    from eval.run import Plan
     from eval.runs.folder import RunFolder
+    from eval.runs.run import Plan
 
     fixed = [name for name in _BEGUN if given[name]]
     if fixed:
@@ -243,8 +243,8 @@ def _show(plan: Plan, given: dict[str, Any]) -> None:
     from dataclasses import asdict
 
     from court.errors import CourtError
-    from eval.metrics import Card, card
     from eval.runs.results import read_results
+    from eval.scores.metrics import Card, card
 
     results = read_results(plan.out)
     cards: dict[str, Card | str] = {}

@@ -33,9 +33,9 @@ def score(
     from court.errors import CourtError
     from eval.commands.choices import dataset_of, protocols_of
     from eval.datasets.read import read_split
-    from eval.metrics import card
-    from eval.scored_file import read_predictions
-    from eval.tables import cards_table, confusion_table, noise_in_words
+    from eval.scores.metrics import card
+    from eval.scores.scored_file import read_predictions
+    from eval.scores.tables import cards_table, confusion_table, noise_in_words
 
     dataset = dataset_of(id_)
     protocols = protocols_of(protocol, dataset.protocols)

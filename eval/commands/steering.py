@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from eval.steering import Share
+    from eval.studies.steering import Share
 
 
 @click.command()
@@ -24,7 +24,7 @@ def steering(files: tuple[Path, ...], as_json: bool) -> None:
     control tokens, hidden text, floods.
     """
     from court.errors import CourtError
-    from eval.steering import measure_steering
+    from eval.studies.steering import measure_steering
 
     try:
         report = measure_steering(files)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from eval.arms import Arm, Study
     from eval.runs.folder import RunFolder
+    from eval.studies.arms import Arm, Study
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -95,8 +95,8 @@ def study_of(
     import sys
 
     from court.events import Procedure
-    from eval.arms import Study, parse_setting
     from eval.commands.choices import dataset_of, protocols_of
+    from eval.studies.arms import Study, parse_setting
     from serving.cli.common import settings_of
 
     known = dataset_of(dataset)
@@ -126,14 +126,14 @@ def hold(study: Study, say: Callable[[str], None]) -> tuple[RunFolder, ...]:
     """Holds a study and shows how far it is; Ctrl-C leaves it so that the same call goes on.
 
     Raises:
-        CourtError: As :func:`eval.arms.run_study`.
+        CourtError: As :func:`eval.studies.arms.run_study`.
     """
     import asyncio
     import sys
 
-    from eval.arms import run_study
     from eval.commands.run import EXIT_INTERRUPTED
-    from eval.progress import watching
+    from eval.runs.progress import watching
+    from eval.studies.arms import run_study
 
     try:
         with watching(say) as progress:

@@ -11,7 +11,7 @@ import click
 from eval.commands.studies import say, study_options
 
 if TYPE_CHECKING:
-    from eval.sweeping import Candidate, Sweep
+    from eval.studies.sweeping import Candidate, Sweep
 
 _SHOWN = 10  # settings that are listed; --json lists all
 
@@ -42,7 +42,7 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
     from eval.commands.choices import dataset_of
     from eval.commands.studies import hold, study_of
     from eval.runs.results import read_results
-    from eval.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
+    from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 
     try:
         require_not_test(dataset_of(options["dataset"]), options["split"])
@@ -65,7 +65,7 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
 
 
 def _tell(sweep: Sweep, dataset: str, split: str) -> None:
-    from eval.tables import figure, table
+    from eval.scores.tables import figure, table
 
     click.echo(f"{dataset}, split {split}, protocol {sweep.protocol}: {sweep.n:,} memes\n")
     rows = [["settings", "macro-F1, strict", "accuracy", "coverage", "behind the best"]]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from eval.datasets.protocol import Protocol
-from retrieval.sources import SourceFormat
+from retrieval.library.sources import SourceFormat
 
 
 class Role(StrEnum):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from court.errors import BadRequest
 from eval.datasets.known import DATASETS, SYNTHETIC_KEY, Dataset, Role, Split
-from retrieval.readers import format_of
+from retrieval.library.readers import format_of
 
 _DEPTH = 3
 """Folders below the directory that are looked into for pictures."""

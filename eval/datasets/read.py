@@ -13,8 +13,8 @@ from eval.datasets.known import DATASETS, SYNTHETIC_KEY, Dataset, Split
 from eval.datasets.places import Files, mistaken_for, must_be_there, pictures_of, recognised
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.folder import JudgedMeme
-from retrieval.readers import read_source
-from retrieval.sources import Problem, Row, Source, SourceFormat
+from retrieval.library.readers import read_source
+from retrieval.library.sources import Problem, Row, Source, SourceFormat
 
 LEVELS: Mapping[str, Level] = {
     "not harmful": Level.NOT_HARMFUL,

@@ -1,10 +1,10 @@
 """How much of what a CLIP model could do is done: decoding, scaling and collecting cost the rest.
 
-Pictures a second of :class:`retrieval.open_clip.OpenClipEncoder`, from PNG to unit vector, over those of the bare model
-on batches that are ready in memory. Both with the same model (ViT-B-32, random weights: values cost no time), the same
-batches and threads, in turns, now the one first and now the other; the ratio is formed turn by turn, so that a machine
-that slows down slows both. On a machine that does other work too, more threads win more of it: CPU time, which knows
-nothing of that, stands beside.
+Pictures a second of :class:`retrieval.encoders.open_clip.OpenClipEncoder`, from PNG to unit vector, over those of the
+bare model on batches that are ready in memory. Both with the same model (ViT-B-32, random weights: values cost no
+time), the same batches and threads, in turns, now the one first and now the other; the ratio is formed turn by turn, so
+that a machine that slows down slows both. On a machine that does other work too, more threads win more of it: CPU time,
+which knows nothing of that, stands beside.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from eval.perf.bench import Result
-from retrieval.clip_source import ClipSource
-from retrieval.clip_weights import LoadedClip, preprocessing_of
-from retrieval.open_clip import BATCH, OpenClipEncoder
+from retrieval.encoders.clip_source import ClipSource
+from retrieval.encoders.clip_weights import LoadedClip, preprocessing_of
+from retrieval.encoders.open_clip import BATCH, OpenClipEncoder
 from retrieval.starter.draw import SCENES, draw_meme
 
 _MODEL = "ViT-B-32"

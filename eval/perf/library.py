@@ -35,11 +35,11 @@ from numpy.typing import NDArray
 from court.precedents import Findings, Floors, VoteSettings
 from court.verdict import Label
 from eval.perf.bench import Result
-from retrieval.embedding import EncoderIdentity, TextEmbeddings
-from retrieval.finder import LibraryFinder
-from retrieval.library import Check, Library
-from retrieval.manifest import VECTORS, Calibration, LabelledMeme, Tuning
-from retrieval.writer import LibraryWriter
+from retrieval.encoders.embedding import EncoderIdentity, TextEmbeddings
+from retrieval.library.library import Check, Library
+from retrieval.library.manifest import VECTORS, Calibration, LabelledMeme, Tuning
+from retrieval.library.writer import LibraryWriter
+from retrieval.search.finder import LibraryFinder
 
 _MEMES = 1_000_000
 _DIM = 512

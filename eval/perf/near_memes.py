@@ -23,10 +23,10 @@ from court.meme import Frame, Picture, PictureFormat
 from court.record import TrialRecord
 from court.verdict import Label
 from eval.perf.bench import Result
-from retrieval.duplicates import Words, look_at
-from retrieval.pdq import BYTES, Hash
+from retrieval.likeness.duplicates import Words, look_at
+from retrieval.likeness.pdq import BYTES, Hash
 from retrieval.starter.draw import draw_meme
-from serving.near import Kept, NearMemes
+from serving.reception.near import Kept, NearMemes
 from serving.settings import Settings
 
 _KNOWN = 100_000

@@ -22,13 +22,13 @@ from court.precedents import Findings, Floors, VoteSettings
 from court.verdict import Label
 from eval.perf.bench import Result
 from eval.perf.postgres import postgres
-from retrieval.embedding import EncoderIdentity, TextEmbeddings, unit_rows
-from retrieval.finder import LibraryFinder
-from retrieval.library import Library
-from retrieval.manifest import Calibration, LabelledMeme, Tuning
-from retrieval.pgvector import PgvectorFinder
+from retrieval.encoders.embedding import EncoderIdentity, TextEmbeddings, unit_rows
+from retrieval.library.library import Library
+from retrieval.library.manifest import Calibration, LabelledMeme, Tuning
 from retrieval.postgres.address import Address
 from retrieval.postgres.push import push_library
+from retrieval.search.finder import LibraryFinder
+from retrieval.search.pgvector import PgvectorFinder
 
 Floats = NDArray[np.float32]
 

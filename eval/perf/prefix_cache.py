@@ -21,7 +21,7 @@ from eval.perf.trials import unwatched
 from eval.perf.vllm_cpu.court import Asked, court_before, drawn_case
 from eval.perf.vllm_cpu.prefixes import PICTURE_TOKEN, Prompt, Share, placed, share, tokenize_body
 from eval.perf.vllm_cpu.server import BLOCK, figure, metrics, tiny_vllm, vllm_python
-from serving.vllm import VllmServer
+from serving.models.vllm import VllmServer
 
 _ROUNDS = 4
 _TRIALS = 4

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.perf.bench import Result
-from retrieval.fast_stage import FastStage, one_thread
-from retrieval.index import FusedIndex, Hits, Plan
+from retrieval.search.fast_stage import FastStage, one_thread
+from retrieval.search.index import FusedIndex, Hits, Plan
 
 Floats = NDArray[np.float32]
 
@@ -153,9 +153,9 @@ def _among_real() -> dict[str, float]:
 
 
 def _of_harmeme(split: str) -> Floats:
-    from retrieval.builtin import BuiltinEncoder
-    from retrieval.readers import read_source
-    from retrieval.sources import Source
+    from retrieval.encoders.builtin import BuiltinEncoder
+    from retrieval.library.readers import read_source
+    from retrieval.library.sources import Source
 
     texts = {row.text for path in sorted(_REAL.glob(f"*/{split}.jsonl")) for row in read_source(Source(path)).good}
     vectors = BuiltinEncoder().embed_texts(sorted(texts)).vectors

@@ -23,8 +23,8 @@ from eval.perf.asking import Job, ask
 from eval.perf.bench import Result
 from eval.perf.served import picture, served
 from eval.perf.service import known_memes
-from retrieval.embedding import Encoder
-from retrieval.encoders import load_encoder_for
+from retrieval.encoders.choose import load_encoder_for
+from retrieval.encoders.embedding import Encoder
 
 ENCODER_VARIABLE = "MEMECOURT_PERF_ENCODER"
 """The encoder to measure with; the built-in one if it is not set."""

@@ -28,7 +28,7 @@ from eval.perf.trial_naive import naive
 from eval.perf.trials import Speed, Times, times, unwatched
 from eval.perf.vllm_cpu.court import court_before, drawn_case
 from eval.perf.vllm_cpu.server import figure, metrics, tiny_vllm, vllm_python
-from serving.vllm import VllmServer
+from serving.models.vllm import VllmServer
 
 STEPS = Speed(output_token_s=1.0, repairs=True)
 """A clock that ticks once a step."""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from court.errors import BadRequest
-from eval.compare import SURE, Comparison, compare
 from eval.datasets.protocol import Protocol
-from eval.metrics import Card
 from eval.report import words
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results
-from eval.tables import noise_in_words
+from eval.scores.compare import SURE, Comparison, compare
+from eval.scores.metrics import Card
+from eval.scores.tables import noise_in_words
 
 _FEW = 50
 """Memes of a class below which it is said how much one of them weighs."""

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from court.events import Side
-from eval.metrics import Bin, Card
-from eval.metrics import Figure as Estimate
 from eval.report.courses import EntropyAt, Rounds
 from eval.report.svg import Ink, drawing, themed
+from eval.scores.metrics import Bin, Card
+from eval.scores.metrics import Figure as Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SAID_WORDS = ("not harmful", "harmful", "undecided", "failed")
-"""The columns of a confusion matrix, in the order of :data:`eval.metrics.SAID`."""
+"""The columns of a confusion matrix, in the order of :data:`eval.scores.metrics.SAID`."""
 GOLD_WORDS = ("not harmful", "harmful")
 _INKS = {Side.ACCUSER: Ink.ACCUSER, Side.DEFENDER: Ink.DEFENDER}
 

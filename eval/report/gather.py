@@ -11,8 +11,6 @@ from pathlib import Path
 from court.errors import BadRequest
 from eval.datasets.known import DATASETS
 from eval.datasets.protocol import Protocol
-from eval.metrics import RESAMPLES, Card, Rates, card
-from eval.published import PublishedRow, caveats, published
 from eval.report.contrasts import Contrast, contrasts, remarks
 from eval.report.courses import EntropyAt, MeanCost, Rounds, cost_of, entropies_of, judged_of, rounds_of
 from eval.report.records import Records, read_records
@@ -20,6 +18,8 @@ from eval.report.wrong import Fault, surest_first, wrong_of
 from eval.runs.folder import MANIFEST, Excluded, JudgedMeme, RunFolder
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results
+from eval.scores.metrics import RESAMPLES, Card, Rates, card
+from eval.scores.published import PublishedRow, caveats, published
 
 PROTOCOLS = {
     Protocol.MERGED: "somewhat and very harmful memes are harmful",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from eval.metrics import SAID, Card, Figure, Rates
 from eval.report import words
 from eval.report.gather import Group, Report, RunView, Table
 from eval.report.wrong import Fault
+from eval.scores.metrics import SAID, Card, Figure, Rates
 
 _EXCERPT = 300
 """Of a rationale, in characters."""

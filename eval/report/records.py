@@ -81,7 +81,7 @@ async def read_records(root: Path, trials: Sequence[str], *, pictures: bool) -> 
 
 
 def _precedents(library: Path, wanted: set[str]) -> dict[str, bytes]:
-    from retrieval.library import Library
+    from retrieval.library.library import Library
 
     if not wanted or not library.exists():
         return {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from eval.report import words
 from eval.report.gather import Group, Report
 from eval.report.wrong import Fault
-from eval.tables import cards_table, confusion_table, table
+from eval.scores.tables import cards_table, confusion_table, table
 
 _BESIDE = 3
 """Runs side by side, so that a line fits a terminal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator
 
-from eval.metrics import Figure
+from eval.scores.metrics import Figure
 
 NOTHING = "–"
 """Stands where there is no figure."""

@@ -124,7 +124,7 @@ class RunManifest(_Stored):
     excluded: dict[str, int] = Field(default_factory=dict)
     """Precedents left out, by why."""
     checked: dict[str, JsonValue] = Field(default_factory=dict)
-    """From where on a precedent was too near to what is judged (:class:`retrieval.leakage.Nearness`)."""
+    """From where on a precedent was too near to what is judged (:class:`retrieval.likeness.leakage.Nearness`)."""
     control: str = ""
     """What was altered to see what it is worth: ``random precedents``, ``shuffled labels``, ``swapped sides``."""
     software: str

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from court.errors import BadRequest, CourtError
 from court.precedents import LibraryIdentity
-from retrieval.changes import Effect
-from retrieval.library import Library, software_version
-from retrieval.manifest import KeptPicture, LabelledMeme
+from retrieval.library.changes import Effect
+from retrieval.library.library import Library, software_version
+from retrieval.library.manifest import KeptPicture, LabelledMeme
 from retrieval.postgres import schema
 from retrieval.postgres.address import Address
 from retrieval.postgres.connections import Connections

@@ -25,10 +25,10 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from court.errors import BadLibrary
 from court.precedents import LibraryIdentity
-from retrieval.embedding import EncoderIdentity
-from retrieval.manifest import Counts, Tuning
+from retrieval.encoders.embedding import EncoderIdentity
+from retrieval.library.manifest import Counts, Tuning
+from retrieval.library.storage import damaged
 from retrieval.postgres.connections import missing
-from retrieval.storage import damaged
 
 if TYPE_CHECKING:
     from retrieval.postgres.connections import Connection
@@ -66,7 +66,7 @@ class State:
     Attributes:
         shelf: Whose tables hold.
         head: Stands for all that they hold: the digest of the library that was pushed, in hex, and with each change
-            since the SHA-256 of it and the one before (:func:`retrieval.journal.next_head`).
+            since the SHA-256 of it and the one before (:func:`retrieval.library.journal.next_head`).
         about: What is said of it.
         counts: How many memes there are.
         rows: How many rows there were ever: the next meme goes in behind them, since one that was taken out may come
@@ -235,4 +235,4 @@ def drop_shelf(connection: Connection, shelf: int) -> None:
 
 
 NAMED: tuple[str, ...] = ("source", "split", "namespace", "language", "policy")
-"""Columns that a filter chooses by, in the order of :attr:`retrieval.filters.Filter.names`."""
+"""Columns that a filter chooses by, in the order of :attr:`retrieval.search.filters.Filter.names`."""

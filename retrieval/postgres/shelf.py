@@ -3,9 +3,9 @@
 The scan is one inner product a row in the database, ``[alpha * q_t ; (1 - alpha) * q_g]`` by ``[t|g]``, which is the
 weighted sum of both cosines: halves have length 1, or 0 where there is none, and then count 0. pgvector sums in float32
 and in an order of its own. So some more rows are fetched than are asked for, with their vectors, and
-:class:`retrieval.index.FusedIndex` scores these as it scores those of a library on disk; if a row that was not fetched
-may by rounding belong before the last one, all such rows are fetched. What is found, its scores and its order are
-those of a library on disk, bit for bit.
+:class:`retrieval.search.index.FusedIndex` scores these as it scores those of a library on disk; if a row that was not
+fetched may by rounding belong before the last one, all such rows are fetched. What is found, its scores and its order
+are those of a library on disk, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from court.precedents import LibraryIdentity
-from retrieval.filters import Filter
-from retrieval.index import FusedIndex, Hits, merged
-from retrieval.manifest import Counts, LabelledMeme, Tuning
+from retrieval.library.manifest import Counts, LabelledMeme, Tuning
+from retrieval.library.storage import damaged
 from retrieval.postgres.schema import NAMED, State
-from retrieval.storage import damaged
+from retrieval.search.filters import Filter
+from retrieval.search.index import FusedIndex, Hits, merged
 
 if TYPE_CHECKING:
     from pgvector import Vector
@@ -40,7 +40,7 @@ Found: TypeAlias = "tuple[int, Vector, float]"
 
 
 class PostgresShelf:
-    """Satisfies :class:`retrieval.searching.Shelf` as long as its transaction lasts. Raises psycopg's errors."""
+    """Satisfies :class:`retrieval.search.searching.Shelf` as long as its transaction lasts. Raises psycopg's errors."""
 
     def __init__(self, connection: Connection, state: State) -> None:
         """``connection`` is in a transaction that sees one state of the database, this one."""
@@ -84,7 +84,7 @@ class PostgresShelf:
         return [found[row] for row in rows]
 
     def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """As :meth:`retrieval.searching.Shelf.halves`. Raises BadLibrary."""
+        """As :meth:`retrieval.search.searching.Shelf.halves`. Raises BadLibrary."""
         asked = f"SELECT row, vector FROM {self._state.vectors} WHERE row = ANY(%s)"
         found = {row: vector.to_numpy() for row, vector in self._connection.execute(asked, (list(rows),))}
         if found.keys() != set(rows):
@@ -124,7 +124,7 @@ class PostgresShelf:
         where: Filter | None = None,
         harmful: bool | None = None,
     ) -> Hits:
-        """As :meth:`retrieval.index.FusedIndex.search`; if asked, among what ``where`` lets through or of one label."""
+        """As :meth:`~retrieval.search.index.FusedIndex.search`, among what ``where`` lets through or of one label."""
         encoder = self._state.about.encoder
         # An index of no rows checks what is asked for as any other, and finds nothing.
         nothing = FusedIndex(np.zeros((0, encoder.dim), np.float32), encoder.text_dim)

@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from court.errors import BadRequest
 from court.precedents import LibraryIdentity, PrecedentLabel
-from retrieval.changes import (
+from retrieval.encoders.embedding import EncoderIdentity
+from retrieval.library.changes import (
     CantChange,
     Change,
     Effect,
@@ -28,16 +29,15 @@ from retrieval.changes import (
     last_that_holds,
     told,
 )
-from retrieval.embedding import EncoderIdentity
-from retrieval.journal import frame_of, next_head
-from retrieval.manifest import MAX_KEPT_BYTES, Counts, LabelledMeme
-from retrieval.overlay import fits
+from retrieval.library.journal import frame_of, next_head
+from retrieval.library.manifest import MAX_KEPT_BYTES, Counts, LabelledMeme
+from retrieval.library.overlay import fits
+from retrieval.library.storage import damaged
 from retrieval.postgres.address import Address
 from retrieval.postgres.connections import Connections
 from retrieval.postgres.push import kept_of, values_of
 from retrieval.postgres.schema import LIBRARY, NAMED, State, read_state
 from retrieval.postgres.shelf import PostgresShelf, parsed, storable
-from retrieval.storage import damaged
 
 if TYPE_CHECKING:
     from retrieval.postgres.connections import Connection
@@ -47,7 +47,7 @@ _WAIT_S = 10.0
 
 
 class PostgresWriter:
-    """Changes a library in a database, with the methods of :class:`retrieval.writer.LibraryWriter`.
+    """Changes a library in a database, with the methods of :class:`retrieval.library.writer.LibraryWriter`.
 
     Safe to use from several threads, each of which waits until its change is held by the database. Where the server is
     lost at the very end of a change, nobody can say whether it holds; the history tells.

@@ -16,10 +16,10 @@ from serving.cli.common import changed_place, excerpt, place_on_disk, printable,
 
 if TYPE_CHECKING:
     from court.precedents import PrecedentLabel
-    from retrieval.changes import Change, Recorded
-    from retrieval.library import Library
+    from retrieval.library.changes import Change, Recorded
+    from retrieval.library.library import Library
+    from retrieval.library.writers import Writer
     from retrieval.postgres.address import Address
-    from retrieval.writers import Writer
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -156,7 +156,7 @@ def _label(word: str) -> PrecedentLabel:
 
 
 def _done(place: Path | Address, work: Callable[[Writer], T]) -> T:
-    from retrieval.writers import open_writer
+    from retrieval.library.writers import open_writer
     from serving.changes import changed
 
     return run(changed(lambda: open_writer(place), work))
@@ -165,7 +165,7 @@ def _done(place: Path | Address, work: Callable[[Writer], T]) -> T:
 async def _compact(place: Path, forget: bool) -> Library:
     import asyncio
 
-    from retrieval.writer import LibraryWriter
+    from retrieval.library.writer import LibraryWriter
 
     return await asyncio.to_thread(lambda: LibraryWriter.open(place).compact(forget=forget))
 
@@ -177,9 +177,9 @@ async def _add_one(
 
     from court.backends.picture_reader import GuardedPictureReader
     from court.errors import BadPicture
-    from retrieval.encoders import load_encoder_for
-    from retrieval.sources import Provenance
-    from retrieval.writers import open_writer
+    from retrieval.encoders.choose import load_encoder_for
+    from retrieval.library.sources import Provenance
+    from retrieval.library.writers import open_writer
     from serving.changes import add_meme
 
     settings = settings_of(encoder=asked)

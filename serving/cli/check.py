@@ -14,7 +14,7 @@ import click
 from serving.cli.common import place_on_disk, printable, settings_of, tell
 
 if TYPE_CHECKING:
-    from retrieval.check import LibraryCheck
+    from retrieval.likeness.check import LibraryCheck
 
 EXIT_FINDINGS, EXIT_UNCHECKED = 1, 2
 _SHOWN = 10  # ids that are listed of each kind; --json lists all
@@ -83,12 +83,12 @@ async def _check(
 
     from court.backends.picture_reader import GuardedPictureReader
     from court.errors import BadRequest
-    from retrieval.check import check_library
-    from retrieval.encoders import load_encoder_for
-    from retrieval.leakage import Nearness, find_leaks
-    from retrieval.library import Library
-    from retrieval.readers import read_source
-    from retrieval.sources import Source
+    from retrieval.encoders.choose import load_encoder_for
+    from retrieval.library.library import Library
+    from retrieval.library.readers import read_source
+    from retrieval.library.sources import Source
+    from retrieval.likeness.check import check_library
+    from retrieval.likeness.leakage import Nearness, find_leaks
 
     leaks = None
     if against is None:

@@ -204,7 +204,7 @@ async def _here(
     from court.errors import CourtError
     from serving.assembly import open_courthouse
     from serving.cli.records import show_event
-    from serving.convert import ask_of, response_of
+    from serving.services.convert import ask_of, response_of
 
     async with open_courthouse(settings, read_text=text is None, tell=tell) as courthouse:
 

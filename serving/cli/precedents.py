@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from court.ports import PictureReader
     from court.precedents import Findings
-    from retrieval.build import BuildReport
-    from retrieval.embedding import Encoder
-    from retrieval.filters import Filter
-    from retrieval.library import Library
-    from retrieval.manifest import Safeguards
-    from retrieval.sources import Source
+    from retrieval.encoders.embedding import Encoder
+    from retrieval.library.build import BuildReport
+    from retrieval.library.library import Library
+    from retrieval.library.manifest import Safeguards
+    from retrieval.library.sources import Source
+    from retrieval.search.filters import Filter
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -176,7 +176,7 @@ def build(
     Rows that can't be used are counted and listed, and the others go in. How neighbours vote is then chosen by leaving
     each meme out in turn; what that vote is worth stands in the library and is printed.
     """  # noqa: D301 - click's mark for text that is not to be wrapped
-    from retrieval.manifest import Safeguards
+    from retrieval.library.manifest import Safeguards
 
     library, report = run(
         _build(
@@ -293,7 +293,7 @@ def _sources_of(
     layout: str | None,
     provenance: dict[str, Any],
 ) -> list[Source]:
-    from retrieval.sources import Provenance, Source, SourceFormat
+    from retrieval.library.sources import Provenance, Source, SourceFormat
 
     if (dataset is None) is not (data is None):
         raise click.UsageError("--dataset and --data belong together: which data set, and the folder that it lies in.")
@@ -328,7 +328,7 @@ def _of_dataset(dataset: str, data: Path, split: str) -> Source:
 def _filter_of(since: datetime | None, until: datetime | None, verified: bool, **names: tuple[str, ...]) -> Filter:
     from datetime import UTC
 
-    from retrieval.filters import Filter
+    from retrieval.search.filters import Filter
 
     bounds = [bound and bound.replace(tzinfo=UTC) for bound in (since, until)]
     return Filter(**names, since=bounds[0], until=bounds[1], verified=verified)
@@ -359,8 +359,8 @@ async def _build(
     asked: str | None,
     texts: Literal["builtin", "clip"] | None,
 ) -> tuple[Library, BuildReport]:
-    from retrieval.build import build_library
-    from retrieval.encoders import BUILTIN, load_encoder
+    from retrieval.encoders.choose import BUILTIN, load_encoder
+    from retrieval.library.build import build_library
 
     chosen = settings_of(encoder=asked).encoder or BUILTIN
     async with _tools(lambda: load_encoder(chosen, texts=texts or "auto")) as (encoder, pictures):
@@ -378,9 +378,9 @@ async def _build(
 
 
 async def _add(place: Path, sources: list[Source], asked: str | None) -> tuple[Library, BuildReport]:
-    from retrieval.build import add_to_library
-    from retrieval.encoders import load_encoder_for
-    from retrieval.library import Library
+    from retrieval.encoders.choose import load_encoder_for
+    from retrieval.library.build import add_to_library
+    from retrieval.library.library import Library
 
     async with _tools(lambda: load_encoder_for(place, settings_of(encoder=asked).encoder)) as (encoder, pictures):
         library = Library.open(place, encoder.identity)
@@ -401,7 +401,7 @@ async def _search(
 
     from court.errors import BadPicture
     from court.meme import check_text
-    from retrieval.encoders import load_encoder_for
+    from retrieval.encoders.choose import load_encoder_for
     from serving.assembly import open_finder
 
     check_text(text)
@@ -431,8 +431,8 @@ async def _search(
 
 async def _info(place: Path | None) -> Library:
     from court.errors import BadRequest
-    from retrieval.encoders import load_encoder_for
-    from retrieval.library import Library
+    from retrieval.encoders.choose import load_encoder_for
+    from retrieval.library.library import Library
     from retrieval.postgres.address import Address
     from serving.assembly import open_library
 

@@ -54,7 +54,7 @@ async def _push(place: Path, database: str, replace: bool) -> Pushed:
     import asyncio
 
     from court.errors import BadLibrary
-    from retrieval.library import Library
+    from retrieval.library.library import Library
     from retrieval.postgres.address import Address
     from retrieval.postgres.push import push_library
 

@@ -112,8 +112,8 @@ async def _models(
     if model is None:
         yield settings_of(**given), None
         return
-    from serving.vllm import VllmFailed, VllmServer
-    from serving.vllm_settings import VllmSettings
+    from serving.models.vllm import VllmFailed, VllmServer
+    from serving.models.vllm_settings import VllmSettings
 
     settings_of(**given)  # what is wrong with them is said before minutes are spent on a model
     tell(f"Starting vLLM with {model}; this can take minutes, longer where the model must be fetched …")

@@ -11,7 +11,7 @@ import click
 from serving.cli.common import printable
 
 if TYPE_CHECKING:
-    from serving.tokens import Entry
+    from serving.access.tokens import Entry
 
 T = TypeVar("T")
 
@@ -57,8 +57,8 @@ def add(name: str, scopes: tuple[str, ...], namespaces: tuple[str, ...], path: P
 
     A caller may have several: that is how one is replaced. NAME stands in records, as who reviewed a verdict.
     """
-    from serving import tokens as file
-    from serving.callers import Scope
+    from serving.access import tokens as file
+    from serving.access.callers import Scope
 
     token = _done(lambda: file.add(path, name, [Scope(scope) for scope in dict.fromkeys(scopes)], namespaces or None))
     click.echo(token)
@@ -69,7 +69,7 @@ def add(name: str, scopes: tuple[str, ...], namespaces: tuple[str, ...], path: P
 @_file
 def list_tokens(path: Path) -> None:
     """Lists who may call: name, first digits of the token's hash, scopes, namespaces."""
-    from serving import tokens as file
+    from serving.access import tokens as file
 
     for entry in _done(lambda: file.read(path)):
         click.echo(_line(entry))
@@ -81,7 +81,7 @@ def list_tokens(path: Path) -> None:
 @_file
 def remove(name: str, number: str | None, path: Path) -> None:
     """Takes the tokens of the caller NAME out of the file; comments in it are lost."""
-    from serving import tokens as file
+    from serving.access import tokens as file
 
     for entry in _done(lambda: file.remove(path, name, number)):
         click.echo(f"removed {_line(entry)}")

@@ -14,7 +14,7 @@ import click
 from serving.cli.common import printable, run, tell
 
 if TYPE_CHECKING:
-    from serving.vllm import VllmServer, VllmSettings
+    from serving.models.vllm import VllmServer, VllmSettings
 
 KEY = "MEMECOURT_LLM__API_KEY"
 """Where the key is looked for here and by the commands that ask the server."""
@@ -59,7 +59,7 @@ def vllm(
     """
     from pydantic import ValidationError
 
-    from serving.vllm import VllmSettings
+    from serving.models.vllm import VllmSettings
 
     given = {
         "model": model,
@@ -82,7 +82,7 @@ def vllm(
 
 async def _hold(settings: VllmSettings, verbose: bool) -> None:
     """Runs it until told to stop; raises what went wrong, after its log was shown."""
-    from serving.vllm import VllmFailed, VllmServer
+    from serving.models.vllm import VllmFailed, VllmServer
 
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -108,7 +108,7 @@ async def _hold(settings: VllmSettings, verbose: bool) -> None:
 
 
 async def _serve(server: VllmServer) -> None:
-    from serving.vllm import VllmFailed
+    from serving.models.vllm import VllmFailed
 
     async with server:
         click.echo(f"vLLM answers at {server.base_url} as {server.model}")

@@ -12,14 +12,14 @@ import grpc
 from court.errors import BadPicture
 from court.meme import Picture
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
-from retrieval.finder import LibraryFinder
+from retrieval.search.finder import LibraryFinder
 from serving.assembly import Courthouse
 from serving.docket.sql import SqlDocket
-from serving.docket_service import DocketService
-from serving.precedents_service import PrecedentsService
-from serving.reception import Reception
+from serving.reception.reception import Reception
 from serving.server import make_server, say_serving
-from serving.service import CourtService
+from serving.services.docket_service import DocketService
+from serving.services.precedents_service import PrecedentsService
+from serving.services.service import CourtService
 from serving.settings import Settings
 from tests.encoders import picture_of, png_of
 from tests.fakes import FakeReader

@@ -14,9 +14,9 @@ from grpc_status import rpc_status
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.assembly import Courthouse
 from serving.docket.sql import SqlDocket
-from serving.reception import Reception
+from serving.reception.reception import Reception
 from serving.server import make_server, say_serving
-from serving.service import CourtService
+from serving.services.service import CourtService
 from serving.settings import Settings
 from tests.fakes import a_picture
 from tests.unit.test_trial import a_court

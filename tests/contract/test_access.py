@@ -15,17 +15,17 @@ from grpc_status import rpc_status
 
 from court.errors import BadRequest
 from memecourt.v1 import court_pb2 as wire
-from serving import tokens as token_file
-from serving.access import SCOPES
-from serving.callers import ANYBODY, Caller, NotAllowed, Scope, check_namespace, current, set_current
-from serving.docket_service import DocketService
-from serving.following import follow_files
-from serving.precedents_service import PrecedentsService
+from serving.access import tokens as token_file
+from serving.access.access import SCOPES
+from serving.access.callers import ANYBODY, Caller, NotAllowed, Scope, check_namespace, current, set_current
+from serving.access.following import follow_files
+from serving.access.tls import Certificates
+from serving.access.tokens import Tokens
 from serving.server import MESSAGE_BYTES, make_server
-from serving.service import CourtService
+from serving.services.docket_service import DocketService
+from serving.services.precedents_service import PrecedentsService
+from serving.services.service import CourtService
 from serving.settings import Settings
-from serving.tls import Certificates
-from serving.tokens import Tokens
 
 METHODS = {
     f"/{service.full_name}/{method.name}": method

@@ -13,14 +13,14 @@ from click.testing import CliRunner
 
 from court.errors import BadLibrary, BadRequest
 from court.verdict import Label
-from retrieval import encoders
-from retrieval.changes import Kind, Recorded
-from retrieval.manifest import LabelledMeme
+from retrieval.encoders import choose
+from retrieval.library.changes import Kind, Recorded
+from retrieval.library.manifest import LabelledMeme
+from retrieval.library.single import add_precedent
+from retrieval.library.sources import Provenance
+from retrieval.library.writers import open_writer
 from retrieval.postgres.address import Address
 from retrieval.postgres.push import push_library
-from retrieval.single import add_precedent
-from retrieval.sources import Provenance
-from retrieval.writers import open_writer
 from serving.cli.main import cli
 from tests.encoders import WordEncoder, picture_of
 from tests.libraries import ENCODER, PICTURES, drawn_library
@@ -33,7 +33,7 @@ MADE_BY = {"who": "ada", "why": "as was decided"}
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
     # The encoder of the tests, in place of one that takes seconds to load.
-    monkeypatch.setattr(encoders, "load_encoder_for", lambda place, asked: ENCODER)
+    monkeypatch.setattr(choose, "load_encoder_for", lambda place, asked: ENCODER)
 
 
 @pytest.fixture(params=["disk", "database"])

@@ -39,11 +39,11 @@ from court.verdict import Label, Review, ReviewReason, Strength, Strengths, Verd
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import DocketStub
 from retrieval.postgres.address import Address
-from serving.callers import Caller, Scope
+from serving.access.callers import Caller, Scope
 from serving.docket.sql import SqlDocket, open_docket
-from serving.docket_service import SERVICE, DocketService
-from serving.listings import place_of, token_of, which_of
-from serving.receiving import Memory
+from serving.reception.receiving import Memory
+from serving.services.docket_service import SERVICE, DocketService
+from serving.services.listings import place_of, token_of, which_of
 from tests.service_calls import Refusal, a_channel, by, refused
 
 T = TypeVar("T")
@@ -305,7 +305,7 @@ def test_a_page_has_fifty_unless_asked_otherwise_and_at_most_a_thousand(sqlite: 
 
 def forged(which: Any, said: bytes) -> str:
     """A token sealed like ours: the seal needs no key."""
-    from serving.listings import _seal
+    from serving.services.listings import _seal
 
     return base64.urlsafe_b64encode(_seal(said, which) + said).decode().rstrip("=")
 

@@ -29,9 +29,9 @@ from court.verdict import Label, ReviewReason, ScoreMeaning, Strength
 from memecourt.client import AsyncClient, Client, JudgeError, judge_request
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.store import TrialUnknown
-from serving.receiving import MESSAGE_BYTES
-from serving.service import SERVICE
-from serving.status import failure_of, status_of
+from serving.reception.receiving import MESSAGE_BYTES
+from serving.services.service import SERVICE
+from serving.services.status import failure_of, status_of
 from tests.cast import RULING, Cast, full_court
 from tests.contract.scenes import IMAGE, a_scene, play, told
 from tests.fakes import FakeReader, H, N, findings
@@ -558,7 +558,9 @@ def test_every_kind_of_error_has_its_code():
     special = {"ReplyUnusable": ReplyUnusable("JUDGE", "judge", "REPLY_CUT", "it was cut")}
     ours = {k for k in _kinds(CourtError) if k.__module__.split(".")[0] in ("court", "serving", "retrieval")}
     ours -= {TrialAborted}  # carries another error, whose code it has
-    ours = {kind for kind in ours if kind.__module__ != "serving.vllm"}  # ends the command that starts one; no call
+    ours = {
+        kind for kind in ours if kind.__module__ != "serving.models.vllm"
+    }  # ends the command that starts one; no call
     assert {kind.__name__ for kind in ours} - expected.keys() == set()
     for kind in ours:
         error = special.get(kind.__name__) or kind("What is wrong, and what to do.")

@@ -10,7 +10,7 @@ from google.rpc import code_pb2, error_details_pb2
 from court.errors import BadLibrary
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
-from serving.service import SERVICE
+from serving.services.service import SERVICE
 from tests.contract.scenes import IMAGE, play, rest_of, told, until
 from tests.fakes import FakeReader
 

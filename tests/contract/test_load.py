@@ -13,8 +13,8 @@ from court.backends.scripted import ScriptedModel
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
-from serving.receiving import MESSAGE_BYTES
-from serving.service import SERVICE
+from serving.reception.receiving import MESSAGE_BYTES
+from serving.services.service import SERVICE
 from tests.cast import Cast, full_court
 from tests.contract.scenes import IMAGE, play, rest_of, told, until
 from tests.fakes import FakeReader

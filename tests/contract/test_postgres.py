@@ -18,15 +18,15 @@ from court.errors import BadLibrary, BadRequest, CourtError, NotLoaded, Unavaila
 from court.precedents import Findings
 from court.verdict import Label
 from eval.perf.postgres import PostgresServer, postgres
-from retrieval.clones import clone_key
-from retrieval.journal import frame_of, next_head
-from retrieval.library import Library
-from retrieval.pgvector import PgvectorFinder, encoder_of
+from retrieval.library.journal import frame_of, next_head
+from retrieval.library.library import Library
+from retrieval.library.writer import LibraryWriter
+from retrieval.likeness.clones import clone_key
 from retrieval.postgres import connections
 from retrieval.postgres.address import Address
 from retrieval.postgres.push import push_library
 from retrieval.postgres.writer import PostgresWriter
-from retrieval.writer import LibraryWriter
+from retrieval.search.pgvector import PgvectorFinder, encoder_of
 from tests.encoders import WordEncoder
 from tests.libraries import ENCODER, drawn_library, drawn_meme
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from retrieval.builtin import BuiltinEncoder
+from retrieval.encoders.builtin import BuiltinEncoder
 from retrieval.postgres.address import Address
 from serving.cli.main import cli
 from serving.settings import Settings

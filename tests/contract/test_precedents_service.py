@@ -21,21 +21,21 @@ from court.errors import BadLibrary, Unavailable
 from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import PrecedentsStub
-from retrieval import journal, storage
-from retrieval.changes import Kind
-from retrieval.clones import clone_key
-from retrieval.finder import LibraryFinder
-from retrieval.following import follow
-from retrieval.library import Library
-from retrieval.manifest import LabelledMeme
-from retrieval.pgvector import PgvectorFinder
+from retrieval.library import journal, storage
+from retrieval.library.changes import Kind
+from retrieval.library.following import follow
+from retrieval.library.library import Library
+from retrieval.library.manifest import LabelledMeme
+from retrieval.library.writer import LibraryWriter
+from retrieval.library.writers import open_writer
+from retrieval.likeness.clones import clone_key
 from retrieval.postgres.address import Address
 from retrieval.postgres.push import push_library
-from retrieval.writer import LibraryWriter
-from retrieval.writers import open_writer
-from serving.callers import Caller, Scope
-from serving.precedents_service import SERVICE, PrecedentsService
-from serving.receiving import Memory
+from retrieval.search.finder import LibraryFinder
+from retrieval.search.pgvector import PgvectorFinder
+from serving.access.callers import Caller, Scope
+from serving.reception.receiving import Memory
+from serving.services.precedents_service import SERVICE, PrecedentsService
 from tests.encoders import PlainPictureReader, picture_of, png_of
 from tests.fakes import FakeFinder, H, findings
 from tests.libraries import ENCODER, EPOCH, PICTURES, TUNING, drawn_library, drawn_meme
@@ -592,7 +592,7 @@ def test_a_disk_that_takes_nothing_is_unavailable_and_the_library_as_it_was(
 
 
 def test_a_library_that_somebody_else_writes_to_is_unavailable(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from retrieval import writer
+    from retrieval.library import writer
 
     monkeypatch.setattr(writer, "_WAIT_S", 0.1)
 

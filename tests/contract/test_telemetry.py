@@ -28,12 +28,12 @@ from court.trial import Case
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub
 from serving.assembly import Courthouse
-from serving.calls import streaming, unary
 from serving.docket.sql import open_docket
-from serving.docket_service import DocketService
-from serving.reception import Reception
+from serving.reception.reception import Reception
 from serving.server import make_server
-from serving.service import CourtService
+from serving.services.calls import streaming, unary
+from serving.services.docket_service import DocketService
+from serving.services.service import CourtService
 from serving.settings import Settings
 from serving.telemetry import open_telemetry
 from tests.cast import Cast, full_court

@@ -1,7 +1,7 @@
 """The whole benchmark, checked to the last digit: memes by a hidden rule, a model of known ability, the real commands.
 
 What every prediction has to be follows from the key of the synthetic memes and from :func:`expected`; what every figure
-has to be is computed here from those, without scikit-learn and without anything of ``eval.metrics``.
+has to be is computed here from those, without scikit-learn and without anything of ``eval.scores.metrics``.
 """
 
 from __future__ import annotations

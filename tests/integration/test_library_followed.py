@@ -10,8 +10,8 @@ import pytest
 
 from court.verdict import Label
 from memecourt.client import Client
+from retrieval.library.writer import LibraryWriter
 from retrieval.starter.draw import draw_meme
-from retrieval.writer import LibraryWriter
 from tests.integration.test_server import drawn
 
 pytestmark = pytest.mark.integration

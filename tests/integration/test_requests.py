@@ -11,7 +11,7 @@ from court.errors import NotLoaded
 from court.record import TrialState
 from serving.assembly import Ask, Pins, open_courthouse
 from serving.docket.store import RequestName
-from serving.reception import Reception
+from serving.reception.reception import Reception
 from serving.settings import Settings
 from tests.pictures import captioned, encode
 
@@ -108,7 +108,7 @@ CRASH = """
     import asyncio, os, sys
     from pathlib import Path
     from serving.assembly import Ask, open_courthouse
-    from serving.reception import Reception
+    from serving.reception.reception import Reception
     from serving.settings import Settings
 
     async def main():
@@ -129,8 +129,8 @@ CRASH = """
 
 
 def test_what_a_killed_process_left_is_taken_over_by_the_next(home, tmp_path, monkeypatch):
-    monkeypatch.setattr("serving.pulse.DEAD_S", 1.0)
-    monkeypatch.setattr("serving.pulse.BEAT_S", 0.1)
+    monkeypatch.setattr("serving.reception.pulse.DEAD_S", 1.0)
+    monkeypatch.setattr("serving.reception.pulse.BEAT_S", 0.1)
     settings, file = settings_for(home, tmp_path), tmp_path / "meme.png"
     file.write_bytes(encode(MEME, "PNG"))
     command = [sys.executable, "-c", textwrap.dedent(CRASH), str(home), str(settings.docket), str(file)]

@@ -28,10 +28,20 @@ from eval.perf.stand_in_settings import Settings as StandInSettings
 from memecourt.client import Client, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
-from serving import health as wellness
 from serving.cli.main import cli
-from serving.health import COURT, DOCKET, LIVENESS, NOT_SERVING, OVERALL, PRECEDENTS, SERVING, Health, ModelLook
 from serving.server import make_server, serve
+from serving.services import health as wellness
+from serving.services.health import (
+    COURT,
+    DOCKET,
+    LIVENESS,
+    NOT_SERVING,
+    OVERALL,
+    PRECEDENTS,
+    SERVING,
+    Health,
+    ModelLook,
+)
 from serving.settings import Settings
 from tests.integration.test_full_server import ModelServer
 from tests.integration.test_server import HARMFUL, HARMLESS, drawn, records

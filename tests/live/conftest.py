@@ -11,7 +11,7 @@ import pytest
 
 from eval.perf.vllm_cpu import server as vllm_cpu
 from eval.perf.vllm_cpu.tiny_model import NAME, make_tiny_model
-from serving.vllm import VllmServer, VllmSettings, free_port
+from serving.models.vllm import VllmServer, VllmSettings, free_port
 
 
 def pytest_collection_modifyitems(items):

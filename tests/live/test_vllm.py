@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from eval.perf.vllm_cpu.server import ENVIRONMENT, FLAGS
-from serving.vllm import VllmFailed, VllmServer
+from serving.models.vllm import VllmFailed, VllmServer
 from tests.live.processes import group, processes
 from tests.pictures import captioned, encode, quarters
 

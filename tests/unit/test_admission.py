@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from court.errors import Unavailable
-from serving.admission import Admission
-from serving.status import Busy
+from serving.reception.admission import Admission
+from serving.services.status import Busy
 
 
 class Clock:

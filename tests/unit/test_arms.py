@@ -18,19 +18,19 @@ from court.errors import BadRequest
 from court.events import Procedure
 from court.settings import TrialSettings
 from court.trial import Court
-from eval.arms import ARMS, Arm, ModelOf, Study, arms_named, parse_setting, run_study, settings_of
 from eval.cli import cli
-from eval.controls import Control, RandomFinder, with_control
 from eval.datasets.known import DATASETS
 from eval.datasets.protocol import Protocol
-from eval.progress import Progress
+from eval.runs.progress import Progress
 from eval.runs.results import read_results
+from eval.studies.arms import ARMS, Arm, ModelOf, Study, arms_named, parse_setting, run_study, settings_of
+from eval.studies.controls import Control, RandomFinder, with_control
 from eval.synthetic.make import Layout, make
 from eval.synthetic.oracle import oracle
-from retrieval.build import build_library
-from retrieval.finder import LibraryFinder
-from retrieval.library import Library
-from retrieval.sources import Source
+from retrieval.library.build import build_library
+from retrieval.library.library import Library
+from retrieval.library.sources import Source
+from retrieval.search.finder import LibraryFinder
 from serving.settings import ModelSettings, RoleSettings, Settings
 from tests.cast import MARK, Cast, full_court, shown, try_meme
 from tests.encoders import PlainPictureReader, WordEncoder
@@ -57,7 +57,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
         return Chairs(chair, chair, chair, chair)
 
     monkeypatch.setattr("serving.assembly.open_bench", bench)
-    monkeypatch.setattr("retrieval.builtin.BuiltinEncoder", WordEncoder)
+    monkeypatch.setattr("retrieval.encoders.builtin.BuiltinEncoder", WordEncoder)
     return played
 
 

@@ -20,12 +20,12 @@ from PIL import Image, PngImagePlugin
 from court.errors import BadRequest, Unavailable
 from court.meme import Picture
 from court.verdict import Label
-from retrieval.build import BuildReport, add_to_library, build_library, build_starter
-from retrieval.embedding import TextEmbeddings
-from retrieval.kept import SIDE, Spool
-from retrieval.library import Library
-from retrieval.readers import read_source
-from retrieval.sources import Provenance, Source, SourceFormat
+from retrieval.encoders.embedding import TextEmbeddings
+from retrieval.library.build import BuildReport, add_to_library, build_library, build_starter
+from retrieval.library.kept import SIDE, Spool
+from retrieval.library.library import Library
+from retrieval.library.readers import read_source
+from retrieval.library.sources import Provenance, Source, SourceFormat
 from tests.encoders import PlainPictureReader, WordEncoder, picture_of, png_of
 
 ENCODER = WordEncoder()

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from court.errors import NotLoaded
-from retrieval import builtin, descriptor, text
-from retrieval.builtin import BuiltinEncoder
+from retrieval.encoders import builtin, descriptor
+from retrieval.encoders.builtin import BuiltinEncoder
+from retrieval.likeness import text
 from tests.encoders import png_of
 
 
@@ -97,7 +98,7 @@ def test_asks_nobody_on_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_loads_without_a_word_and_leaves_the_environment_alone() -> None:
     code = (
         "import os; before = dict(os.environ)\n"
-        "from retrieval.builtin import BuiltinEncoder; import sys\n"
+        "from retrieval.encoders.builtin import BuiltinEncoder; import sys\n"
         "assert 'torch' not in sys.modules\n"
         "BuiltinEncoder().embed_texts(['word ' * 300])\n"
         "print({k for k in os.environ.keys() | before.keys() if os.environ.get(k) != before.get(k)})"

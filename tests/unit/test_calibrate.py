@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from court.precedents import Floors, Settles, VoteSettings
 from court.verdict import Label
 from court.vote import probability, share
-from retrieval.calibrate import calibrate, fit_logistic, heard, probabilities_of, shares
-from retrieval.embedding import unit_rows
-from retrieval.left_out import neighbours
-from retrieval.manifest import LabelledMeme, Safeguards, Tuning
-from retrieval.settling import CONFIDENCE, choose_settles, settled, within
+from retrieval.calibration.calibrate import calibrate, fit_logistic, heard, probabilities_of, shares
+from retrieval.calibration.left_out import neighbours
+from retrieval.calibration.settling import CONFIDENCE, choose_settles, settled, within
+from retrieval.encoders.embedding import unit_rows
+from retrieval.library.manifest import LabelledMeme, Safeguards, Tuning
 
 FLOORS = Floors(text=0.3, picture=0.5)
 DIM = 8
@@ -290,7 +290,7 @@ def test_what_was_settled_is_measured_on_memes_that_had_no_say(monkeypatch: pyte
         seen.append(labels.tolist())
         return Settles(error=error, below=threshold - 1e-9, above=threshold, share=1, n=p.size)
 
-    monkeypatch.setattr("retrieval.calibrate.choose_settles", settle_all)
+    monkeypatch.setattr("retrieval.calibration.calibrate.choose_settles", settle_all)
     figures = calibrate(rows, memes, DIM, FLOORS).calibration
     of_fold = [(i % 5, m.harmful) for i, m in enumerate(memes)]
     assert seen[0] == [harmful for _, harmful in sorted(of_fold, key=lambda pair: pair[0])]

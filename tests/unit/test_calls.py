@@ -8,7 +8,7 @@ from court.agents import Chair, Chairs
 from court.errors import Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, FinishReason, Odds
-from eval.calls import CallsError, CallStore, Hits, StoredModel, key_of, stored_chairs
+from eval.runs.calls import CallsError, CallStore, Hits, StoredModel, key_of, stored_chairs
 from serving.docket.sql import SqlDocket
 
 FRAME = Frame(b"a picture", 4, 3)

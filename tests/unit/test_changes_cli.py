@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from retrieval.library import Library
-from retrieval.writers import open_writer
+from retrieval.library.library import Library
+from retrieval.library.writers import open_writer
 from serving.cli.main import cli
 from tests.libraries import drawn_library
 

@@ -8,9 +8,9 @@ from scipy.stats import bootstrap, chi2
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.compare import _needed, compare, in_words, mcnemar
 from eval.datasets.protocol import Level, Protocol
-from eval.metrics import card
+from eval.scores.compare import _needed, compare, in_words, mcnemar
+from eval.scores.metrics import card
 from tests.judged import F, H, N, U, results, write_run
 
 NOT, SOME, VERY = Level

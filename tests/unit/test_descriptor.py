@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageOps
 
-from retrieval.borders import boxes
-from retrieval.descriptor import DIM, describe
+from retrieval.encoders.descriptor import DIM, describe
+from retrieval.likeness.borders import boxes
 from retrieval.starter.draw import SCENES, draw_meme
 
 

@@ -15,8 +15,8 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 
 from court.backends.picture_reader import GuardedPictureReader
 from court.errors import NotLoaded
-from eval.duplicates import CAPTIONS, COPIES, Caption, Kind, Part, bases_of, drawn, measure_duplicates
-from retrieval.duplicates import (
+from eval.studies.duplicates import CAPTIONS, COPIES, Caption, Kind, Part, bases_of, drawn, measure_duplicates
+from retrieval.likeness.duplicates import (
     Agreement,
     Known,
     Look,
@@ -31,8 +31,8 @@ from retrieval.duplicates import (
     pictures_differ,
     texts_agree,
 )
-from retrieval.pdq import PdqIndex, Position, distance, hashes_of, turned
-from retrieval.tiles import Seen, Tolerance, compare
+from retrieval.likeness.pdq import PdqIndex, Position, distance, hashes_of, turned
+from retrieval.likeness.tiles import Seen, Tolerance, compare
 from tests.pictures import decode, encode, exif
 
 PHOTO = "chelsea.png"
@@ -420,10 +420,12 @@ def test_no_picture_is_in_both_parts():
 
 def test_the_measurement_counts_what_the_matcher_says(monkeypatch):
     few = ("the same", "grey", "cropped by 5 % a side")
-    monkeypatch.setattr("eval.duplicates.bases_of", lambda part: [PHOTO, "cat:0"])
-    monkeypatch.setattr("eval.duplicates.COPIES", {name: COPIES[name] for name in few})
-    monkeypatch.setattr("eval.duplicates.CAPTIONS", {name: CAPTIONS[name] for name in ("one letter", "one word")})
-    monkeypatch.setattr("eval.duplicates._CARRIED", few[:2])
+    monkeypatch.setattr("eval.studies.duplicates.bases_of", lambda part: [PHOTO, "cat:0"])
+    monkeypatch.setattr("eval.studies.duplicates.COPIES", {name: COPIES[name] for name in few})
+    monkeypatch.setattr(
+        "eval.studies.duplicates.CAPTIONS", {name: CAPTIONS[name] for name in ("one letter", "one word")}
+    )
+    monkeypatch.setattr("eval.studies.duplicates._CARRIED", few[:2])
     report = measure_duplicates(parts=[Part.DEVELOPMENT], captions=1, carried=2)
     sums = {row.kind: row for row in report.rows if row.name == "all"}
     assert [sums[kind].reused.n for kind in Kind] == [2 * 3, 2 * 2 * 2, 2 * 3]

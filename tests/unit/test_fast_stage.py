@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from retrieval.embedding import unit_rows
-from retrieval.fast_stage import FastStage, UnfitFastStage, one_thread, open_or_build
-from retrieval.index import FusedIndex
+from retrieval.encoders.embedding import unit_rows
+from retrieval.search.fast_stage import FastStage, UnfitFastStage, one_thread, open_or_build
+from retrieval.search.index import FusedIndex
 
 DIGEST = "sha256:" + "0" * 64
 TEXT_DIM, DIM = 20, 43  # neither half ends with a whole part
@@ -102,7 +102,7 @@ def test_no_rows_and_no_half_are_refused(rows):
 
 
 def test_building_tells_how_far_it_is(rows, monkeypatch):
-    monkeypatch.setattr("retrieval.fast_stage._BLOCK", 400)
+    monkeypatch.setattr("retrieval.search.fast_stage._BLOCK", 400)
     told = []
     FastStage.build(rows, TEXT_DIM, lambda done, total: told.append((done, total)))
     assert told == [(0, 900), (400, 900), (800, 900), (900, 900)]

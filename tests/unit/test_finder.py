@@ -17,13 +17,13 @@ from court.meme import Frame
 from court.ports import PrecedentFinder
 from court.precedents import Findings, Floors, Relation, Settles, VoteSettings
 from court.verdict import Label
-from retrieval.filters import Filter
-from retrieval.finder import LibraryFinder
-from retrieval.following import follow
-from retrieval.kept import SIDE, Spool, shrink
-from retrieval.library import Library
-from retrieval.manifest import Calibration, KeptPicture, LabelledMeme, Tuning
-from retrieval.writer import LibraryWriter
+from retrieval.library.following import follow
+from retrieval.library.kept import SIDE, Spool, shrink
+from retrieval.library.library import Library
+from retrieval.library.manifest import Calibration, KeptPicture, LabelledMeme, Tuning
+from retrieval.library.writer import LibraryWriter
+from retrieval.search.filters import Filter
+from retrieval.search.finder import LibraryFinder
 from tests.encoders import WordEncoder, picture_of, png_of
 
 RED, GREEN, BLUE = (250, 5, 5), (5, 250, 5), (5, 5, 250)

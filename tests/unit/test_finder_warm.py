@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from court.precedents import Findings, Floors, VoteSettings
 from court.verdict import Label
-from retrieval import finder as finders
-from retrieval.embedding import EncoderIdentity, TextEmbeddings, unit_rows
-from retrieval.fast_stage import FastStage
-from retrieval.filters import Filter
-from retrieval.finder import LibraryFinder
-from retrieval.library import Library
-from retrieval.manifest import Calibration, LabelledMeme, Tuning
-from retrieval.writer import LibraryWriter
+from retrieval.encoders.embedding import EncoderIdentity, TextEmbeddings, unit_rows
+from retrieval.library.library import Library
+from retrieval.library.manifest import Calibration, LabelledMeme, Tuning
+from retrieval.library.writer import LibraryWriter
+from retrieval.search import finder as finders
+from retrieval.search.fast_stage import FastStage
+from retrieval.search.filters import Filter
+from retrieval.search.finder import LibraryFinder
 from serving.assembly import _warming
 
 SIZE, DIM = 6000, 48

@@ -5,9 +5,9 @@ import pytest
 
 from court.precedents import Floors
 from court.verdict import Label
-from retrieval.embedding import PartFloors, unit_rows
-from retrieval.floors import NO_PAIR, floors_of
-from retrieval.manifest import LabelledMeme
+from retrieval.encoders.embedding import PartFloors, unit_rows
+from retrieval.library.manifest import LabelledMeme
+from retrieval.search.floors import NO_PAIR, floors_of
 
 
 def meme(number: int, text: str | None = None, picture: str | None = None) -> LabelledMeme:

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from court.errors import BadLibrary, BadRequest, Unavailable
 from court.precedents import Floors, VoteSettings
 from court.verdict import Label
-from retrieval import storage
-from retrieval.kept import Spool
-from retrieval.library import Library
-from retrieval.manifest import Calibration, KeptPicture, LabelledMeme, Tuning
+from retrieval.library import storage
+from retrieval.library.kept import Spool
+from retrieval.library.library import Library
+from retrieval.library.manifest import Calibration, KeptPicture, LabelledMeme, Tuning
 from tests.encoders import WordEncoder
 
 ENCODER = WordEncoder()
@@ -479,7 +479,7 @@ def test_an_error_while_the_first_generation_is_written_leaves_a_place_to_build_
 WRITER = """
 import sys
 from pathlib import Path
-from retrieval.library import Library
+from retrieval.library.library import Library
 from tests.unit.test_library import ENCODER, content
 library = Library.open(Path(sys.argv[1]), ENCODER.identity)
 print("ready", flush=True)

@@ -17,9 +17,9 @@ import numpy as np
 
 from court.errors import BadLibrary, BadRequest
 from court.verdict import Label
-from retrieval.kept import Spool
-from retrieval.library import Library
-from retrieval.writer import LibraryWriter
+from retrieval.library.kept import Spool
+from retrieval.library.library import Library
+from retrieval.library.writer import LibraryWriter
 from tests.unit.test_library import ENCODER, TUNING, content, ids_of, pictures_of
 
 KILLS = 200

@@ -23,10 +23,10 @@ from court.errors import Unavailable
 from court.events import MemeIdentity, PolicyReference, Procedure, ReviewOutcome, TrialOpened, VerdictGiven, Versions
 from court.meme import Frame, Picture, PictureFormat
 from court.verdict import Label, Review, ReviewReason, Strength, Strengths, Verdict
-from eval.duplicates import CAPTIONS, COPIES, Caption, Part, bases_of, drawn
-from retrieval.duplicates import Nearness, Words
+from eval.studies.duplicates import CAPTIONS, COPIES, Caption, Part, bases_of, drawn
+from retrieval.likeness.duplicates import Nearness, Words
 from serving.docket.sql import SqlDocket
-from serving.near import Kept, NearMemes
+from serving.reception.near import Kept, NearMemes
 from serving.settings import Settings
 from tests.pictures import encode
 
@@ -239,7 +239,7 @@ def test_nobody_hides_a_harmful_one_behind_others(on, still, meme, copy):
 
 
 def test_the_same_text_is_found_among_more_captions_than_are_compared(on, meme, copy, monkeypatch):
-    monkeypatch.setattr("serving.near._WEIGHED", 3)
+    monkeypatch.setattr("serving.reception.near._WEIGHED", 3)
 
     async def scene(server):
         await server.tried("wanted", meme, "Bring  SOUP", label=H)
@@ -284,7 +284,7 @@ def test_two_servers_see_each_others_at_once_and_after_a_start_all_are_there(pla
 ELSEWHERE = """
 import asyncio, sys
 from pathlib import Path
-from eval.duplicates import drawn
+from eval.studies.duplicates import drawn
 from tests.unit.test_near import CAPTION, a_server, picture_of
 
 async def run():
@@ -360,7 +360,7 @@ def test_a_docket_that_is_gone_is_told_and_later_all_is_found(on, meme, copy):
 
 
 def test_a_verdict_does_not_wait_for_a_look_that_another_server_holds_up(on, meme, caplog, monkeypatch):
-    monkeypatch.setattr("serving.near._PATIENCE", 0.01)
+    monkeypatch.setattr("serving.reception.near._PATIENCE", 0.01)
 
     async def scene(server):
         go_on = asyncio.Event()

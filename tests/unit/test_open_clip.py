@@ -20,16 +20,16 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from court.errors import BadLibrary, BadRequest, CourtError, NotLoaded, Unavailable
-from retrieval import clip_weights
-from retrieval import open_clip as ours
-from retrieval.build import build_library
-from retrieval.builtin import BuiltinEncoder
-from retrieval.clip_source import ClipSource, parse_clip
-from retrieval.embedding import EncoderIdentity
-from retrieval.encoders import load_encoder, load_encoder_for, name_of
-from retrieval.library import Library
-from retrieval.open_clip import OpenClipEncoder
-from retrieval.sources import Source
+from retrieval.encoders import clip_weights
+from retrieval.encoders import open_clip as ours
+from retrieval.encoders.builtin import BuiltinEncoder
+from retrieval.encoders.choose import load_encoder, load_encoder_for, name_of
+from retrieval.encoders.clip_source import ClipSource, parse_clip
+from retrieval.encoders.embedding import EncoderIdentity
+from retrieval.encoders.open_clip import OpenClipEncoder
+from retrieval.library.build import build_library
+from retrieval.library.library import Library
+from retrieval.library.sources import Source
 from serving.assembly import open_courthouse
 from serving.cli.main import cli
 from serving.settings import Settings
@@ -386,7 +386,7 @@ def test_the_unused_text_half_has_no_say(mixed: OpenClipEncoder, tmp_path: Path)
 
 def test_nothing_heavy_is_imported_to_choose_an_encoder() -> None:
     code = (
-        "import sys; import retrieval.encoders, retrieval.clip_source\n"
+        "import sys; import retrieval.encoders.choose, retrieval.encoders.clip_source\n"
         "print(sorted({'torch', 'open_clip', 'timm', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -512,9 +512,9 @@ def test_names_of_encoders() -> None:
 
 def test_the_next_batch_is_decoded_while_one_is_embedded(tmp_path: Path) -> None:
     from court.meme import Picture
-    from retrieval.kept import Spool
-    from retrieval.pictures import Wanted, embed_pictures_of
-    from retrieval.readers import read_source
+    from retrieval.library.kept import Spool
+    from retrieval.library.pictures import Wanted, embed_pictures_of
+    from retrieval.library.readers import read_source
 
     read, seen_before = 0, []
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from eval.perf import search
-from retrieval.index import FusedIndex, Hits
+from retrieval.search.index import FusedIndex, Hits
 
 
 def hits(*scores: float) -> Hits:

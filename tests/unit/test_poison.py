@@ -12,17 +12,17 @@ from click.testing import CliRunner
 from court.precedents import Floors
 from court.verdict import Label
 from eval.cli import cli
-from eval.poison import measure_flipped, measure_planted, measure_price
-from retrieval.build import build_library
-from retrieval.builtin import BuiltinEncoder
-from retrieval.calibrate import calibrate, heard
-from retrieval.clones import clone_key
-from retrieval.finder import LibraryFinder
-from retrieval.left_out import neighbours
-from retrieval.library import Library
-from retrieval.manifest import LabelledMeme, Safeguards
-from retrieval.searching import NEARLY
-from retrieval.sources import Source
+from eval.studies.poison import measure_flipped, measure_planted, measure_price
+from retrieval.calibration.calibrate import calibrate, heard
+from retrieval.calibration.left_out import neighbours
+from retrieval.encoders.builtin import BuiltinEncoder
+from retrieval.library.build import build_library
+from retrieval.library.library import Library
+from retrieval.library.manifest import LabelledMeme, Safeguards
+from retrieval.library.sources import Source
+from retrieval.likeness.clones import clone_key
+from retrieval.search.finder import LibraryFinder
+from retrieval.search.searching import NEARLY
 from serving.cli.main import cli as memecourt
 from tests.encoders import WordEncoder
 

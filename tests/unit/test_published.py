@@ -3,7 +3,7 @@
 import pytest
 
 from eval.datasets.known import DATASETS
-from eval.published import CAVEATS, PUBLISHED, caveats, published
+from eval.scores.published import CAVEATS, PUBLISHED, caveats, published
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: f"{row.dataset}: {row.system}")

@@ -13,10 +13,10 @@ import pytest
 from court.errors import BadRequest, NotLoaded, Unavailable
 from court.events import parse_event
 from court.meme import Frame, Picture, PictureFormat
-from eval import ray_cluster, ray_worker
-from eval.ray_cluster import connected, received
-from eval.ray_worker import Order, Told, packed
+from eval.runs import ray_cluster, ray_worker
 from eval.runs.prediction import Outcome, Prediction
+from eval.runs.ray_cluster import connected, received
+from eval.runs.ray_worker import Order, Told, packed
 from serving.docket.sql import SqlDocket
 from tests.cast import Cast, try_meme
 from tests.judged import meme

@@ -17,8 +17,8 @@ from court.verdict import Label
 from serving.assembly import Ask, Courthouse, Pins
 from serving.docket.sql import open_docket
 from serving.docket.store import RequestConflict, RequestName
-from serving.pulse import Pulse
-from serving.reception import Reception
+from serving.reception.pulse import Pulse
+from serving.reception.reception import Reception
 from serving.settings import Settings
 from tests.fakes import LIBRARY, FakeFinder, FakeReader, H, Notes, findings, ticking
 
@@ -635,7 +635,7 @@ def test_an_overruled_verdict_is_given_to_nobody_else_but_stays_that_of_its_own_
 def test_a_verdict_that_another_server_s_reviewer_overruled_is_given_again_for_no_longer_than_was_said(
     town, monkeypatch
 ):
-    monkeypatch.setattr("serving.known.FRESH_S", 0.2)
+    monkeypatch.setattr("serving.reception.known.FRESH_S", 0.2)
 
     async def scene(reception):
         first = await reception.answer(ASK)

@@ -21,7 +21,7 @@ from eval.perf.play import meme_text
 from eval.perf.stand_in import StandIn, serving
 from eval.perf.stand_in_settings import FEATURES
 from eval.perf.stand_in_settings import Settings as Behaviour
-from serving.bench import open_bench
+from serving.models.bench import open_bench
 from serving.settings import Settings
 from tests.cast import PictureFinder
 from tests.fakes import FakeReader, H, Notes, a_picture, findings

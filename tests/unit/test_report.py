@@ -20,9 +20,6 @@ from court.errors import BadRequest
 from court.events import Side
 from eval.cli import cli
 from eval.datasets.protocol import Protocol
-from eval.metrics import Bin, card
-from eval.metrics import Figure as Estimate
-from eval.published import PublishedRow
 from eval.report import figures
 from eval.report.courses import cost_of, entropies_of, judged_of, rounds_of
 from eval.report.gather import gather, runs_below
@@ -33,6 +30,9 @@ from eval.report.transcript import transcript
 from eval.report.wrong import Fault
 from eval.runs.folder import DOCKET
 from eval.runs.results import read_results
+from eval.scores.metrics import Bin, card
+from eval.scores.metrics import Figure as Estimate
+from eval.scores.published import PublishedRow
 from tests.report_runs import MARKUP, NOT, SOME, USUAL, VERY, Told, a_run
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -38,15 +38,15 @@ from court.verdict import Label, Strength, Strengths, Verdict
 from eval.cli import cli
 from eval.datasets.known import DATASETS
 from eval.datasets.protocol import Level, Protocol
-from eval.from_record import chain_of, cost_of, level_of, prediction_of
 from eval.perf.stand_in import StandIn, serving
 from eval.perf.stand_in_settings import Settings as StandInSettings
-from eval.progress import Bar, Lines, Progress, Tally
-from eval.run import PICTURE_MISSING, RUN_DIFFERS, SERVER_GONE, Plan, run
 from eval.runs.folder import DOCKET, JudgedMeme, RunFolder
+from eval.runs.from_record import chain_of, cost_of, level_of, prediction_of
 from eval.runs.prediction import Outcome, Prediction
+from eval.runs.progress import Bar, Lines, Progress, Tally
 from eval.runs.results import read_results
-from eval.sample import sample
+from eval.runs.run import PICTURE_MISSING, RUN_DIFFERS, SERVER_GONE, Plan, run
+from eval.runs.sample import sample
 from eval.synthetic.make import Layout, make
 from serving.assembly import Courthouse
 from serving.docket.sql import SqlDocket
@@ -566,7 +566,7 @@ def test_a_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):
         raise Unavailable("gone", reason="MODEL_GONE")
 
     monkeypatch.setattr(Courthouse, "hear", gone)
-    monkeypatch.setattr("eval.run._IN_A_ROW", 2)
+    monkeypatch.setattr("eval.runs.run._IN_A_ROW", 2)
     with pytest.raises(CourtError, match="--retry-failed") as caught:
         hold(a_plan(home, data, tmp_path / "run", concurrency=1))
     assert caught.value.reason == SERVER_GONE
@@ -576,7 +576,7 @@ def test_a_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):
 
 
 def test_a_damaged_store_ends_the_run_and_is_no_failure_of_a_meme(home, data, tmp_path, monkeypatch):
-    from eval.calls import CallsError, CallStore
+    from eval.runs.calls import CallsError, CallStore
 
     async def work(server, url):
         plan = a_plan(home, data, tmp_path / "run", concurrency=1, **full(home, url))

@@ -12,17 +12,17 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest
 from court.events import Procedure
-from eval import run as runs
 from eval.cli import cli
 from eval.datasets.known import DATASETS
-from eval.near_duplicates import main as near_duplicates
-from eval.precedents import Prepared, comparing, prepare_precedents, read_prepared
-from eval.progress import Progress
-from eval.run import Plan
+from eval.runs import run as runs
 from eval.runs.folder import JudgedMeme, RunFolder
+from eval.runs.precedents import Prepared, comparing, prepare_precedents, read_prepared
+from eval.runs.progress import Progress
+from eval.runs.run import Plan
+from eval.studies.near_duplicates import main as near_duplicates
 from eval.synthetic.make import Layout, make
-from retrieval import encoders
-from retrieval.sources import Source
+from retrieval.encoders import choose
+from retrieval.library.sources import Source
 from serving.settings import Settings
 from tests.encoders import PlainPictureReader, WordEncoder, png_of
 
@@ -83,10 +83,10 @@ def test_the_thresholds_encoder_is_the_built_in_one(monkeypatch: pytest.MonkeyPa
     made: list[WordEncoder] = []
 
     def builtin() -> WordEncoder:
-        made.append(WordEncoder(encoders.name_of("builtin")))
+        made.append(WordEncoder(choose.name_of("builtin")))
         return made[-1]
 
-    monkeypatch.setattr("retrieval.builtin.BuiltinEncoder", builtin)
+    monkeypatch.setattr("retrieval.encoders.builtin.BuiltinEncoder", builtin)
     told_by = comparing(SEARCHING)
     assert made == [told_by]
     assert comparing(told_by) is told_by
@@ -102,9 +102,9 @@ def test_a_run_is_prepared_by_the_encoder_that_the_settings_name(
         asked.append((library, name))
         return SEARCHING
 
-    monkeypatch.setattr(encoders, "load_encoder_for", load)
+    monkeypatch.setattr(choose, "load_encoder_for", load)
     monkeypatch.setattr("serving.assembly.load_encoder_for", load)
-    monkeypatch.setattr("retrieval.builtin.BuiltinEncoder", WordEncoder)
+    monkeypatch.setattr("retrieval.encoders.builtin.BuiltinEncoder", WordEncoder)
     made = make(tmp_path / "data", Layout.HARMEME, train=12, val=0, test=4, seed=1)
     plan = Plan(
         out=tmp_path / "run",

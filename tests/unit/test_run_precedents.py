@@ -14,14 +14,14 @@ from court.backends.picture_reader import GuardedPictureReader
 from court.errors import BadRequest
 from eval.datasets.known import DATASETS
 from eval.datasets.read import read_split, source_of
-from eval.precedents import Prepared, prepare_precedents, read_prepared, shuffle_labels
 from eval.runs.folder import JudgedMeme
+from eval.runs.precedents import Prepared, prepare_precedents, read_prepared, shuffle_labels
 from eval.synthetic.make import Layout, Plant, make
-from retrieval.builtin import BuiltinEncoder
-from retrieval.leakage import Nearness
-from retrieval.library import Library
-from retrieval.manifest import USUAL
-from retrieval.sources import Source
+from retrieval.encoders.builtin import BuiltinEncoder
+from retrieval.library.library import Library
+from retrieval.library.manifest import USUAL
+from retrieval.library.sources import Source
+from retrieval.likeness.leakage import Nearness
 from tests.encoders import PlainPictureReader, WordEncoder, png_of
 from tests.pictures import BLUE, GREEN, RED, WHITE, encode
 

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.datasets.protocol import Level, Protocol
-from eval.metrics import card
 from eval.runs.results import NOT_JUDGED
-from eval.scored_file import NO_ANSWER, read_predictions
+from eval.scores.metrics import card
+from eval.scores.scored_file import NO_ANSWER, read_predictions
 from tests.judged import F, H, N, U, meme
 
 NOT, SOME, VERY = Level

@@ -21,7 +21,7 @@ from court.steering_words import WORDS
 from court.trial import Case, Court
 from court.verdict import Label, ReviewReason
 from eval.cli import cli
-from eval.steering import report_of
+from eval.studies.steering import report_of
 from scripts.fetch_injections import STRINGS
 from serving.cli.records import render
 from tests import held_out, lookalikes

@@ -14,11 +14,11 @@ from eval.cli import cli
 from eval.commands.sweep import in_words
 from eval.datasets.known import DATASETS, Role
 from eval.datasets.protocol import Level, Protocol
-from eval.metrics import card
 from eval.runs.folder import JudgedMeme
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results
-from eval.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
+from eval.scores.metrics import card
+from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 from eval.synthetic.make import Layout, make
 from tests.encoders import WordEncoder
 
@@ -173,7 +173,7 @@ def test_too_few_memes_and_other_memes_are_refused() -> None:
 
 
 def test_the_command_sweeps_without_a_model_and_takes_more_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrieval.builtin.BuiltinEncoder", WordEncoder)
+    monkeypatch.setattr("retrieval.encoders.builtin.BuiltinEncoder", WordEncoder)
     made = make(tmp_path / "data", Layout.HARMEME, train=32, val=16, test=0, seed=2)
     options = [
         "sweep", "--dataset", made.dataset, "--data", str(made.root), "--out", str(tmp_path / "out"),

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from retrieval.embedding import unit_rows
-from retrieval.fast_stage import FastStage
-from retrieval.index import FusedIndex, Hits, Plan, merged
+from retrieval.encoders.embedding import unit_rows
+from retrieval.search.fast_stage import FastStage
+from retrieval.search.index import FusedIndex, Hits, Plan, merged
 from tests.unit.test_index import DIM, UNITS, half, reference
 
 ALPHAS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -185,7 +185,7 @@ def test_a_stage_of_other_rows_is_refused():
 
 def test_warming_reads_all_rows_of_a_map_and_tells_how_far_it_is(tmp_path, monkeypatch):
     np.save(tmp_path / "rows.npy", clustered(1000, 14))
-    monkeypatch.setattr("retrieval.index._TOUCHED", 2**16)
+    monkeypatch.setattr("retrieval.search.index._TOUCHED", 2**16)
     told = []
     FusedIndex(np.load(tmp_path / "rows.npy", mmap_mode="r"), HALF).warm(lambda done, total: told.append((done, total)))
     size = 1000 * 2 * HALF * 4

@@ -15,7 +15,7 @@ from pydantic import SecretStr, ValidationError
 
 from court.errors import BadRequest, NotLoaded
 from serving.cli.main import cli
-from serving.vllm import VllmFailed, VllmServer, VllmSettings
+from serving.models.vllm import VllmFailed, VllmServer, VllmSettings
 
 STAND_IN = """
 import http.server, json, os, signal, subprocess, sys, time

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from court.errors import BadLibrary, BadRequest, CourtError, Unavailable
 from court.verdict import Label
-from retrieval import storage
-from retrieval.changes import Effect, Kind
-from retrieval.library import Library
-from retrieval.manifest import LabelledMeme
-from retrieval.writer import LibraryWriter
+from retrieval.library import storage
+from retrieval.library.changes import Effect, Kind
+from retrieval.library.library import Library
+from retrieval.library.manifest import LabelledMeme
+from retrieval.library.writer import LibraryWriter
 from tests.unit.test_library import ENCODER, PICTURES, _break_at, content, create, files_of, ids_of, pictures_of
 from tests.unit.test_library import library as library
 
@@ -81,8 +81,8 @@ def test_two_that_grow_the_same_library_do_not_write_over_each_other(library: Li
     writer.add(*one("e"), None, **WHO)
     kept = np.array(writer.library.overlay.rows)
     # The same library grown a second way, as by a reader that lags behind: it must take a copy.
-    from retrieval.changes import Change
-    from retrieval.journal import Entry
+    from retrieval.library.changes import Change
+    from retrieval.library.journal import Entry
 
     meme, vector = one("other")
     values = {"number": 2, "kind": "add", "at": "2026-01-01T00:00:00Z", "meme": "other", "effect": "append", "row": 4}
@@ -240,8 +240,8 @@ def test_a_bit_flipped_in_the_journal_or_in_what_names_it_is_found(writer: Libra
 
 
 def test_a_journal_with_right_digests_that_does_not_fit_is_refused(library: Library) -> None:
-    from retrieval import journal
-    from retrieval.changes import Change
+    from retrieval.library import journal
+    from retrieval.library.changes import Change
 
     values = {**WHO, "number": 1, "at": "2026-01-01T00:00:00Z", "meme": "d"}
     meme, vector = one("d")
@@ -364,14 +364,14 @@ def test_an_error_at_any_step_leaves_the_old_or_the_new(tmp_path: Path) -> None:
 
 
 def test_whoever_waits_too_long_for_the_lock_is_told(writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrieval.writer._WAIT_S", 0.05)
+    monkeypatch.setattr("retrieval.library.writer._WAIT_S", 0.05)
     with storage.writing(writer.library.root), pytest.raises(Unavailable, match="Somebody else"):
         writer.remove("a", **WHO)
     writer.remove("a", **WHO)
 
 
 def test_a_full_journal_asks_to_be_compacted(writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrieval.writer.MOST", 2)
+    monkeypatch.setattr("retrieval.library.writer.MOST", 2)
     writer.remove("a", **WHO)
     writer.revoke(1, **WHO)
     with pytest.raises(BadRequest, match="precedents compact"):

@@ -24,7 +24,7 @@ from court.settings import TrialSettings
 from court.trial import Case, Court
 from eval.perf.trials import KnownFinder, court_of
 from retrieval.starter.draw import SCENES, draw_meme
-from serving.vllm import VllmServer
+from serving.models.vllm import VllmServer
 
 PICTURES = 7
 """In one prompt at most: four frames of a meme, and three precedents'."""

@@ -14,7 +14,7 @@ import httpx2
 
 from court.errors import NotLoaded
 from eval.perf.vllm_cpu.tiny_model import NAME, make_tiny_model
-from serving.vllm import VllmServer, VllmSettings
+from serving.models.vllm import VllmServer, VllmSettings
 
 BLOCK = 32
 """Tokens in a block of the prefix cache: a prompt is found again in whole blocks."""

@@ -1,0 +1,353 @@
+"""The precedents of a run: the train split without what is too near to any meme that is judged with them.
+
+A precedent is left out for the first of these that holds (design, section 5: leakage):
+
+==================  ===============================================================================================
+``same id``         a judged meme has its id
+``same file``       ... its picture file, byte for byte
+``same picture``    ... its normalised pixels: another file of the same picture
+``same text``       ... its text, case and spacing aside; blank texts are not compared
+``near-duplicate``  ... a picture and a text that are both nearly its own (:class:`retrieval.likeness.leakage.Nearness`)
+==================  ===============================================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from court.digests import digest
+from court.errors import BadRequest, Unavailable
+from court.ports import PictureReader
+from court.verdict import Label
+from eval.runs.folder import Excluded, JudgedMeme
+from retrieval.calibration.calibrate import calibrate
+from retrieval.encoders.choose import BUILTIN, load_encoder, name_of
+from retrieval.encoders.embedding import Encoder
+from retrieval.library.build import Progress, build_library
+from retrieval.library.library import Library
+from retrieval.library.manifest import FORMAT, USUAL, LabelledMeme
+from retrieval.library.readers import read_source
+from retrieval.library.sources import Row, Source
+from retrieval.library.storage import CURRENT, sha256_of
+from retrieval.likeness.leakage import WHYS, Leaks, Nearness, find_leaks
+from retrieval.search.floors import floors_of
+
+SHUFFLED = "shuffled labels"
+"""Stands in the name of a library whose labels were permuted, and so in every record that it was cited in."""
+
+
+class _Prepared(BaseModel):
+    """What lies beside a prepared library, so that a run that is taken up again finds the same one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str
+    nearness: Nearness
+    shuffled_labels: int | None
+    notes: tuple[str, ...]
+    excluded: tuple[Excluded, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A library that may be used for what is judged.
+
+    Attributes:
+        library: The precedents that are left.
+        excluded: The others, in the order of the train split.
+        nearness: From where on they were too near.
+        notes: What else should be known of the library, in sentences without any of the memes.
+    """
+
+    library: Library
+    excluded: tuple[Excluded, ...]
+    nearness: Nearness
+    notes: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Precedents left out, by why."""
+        found = Counter(one.why for one in self.excluded)
+        return {why: found[why] for why in WHYS if found[why]}
+
+    @property
+    def checked(self) -> dict[str, JsonValue]:
+        """How it was checked, for the manifest."""
+        return self.nearness.model_dump(mode="json")
+
+
+async def prepare_precedents(
+    place: Path,
+    *,
+    train: Sequence[Source],
+    judged: Sequence[JudgedMeme],
+    pictures: Path | None,
+    encoder: Encoder,
+    reader: PictureReader,
+    shuffled_labels: int | None = None,
+    nearness: Nearness | None = None,
+    cache: Path | None = None,
+    name: str = "",
+    progress: Progress | None = None,
+    compared_by: Encoder | None = None,
+) -> Prepared:
+    """The library in ``place``: made of the train split without what is too near, or found there as it was made.
+
+    Args:
+        place: Directory of the library; ``place``.json beside it says how it was made and what was left out.
+        train: The train split.
+        judged: What it will be used for.
+        pictures: Folder of the judged memes' pictures; None where there are none.
+        encoder: What it is searched with.
+        reader: Decodes pictures.
+        shuffled_labels: Seed by which the labels are permuted among the precedents (a control); None to leave them.
+        nearness: From where on a precedent is too near; the defaults if not given.
+        cache: Directory of libraries of whole train splits, which runs share; ``train-libraries`` beside ``place``.
+        name: What people call the library; the sources' names if not given.
+        progress: Told the step and how far it is.
+        compared_by: What tells near-duplicates, see :func:`comparing`; ``encoder`` if not given.
+
+    Raises:
+        BadRequest: A source can't be read, nothing is left of it, or ``place`` holds a library for something else.
+        BadLibrary: A library that was made before is damaged.
+        Unavailable: Somebody else is writing to it.
+        OSError: The disk will not have it.
+    """
+    tell: Progress = progress or (lambda step, done, total: None)
+    nearness = nearness or Nearness()
+    by = encoder if compared_by is None or compared_by.identity == encoder.identity else compared_by
+    made_of = await asyncio.to_thread(_made_of, train, encoder)
+    looked_at = await asyncio.to_thread(_looked_at, judged, pictures)
+    key = digest(
+        {
+            "train": made_of,
+            "judged": looked_at,
+            "nearness": nearness.model_dump(mode="json"),
+            "shuffled": shuffled_labels,
+        }
+        | ({} if by is encoder else {"compared by": by.identity.digest})
+    )
+    if (place / CURRENT).exists() and _beside(place).exists():
+        return await asyncio.to_thread(_as_it_was, place, key, encoder)
+
+    cache = cache or place.parent / "train-libraries"
+    whole = await _whole(cache, made_of, train, encoder, reader, tell)
+    compared = whole
+    if by is not encoder:
+        compared = await _whole(cache, await asyncio.to_thread(_made_of, train, by), train, by, reader, tell)
+    excluded, found = await _compare(compared, judged, pictures, by, reader, place.parent, nearness, tell)
+    left = [row for row, meme in enumerate(whole.memes) if meme.id not in {one.precedent for one in excluded}]
+    if not left:
+        raise BadRequest(
+            "Every precedent of the train split is too near to a judged meme. Are the two splits the same file?",
+            reason="NOTHING_TO_CITE",
+        )
+    memes: Sequence[LabelledMeme] = [whole.memes[row] for row in left]
+    called = name or " + ".join(source.label for source in train)
+    if shuffled_labels is not None:
+        memes, called = shuffle_labels(memes, shuffled_labels), f"{called}, {SHUFFLED} (seed {shuffled_labels})"
+    rows = np.ascontiguousarray(whole.rows[left])
+    library = await asyncio.to_thread(
+        Library.create,
+        place,
+        name=called,
+        encoder=encoder.identity,
+        memes=memes,
+        rows=rows,
+        # Anew: what was chosen with the excluded ones would know of what is judged.
+        tuning=await asyncio.to_thread(
+            calibrate,
+            rows,
+            memes,
+            encoder.identity.text_dim,
+            floors_of(rows, memes, encoder.identity.text_dim, encoder.floors),
+            safeguards=whole.manifest.tuning.safeguards,
+            progress=lambda done, total: tell("calibration", done, total),
+        ),
+        pictures=whole.pictures,
+        # What a crash left before it was said how it was made.
+        replace=True,
+    )
+    notes = await asyncio.to_thread(_notes, train, whole, judged, found.unseen, found.text_alone)
+    if by is not encoder:
+        notes += (f"What is too near was told by {by.identity}, the precedents are searched by {encoder.identity}.",)
+    kept = _Prepared(key=key, nearness=nearness, shuffled_labels=shuffled_labels, notes=notes, excluded=tuple(excluded))
+    new = _beside(place).with_suffix(".json.new")
+    new.write_text(kept.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    new.replace(_beside(place))
+    return Prepared(library, kept.excluded, nearness, notes)
+
+
+def read_prepared(place: Path, encoder: Encoder) -> Prepared:
+    """A library that was prepared before.
+
+    Raises:
+        BadLibrary: It is missing, damaged or made with another encoder.
+        BadRequest: It was not made by :func:`prepare_precedents`: nobody knows whether it was checked.
+    """
+    library = Library.open(place, encoder.identity)
+    kept = _read(place)
+    return Prepared(library, kept.excluded, kept.nearness, kept.notes)
+
+
+def comparing(encoder: Encoder) -> Encoder:
+    """What tells near-duplicates where this one searches: the built-in encoder, which the thresholds were measured of.
+
+    So the same precedents are left out whatever they are searched by, and runs with several encoders can be compared.
+    """
+    return encoder if encoder.identity.name == name_of(BUILTIN) else load_encoder(BUILTIN)
+
+
+def shuffle_labels(memes: Sequence[LabelledMeme], seed: int) -> list[LabelledMeme]:
+    """The memes with their labels permuted: as many of each, but of other memes.
+
+    Categories and the source's own label go with the label: they tell it (only harmful memes have targets in HarMeme).
+    """
+    order = np.random.default_rng(seed).permutation(len(memes))
+    return [
+        meme.model_copy(
+            update={"label": other.label, "source_label": other.source_label, "categories": other.categories}
+        )
+        for meme, other in ((meme, memes[int(place)]) for meme, place in zip(memes, order, strict=True))
+    ]
+
+
+def _beside(place: Path) -> Path:
+    return place.with_name(f"{place.name}.json")
+
+
+def _read(place: Path) -> _Prepared:
+    try:
+        return _Prepared.model_validate_json(_beside(place).read_bytes())
+    except (OSError, ValidationError):
+        raise BadRequest(
+            f"{_beside(place)} is missing or can't be read, so that it is not known whether the library beside it was "
+            "checked against what is judged. Remove both; they are made again.",
+            reason="LIBRARY_UNCHECKED",
+        ) from None
+
+
+def _as_it_was(place: Path, key: str, encoder: Encoder) -> Prepared:
+    kept = _read(place)
+    if kept.key != key:
+        raise BadRequest(
+            f"{place} holds precedents that were prepared for other memes, another train split or other thresholds. "
+            "Name another directory for the run, or remove the library.",
+            reason="LIBRARY_FOR_OTHERS",
+        )
+    return read_prepared(place, encoder)
+
+
+def _made_of(train: Sequence[Source], encoder: Encoder) -> str:
+    """Digest of all that the library of the whole train split is made of: files, their pictures, encoder, format."""
+    sources: list[JsonValue] = []
+    for source in train:
+        rows = read_source(source)
+        pictures = _digests([row.image for row in rows.good], source.pictures)
+        files: list[JsonValue] = [sha256_of(path) for path in (source.path, source.labels) if path is not None]
+        sources.append({"files": files, "name": source.label, "pictures": pictures})
+    built = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json")}
+    return digest({"sources": sources, "encoder": encoder.identity.digest, **built})
+
+
+def _looked_at(judged: Sequence[JudgedMeme], pictures: Path | None) -> str:
+    memes: list[JsonValue] = [[meme.id, meme.image, meme.text] for meme in judged]
+    return digest({"memes": memes, "pictures": _digests([meme.image for meme in judged], pictures)})
+
+
+def _digests(names: Iterable[str], folder: Path | None) -> str:
+    """Digest of the content of these pictures, by name; empty for one that is not there."""
+    if folder is None:
+        return ""
+    whole = hashlib.sha256()
+    for name in names:
+        # As retrieval.library.pictures looks for them: with and without a directory of their own.
+        found = next((path for path in (folder / name, folder / Path(name).name) if name and path.is_file()), None)
+        whole.update(f"{name}\0{sha256_of(found) if found else ''}\n".encode())
+    return whole.hexdigest()
+
+
+async def _whole(
+    cache: Path, made_of: str, train: Sequence[Source], encoder: Encoder, reader: PictureReader, tell: Progress
+) -> Library:
+    """The library of the whole train split, made where it is not there yet."""
+    path = cache / made_of.removeprefix("sha256:")[:16]
+    for _ in range(1200):
+        if (path / CURRENT).exists():
+            return await asyncio.to_thread(Library.open, path, encoder.identity)
+        name = " + ".join(source.label for source in train)
+        try:
+            return (await build_library(path, train, name=name, encoder=encoder, picture_reader=reader, progress=tell))[
+                0
+            ]
+        except (BadRequest, Unavailable) as error:
+            # Another run has made it meanwhile, or is writing it just now.
+            if error.reason not in ("LIBRARY_EXISTS", "LIBRARY_LOCKED"):
+                raise
+            await asyncio.sleep(0.5)
+    raise Unavailable("Another run is still writing the library of the train split. Try again later.")
+
+
+async def _compare(
+    whole: Library,
+    judged: Sequence[JudgedMeme],
+    pictures: Path | None,
+    encoder: Encoder,
+    reader: PictureReader,
+    beside: Path,
+    nearness: Nearness,
+    tell: Progress,
+) -> tuple[list[Excluded], Leaks]:
+    """What is too near, in the order of the precedents, and all that was found."""
+    # The label plays no part here: it only makes a row complete.
+    rows = [
+        Row(
+            line=meme.line,
+            id=meme.id,
+            label=Label.HARMFUL if meme.harmful else Label.NOT_HARMFUL,
+            source_label=meme.source_label,
+            text=meme.text,
+            image=meme.image,
+        )
+        for meme in judged
+    ]
+    found = await find_leaks(whole, rows, pictures, encoder, reader, beside, nearness, tell)
+    return [
+        Excluded(
+            precedent=leak.precedent,
+            meme=leak.meme,
+            why=leak.why,
+            text_similarity=leak.text_similarity,
+            picture_similarity=leak.picture_similarity,
+        )
+        for leak in found.leaks
+    ], found
+
+
+def _notes(
+    train: Sequence[Source], whole: Library, judged: Sequence[JudgedMeme], unseen: int, text_alone: int
+) -> tuple[str, ...]:
+    rows = 0
+    for source in train:
+        read = read_source(source)
+        rows += len(read.good) + len(read.problems)
+    counts = whole.manifest.counts
+    said = {
+        f"{rows - counts.memes:,} of the {rows:,} rows of the train split can't be used as precedents.": rows
+        - counts.memes,
+        f"{counts.memes - counts.with_picture:,} of {counts.memes:,} precedents have no picture.": counts.memes
+        - counts.with_picture,
+        f"{unseen:,} of {len(judged):,} judged memes were compared with the precedents without their picture: the same "
+        "or a similar picture would not have been noticed.": unseen,
+        f"{text_alone:,} precedents are near a judged meme by their text, and there is no picture on one side to tell "
+        "whether they are copies; they were kept, since a near text alone is not a copy.": text_alone,
+    }
+    return tuple(sentence for sentence, number in said.items() if number)

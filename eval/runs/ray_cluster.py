@@ -1,0 +1,368 @@
+"""Runs on a Ray cluster: the machine of the run keeps the files, workers on the nodes judge.
+
+The run is what it is without a cluster; only where a meme is tried is another process, perhaps on another machine. Ray
+Data spreads the memes over a pool of actors (:class:`eval.runs.ray_worker.Judge`), each of which holds a court, and
+tries those again that were with a worker that died. What comes back is written into the run's docket, a whole record at
+a time, and then into its predictions. Whatever comes back twice is written once: a meme counts with the first answer.
+
+Calls of models are looked up and kept by the :class:`eval.runs.ray_worker.Desk`, an actor on this machine: this process
+has to be on a node of the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import math
+import os
+import re
+import secrets
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from court.errors import BadRequest, NotLoaded, Unavailable
+from court.events import TrialOpened, parse_event
+from court.record import TrialRecord
+from court.together import together
+from eval.runs.folder import JudgedMeme
+from eval.runs.prediction import Prediction
+from eval.runs.ray_worker import Commission, Desk, Judge, Order, Told, clear_away, facts_of, packed
+from eval.runs.trying import Trier
+from serving.assembly import picture_of
+from serving.docket.store import Docket
+from serving.settings import Settings
+
+RAY_UNREACHABLE = "RAY_UNREACHABLE"
+"""Reason of an error: there is no Ray cluster at that address, or this machine is none of its nodes."""
+RAY_FAILED = "RAY_FAILED"
+"""Reason of an error: the cluster could not go on."""
+
+_ANSWERS_S = 10.0
+"""Seconds that the head of a cluster has to answer. ray.init itself tries for minutes."""
+_BLOCKS = 2000  # at most: one meme each, up to there
+_RESTARTS = 3  # of the desk
+_OUT_S = 20.0  # for workers to go when there is nothing left to be judged
+
+
+@asynccontextmanager
+async def connected(address: str, *, workers: int = 0, concurrency: int) -> AsyncIterator[Cluster]:
+    """A Ray cluster, for as long as the context lasts; nothing of it is started or shut down but what is ours.
+
+    Args:
+        address: Of its head, ``HOST:PORT``.
+        workers: How many are to judge; 0 for one on every node that has a processor to lend.
+        concurrency: Memes on trial at once, over all workers; each has one at least.
+
+    Raises:
+        NotLoaded: Ray is not installed.
+        BadRequest: The address is none.
+        Unavailable: There is no cluster at that address, this machine is none of its nodes, or it has no processors.
+    """
+    # Before Ray is loaded, which reads them then.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None:
+        raise NotLoaded(
+            "Runs on a Ray cluster need Ray, which is not installed. Install it with: pip install 'memecourt[ray]'",
+            reason="RAY_NOT_INSTALLED",
+        )
+    host_port = _checked(address)
+    await _answering(host_port)
+    import ray
+
+    ours = not ray.is_initialized()
+    if ours:
+        await asyncio.to_thread(_connect, host_port)
+    try:
+        nodes = [n for n in _nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
+        if not nodes:
+            raise Unavailable(
+                f"The Ray cluster at {host_port} has no node with a processor to lend.", reason=RAY_UNREACHABLE
+            )
+        size = workers or len(nodes)
+        yield Cluster(size, max(1, math.ceil(concurrency / size)))
+    finally:
+        if ours:
+            await asyncio.to_thread(ray.shutdown)
+
+
+def _checked(address: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}", address):
+        raise BadRequest(
+            f"{address!r} is no address of a Ray cluster. Give that of its head as HOST:PORT, as ray start names it; "
+            "the port is 6379 unless another one was named. This machine has to be a node of the cluster.",
+            field="ray",
+        )
+    return address
+
+
+async def _answering(address: str) -> None:
+    """Asks the head for its health, which it tells like any gRPC server. Raises Unavailable if it does not."""
+    import grpc.aio
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_ANSWERS_S)
+        except grpc.aio.AioRpcError as error:
+            # Anything else is an answer too: of a head that wants a token, say.
+            if error.code() in (
+                grpc.StatusCode.UNAVAILABLE,
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                grpc.StatusCode.UNIMPLEMENTED,
+            ):
+                raise _unreachable(address) from None
+
+
+def _unreachable(address: str, why: str = "") -> Unavailable:
+    return Unavailable(
+        f"No Ray cluster can be reached at {address}{f' ({why})' if why else ''}. Is its head running there, and is "
+        f"this machine one of its nodes? `ray start --address={address}` makes it one. If it wants a token, set "
+        "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH as on its nodes.",
+        reason=RAY_UNREACHABLE,
+    )
+
+
+def _connect(address: str) -> None:
+    """Connects, without a word. Raises Unavailable."""
+    import ray
+
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=False)
+    except Exception as error:
+        raise _unreachable(address, _first_line(error)) from error
+    import ray.data  # sets up loggers of its own
+
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster that this process is connected to.
+
+    Attributes:
+        workers: How many judge.
+        each: Memes on trial at once with each of them.
+    """
+
+    workers: int
+    each: int
+
+    async def judged(
+        self,
+        memes: Sequence[JudgedMeme],
+        *,
+        trier: Trier,
+        known: Mapping[str, TrialRecord],
+        pictures: Mapping[str, Path],
+        calls: Path,
+        settings: Settings,
+        control: str,
+    ) -> AsyncGenerator[tuple[JudgedMeme, Prediction, bool], None]:
+        """What came of each meme, in the order in which they were done; its record is in the docket by then.
+
+        Args:
+            memes: What to judge.
+            trier: As it would be done here; its docket is the run's.
+            known: Records of trials that were cut off, by the meme's id.
+            pictures: Files of the memes' pictures, likewise.
+            calls: File of the store of calls.
+            settings: Of the court, with the library's directory.
+            control: What is altered; empty for nothing.
+
+        Yields:
+            The meme, its prediction, and whether it failed for want of something that may come back.
+
+        Raises:
+            Unavailable: A worker can't judge, or the cluster can't go on. What was yielded holds.
+        """
+        import ray
+
+        waiting = {meme.id: meme for meme in memes}
+        orders = [await _order(meme, known.get(meme.id), trier.house.docket) for meme in memes]
+        assert isinstance(settings.library, Path)  # a run has its library on disk
+        run = secrets.token_hex(4)
+        commission = ray.put(_commission(run, trier, settings, control))
+        library = ray.put(await asyncio.to_thread(packed, settings.library))
+        desk = await asyncio.to_thread(_desk, pictures, None if trier.calls is None else calls)
+        pump = _Pump(self._dataset(orders, {"commission": commission, "library": library, "desk": desk}))
+        try:
+            async for judged in received(pump.rows(), waiting, trier.house.docket):
+                yield judged
+        finally:
+            pump.stop()
+            if waiting:
+                ray.kill(desk)  # the run is at its end before its time: nobody is to go on asking
+        if waiting:
+            raise Unavailable(
+                f"The Ray cluster gave no answer for {len(waiting):,} memes. Take the run up again.", reason=RAY_FAILED
+            )
+        await asyncio.to_thread(_clear_nodes, run)
+
+    def _dataset(self, orders: Sequence[Order], given: dict[str, Any]) -> Any:
+        """The memes, as a data set that is judged when it is read."""
+        import ray.data
+
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.print_on_execution_start = False
+        rows = [{"order": order.model_dump_json()} for order in orders]
+        return ray.data.from_items(rows, override_num_blocks=min(len(rows), _BLOCKS)).map_batches(
+            Judge,
+            batch_size=None,  # a block: what is tried again when a worker dies
+            fn_constructor_kwargs=given,
+            compute=ray.data.ActorPoolStrategy(
+                size=self.workers,
+                max_concurrent_calls_per_actor=self.each,
+                max_tasks_in_flight_per_actor=self.each,
+                enable_true_multi_threading=True,
+            ),
+            num_cpus=1,
+        )
+
+
+def _commission(run: str, trier: Trier, settings: Settings, control: str) -> Commission:
+    return Commission(
+        run=run,
+        settings=settings,
+        policy=settings.policy.read_bytes() if settings.policy else None,
+        procedure=trier.procedure,
+        dataset=trier.dataset,
+        control=control,
+        seed=trier.seed,
+        server=trier.server,
+        retry_failed=trier.retry_failed,
+        fence_key=None if trier.calls is None else trier.calls.fence_key,
+        facts=facts_of(trier.house.court, trier.procedure),
+    )
+
+
+async def _order(meme: JudgedMeme, known: TrialRecord | None, docket: Docket) -> Order:
+    if known is None:
+        return Order(meme=meme)
+    return Order(
+        meme=meme,
+        events=tuple(event.model_dump_json() for event in known.events),
+        frames=tuple(await docket.frames(known.opened.meme.pixels_sha256)),
+    )
+
+
+async def received(
+    answers: AsyncIterator[str], waiting: dict[str, JudgedMeme], docket: Docket
+) -> AsyncGenerator[tuple[JudgedMeme, Prediction, bool], None]:
+    """What came of each meme, once; its record is in the docket by then.
+
+    Args:
+        answers: Of workers, :class:`eval.runs.ray_worker.Told` as JSON; of a meme that was tried again there may be
+            several.
+        waiting: Memes that there is no answer for yet, by id; those that are answered are taken out.
+        docket: Of the run.
+
+    Yields:
+        As :meth:`Cluster.judged`.
+
+    Raises:
+        Unavailable: A worker can't judge.
+    """
+    async for body in answers:
+        told = Told.model_validate_json(body)
+        if told.meme not in waiting:
+            continue  # again: the first answer counts, and its record is in the docket
+        if told.prediction is None:
+            raise Unavailable(f"A worker of the Ray cluster can't judge: {told.fault}", reason=told.reason)
+        await _keep(docket, told)
+        yield waiting.pop(told.meme), told.prediction, told.passing
+
+
+async def _keep(docket: Docket, told: Told) -> None:
+    """Puts a record into the docket, the picture first. Cut off in the midst of it, a trial can be taken up there."""
+    events = [parse_event(event) for event in told.events]
+    opened = next((event for event in events if isinstance(event, TrialOpened)), None)
+    if opened is not None and told.frames:
+        await docket.keep_picture(picture_of(opened.meme, told.frames))
+    await together(*(docket.append(event) for event in events))  # handed in in this order, and written so
+
+
+class _Pump:
+    """Reads a data set in a thread, since Ray's iterators wait; what it reads is given out in the event loop."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._loop = asyncio.get_running_loop()
+        self._rows: asyncio.Queue[str | BaseException | None] = asyncio.Queue()
+        self._stopped = threading.Event()
+        # A daemon: blocked in Ray, it must not keep a process from its end.
+        threading.Thread(target=self._read, name="ray-data", daemon=True).start()
+
+    async def rows(self) -> AsyncIterator[str]:
+        """One answer after the other. Raises Unavailable where Ray gives up."""
+        while (row := await self._rows.get()) is not None:
+            if isinstance(row, BaseException):
+                raise Unavailable(
+                    f"The Ray cluster could not go on ({_first_line(row)}). Is the same version of MemeCourt installed "
+                    "on all nodes, and have they memory enough?",
+                    reason=RAY_FAILED,
+                ) from row
+            yield row
+
+    def stop(self) -> None:
+        """No more is wanted."""
+        self._stopped.set()
+
+    def _read(self) -> None:
+        try:
+            for batch in self._dataset.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0):
+                if self._stopped.is_set():
+                    return
+                for row in batch["told"]:
+                    self._hand_over(row)
+            self._hand_over(None)
+        except BaseException as error:  # for whoever waits
+            self._hand_over(error)
+
+    def _hand_over(self, row: str | BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop is gone, and with it everyone who waits
+            self._loop.call_soon_threadsafe(self._rows.put_nowait, row)
+
+
+def _desk(pictures: Mapping[str, Path], calls: Path | None) -> Any:
+    """The desk, on this machine; it takes no processor away."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    made: Any = ray.remote  # its types know of fewer strategies than it takes
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = made(num_cpus=0, scheduling_strategy=here, max_restarts=_RESTARTS, max_task_retries=_RESTARTS)(Desk)
+    return actor.remote(
+        {meme: str(path.resolve()) for meme, path in pictures.items()}, None if calls is None else str(calls.resolve())
+    )
+
+
+def _nodes() -> list[dict[str, Any]]:
+    import ray
+
+    nodes: Any = ray.nodes
+    return list(nodes())
+
+
+def _clear_nodes(run: str) -> None:
+    """Has removed on every node what workers left there, those of this run that are on their way out included."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    clear: Any = ray.remote(num_cpus=0, max_retries=0)(clear_away)
+    there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in _nodes() if node["Alive"]]
+    for done in [clear.options(scheduling_strategy=node).remote(run, _OUT_S) for node in there]:
+        with contextlib.suppress(ray.exceptions.RayError):  # a node that has just gone
+            ray.get(done, timeout=30 + _OUT_S)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

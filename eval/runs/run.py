@@ -1,0 +1,557 @@
+"""A run: every meme of a split is tried by the court as it is served, and what came of each is kept.
+
+The docket is the truth. It is on the disk before anything is done about an event; ``predictions.jsonl`` only says
+again what it holds, in a form that is easy to read, and is written without waiting for the disk. So a run can be ended
+at any moment, by SIGKILL or by a power cut: taken up again, it reads verdicts that have no line yet from their records,
+resumes trials that were cut off, and asks no model for anything that the docket or the store of calls has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import JsonValue
+
+from court.digests import digest
+from court.errors import BadRequest, NotLoaded, Unavailable
+from court.events import Procedure, TrialFailed
+from court.prompts import prompt_set_digest
+from court.record import TrialRecord
+from court.together import together
+from court.trial import Court
+from eval.datasets.known import Dataset, Role
+from eval.datasets.places import picture_path
+from eval.datasets.protocol import Protocol
+from eval.datasets.read import read_split, source_of
+from eval.runs import about
+from eval.runs.calls import CallStore
+from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, Excluded, JudgedMeme, RunFolder, RunManifest
+from eval.runs.prediction import Outcome, Prediction
+from eval.runs.progress import Progress, Tally
+from eval.runs.sample import sample
+from eval.runs.trying import PICTURE_MISSING, Trier, may_pass
+from eval.studies.controls import Control, with_control
+from serving.assembly import SOFTWARE, Courthouse, open_courthouse
+from serving.settings import ModelSettings, RoleName, Settings
+
+if TYPE_CHECKING:
+    from eval.runs.ray_cluster import Cluster
+
+RUN_DIFFERS = "RUN_DIFFERS"
+"""Reason of an error: what is there now is not what the run was begun with."""
+SERVER_GONE = "RUN_SERVER_GONE"
+"""Reason of an error: so many memes in a row failed for want of something that trying on makes no sense."""
+
+_STARTING = ".starting"  # stands in a run's folder until its manifest does: what lies there is ours to clear away
+_LOCK = ".lock"
+_IN_A_ROW = 3  # failures per worker after which nothing is taken to be there any more
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run.
+
+    Attributes:
+        out: The run's folder; an empty one, or one in which this run was begun.
+        name: What people call the run.
+        dataset: What is judged.
+        data: Where it lies.
+        split: Which part of it.
+        procedure: How memes are tried.
+        protocols: Under which the run is scored; the first one is shown while it runs. All memes are judged, those too
+            that a protocol drops.
+        settings: Of the court: trial, models, policy, workers. Docket and library are the run's own.
+        limit: Judge so many memes only, as :func:`eval.runs.sample.sample` takes them; None for all.
+        seed: Of that sample, and of replies where a temperature makes them draws.
+        concurrency: Memes on trial at once.
+        calls: Store of calls that runs share; None for the run's own.
+        library: Precedents that :func:`eval.runs.precedents.prepare_precedents` made before; None to have them made
+            from the train split.
+        control: What is altered, of :class:`eval.studies.controls.Control`; empty for a court as it is served.
+        command: As it was called.
+        server: What to call the model servers in the store of calls; their addresses where empty. To be given where a
+            server may move and is to be taken for the same.
+        allow_missing: Whether memes without a picture fail, each by itself, instead of keeping the run from starting.
+        retry_failed: Whether memes that failed for a passing reason are tried again.
+        ray: Address of a Ray cluster that judges, ``HOST:PORT``; empty to judge in this process.
+        ray_workers: Workers there; 0 for one a node.
+    """
+
+    out: Path
+    name: str
+    dataset: Dataset
+    data: Path
+    split: str
+    procedure: Procedure
+    protocols: tuple[Protocol, ...]
+    settings: Settings
+    limit: int | None = None
+    seed: int = 0
+    concurrency: int = 8
+    calls: Path | None = None
+    library: Path | None = None
+    control: str = ""
+    command: str = ""
+    server: str = ""
+    allow_missing: bool = False
+    retry_failed: bool = False
+    ray: str = ""
+    ray_workers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Material:
+    """What is judged.
+
+    Attributes:
+        memes: In order.
+        pictures: Their folder; None where there is none.
+        files: SHA-256 of every file of the data set that the run rests on, by name.
+    """
+
+    memes: tuple[JudgedMeme, ...]
+    pictures: Path | None
+    files: Mapping[str, str]
+
+    def picture(self, meme: JudgedMeme) -> Path | None:
+        """Where a meme's picture is; None where it is not."""
+        path = picture_path(self.pictures, meme.image) if self.pictures and meme.image else None
+        return path if path is not None and path.is_file() else None
+
+
+async def run(plan: Plan, progress: Progress) -> RunFolder:
+    """Starts a run, or takes up the one that was begun in its folder; returns when every meme has a prediction.
+
+    Args:
+        plan: What to run. Taken up again, it has to be the one that was begun.
+        progress: Is told how far it is.
+
+    Raises:
+        BadRequest: The folder is not empty and holds no run; the data set can't be read or pictures are missing; or the
+            run was begun with something else than is there now (reason RUN_DIFFERS; the message names what).
+        BadLibrary, NotLoaded, ModelRefused: As :func:`serving.assembly.open_courthouse`.
+        Unavailable: Somebody else is at this run; docket or store of calls can't be used; or the model server is gone
+            for good (reason RUN_SERVER_GONE); or the Ray cluster is not there, or one of its workers can't judge. What
+            was judged is kept.
+        asyncio.CancelledError: It was broken off. What was judged is kept.
+    """
+    folder = RunFolder(plan.out)
+    with _alone(plan.out):
+        begun = folder.manifest() if (plan.out / MANIFEST).exists() else None
+        material = await asyncio.to_thread(_material, plan, progress)
+        if begun is not None:
+            _require_same_material(begun, folder, plan, material)
+            if not plan.retry_failed and {p.meme for p in folder.predictions()} >= {m.id for m in material.memes}:
+                progress.tell("Every meme has been judged.")
+                if begun.finished is None:
+                    folder.write_manifest(begun.model_copy(update={"finished": datetime.now(UTC)}))
+                return folder
+        require_models(plan.procedure, plan.settings)
+        async with AsyncExitStack() as stack:
+            cluster = await stack.enter_async_context(_cluster(plan)) if plan.ray else None
+            calls = None
+            if plan.procedure is not Procedure.SUMMARY:
+                calls = CallStore.open(plan.calls or plan.out / CALLS)
+                stack.push_async_callback(calls.close)
+            checked = {} if begun else await _prepare(plan, folder, material, progress)
+            settings = _settings(plan)
+            # Each meme of a benchmark is tried as if it were the first: what others came to is not looked at.
+            house = await stack.enter_async_context(
+                open_courthouse(settings, read_text=False, tell=progress.tell, duplicates=False)
+            )
+            house = replace(house, court=with_control(house.court, plan.control, plan.seed))
+            manifest = _manifest(plan, material, house.court, folder.excluded(), checked)
+            if begun is None:
+                folder.write_memes(material.memes)
+                folder.write_manifest(manifest)
+                (plan.out / _STARTING).unlink(missing_ok=True)
+            else:
+                _require_same_court(begun, manifest)
+                where = {"data_dir": manifest.data_dir, "pictures_dir": manifest.pictures_dir}
+                manifest = begun.model_copy(update=where)  # the same data may lie elsewhere now
+            judging = _Judging(
+                plan, folder, material, house, calls, progress, manifest, again=begun is not None, cluster=cluster
+            )
+            await judging.all()
+    return folder
+
+
+def require_models(procedure: Procedure, settings: Settings) -> None:
+    """Before anything is prepared: raises NotLoaded where the procedure asks chat models and none is named."""
+    if procedure is Procedure.SUMMARY:
+        return
+    if not any((own := settings.llm.of_role(role)).url or own.model for role in get_args(RoleName)):
+        raise NotLoaded(
+            f"The procedure {procedure.lower()} asks chat models, and none is named. Give --llm-url URL and --model "
+            "NAME, or name them in a file of settings; the procedure summary asks none.",
+            reason="PROCEDURE_NOT_LOADED",
+            field="procedure",
+        )
+
+
+def _cluster(plan: Plan) -> AbstractAsyncContextManager[Cluster]:
+    """The Ray cluster; what belongs to Ray is only loaded where it is used."""
+    from eval.runs.ray_cluster import connected
+
+    return connected(plan.ray, workers=plan.ray_workers, concurrency=plan.concurrency)
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Makes the folder where it is not there, and holds it. The system lets go of it if the process dies."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / _LOCK).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Unavailable(f"Another process is at the run in {out}. Wait until it is done.") from None
+        if not (out / MANIFEST).exists():
+            others = [path.name for path in out.iterdir() if path.name != _LOCK]
+            if others and _STARTING not in others:
+                raise BadRequest(
+                    f"{out} is not empty and holds no run. Name a folder that is not there yet.", reason="OUT_NOT_EMPTY"
+                )
+            (out / _STARTING).touch()
+        yield
+
+
+def _material(plan: Plan, progress: Progress) -> _Material:
+    read = read_split(plan.dataset, plan.data, plan.split)
+    for problem in read.problems[:3]:
+        progress.tell(f"{read.file.name}, line {problem.line}: {problem.reason}")
+    if read.problems:
+        progress.tell(f"{len(read.problems):,} rows can't be used; memecourt-eval datasets check lists them.")
+    memes = sample(read.memes, plan.limit, plan.seed)
+    for protocol in plan.protocols:
+        if protocol not in plan.dataset.protocols:
+            known = ", ".join(plan.dataset.protocols)
+            raise BadRequest(f"{plan.dataset.title} has no protocol {protocol}; it has {known}.")
+    files = dict(read.files)
+    if plan.library is None:
+        for split in plan.dataset.of_role(Role.TRAIN):
+            files |= read_split(plan.dataset, plan.data, split.name).files
+    material = _Material(memes, read.pictures, files)
+    missing = [meme for meme in memes if material.picture(meme) is None]
+    if missing and not plan.allow_missing:
+        examples = ", ".join(meme.image or f"that of {meme.id}" for meme in missing[:3])
+        raise BadRequest(
+            f"{len(missing):,} of {len(memes):,} pictures are missing in {plan.data} ({examples}"
+            f"{' …' if len(missing) > 3 else ''}). Get them from {plan.dataset.source_url}, or give --allow-missing: "
+            "then those memes count as failed.",
+            reason=PICTURE_MISSING,
+        )
+    return material
+
+
+def _settings(plan: Plan) -> Settings:
+    """Those of the court, with the run's own docket and precedents."""
+    changes: dict[str, Any] = {
+        "docket": plan.out / DOCKET,
+        "library": plan.library or plan.out / LIBRARY,
+        "procedure": plan.procedure,
+    }
+    if plan.procedure is Procedure.SUMMARY:
+        changes["llm"] = ModelSettings()  # no server has to be there for what asks none
+    return plan.settings.model_copy(update=changes)
+
+
+async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress: Progress) -> dict[str, JsonValue]:
+    """Has the precedents ready: the train split without what is too near to a judged meme. Says how that was told."""
+    from court.backends.picture_reader import GuardedPictureReader
+    from eval.runs.precedents import comparing, prepare_precedents, read_prepared
+    from retrieval.encoders.choose import load_encoder_for
+
+    encoder = await asyncio.to_thread(load_encoder_for, plan.library, plan.settings.encoder)
+    if plan.library is not None:
+        prepared = await asyncio.to_thread(read_prepared, plan.library, encoder)
+    else:
+        progress.tell("Preparing the precedents …")
+        train = plan.dataset.of_role(Role.TRAIN)
+        reader = GuardedPictureReader(workers=plan.settings.picture_workers)
+        try:
+            prepared = await prepare_precedents(
+                plan.out / LIBRARY,
+                train=[await asyncio.to_thread(source_of, plan.dataset, plan.data, split.name) for split in train],
+                judged=material.memes,
+                pictures=material.pictures,
+                encoder=encoder,
+                reader=reader,
+                shuffled_labels=plan.seed if plan.control == Control.SHUFFLED else None,
+                cache=plan.settings.home / "train-libraries",
+                progress=progress.step,
+                compared_by=await asyncio.to_thread(comparing, encoder),
+            )
+        finally:
+            await reader.aclose()
+    for note in prepared.notes:
+        progress.tell(note)
+    size, out = len(prepared.library.memes), len(prepared.excluded)
+    counts = ", ".join(f"{count:,} {why}" for why, count in prepared.counts.items())
+    why = f" ({counts})" if counts else ""
+    progress.tell(f"{size:,} precedents; {out:,} were left out as too near to what is judged{why}.")
+    folder.write_excluded(prepared.excluded)
+    return prepared.checked
+
+
+def _manifest(
+    plan: Plan, material: _Material, court: Court, excluded: Sequence[Excluded], checked: dict[str, JsonValue]
+) -> RunManifest:
+    asks_nobody = plan.procedure is Procedure.SUMMARY
+    settings = court.settings.model_dump(mode="json")
+    if court.chairs is not None and not asks_nobody:
+        settings |= court.chairs.settings(court.settings.reply_chars)
+    library = court.finder.library
+    return RunManifest(
+        name=plan.name,
+        created=datetime.now(UTC),
+        dataset=plan.dataset.id,
+        split=plan.split,
+        data=dict(material.files),
+        data_dir=str(plan.data.resolve()),
+        pictures_dir=str(material.pictures.resolve()) if material.pictures else "",
+        protocols=plan.protocols,
+        limit=plan.limit,
+        seed=plan.seed,
+        procedure=plan.procedure,
+        settings=settings,
+        settings_digest=digest(settings),
+        models={} if asks_nobody or court.chairs is None else court.chairs.models,
+        prompts="" if asks_nobody else prompt_set_digest(),
+        policy=court.policy.digest,
+        library=library.digest,
+        library_size=library.size,
+        library_dir=str(plan.library.resolve()) if plan.library else "",
+        calls_file=str(plan.calls.resolve()) if plan.calls else "",
+        server=plan.server,
+        encoder=library.encoder,
+        excluded=dict(Counter(one.why for one in excluded)),
+        checked=checked,
+        control=plan.control,
+        software=SOFTWARE,
+        commit=about.commit(),
+        python=about.python(),
+        machine=about.machine(),
+        command=plan.command,
+    )
+
+
+def _require_same_material(begun: RunManifest, folder: RunFolder, plan: Plan, material: _Material) -> None:
+    """What can be told before anything is loaded. Raises BadRequest, which names everything that differs."""
+    now = {
+        "dataset": plan.dataset.id,
+        "split": plan.split,
+        "limit": plan.limit,
+        "seed": plan.seed,
+        "procedure": plan.procedure,
+        "control": plan.control,
+        "server": plan.server,
+    }
+    differ = [_was(name, getattr(begun, name), value) for name, value in now.items() if getattr(begun, name) != value]
+    names = sorted(begun.data.keys() | material.files.keys())
+    differ += [f"the file {name}" for name in names if begun.data.get(name) != material.files.get(name)]
+    if not differ and folder.memes() != material.memes:
+        differ = ["how this version of MemeCourt reads the data set"]
+    _require_none(differ)
+
+
+def _require_same_court(begun: RunManifest, now: RunManifest) -> None:
+    """The rest. Raises BadRequest, which names everything that differs."""
+    names = ("models", "prompts", "policy", "library", "encoder")
+    differ = [
+        _was(name, getattr(begun, name), getattr(now, name))
+        for name in names
+        if getattr(begun, name) != getattr(now, name)
+    ]
+    for name in sorted(begun.settings.keys() | now.settings.keys()):
+        before, after = begun.settings.get(name), now.settings.get(name)
+        if before != after:
+            differ.append(_was(f"setting {name}", before, after))
+    _require_none(differ)
+
+
+def _require_none(differ: Sequence[str]) -> None:
+    if differ:
+        raise BadRequest(
+            f"The run was begun with something else than is there now: {'; '.join(differ)}. Half of it would be one "
+            "thing and half another. Set it up as it was, or begin a new run in another folder.",
+            reason=RUN_DIFFERS,
+        )
+
+
+def _was(name: str, before: object, after: object) -> str:
+    return f"{name} (was {_short(before)}, is {_short(after)})"
+
+
+def _short(value: object) -> str:
+    said = "nothing" if value in ("", None) else str(value)
+    return said if len(said) <= 40 else f"{said[:36]} …"
+
+
+class _Judging:
+    """Judges what has no prediction yet."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: RunFolder,
+        material: _Material,
+        house: Courthouse,
+        calls: CallStore | None,
+        progress: Progress,
+        manifest: RunManifest,
+        *,
+        again: bool,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._material = material
+        self._house = house
+        self._progress = progress
+        self._manifest = manifest
+        self._again = again
+        self._cluster = cluster
+        self._trier = Trier(house, calls, plan.dataset.id, plan.procedure, plan.seed, plan.server, plan.retry_failed)
+        self._trials: Mapping[str, Sequence[str]] = {}
+        self._tally = Tally(plan.protocols[0], total=len(material.memes))
+        self._failures = 0  # in a row, for want of something
+
+    async def all(self) -> None:
+        """Until every meme has a prediction. Raises as :func:`run`."""
+        # Read before anything is judged: a trial of this process is none that was cut off.
+        self._trials = await self._house.docket.requests()
+        said = await self._said()
+        todo = [meme for meme in self._material.memes if meme.id not in said]
+        for meme in self._material.memes:
+            if meme.id in said:
+                self._tally.add(meme, said[meme.id])
+        self._tally.before = self._tally.done
+        if self._again and todo:
+            self._manifest = self._manifest.model_copy(
+                update={"interruptions": self._manifest.interruptions + 1, "finished": None}
+            )
+            self._folder.write_manifest(self._manifest)
+        # Without a line that a crash cut, and without those that are tried again.
+        self._folder.write_predictions(list(said.values()))
+        self._progress.begin(self._tally)
+        try:
+            if todo:
+                await self._judge(todo)
+        finally:
+            self._progress.end(self._tally)
+        if self._manifest.finished is None:
+            self._folder.write_manifest(self._manifest.model_copy(update={"finished": datetime.now(UTC)}))
+
+    async def _said(self) -> dict[str, Prediction]:
+        """Predictions that hold, the last of each meme."""
+        wanted = {meme.id for meme in self._material.memes}
+        said = {p.meme: p for p in self._folder.predictions() if p.meme in wanted}
+        if not self._plan.retry_failed:
+            return said
+        return {name: p for name, p in said.items() if not await self._may_pass(p)}
+
+    async def _may_pass(self, prediction: Prediction) -> bool:
+        """Whether a failure's reason may have passed; a meme of which there was not even a trial is always tried."""
+        if prediction.outcome is not Outcome.FAILED:
+            return False
+        if not prediction.trial:
+            return True
+        failed = (await self._house.docket.record(prediction.trial)).last(TrialFailed)
+        return failed is None or may_pass(failed)
+
+    async def _judge(self, todo: Sequence[JudgedMeme]) -> None:
+        ticking = asyncio.create_task(self._tick())
+        try:
+            with (self._plan.out / PREDICTIONS).open("a", encoding="ascii") as file:
+
+                def keep(meme: JudgedMeme, prediction: Prediction, passing: bool) -> None:
+                    # Handed to the system at once. Lost with it, it is read from the docket.
+                    file.write(prediction.model_dump_json(ensure_ascii=True) + "\n")
+                    file.flush()
+                    self._tally.add(meme, prediction)
+                    self._progress.judged(self._tally)
+                    self._watch_for_the_end(prediction, passing)
+
+                await (self._here(todo, keep) if self._cluster is None else self._there(self._cluster, todo, keep))
+        finally:
+            ticking.cancel()
+            await asyncio.gather(ticking, return_exceptions=True)
+
+    async def _here(self, todo: Sequence[JudgedMeme], keep: Callable[[JudgedMeme, Prediction, bool], None]) -> None:
+        """Judges in this process."""
+        # One iterator for all: each takes the next meme when it is done with one.
+        rest = iter(todo)
+
+        async def work() -> None:
+            for meme in rest:
+                known = await self._known(meme)
+                keep(meme, *await self._trier.try_meme(meme, known, partial(self._picture, meme)))
+
+        await together(*(work() for _ in range(min(self._plan.concurrency, len(todo)))))
+
+    async def _there(
+        self, cluster: Cluster, todo: Sequence[JudgedMeme], keep: Callable[[JudgedMeme, Prediction, bool], None]
+    ) -> None:
+        """Has a cluster judge what there is no record of yet, or only half a one."""
+        known = {}
+        rest = []
+        for meme in todo:
+            record = await self._known(meme)
+            if record is not None and not self._trier.to_be_resumed(record):
+                keep(meme, *await self._trier.try_meme(meme, record, partial(self._picture, meme)))
+                continue
+            rest.append(meme)
+            if record is not None:
+                known[meme.id] = record
+        if not rest:
+            return
+        pictures = {meme.id: path for meme in rest if (path := self._material.picture(meme)) is not None}
+        calls = self._plan.calls or self._plan.out / CALLS
+        settings = _settings(self._plan)
+        judged = cluster.judged(
+            rest,
+            trier=self._trier,
+            known=known,
+            pictures=pictures,
+            calls=calls,
+            settings=settings,
+            control=self._plan.control,
+        )
+        async with contextlib.aclosing(judged):
+            async for meme, prediction, passing in judged:
+                keep(meme, prediction, passing)
+
+    async def _picture(self, meme: JudgedMeme) -> bytes | None:
+        path = self._material.picture(meme)
+        return None if path is None else await asyncio.to_thread(path.read_bytes)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            self._progress.tick(self._tally)
+
+    def _watch_for_the_end(self, prediction: Prediction, passing: bool) -> None:
+        """Ends a run before a server that is gone: it would fail every meme that is left, one after the other."""
+        self._failures = self._failures + 1 if passing else 0
+        most = _IN_A_ROW * max(self._plan.concurrency, 3)
+        if self._failures >= most:
+            raise Unavailable(
+                f"{most} memes in a row failed, the last with {prediction.reason}: something that trials need is not "
+                "there. When it is back, take the run up again with --retry-failed.",
+                reason=SERVER_GONE,
+            )
+
+    async def _known(self, meme: JudgedMeme) -> TrialRecord | None:
+        """The record of a meme's last trial in this run."""
+        trials = self._trials.get(self._trier.request(meme), ())
+        return await self._house.docket.record(trials[-1]) if trials else None

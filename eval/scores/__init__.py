@@ -1,0 +1,1 @@
+"""Figures of labels and what they can be held against."""

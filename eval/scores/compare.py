@@ -1,0 +1,247 @@
+"""Two sets of predictions of the same memes: which is better, and whether the test set can tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binomtest
+
+from court.errors import BadRequest
+from eval.datasets.protocol import Protocol
+from eval.runs.prediction import Outcome
+from eval.runs.results import NOT_JUDGED, Judged, Results
+from eval.scores import resampling
+from eval.scores.metrics import RESAMPLES, Figure
+from eval.scores.resampling import Ints
+
+SURE = 0.05
+"""A difference whose p-value is below this is not put down to chance."""
+
+_SAID = {Outcome.NOT_HARMFUL: 0, Outcome.HARMFUL: 1, Outcome.UNDECIDED: 2, Outcome.FAILED: 2}
+"""Column of a strict confusion matrix; the last is no class at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A meme of which A and B did not say the same.
+
+    Attributes:
+        meme: Its id.
+        harmful: Its gold label under the protocol.
+        a: What A said.
+        b: What B said.
+    """
+
+    meme: str
+    harmful: bool
+    a: Outcome
+    b: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A and B on the memes that both were asked about. No class is wrong here, as in the strict figures.
+
+    Attributes:
+        protocol: How gold labels became two classes.
+        name_a: What people call A.
+        name_b: What people call B.
+        n: Memes compared.
+        left_out_a: Ids of memes that only A was asked about; not compared.
+        left_out_b: Likewise for B.
+        not_judged_a: Of ``n``, memes of which A has said nothing yet.
+        not_judged_b: Likewise for B.
+        both_right: Memes that both got right.
+        only_a_right: Memes that A got right and B wrong.
+        only_b_right: Memes that B got right and A wrong.
+        both_wrong: Memes that both got wrong.
+        accuracy_a: Strict accuracy of A on these memes.
+        accuracy_b: Likewise for B.
+        macro_f1_a: Strict macro-F1 of A on these memes.
+        macro_f1_b: Likewise for B.
+        difference_accuracy: A less B, with a 95 % interval by paired bootstrap over memes.
+        difference_macro_f1: Likewise.
+        mcnemar_p: Two-sided p-value of the exact McNemar test.
+        needed: Smallest difference in accuracy, a share, that the test would not put down to chance if as many memes
+            were right in one and wrong in the other; more than 1 where the memes are too few for any.
+        flipped: Every meme of which they did not say the same, in the order of A; those that one got right and the
+            other wrong are among them.
+    """
+
+    protocol: Protocol
+    name_a: str
+    name_b: str
+    n: int
+    left_out_a: tuple[str, ...]
+    left_out_b: tuple[str, ...]
+    not_judged_a: int
+    not_judged_b: int
+    both_right: int
+    only_a_right: int
+    only_b_right: int
+    both_wrong: int
+    accuracy_a: float
+    accuracy_b: float
+    macro_f1_a: float
+    macro_f1_b: float
+    difference_accuracy: Figure
+    difference_macro_f1: Figure
+    mcnemar_p: float
+    needed: float
+    flipped: tuple[Flip, ...]
+
+    @property
+    def sure(self) -> bool:
+        """Whether the difference in accuracy is more than chance would often make."""
+        return self.mcnemar_p < SURE
+
+
+def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESAMPLES, seed: int = 0) -> Comparison:
+    """Compares A and B meme by meme.
+
+    Memes are matched by id. The bootstrap draws memes with what both said of them, so that a meme that is hard for both
+    is hard for both in every resample (Efron & Tibshirani 1993, chapter 8).
+
+    Raises:
+        BadRequest: They share no meme, or disagree on what the gold label of one is.
+        ValueError: The protocol is not for a data set of this kind.
+    """
+    in_a = {one.meme.id: (gold, one) for gold, one in a.under(protocol)}
+    in_b = {one.meme.id: (gold, one) for gold, one in b.under(protocol)}
+    shared = [meme for meme in in_a if meme in in_b]
+    if not shared:
+        raise BadRequest(
+            f"{a.name} and {b.name} share no meme under the protocol {protocol}: there is nothing to compare. Compare "
+            "predictions of the same split.",
+            reason="NOTHING_SHARED",
+        )
+    at_odds = [meme for meme in shared if in_a[meme][0] != in_b[meme][0]]
+    if at_odds:
+        raise BadRequest(
+            f"{a.name} and {b.name} disagree on the gold label of {len(at_odds):,} memes, {at_odds[0]} among them: "
+            "they were scored on different data, or different versions of it.",
+            reason="GOLD_DIFFERS",
+        )
+    cells = np.zeros((2, 3, 3), dtype=np.int64)
+    for meme in shared:
+        gold, one = in_a[meme]
+        cells[int(gold), _SAID[one.prediction.outcome], _SAID[in_b[meme][1].prediction.outcome]] += 1
+    right = (
+        (cells[0, 0, 0], cells[1, 1, 1]),
+        (cells[0, 0, 1:], cells[1, 1, [0, 2]]),
+        (cells[0, 1:, 0], cells[1, [0, 2], 1]),
+    )
+    both, only_a, only_b = (int(sum(np.sum(part) for part in parts)) for parts in right)
+    n = len(shared)
+    accuracy_a, f1_a = _strict(cells[None].sum(axis=3))
+    accuracy_b, f1_b = _strict(cells[None].sum(axis=2))
+    drawn = resampling.draw_cells(cells, resamples, seed)
+    drawn_a, drawn_b = resampling.rates(drawn.sum(axis=3)), resampling.rates(drawn.sum(axis=2))
+    return Comparison(
+        protocol=protocol,
+        name_a=a.name,
+        name_b=b.name,
+        n=n,
+        left_out_a=tuple(meme for meme in in_a if meme not in in_b),
+        left_out_b=tuple(meme for meme in in_b if meme not in in_a),
+        not_judged_a=_not_judged([in_a[meme][1] for meme in shared]),
+        not_judged_b=_not_judged([in_b[meme][1] for meme in shared]),
+        both_right=both,
+        only_a_right=only_a,
+        only_b_right=only_b,
+        both_wrong=n - both - only_a - only_b,
+        accuracy_a=accuracy_a,
+        accuracy_b=accuracy_b,
+        macro_f1_a=f1_a,
+        macro_f1_b=f1_b,
+        difference_accuracy=Figure(
+            # From the counts: the difference of two rounded shares of the same memes need not come out as 0.
+            (only_a - only_b) / n,
+            *resampling.interval(drawn_a.accuracy - drawn_b.accuracy),
+        ),
+        difference_macro_f1=Figure(f1_a - f1_b, *resampling.interval(drawn_a.macro_f1 - drawn_b.macro_f1)),
+        mcnemar_p=mcnemar(only_a, only_b),
+        needed=_needed(only_a + only_b) / n,
+        flipped=tuple(
+            Flip(meme, in_a[meme][0], in_a[meme][1].prediction.outcome, in_b[meme][1].prediction.outcome)
+            for meme in shared
+            if in_a[meme][1].prediction.outcome is not in_b[meme][1].prediction.outcome
+        ),
+    )
+
+
+def mcnemar(only_a: int, only_b: int) -> float:
+    """Two-sided p-value of the exact McNemar test.
+
+    How often would memes that only one of the two gets right fall at least as unevenly, if each were as likely to be
+    either's (Agresti 2013, "Categorical Data Analysis", section 11.1)?
+    """
+    return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
+
+
+def in_words(comparison: Comparison) -> list[str]:
+    """What the comparison says and what it leaves open, in sentences."""
+    a, b, n = comparison.name_a, comparison.name_b, comparison.n
+    sentences = [
+        f"Protocol {comparison.protocol}, {_memes(n)}: {a} has an accuracy of {comparison.accuracy_a:.3f}, {b} of "
+        f"{comparison.accuracy_b:.3f}; macro-F1 {comparison.macro_f1_a:.3f} and {comparison.macro_f1_b:.3f}."
+    ]
+    for name, left_out in ((a, comparison.left_out_a), (b, comparison.left_out_b)):
+        if left_out:
+            verb = "is" if len(left_out) == 1 else "are"
+            sentences.append(f"{_memes(len(left_out))} that only {name} was asked about {verb} not compared.")
+    for name, count in ((a, comparison.not_judged_a), (b, comparison.not_judged_b)):
+        if count:
+            verb = "counts" if count == 1 else "count"
+            sentences.append(f"{name} says nothing of {_memes(count)}, which {verb} as wrong.")
+    sentences += [
+        f"{a} is right on {_memes(comparison.only_a_right)} that {b} gets wrong, {b} on {comparison.only_b_right:,} "
+        f"that {a} gets wrong; exact McNemar p = {comparison.mcnemar_p:.3g}.",
+        f"The difference ({a} less {b}) is {_signed(comparison.difference_accuracy)} in accuracy and "
+        f"{_signed(comparison.difference_macro_f1)} in macro-F1.",
+    ]
+    if comparison.sure:
+        better = a if comparison.only_a_right > comparison.only_b_right else b
+        sentences.append(f"{better} is better by more than chance would often make of two systems that are as good.")
+    elif comparison.only_a_right == comparison.only_b_right == 0:
+        sentences.append("They are right on the same memes: this test set can't tell them apart.")
+    else:
+        need = comparison.needed
+        sentences.append(
+            "This is within noise: this test set can't tell them apart. "
+            + (
+                f"With {_memes(n)} it would take a difference of about {100 * need:.1f} points."
+                if need <= 1
+                else f"{_memes(n)} are too few to tell any two systems apart."
+            )
+        )
+    return sentences
+
+
+def _strict(cells: Ints) -> tuple[float, float]:
+    rates = resampling.rates(cells)
+    return float(rates.accuracy[0]), float(rates.macro_f1[0])
+
+
+def _not_judged(judged: list[Judged]) -> int:
+    return sum(one.prediction.reason == NOT_JUDGED for one in judged)
+
+
+def _needed(odd: int) -> int:
+    """Smallest surplus of one side that the test tells from chance, if ``odd`` memes are right in one only.
+
+    With fewer than six such memes there is none, and the answer is six: all of them on one side.
+    """
+    odd = max(odd, 6)
+    return next(
+        surplus for surplus in range(odd % 2, odd + 1, 2) if mcnemar((odd + surplus) // 2, (odd - surplus) // 2) < SURE
+    )
+
+
+def _memes(count: int) -> str:
+    return f"{count:,} meme" if count == 1 else f"{count:,} memes"
+
+
+def _signed(figure: Figure) -> str:
+    return f"{figure.value:+.3f} [{figure.low:+.3f}, {figure.high:+.3f}]"

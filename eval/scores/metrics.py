@@ -1,0 +1,390 @@
+"""How good a set of labels is, and how sure one can be of that.
+
+Figures by scikit-learn; intervals are 95 %, by percentile bootstrap over memes (:mod:`eval.scores.resampling`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+from sklearn.metrics import (
+    accuracy_score,
+    brier_score_loss,
+    confusion_matrix,
+    f1_score,
+    precision_recall_fscore_support,
+    roc_auc_score,
+)
+
+from court.errors import BadRequest
+from eval.datasets.protocol import Level, Protocol
+from eval.runs.prediction import Outcome
+from eval.runs.results import Judged, Results
+from eval.scores import resampling
+from eval.scores.resampling import Floats, Ints
+
+CLASSES = (False, True)
+"""Not harmful, harmful. Always given to scikit-learn: a class that nobody predicted still counts in a macro average."""
+
+SAID = (Outcome.NOT_HARMFUL, Outcome.HARMFUL, Outcome.UNDECIDED, Outcome.FAILED)
+"""The columns of a confusion matrix, in this order."""
+
+RESAMPLES = 10_000
+
+BINS = 10
+"""Of a calibration curve, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure with the interval that resampling the memes leaves it in.
+
+    Attributes:
+        value: Of all memes.
+        low: 2.5th percentile over the resamples.
+        high: 97.5th percentile.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScores:
+    """How well one class was told.
+
+    Attributes:
+        name: ``not harmful`` or ``harmful``.
+        precision: Share of hits among the memes that were given this class; None where none was.
+        recall: Share of hits among the memes that are of this class; None where none is.
+        f1: Their harmonic mean; 0 where the class is neither there nor said, as scikit-learn has it.
+        support: Memes that are of this class.
+    """
+
+    name: str
+    precision: Figure | None
+    recall: Figure | None
+    f1: Figure
+    support: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Figures of labels over some memes.
+
+    Attributes:
+        n: Those memes.
+        accuracy: Share of labels that agree with gold.
+        macro_f1: Mean of the F1 of both classes.
+        classes: Not harmful, harmful.
+    """
+
+    n: int
+    accuracy: Figure
+    macro_f1: Figure
+    classes: tuple[ClassScores, ClassScores]
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """One point of a calibration curve.
+
+    Attributes:
+        low: Lowest score in it.
+        high: Highest score in it.
+        n: Memes in it.
+        mean_score: Of these.
+        share_harmful: Share of these that are harmful.
+    """
+
+    low: float
+    high: float
+    n: int
+    mean_score: float
+    share_harmful: float
+
+
+Confusion = tuple[tuple[int, int, int, int], tuple[int, int, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """All figures of one set of predictions under one protocol.
+
+    Attributes:
+        protocol: How gold labels became two classes.
+        n: Memes that are scored.
+        harmful: Of ``n``, those whose gold label is harmful.
+        benign: The others.
+        dropped: Memes that the protocol leaves out; not in ``n``.
+        undecided: Of ``n``, those that the system would not decide.
+        failed: Of ``n``, those of which there is no answer.
+        coverage: Share of ``n`` that was given a class.
+        majority: Accuracy of always saying the more frequent class.
+        majority_macro_f1: Macro-F1 of the same.
+        decided: Over the memes that were given a class; None where none was.
+        strict: Over all ``n``. A meme without a class is wrong: never a hit, a miss of its gold class, and no
+            prediction of the other, so that it lowers accuracy, recall and F1 but no precision.
+        confusion: Counts, gold (not harmful, harmful) x said (:data:`SAID`).
+        scored: Memes with a score; those without a class can have one too.
+        auroc: Area under the ROC curve over ``scored``; None unless both classes are among them.
+        brier: Mean squared difference of score and gold over ``scored``; None where there is none.
+        calibration: Of ``scored``, in rising order of score, in at most :data:`BINS` bins of nearly equal numbers.
+        ece: Expected calibration error by these bins; None where there is none.
+        levelled: Memes that have a gold level and were given one.
+        mmae: Macro-averaged mean absolute error over ``levelled``, in levels; None where there is none.
+        voted: Memes with a vote of precedents.
+        vote: The vote's own figures over ``voted``; None where there is none.
+    """
+
+    protocol: Protocol
+    n: int
+    harmful: int
+    benign: int
+    dropped: int
+    undecided: int
+    failed: int
+    coverage: Figure
+    majority: float
+    majority_macro_f1: float
+    decided: Rates | None
+    strict: Rates
+    confusion: Confusion
+    scored: int
+    auroc: Figure | None
+    brier: Figure | None
+    calibration: tuple[Bin, ...]
+    ece: float | None
+    levelled: int
+    mmae: Figure | None
+    voted: int
+    vote: Rates | None
+
+
+def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, seed: int = 0) -> Card:
+    """Scores everything that was said, under one protocol.
+
+    Each figure's resamples begin anew at the seed, so that none depends on which others there are.
+
+    Raises:
+        BadRequest: The protocol leaves no meme to be scored.
+        ValueError: The protocol is not for a data set of this kind.
+    """
+    pairs = results.under(protocol)
+    if not pairs:
+        raise BadRequest(
+            f"Under the protocol {protocol} no meme of {results.name} is left to be scored: it drops all of them. "
+            "Judge more memes, or choose another protocol.",
+            reason="NOTHING_TO_SCORE",
+        )
+    gold = np.array([harmful for harmful, _ in pairs], dtype=np.int64)
+    said = np.array([SAID.index(one.prediction.outcome) for _, one in pairs], dtype=np.int64)
+    cells: Ints = confusion_matrix(gold, said, labels=range(len(SAID)))[: len(CLASSES)].astype(np.int64)
+    drawn = resampling.draw_cells(cells, resamples, seed)
+    n, harmful = len(pairs), int(gold.sum())
+    majority = max(harmful, n - harmful) / n
+    decided = said < len(CLASSES)
+    voted = [
+        (harmful, one.prediction.vote_harmful) for harmful, one in pairs if one.prediction.vote_harmful is not None
+    ]
+    scored = [(harmful, one.prediction.score) for harmful, one in pairs if one.prediction.score is not None]
+    auroc, brier = _score_figures(scored, resamples, seed)
+    bins = _calibration(scored)
+    levelled, mmae = _mmae([one for _, one in pairs], resamples, seed)
+    return Card(
+        protocol=protocol,
+        n=n,
+        harmful=harmful,
+        benign=n - harmful,
+        dropped=len(results.judged) - n,
+        undecided=int(cells[:, 2].sum()),
+        failed=int(cells[:, 3].sum()),
+        coverage=_figure(float(decided.mean()), drawn[:, :, : len(CLASSES)].sum(axis=(1, 2)) / n),
+        majority=majority,
+        # The other class has an F1 of 0; this one a recall of 1 and a precision of its share.
+        majority_macro_f1=majority / (1 + majority),
+        decided=_rates(gold[decided], said[decided], drawn[:, :, : len(CLASSES)]) if decided.any() else None,
+        strict=_rates(gold, said, drawn),
+        confusion=(_row(cells[0]), _row(cells[1])),
+        scored=len(scored),
+        auroc=auroc,
+        brier=brier,
+        calibration=bins,
+        ece=sum(b.n * abs(b.mean_score - b.share_harmful) for b in bins) / len(scored) if scored else None,
+        levelled=levelled,
+        mmae=mmae,
+        voted=len(voted),
+        vote=_vote_rates(voted, resamples, seed) if voted else None,
+    )
+
+
+def noise(n: int, accuracy: float) -> float:
+    """Half the width of a 95 % interval of an accuracy on ``n`` memes, by the normal approximation.
+
+    What a small test set leaves open: on 354 memes, 4 points either way of 82 %.
+
+    Raises:
+        ValueError: There is no meme, or the accuracy is not between 0 and 1.
+    """
+    if n < 1 or not 0 <= accuracy <= 1:
+        raise ValueError("noise needs at least one meme, and an accuracy between 0 and 1")
+    return 1.96 * sqrt(accuracy * (1 - accuracy) / n)
+
+
+def _row(counts: Ints) -> tuple[int, int, int, int]:
+    first, second, third, fourth = (int(count) for count in counts)
+    return first, second, third, fourth
+
+
+def _figure(value: float, resampled: Floats) -> Figure:
+    return Figure(value, *resampling.interval(resampled))
+
+
+def _rates(gold: Ints, said: Ints, drawn: Ints) -> Rates:
+    """Rates of ``said`` (int of shape (memes,), places in SAID) with intervals from resampled confusion matrices."""
+    precision, recall, f1, support = precision_recall_fscore_support(
+        gold, said, labels=[0, 1], average=None, zero_division=0
+    )
+    over = resampling.rates(drawn)
+    return Rates(
+        n=len(gold),
+        accuracy=_figure(float(accuracy_score(gold, said)), over.accuracy),
+        macro_f1=_figure(float(f1.mean()), over.macro_f1),
+        classes=(
+            ClassScores(
+                name="not harmful",
+                precision=_figure(float(precision[0]), over.precision[0]) if (said == 0).any() else None,
+                recall=_figure(float(recall[0]), over.recall[0]) if support[0] else None,
+                f1=_figure(float(f1[0]), over.f1[0]),
+                support=int(support[0]),
+            ),
+            ClassScores(
+                name="harmful",
+                precision=_figure(float(precision[1]), over.precision[1]) if (said == 1).any() else None,
+                recall=_figure(float(recall[1]), over.recall[1]) if support[1] else None,
+                f1=_figure(float(f1[1]), over.f1[1]),
+                support=int(support[1]),
+            ),
+        ),
+    )
+
+
+def _vote_rates(voted: Sequence[tuple[bool, bool]], resamples: int, seed: int) -> Rates:
+    gold, said = np.array(voted, dtype=np.int64).T
+    cells = confusion_matrix(gold, said, labels=[0, 1]).astype(np.int64)
+    return _rates(gold, said, resampling.draw_cells(cells, resamples, seed))
+
+
+def _score_figures(
+    scored: Sequence[tuple[bool, float]], resamples: int, seed: int
+) -> tuple[Figure | None, Figure | None]:
+    """AUROC and Brier score."""
+    if not scored:
+        return None, None
+    gold = np.array([harmful for harmful, _ in scored], dtype=bool)
+    scores = np.array([score for _, score in scored], dtype=np.float64)
+    aurocs, briers = resampling.auroc_and_brier(gold, scores, resamples, seed)
+    brier = _figure(float(brier_score_loss(gold, scores, labels=CLASSES)), briers)
+    if gold.all() or not gold.any():
+        return None, brier
+    return _figure(float(roc_auc_score(gold, scores)), aurocs), brier
+
+
+def _calibration(scored: Sequence[tuple[bool, float]]) -> tuple[Bin, ...]:
+    """Bins of nearly equal numbers of memes; equal scores are never parted, so there can be fewer and uneven ones.
+
+    Equal numbers rather than equal widths (adaptive binning, Nixon et al. 2019), since models' scores crowd at both
+    ends, and bins of a handful of memes say nothing.
+    """
+    if not scored:
+        return ()
+    gold = np.array([harmful for harmful, _ in scored], dtype=np.float64)
+    scores = np.array([score for _, score in scored], dtype=np.float64)
+    # A meme's bin by its mid-rank, which equal scores share.
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    middle = (counts.cumsum() - counts / 2)[place]
+    number = np.floor(middle * min(BINS, len(scores)) / len(scores))
+    return tuple(
+        Bin(
+            low=float(scores[here].min()),
+            high=float(scores[here].max()),
+            n=int(here.sum()),
+            mean_score=float(scores[here].mean()),
+            share_harmful=float(gold[here].mean()),
+        )
+        for here in (number == which for which in np.unique(number))
+    )
+
+
+def _mmae(judged: Sequence[Judged], resamples: int, seed: int) -> tuple[int, Figure | None]:
+    cells = np.zeros((len(Level), len(Level)), dtype=np.int64)
+    for one in judged:
+        if one.meme.level is not None and one.prediction.level is not None:
+            cells[one.meme.level, one.prediction.level] += 1
+    n = int(cells.sum())
+    if not n:
+        return 0, None
+    (value,) = resampling.mmae(cells[None]).tolist()
+    return n, _figure(value, resampling.mmae(resampling.draw_cells(cells, resamples, seed)))
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores of two-class labels.
+
+    Attributes:
+        n: Memes.
+        harmful: Of these, those whose gold label is harmful.
+        majority: Accuracy of always saying the more frequent label.
+        accuracy: Share of labels that agree with gold.
+        macro_f1: Mean of the F1 of both classes.
+        brier: Mean squared difference of probability and gold, or None without probabilities.
+    """
+
+    n: int
+    harmful: int
+    majority: float
+    accuracy: Figure
+    macro_f1: Figure
+    brier: float | None
+
+
+def score(
+    gold: Sequence[bool],
+    said: Sequence[bool],
+    probabilities: Sequence[float] | None = None,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Scores:
+    """Scores labels against gold ones, with 95 % percentile bootstrap intervals over memes.
+
+    Args:
+        gold: Whether each meme is harmful.
+        said: Whether it was called harmful, in the same order.
+        probabilities: Of harm, in the same order, or None.
+        resamples: Of the bootstrap.
+        seed: Of the bootstrap.
+
+    Raises:
+        ValueError: There is no meme, or the sequences differ in length.
+    """
+    if not gold or len(gold) != len(said):
+        raise ValueError("scores need at least one meme, and one label each")
+    truth, labels = np.asarray(gold, dtype=bool), np.asarray(said, dtype=bool)
+    cells = confusion_matrix(truth, labels, labels=CLASSES).astype(np.int64)
+    over = resampling.rates(resampling.draw_cells(cells, resamples, seed))
+    return Scores(
+        n=len(truth),
+        harmful=int(truth.sum()),
+        majority=max(float(truth.mean()), 1 - float(truth.mean())),
+        accuracy=_figure(float(accuracy_score(truth, labels)), over.accuracy),
+        macro_f1=_figure(
+            float(f1_score(truth, labels, labels=CLASSES, average="macro", zero_division=0)), over.macro_f1
+        ),
+        brier=None if probabilities is None else float(brier_score_loss(truth, probabilities, labels=CLASSES)),
+    )

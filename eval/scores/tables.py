@@ -1,0 +1,98 @@
+"""Figures as aligned text: how a terminal is told of them, whichever command made them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eval.scores.metrics import SAID, Card, Figure, Rates, noise
+
+
+def table(rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
+    """Rows as aligned columns, two spaces apart; the first row is the header.
+
+    Args:
+        rows: Cells, as many in each row.
+        numbers: Whether all columns but the first are set flush right.
+    """
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if numbers and place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def figure(value: Figure | float | None) -> str:
+    """A figure to three places, with its interval where it has one; a dash where there is none."""
+    match value:
+        case None:
+            return "–"
+        case Figure():
+            return f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
+        case _:
+            return f"{value:.3f}"
+
+
+def cards_table(cards: Sequence[tuple[str, Card]]) -> str:
+    """Cards side by side, a column each: what is scored, the figures, and the baselines.
+
+    Args:
+        cards: What stands over each column, and the card.
+    """
+    rows = [["", *(name for name, _ in cards)]]
+
+    def row(title: str, cells: list[str]) -> None:
+        if any(cell != "–" for cell in cells):
+            rows.append([title, *cells])
+
+    each = [card for _, card in cards]
+    row("protocol", [str(card.protocol) for card in each])
+    row("memes", [f"{card.n:,}: {card.harmful:,} harmful, {card.benign:,} not" for card in each])
+    row("dropped by the protocol", [f"{card.dropped:,}" if card.dropped else "–" for card in each])
+    row("undecided, failed", [f"{card.undecided:,}, {card.failed:,}" for card in each])
+    row("coverage", [figure(card.coverage) for card in each])
+    row("accuracy, strict", [figure(card.strict.accuracy) for card in each])
+    row("macro-F1, strict", [figure(card.strict.macro_f1) for card in each])
+    row("accuracy, decided", [figure(card.decided.accuracy if card.decided else None) for card in each])
+    row("macro-F1, decided", [figure(card.decided.macro_f1 if card.decided else None) for card in each])
+    for place, name in enumerate(("not harmful", "harmful")):
+        for field in ("precision", "recall", "f1"):
+            title = f"{name}: {'F1' if field == 'f1' else field}, strict"
+            row(title, [figure(getattr(card.strict.classes[place], field)) for card in each])
+    row("AUROC", [_over(card.auroc, card.scored, card.n) for card in each])
+    row("Brier", [_over(card.brier, card.scored, card.n) for card in each])
+    row("ECE", [figure(card.ece) for card in each])
+    row("MMAE", [_over(card.mmae, card.levelled, card.n) for card in each])
+    row("majority: accuracy", [figure(card.majority) for card in each])
+    row("majority: macro-F1", [figure(card.majority_macro_f1) for card in each])
+    row("precedent vote: accuracy", [_vote(card, "accuracy") for card in each])
+    row("precedent vote: macro-F1", [_vote(card, "macro_f1") for card in each])
+    return table(rows)
+
+
+def confusion_table(card: Card) -> str:
+    """Counts, gold labels down, what was said across."""
+    said = [str(outcome).lower().replace("_", " ") for outcome in SAID]
+    rows = [["gold \\ said", *said]]
+    rows += [[name, *(f"{n:,}" for n in row)] for name, row in zip(said[:2], card.confusion, strict=True)]
+    return table(rows)
+
+
+def noise_in_words(card: Card) -> str:
+    """How far the strict accuracy would wander with another draw of as many memes."""
+    points = 100 * noise(card.n, card.strict.accuracy.value)
+    return (
+        f"With {card.n:,} memes an accuracy of {card.strict.accuracy.value:.3f} is known to about ±{points:.1f} "
+        "points; less than that between two systems is noise unless they are compared meme by meme."
+    )
+
+
+def _over(value: Figure | None, memes: int, n: int) -> str:
+    return figure(value) if value is None or memes == n else f"{figure(value)} of {memes:,}"
+
+
+def _vote(card: Card, field: str) -> str:
+    rates: Rates | None = card.vote
+    return _over(getattr(rates, field), card.voted, card.n) if rates else "–"

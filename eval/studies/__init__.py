@@ -1,0 +1,1 @@
+"""Questions about the court that take more than one run, or another measure than a score."""

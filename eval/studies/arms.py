@@ -1,0 +1,413 @@
+"""Studies: one split judged several times, each time with one thing altered, so that the difference is that thing's.
+
+::
+
+    STUDY/study.json          what is studied, and the arms (:class:`StudyManifest`)
+    STUDY/calls.sqlite        replies of models, shared by all arms: what arms have in common is asked once
+    STUDY/library/            the precedents that all arms are held with, but those with shuffled labels
+    STUDY/ARM/                a run (:mod:`eval.runs.folder`)
+
+Arms run one after the other. What is there is taken up: finished arms are passed over, the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from court.backends.picture_reader import GuardedPictureReader
+from court.errors import BadRequest
+from court.events import Procedure
+from court.settings import TrialSettings
+from eval.datasets.known import Dataset, Role
+from eval.datasets.protocol import Protocol
+from eval.datasets.read import read_split, source_of
+from eval.runs.folder import CALLS, LIBRARY, MANIFEST, RunFolder
+from eval.runs.precedents import Prepared, comparing, prepare_precedents
+from eval.runs.progress import Progress
+from eval.runs.run import Plan, require_models, run
+from eval.runs.sample import sample
+from eval.studies.controls import Control
+from retrieval.encoders.choose import load_encoder_for
+from serving.settings import ModelSettings, RoleSettings, Settings
+
+STUDY = "study.json"
+FORMAT = 1
+FULL_ARM = "full"
+"""What the other arms are compared with."""
+Roles = Literal["all", "proposer", "accuser", "defender", "judge"]
+
+
+class ModelOf(BaseModel):
+    """Another model, for one role or for all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: Roles = "all"
+    model: str = Field(min_length=1)
+    url: str = ""
+    """Of its server; empty for the one that the settings name."""
+
+    @classmethod
+    def parse(cls, said: str) -> Self:
+        """From ``[ROLE=]NAME[@URL]``. Raises BadRequest if it is none."""
+        match = re.fullmatch(r"(?:(all|proposer|accuser|defender|judge)=)?([^@]+)(?:@(https?://\S+))?", said.strip())
+        if match is None:
+            raise BadRequest(f"{said!r} names no model. Write NAME, NAME@URL or ROLE=NAME@URL.", field="with-model")
+        return cls(role=match[1] or "all", model=match[2], url=match[3] or "")
+
+
+class Arm(BaseModel):
+    """One way of judging the split."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.,=_+-]{0,99}$")
+    """Also of its folder."""
+    what: str = ""
+    """What is altered, in words."""
+    overlay: dict[str, JsonValue] = Field(default_factory=dict)
+    """Settings of the trial that differ from those of the study."""
+    models: tuple[ModelOf, ...] = ()
+    control: str = ""
+    """Of :class:`eval.studies.controls.Control`; empty for none."""
+
+
+def _arm(name: str, what: str, control: str = "", **overlay: JsonValue) -> Arm:
+    return Arm(name=name, what=what, control=control, overlay=overlay)
+
+
+ARMS: Mapping[str, Arm] = {
+    arm.name: arm
+    for arm in (
+        _arm(FULL_ARM, "nothing is altered"),
+        _arm("no-precedents", "the Judge is shown no precedents (the paper's w/o RAG)", precedents=False),
+        _arm("no-advocates", "the Judge hears no arguments (the paper's w/o D/A)", advocates=False),
+        _arm("no-captioner", "the advocates argue from the description alone (the paper's w/o CC)", captioner=False),
+        _arm("dull-judge", "one call of the Judge with the meme alone", dull_judge=True),
+        _arm("post-stance", "an advocate is given its side only when it sums up", stance_at="summary"),
+        _arm("random-precedents", "precedents are drawn at random, with their true similarities", Control.RANDOM),
+        _arm("shuffled-labels", "the precedents' labels are permuted among them", Control.SHUFFLED),
+        _arm(
+            "swapped-sides",
+            "the Judge is shown each side's justification under the other's name",
+            Control.SWAPPED,
+            swap_sides=True,
+        ),
+    )
+}
+"""The ablations of the paper, and three controls that it lacks."""
+
+_WITHOUT_MODELS = frozenset({FULL_ARM, "random-precedents", "shuffled-labels"})
+"""Arms that alter something where no model is asked."""
+
+
+def arms_named(names: Sequence[str], models: Sequence[ModelOf], procedure: Procedure) -> tuple[Arm, ...]:
+    """The arms of a study: those of these names (all that alter anything, if none are named), and one a model.
+
+    Raises:
+        BadRequest: There is no such arm, it alters nothing in this procedure, or one stands twice.
+    """
+    possible = [name for name in ARMS if procedure is not Procedure.SUMMARY or name in _WITHOUT_MODELS]
+    chosen = list(names) or possible
+    for name in chosen:
+        if name not in ARMS:
+            raise BadRequest(f"There is no arm {name!r}. There are: {', '.join(ARMS)}.", field="arms")
+        if name not in possible:
+            raise BadRequest(
+                f"The arm {name} alters nothing where no model is asked. In the procedure {procedure} there are: "
+                f"{', '.join(possible)}.",
+                field="arms",
+            )
+    if models and procedure is Procedure.SUMMARY:
+        raise BadRequest(f"The procedure {procedure} asks no model: another one makes no difference.", field="arms")
+    if FULL_ARM not in chosen:
+        chosen.insert(0, FULL_ARM)  # what the others are compared with
+    arms = [ARMS[name] for name in dict.fromkeys(chosen)]
+    for model in models:
+        role = "" if model.role == "all" else f"{model.role}="
+        plain = re.sub(r"[^A-Za-z0-9.=_+-]+", "-", f"{role}{model.model}")
+        arms.append(
+            Arm(
+                name=f"model-{plain}"[:100],
+                what=f"{'every role' if model.role == 'all' else f'the {model.role}'} is played by {model.model}",
+                models=(model,),
+            )
+        )
+    names_given = [arm.name for arm in arms]
+    if twice := sorted({name for name in names_given if names_given.count(name) > 1}):
+        raise BadRequest(f"Each arm needs a name of its own; there twice: {', '.join(twice)}.", field="arms")
+    return tuple(arms)
+
+
+class StudyManifest(BaseModel):
+    """What a study is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    created: AwareDatetime
+    kind: str
+    """``ablate`` or ``sweep``."""
+    dataset: str
+    split: str
+    procedure: Procedure
+    protocols: tuple[Protocol, ...]
+    limit: int | None
+    seed: int
+    settings: dict[str, JsonValue]
+    """Of the trial, before an arm alters them."""
+    arms: tuple[Arm, ...]
+    command: str
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is to be studied.
+
+    Attributes:
+        out: The study's folder.
+        kind: ``ablate`` or ``sweep``.
+        dataset: What is judged.
+        data: Where it lies.
+        split: Which part of it.
+        procedure: How memes are tried.
+        protocols: Under which it is scored.
+        settings: Of the court, before an arm alters them.
+        arms: What is compared, the reference first.
+        limit: Judge so many memes only.
+        seed: Of the sample, of replies, and of what controls draw.
+        concurrency: Memes on trial at once.
+        command: As it was called.
+        server: What to call the model servers in the store of calls.
+        allow_missing: Whether memes without a picture fail, each by itself.
+        retry_failed: Whether memes that failed for a passing reason are tried again.
+    """
+
+    out: Path
+    kind: str
+    dataset: Dataset
+    data: Path
+    split: str
+    procedure: Procedure
+    protocols: tuple[Protocol, ...]
+    settings: Settings
+    arms: tuple[Arm, ...]
+    limit: int | None = None
+    seed: int = 0
+    concurrency: int = 8
+    command: str = ""
+    server: str = ""
+    allow_missing: bool = False
+    retry_failed: bool = False
+
+    def manifest(self) -> StudyManifest:
+        """What is kept of it."""
+        return StudyManifest(
+            created=datetime.now(UTC),
+            kind=self.kind,
+            dataset=self.dataset.id,
+            split=self.split,
+            procedure=self.procedure,
+            protocols=self.protocols,
+            limit=self.limit,
+            seed=self.seed,
+            settings=self.settings.trial.model_dump(mode="json"),
+            arms=self.arms,
+            command=self.command,
+        )
+
+
+async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
+    """Runs all arms, one after the other; returns their runs, in order.
+
+    Raises:
+        BadRequest: The folder holds something else, another study, or an arm can't be held with these settings.
+        As :func:`eval.runs.run.run`: what was judged is kept, and the same call goes on.
+    """
+    settings = [settings_of(study.settings, arm) for arm in study.arms]  # before anything is begun
+    require_models(study.procedure, study.settings)
+    await asyncio.to_thread(_begin, study)
+    done = []
+    libraries: dict[bool, Path] = {}
+    for number, (arm, own) in enumerate(zip(study.arms, settings, strict=True), 1):
+        folder = RunFolder(study.out / arm.name)
+        if _finished(folder) and not study.retry_failed:
+            progress.tell(f"{arm.name} ({number} of {len(study.arms)}): finished before.")
+            done.append(folder)
+            continue
+        progress.tell(f"{arm.name} ({number} of {len(study.arms)}): {arm.what}.")
+        shuffled = arm.control == Control.SHUFFLED
+        if shuffled not in libraries:
+            libraries[shuffled] = (await _prepared(study, shuffled, progress)).library.root
+        done.append(await run(_plan(study, arm, own, libraries[shuffled]), progress))
+    return tuple(done)
+
+
+def settings_of(settings: Settings, arm: Arm) -> Settings:
+    """The settings that an arm is held with.
+
+    Raises:
+        BadRequest: The overlay names no setting of a trial, or a value that it can't have.
+    """
+    try:
+        trial = TrialSettings.model_validate({**settings.trial.model_dump(), **arm.overlay})
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+        raise BadRequest(f"The arm {arm.name} can't be held: {faults}.", reason="BAD_SETTINGS") from None
+    llm = settings.llm
+    for other in arm.models:
+        llm = _with_model(llm, other)
+    return settings.model_copy(update={"trial": trial, "llm": llm})
+
+
+def _with_model(llm: ModelSettings, other: ModelOf) -> ModelSettings:
+    # A key is for the server that it was given for, and is sent to no other.
+    named: dict[str, Any] = {"model": other.model}
+    if other.url:
+        named |= {"url": _servers(other.url), "api_key": None}
+    if other.role == "all":
+        # Roles keep how they speak, and nothing by which they would be somebody else.
+        roles = {
+            name: RoleSettings(temperature=own.temperature, max_tokens=own.max_tokens)
+            for name, own in llm.roles.items()
+        }
+        return llm.model_copy(update={**named, "roles": roles})
+    if other.url and llm.api_key is not None:
+        raise BadRequest(
+            f"The key of the model server would be sent to another one, that of the {other.role}. Name that server and "
+            "its key in the file of settings, or give all roles one server.",
+            field="with-model",
+        )
+    own = llm.roles.get(other.role, RoleSettings()).model_copy(update=named)
+    return llm.model_copy(update={"roles": {**llm.roles, other.role: own}})
+
+
+def _servers(url: str) -> tuple[str, ...] | None:
+    try:
+        return RoleSettings.model_validate({"url": url}).url
+    except ValidationError as error:
+        raise BadRequest(f"{url} is no model server: {error.errors()[0]['msg']}.", field="with-model") from None
+
+
+def _begin(study: Study) -> None:
+    """Writes down what is studied, or sees that it is what was begun here; arms may be added."""
+    place, manifest = study.out / STUDY, study.manifest()
+    try:
+        before = StudyManifest.model_validate_json(place.read_bytes())
+    except FileNotFoundError:
+        if study.out.exists() and any(study.out.iterdir()):
+            raise BadRequest(
+                f"{study.out} is not empty and holds no study. Name a folder that is not there yet.",
+                reason="OUT_NOT_EMPTY",
+            ) from None
+        study.out.mkdir(parents=True, exist_ok=True)
+    except ValidationError:
+        raise BadRequest(
+            f"{place} can't be read. It was written by another version, or changed by hand.", reason="STUDY_UNREADABLE"
+        ) from None
+    else:
+        manifest = _continued(study, before, manifest)
+    new = place.with_name(f"{STUDY}.new")
+    new.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    new.replace(place)
+
+
+def _continued(study: Study, before: StudyManifest, now: StudyManifest) -> StudyManifest:
+    same = ("kind", "dataset", "split", "procedure", "protocols", "limit", "seed", "settings")
+    differ = [name for name in same if getattr(before, name) != getattr(now, name)]
+    known = {arm.name: arm for arm in before.arms}
+    differ += [f"the arm {arm.name}" for arm in now.arms if known.get(arm.name, arm) != arm]
+    if differ:
+        raise BadRequest(
+            f"The study in {study.out} was begun with something else: {', '.join(differ)}. Set it up as it was, or "
+            "name another folder.",
+            reason="STUDY_DIFFERS",
+        )
+    names = {arm.name for arm in before.arms}
+    return before.model_copy(update={"arms": (*before.arms, *(arm for arm in now.arms if arm.name not in names))})
+
+
+def _finished(folder: RunFolder) -> bool:
+    return (folder.root / MANIFEST).exists() and folder.manifest().finished is not None
+
+
+async def _prepared(study: Study, shuffled: bool, progress: Progress) -> Prepared:
+    """The precedents of an arm; made once, found there the next time."""
+    read = await asyncio.to_thread(read_split, study.dataset, study.data, study.split)
+    sources = [
+        await asyncio.to_thread(source_of, study.dataset, study.data, split.name)
+        for split in study.dataset.of_role(Role.TRAIN)
+    ]
+    encoder = await asyncio.to_thread(load_encoder_for, None, study.settings.encoder)
+    reader = GuardedPictureReader(workers=study.settings.picture_workers)
+    try:
+        return await prepare_precedents(
+            study.out / (f"{LIBRARY}-shuffled" if shuffled else LIBRARY),
+            train=sources,
+            judged=sample(read.memes, study.limit, study.seed),
+            pictures=read.pictures,
+            encoder=encoder,
+            reader=reader,
+            shuffled_labels=study.seed if shuffled else None,
+            cache=study.settings.home / "train-libraries",
+            progress=progress.step,
+            compared_by=await asyncio.to_thread(comparing, encoder),
+        )
+    finally:
+        await reader.aclose()
+
+
+def _plan(study: Study, arm: Arm, settings: Settings, library: Path) -> Plan:
+    return Plan(
+        out=study.out / arm.name,
+        name=arm.name,
+        dataset=study.dataset,
+        data=study.data,
+        split=study.split,
+        procedure=study.procedure,
+        protocols=study.protocols,
+        settings=settings,
+        limit=study.limit,
+        seed=study.seed,
+        concurrency=study.concurrency,
+        calls=study.out / CALLS,
+        library=library,
+        control=arm.control,
+        command=study.command,
+        server=study.server,
+        allow_missing=study.allow_missing,
+        retry_failed=study.retry_failed,
+    )
+
+
+def parse_setting(said: str) -> tuple[str, JsonValue]:
+    """A trial setting from ``name=value``; the value as JSON where it is some, else as the word that it is.
+
+    Raises:
+        BadRequest: There is no such setting.
+    """
+    name, equals, value = said.partition("=")
+    name = name.strip().removeprefix("trial.")
+    if not equals or name not in TrialSettings.model_fields:
+        raise BadRequest(
+            f"{said!r} sets nothing. Write NAME=VALUE with one of: {', '.join(TrialSettings.model_fields)}.",
+            field="set",
+        )
+    return name, _value(value.strip())
+
+
+def _value(said: str) -> JsonValue:
+    with suppress(ValueError):
+        found: JsonValue = json.loads(said)
+        return found
+    return said

@@ -1,0 +1,115 @@
+"""How much of some texts the detector of steering flags. Counts only: nothing of a text comes out of here."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from scipy.stats import binomtest
+
+from court.errors import BadRequest
+from court.steering import SignalKind, signals
+from retrieval.library.readers import read_source
+from retrieval.library.sources import Source
+
+FORMS = frozenset({SignalKind.IMITATES_CONTROL_TOKENS, SignalKind.HIDDEN_TEXT, SignalKind.FLOODS})
+"""Kinds of sign that are told by their form, whatever the words say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How many of ``n`` texts, with the exact 95 % interval of their share (Clopper and Pearson, 1934)."""
+
+    flagged: int
+    n: int
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, flagged: int, n: int) -> Share:
+        """The share with its interval. Raises ValueError where there is no text."""
+        interval = binomtest(flagged, n).proportion_ci(confidence_level=0.95, method="exact")
+        return cls(flagged, n, float(interval.low), float(interval.high))
+
+    @property
+    def value(self) -> float:
+        """In [0, 1]."""
+        return self.flagged / self.n
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringReport:
+    """What the detector says of some texts.
+
+    Attributes:
+        flagged: With a sign of any kind.
+        in_words: With one that is not told by its form alone (:data:`FORMS`).
+        kinds: With one of that kind.
+        left_out: Rows that could not be read.
+    """
+
+    flagged: Share
+    in_words: Share
+    kinds: dict[SignalKind, Share]
+    left_out: int = 0
+
+
+def measure_steering(paths: Iterable[Path]) -> SteeringReport:
+    """Asks the detector about every text of some files.
+
+    Args:
+        paths: Of memes in any format that precedents are built from, of texts line by line (``.txt``), or of one JSON
+            array of texts (``.json``).
+
+    Raises:
+        BadRequest: A file can't be read, or there is no text in any.
+    """
+    texts: list[str] = []
+    left_out = 0
+    for path in paths:
+        found, problems = _texts(path)
+        texts += found
+        left_out += problems
+    if not texts:
+        raise BadRequest("There is no text in these files.", reason="SOURCE_EMPTY")
+    return report_of(texts, left_out)
+
+
+def report_of(texts: Iterable[str], left_out: int = 0) -> SteeringReport:
+    """What the detector says of texts. Raises ValueError where there are none."""
+    counts: Counter[SignalKind] = Counter()
+    n = flagged = in_words = 0
+    for text in texts:
+        kinds = {signal.kind for signal in signals(text)}
+        n += 1
+        flagged += bool(kinds)
+        in_words += bool(kinds - FORMS)
+        counts.update(kinds)
+    return SteeringReport(
+        Share.of(flagged, n),
+        Share.of(in_words, n),
+        {kind: Share.of(counts[kind], n) for kind in SignalKind},
+        left_out,
+    )
+
+
+def _texts(path: Path) -> tuple[list[str], int]:
+    if path.suffix not in (".txt", ".json"):
+        rows = read_source(Source(path=path))
+        return [row.text for row in rows.good], len(rows.problems)
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise BadRequest(f"The texts in {path.name} can't be read as UTF-8.", reason="SOURCE_UNREADABLE") from None
+    if path.suffix == ".txt":
+        return [line for line in content.split("\n") if line.strip()], 0
+    try:
+        texts = json.loads(content)
+    except (ValueError, RecursionError):
+        texts = None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise BadRequest(f"{path.name} is no JSON array of texts.", reason="SOURCE_FORMAT_UNKNOWN")
+    return texts, 0

@@ -1,0 +1,354 @@
+"""What the precedents' vote is worth on labelled memes that the library has not seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypedDict
+
+import numpy as np
+
+from court.backends.picture_reader import GuardedPictureReader
+from court.errors import BadPicture, BadRequest
+from court.meme import Picture
+from court.precedents import Relation
+from court.summary import hold_vote
+from court.verdict import Label
+from court.vote import vote
+from eval.datasets.protocol import Protocol, of_level
+from eval.datasets.read import LEVELS
+from eval.scores.metrics import Scores, score
+from retrieval.calibration.calibrate import calibrate, heard
+from retrieval.calibration.left_out import neighbours
+from retrieval.encoders.choose import load_encoder_for
+from retrieval.encoders.embedding import Encoder
+from retrieval.library.library import Library
+from retrieval.library.readers import read_source
+from retrieval.library.sources import Problem, Row, Source
+from retrieval.search.finder import LibraryFinder
+
+_SPARE = 75
+"""Precedents found beyond those that vote, in the place of near-duplicates by text."""
+
+
+@dataclass(frozen=True, slots=True)
+class VoteReport:
+    """What a library's vote is worth.
+
+    Attributes:
+        library: Digest of the library.
+        scores: Over all memes, each judged by the vote, however far its precedents are.
+        undecided: Memes that the court would not decide: every precedent is too far.
+        same_text: Memes whose own text stands in the library.
+        without_picture: Memes that were judged by their text alone: no pictures were given, or theirs can't be read.
+        problems: Rows that could not be used.
+        protocol: How the memes' labels became two classes.
+        dropped: Memes that the protocol drops; they are not judged.
+        precedents: That voted.
+        precedents_dropped: That did not, because the protocol drops their label too.
+    """
+
+    library: str
+    scores: Scores
+    undecided: int
+    same_text: int
+    without_picture: int
+    problems: tuple[Problem, ...]
+    protocol: Protocol
+    dropped: int
+    precedents: int
+    precedents_dropped: int
+
+
+async def measure_vote(
+    place: Path,
+    source: Source,
+    *,
+    protocol: Protocol = Protocol.MERGED,
+    drop_precedents: bool = False,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> VoteReport:
+    """Asks the library in ``place`` about every labelled meme of ``source`` that the protocol keeps.
+
+    Args:
+        place: The library.
+        source: The memes.
+        protocol: ``MERGED``, or ``EXTREME`` to drop memes that are somewhat harmful.
+        drop_precedents: Whether precedents of the labels that the protocol drops give no vote either; the rest is then
+            calibrated anew. The court's paper drops the label entirely; a court in use would keep what it knows.
+        seed: Of the bootstrap.
+        progress: Told how many memes of how many are judged.
+
+    Raises:
+        BadLibrary: The library can't be opened.
+        BadRequest: The source can't be read, nothing of it is left, or its labels don't fit the protocol.
+    """
+    rows = read_source(source)
+    kept = [row for row in rows.good if _kept(row.source_label, protocol)]
+    if not kept:
+        raise BadRequest(f"No meme of {source.path.name} is left to be judged under the protocol {protocol}.")
+    encoder = await asyncio.to_thread(load_encoder_for, place)
+    whole = Library.open(place, encoder.identity)
+    with _voters(whole, protocol, drop_precedents) as library:
+        report = await _measured(library, encoder, source, kept, seed, progress)
+    return VoteReport(
+        library=whole.digest,
+        problems=tuple(rows.problems),
+        protocol=protocol,
+        dropped=len(rows.good) - len(kept),
+        precedents=len(library.memes),
+        precedents_dropped=len(whole.memes) - len(library.memes),
+        **report,
+    )
+
+
+NEAR_TEXT = 0.95
+"""Cosine from which on two texts are nearly the same, where there are no pictures to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainVote:
+    """What the majority of the nearest precedents is worth, each counting the same.
+
+    Attributes:
+        k: How many vote.
+        scores: Over all memes, however far their precedents are.
+    """
+
+    k: int
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
+class PlainVotes:
+    """The same memes by several numbers of voters.
+
+    Attributes:
+        votes: In the order that they were asked for.
+        with_near: Memes that had a near-duplicate, or their own text, in the library; None where that was not asked.
+        problems: Rows that could not be used.
+    """
+
+    votes: tuple[PlainVote, ...]
+    with_near: int | None
+    problems: tuple[Problem, ...]
+
+
+async def measure_plain_votes(
+    place: Path,
+    source: Source,
+    ks: Sequence[int],
+    *,
+    without_near: bool = False,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> PlainVotes:
+    """Asks the library in ``place`` about every labelled meme of ``source``, by the majority of its k nearest.
+
+    Nothing is chosen by these figures, and nothing was calibrated for them but alpha; clones count once. Labels are
+    those of the protocol ``merged``.
+
+    Args:
+        place: The library.
+        source: The memes.
+        ks: Odd numbers of voters, so that there is no tie.
+        without_near: Whether precedents that are the same as the meme or nearly so give no vote: see
+            :meth:`retrieval.search.finder.LibraryFinder.find`; and where no pictures are compared, those whose text
+            lies at :data:`NEAR_TEXT` or nearer.
+        seed: Of the bootstrap.
+        progress: Told how many memes of how many are judged.
+
+    Raises:
+        BadLibrary: The library can't be opened.
+        BadRequest: The source can't be read, nothing of it can be used, or a number of voters is even or not positive.
+    """
+    if not ks or any(k < 1 or k % 2 == 0 for k in ks):
+        raise BadRequest("Numbers of voters must be odd: an even number can be divided equally.")
+    rows = read_source(source)
+    if not rows.good:
+        raise BadRequest(f"No meme of {source.path.name} can be used.")
+    encoder = await asyncio.to_thread(load_encoder_for, place)
+    finder = LibraryFinder(Library.open(place, encoder.identity), encoder)
+    pictures = GuardedPictureReader()
+    gold: list[bool] = []
+    said: list[list[bool]] = [[] for _ in ks]
+    with_near = 0
+    try:
+        for number, row in enumerate(rows.good, 1):
+            picture = await _picture(row, source, pictures)
+            findings = await finder.find(
+                text=row.text,
+                frames=picture.frames if picture else (),
+                pixels_sha256=picture.pixels_sha256 if picture else "",
+                exhibits=1,
+                tally=max(ks) + (_SPARE if without_near else 0),
+                alpha=None,
+                leave_out_duplicates=without_near,
+            )
+            tally = list(findings.tally)
+            by_text = findings.search.alpha == 1
+            if without_near and by_text:
+                tally = [entry for entry in tally if entry.similarity < NEAR_TEXT]
+            with_near += findings.search.excluded > 0 or len(tally) < len(findings.tally)
+            gold.append(row.label is Label.HARMFUL)
+            for votes, k in zip(said, ks, strict=True):
+                voters = tally[:k]
+                votes.append(2 * sum(entry.label is Label.HARMFUL for entry in voters) > len(voters))
+            progress(number, len(rows.good))
+    finally:
+        finder.close()
+        await pictures.aclose()
+    return PlainVotes(
+        votes=tuple(PlainVote(k, score(gold, votes, seed=seed)) for k, votes in zip(ks, said, strict=True)),
+        with_near=with_near if without_near else None,
+        problems=tuple(rows.problems),
+    )
+
+
+class _Figures(TypedDict):
+    scores: Scores
+    undecided: int
+    same_text: int
+    without_picture: int
+
+
+async def _measured(
+    library: Library,
+    encoder: Encoder,
+    source: Source,
+    rows: Sequence[Row],
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> _Figures:
+    finder = LibraryFinder(library, encoder)
+    pictures = GuardedPictureReader()
+    gold, said, probabilities = [], [], []
+    undecided = same_text = without_picture = 0
+    try:
+        for number, row in enumerate(rows, 1):
+            picture = await _picture(row, source, pictures)
+            findings = await finder.find(
+                text=row.text,
+                frames=picture.frames if picture else (),
+                pixels_sha256=picture.pixels_sha256 if picture else "",
+                exhibits=3,
+                tally=1,
+                alpha=None,
+            )
+            held = vote(findings.tally, findings.vote_settings)
+            gold.append(row.label is Label.HARMFUL)
+            said.append(held.probability >= held.settings.threshold)
+            probabilities.append(held.probability)
+            undecided += hold_vote(findings) is None
+            without_picture += picture is None
+            same = (Relation.SAME_TEXT, Relation.SAME_MEME)
+            same_text += any(exhibit.relation in same for exhibit in findings.exhibits)
+            progress(number, len(rows))
+    finally:
+        finder.close()
+        await pictures.aclose()
+    return _Figures(
+        scores=score(gold, said, probabilities, seed=seed),
+        undecided=undecided,
+        same_text=same_text,
+        without_picture=without_picture,
+    )
+
+
+def measure_left_out(
+    place: Path,
+    *,
+    twins_too: bool,
+    protocol: Protocol = Protocol.MERGED,
+    drop_precedents: bool = False,
+    seed: int = 0,
+) -> Scores:
+    """Asks the library in ``place`` about each of its own memes, that meme left out; with the library's own settings.
+
+    The settings were chosen on the same memes, so this flatters a little; the manifest's own figure does not.
+
+    Args:
+        place: The library.
+        twins_too: Whether memes with the same picture or words are left out with it.
+        protocol: As for :func:`measure_vote`.
+        drop_precedents: Likewise.
+        seed: Of the bootstrap.
+
+    Raises:
+        BadLibrary: The library can't be opened.
+        BadRequest: Its labels don't fit the protocol, or none is left.
+    """
+    with _voters(Library.open(place, None), protocol, drop_precedents) as library:
+        return _left_out(library, twins_too, protocol, seed)
+
+
+def _left_out(library: Library, twins_too: bool, protocol: Protocol, seed: int) -> Scores:
+    tuning = library.manifest.tuning
+    (near,) = neighbours(
+        library.rows,
+        library.memes,
+        library.manifest.encoder.text_dim,
+        alphas=[tuning.alpha],
+        depth=tuning.vote.k + 1,
+        limit=len(library.memes),
+        twins_too=twins_too,
+        safeguards=tuning.safeguards,
+    )
+    probabilities = heard(near.similarities, near.harmful, tuning.vote, tuning.safeguards).tolist()
+    kept = [_kept(library.memes[row].source_label, protocol) for row in near.rows.tolist()]
+    gold = [label for label, keep in zip(near.labels.tolist(), kept, strict=True) if keep]
+    probabilities = [p for p, keep in zip(probabilities, kept, strict=True) if keep]
+    if not gold:
+        raise BadRequest(f"No meme of the library is left to be judged under the protocol {protocol}.")
+    return score(gold, [p >= tuning.vote.threshold for p in probabilities], probabilities, seed=seed)
+
+
+def _kept(source_label: str, protocol: Protocol) -> bool:
+    """Whether the protocol keeps memes of this label. Raises BadRequest where it knows no such label."""
+    if protocol is not Protocol.EXTREME:
+        return True
+    if source_label not in LEVELS:
+        raise BadRequest(
+            "The protocol extreme is for HarMeme's three labels, and there is a meme with another. Leave it out."
+        )
+    return of_level(LEVELS[source_label], protocol) is not None
+
+
+@contextmanager
+def _voters(library: Library, protocol: Protocol, drop: bool) -> Iterator[Library]:
+    """The library, or what is left of it without the labels that the protocol drops, calibrated anew."""
+    places = [row for row, meme in enumerate(library.memes) if not drop or _kept(meme.source_label, protocol)]
+    if len(places) == len(library.memes):
+        yield library
+        return
+    if not places:
+        raise BadRequest(f"No precedent is left under the protocol {protocol}.")
+    memes = [library.memes[row].model_copy(update={"kept": None}) for row in places]
+    rows = np.ascontiguousarray(library.rows[places])
+    manifest = library.manifest
+    tuning = calibrate(
+        rows,
+        memes,
+        manifest.encoder.text_dim,
+        manifest.tuning.floors,
+        error=manifest.tuning.settle_error,
+        safeguards=manifest.tuning.safeguards,
+    )
+    with TemporaryDirectory(prefix="memecourt-") as folder:
+        yield Library.create(
+            Path(folder), name=manifest.name, encoder=manifest.encoder, memes=memes, rows=rows, tuning=tuning
+        )
+
+
+async def _picture(row: Row, source: Source, reader: GuardedPictureReader) -> Picture | None:
+    if source.pictures is None or not row.image:
+        return None
+    try:
+        return await reader.read(await asyncio.to_thread((source.pictures / row.image).read_bytes))
+    except (OSError, BadPicture):
+        return None

@@ -1,0 +1,1 @@
+"""What a vote of precedents is worth, told from the library itself."""

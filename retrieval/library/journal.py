@@ -1,0 +1,149 @@
+"""Small changes of a generation, one behind the other in a file that only grows.
+
+::
+
+    header size  u32 LE     picture size  u32 LE
+    header                  the change, as JSON
+    vector                  float32 LE, where a meme goes in
+    picture                 a JPEG, where it keeps one
+
+The head is ``h_0`` = SHA-256 of the manifest, ``h_i`` = SHA-256 of ``h_(i-1)`` and the i-th entry. ``CURRENT`` names
+the last, so that a bit flipped in any entry is found, and an entry that was cut off, and one that was put in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from retrieval.library.changes import Change, Effect
+from retrieval.library.manifest import JOURNAL, MAX_KEPT_BYTES, KeptPicture
+from retrieval.library.storage import damaged
+
+_SIZES = struct.Struct("<II")
+_MAX_HEADER = 1 << 20
+_BUFFER = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry.
+
+    Attributes:
+        change: What was done.
+        vector: float32 of shape (text_dim + picture_dim,) where a meme went in; else None.
+        kept: Where in the journal its picture is; None where it keeps none.
+    """
+
+    change: Change
+    vector: NDArray[np.float32] | None = None
+    kept: KeptPicture | None = None
+
+
+def frame_of(change: Change, vector: NDArray[np.float32] | None, picture: bytes | None) -> bytes:
+    """An entry as it stands in the journal."""
+    header = change.model_dump_json(exclude_defaults=True).encode()
+    if len(header) > _MAX_HEADER:
+        raise ValueError("a change is larger than any that is kept")
+    data = b"" if vector is None else np.ascontiguousarray(vector, dtype="<f4").tobytes()
+    return b"".join((_SIZES.pack(len(header), len(picture or b"")), header, data, picture or b""))
+
+
+def picture_of_frame(frame: bytes, start: int, picture: bytes | None) -> KeptPicture | None:
+    """Where the picture of an entry is that begins at ``start``."""
+    if not picture:
+        return None
+    return KeptPicture(
+        offset=start + len(frame) - len(picture), size=len(picture), sha256=hashlib.sha256(picture).hexdigest()
+    )
+
+
+def next_head(head: str, frame: bytes) -> str:
+    """The head with one entry more."""
+    return hashlib.sha256(bytes.fromhex(head) + frame).hexdigest()
+
+
+def append(path: Path, size: int, frames: bytes) -> None:
+    """Writes entries behind the first ``size`` bytes, which hold; what else was there was never acknowledged.
+
+    Raises:
+        BadLibrary: There is less than that.
+        OSError: The disk will not have it; what held before, holds.
+    """
+    new = not path.exists()
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if os.fstat(handle).st_size < size:
+            raise damaged(f"{JOURNAL} is shorter than it was when written")
+        os.ftruncate(handle, size)
+        rest, place = memoryview(frames), size
+        while rest:
+            written = os.pwrite(handle, rest, place)
+            rest, place = rest[written:], place + written
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    if new:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def read(path: Path, start: int, head: str, stop: int, head_then: str, dim: int, pictures_end: int) -> Iterator[Entry]:
+    """The entries from ``start``, where the head is ``head``, up to ``stop``, where it must be ``head_then``.
+
+    Their vectors have ``dim`` values, and where their pictures are is counted from ``pictures_end`` on. Whoever goes
+    through them must not use any before the last has come: only then is it known that they are right.
+
+    Raises:
+        BadLibrary: They are not what they were when written.
+    """
+    try:
+        with path.open("rb", buffering=_BUFFER) as file:
+            file.seek(start)
+            place = start
+            while place < stop:
+                frame, entry = _entry(file.read, place, stop, dim, pictures_end)
+                head = next_head(head, frame)
+                place += len(frame)
+                yield entry
+    except OSError as error:
+        raise damaged(f"{JOURNAL} can't be read") from error
+    if head != head_then:
+        raise damaged(f"{JOURNAL} is not what it was when written")
+
+
+def _entry(take: Callable[[int], bytes], place: int, stop: int, dim: int, pictures_end: int) -> tuple[bytes, Entry]:
+    def some(size: int) -> bytes:
+        data = take(size)
+        if len(data) != size:
+            raise damaged(f"{JOURNAL} is shorter than it was when written")
+        return data
+
+    spoilt = damaged(f"{JOURNAL} is not what it was when written")
+    sizes = some(_SIZES.size)
+    header_size, picture_size = _SIZES.unpack(sizes)
+    if header_size > _MAX_HEADER or picture_size > MAX_KEPT_BYTES or place + header_size > stop:
+        raise spoilt
+    header = some(header_size)
+    try:
+        change = Change.model_validate_json(header)
+    except ValidationError as error:
+        raise spoilt from error
+    data = some(4 * dim) if change.effect is Effect.APPEND else b""
+    picture = some(picture_size)
+    frame = b"".join((sizes, header, data, picture))
+    if place + len(frame) > stop:
+        raise spoilt
+    vector = np.frombuffer(data, dtype="<f4").astype(np.float32) if data else None
+    return frame, Entry(change, vector, picture_of_frame(frame, pictures_end + place, picture))

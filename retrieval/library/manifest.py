@@ -1,0 +1,228 @@
+"""What a library says of itself: the manifest of a generation and the memes in it, as they are stored."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+
+from court.precedents import Floors, PrecedentLabel, Settles, VoteSettings
+from court.verdict import Label
+from retrieval.encoders.embedding import EncoderIdentity
+
+FORMAT = 3
+"""Version of the format on disk. A court reads this one, and says of any other what to do.
+
+1 kept no pictures; 2 kept labels and texts as JSON lines, all of which had to be in memory. No release wrote either.
+"""
+
+VECTORS = "vectors.npy"
+FLAGS = "flags.npy"
+MEMES = "memes.sqlite"
+JOURNAL = "journal.bin"
+PICTURES = "pictures.bin"
+MANIFEST = "manifest.json"
+
+HARMFUL, HAS_TEXT, HAS_PICTURE, KEPT, VERIFIED = 1, 2, 4, 8, 16
+"""Bits of a meme's flags: what a search needs of every row, a byte each."""
+
+MAX_KEPT_BYTES = 1024 * 1024
+"""A picture that is kept is smaller: 512 x 512 values of three colours, uncompressed, are three quarters of this."""
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KeptPicture(_Stored):
+    """Where a picture stands in ``pictures.bin``, or in the journal if its meme does."""
+
+    offset: int = Field(ge=0)
+    size: int = Field(ge=1, le=MAX_KEPT_BYTES)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """Of these bytes, checked whenever they are read."""
+
+
+class LabelledMeme(_Stored):
+    """A meme whose label is known; one row of ``memes.sqlite``, or a part of an entry of the journal."""
+
+    id: str = Field(min_length=1, max_length=200)
+    label: PrecedentLabel
+    text: str = ""
+    categories: tuple[str, ...] = ()
+    source: str = ""
+    """The data set and split, or the person, that it came from."""
+    source_label: str = ""
+    """The label in the source's own words: several of them may mean one of ours."""
+    bytes_sha256: str = ""
+    pixels_sha256: str = ""
+    """Both empty where the picture was not at hand."""
+    has_text: bool
+    """Whether there is a text half to compare."""
+    has_picture: bool
+    """Whether there is a picture half to compare."""
+    kept: KeptPicture | None = None
+    """Its picture, small, to be shown; None where it was not at hand."""
+    split: str = ""
+    """Of its data set; empty where that has none."""
+    namespace: str = ""
+    """Whose content it is."""
+    language: str = ""
+    """BCP 47 tag of its text; empty where that is not known."""
+    policy: str = ""
+    """Name of the policy that it was labelled by; empty where that is not known."""
+    added: AwareDatetime | None = None
+    """When it came into the library."""
+    verified: bool = False
+    """Whether a person has confirmed its label here; what a data set says is not that."""
+    who: str = ""
+    """Who put it in or gave it its label last; empty for a build."""
+
+    @model_validator(mode="after")
+    def _can_be_found(self) -> Self:
+        if not self.has_text and not self.has_picture:
+            raise ValueError("a meme without text and picture can't be a precedent")
+        return self
+
+    @property
+    def harmful(self) -> bool:
+        """Whether it was decided to be harmful."""
+        return self.label is Label.HARMFUL
+
+    @property
+    def flags(self) -> int:
+        """The bits of it."""
+        return (
+            (HARMFUL if self.harmful else 0)
+            | (HAS_TEXT if self.has_text else 0)
+            | (HAS_PICTURE if self.has_picture else 0)
+            | (KEPT if self.kept is not None else 0)
+            | (VERIFIED if self.verified else 0)
+        )
+
+
+class FileEntry(_Stored):
+    """A file of the generation."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size: int = Field(ge=0)
+
+
+class Counts(_Stored):
+    """How many memes there are, in all and of which kind."""
+
+    memes: int = Field(ge=1)
+    with_text: int = Field(ge=0)
+    with_picture: int = Field(ge=0)
+    harmful: int = Field(ge=0)
+    not_harmful: int = Field(ge=0)
+    kept_pictures: int = Field(ge=0)
+    kept_bytes: int = Field(ge=0)
+    """Size of all pictures that are kept."""
+
+    @classmethod
+    def of(cls, flags: NDArray[np.uint8], kept_bytes: int) -> Counts:
+        """The counts of memes with these flags, shape (memes,). Raises ValueError if there are none."""
+        if not flags.size:
+            raise ValueError("a library needs at least one meme")
+
+        def count(flag: int) -> int:
+            return int(np.count_nonzero(flags & flag))
+
+        harmful = count(HARMFUL)
+        return cls(
+            memes=flags.size,
+            with_text=count(HAS_TEXT),
+            with_picture=count(HAS_PICTURE),
+            harmful=harmful,
+            not_harmful=flags.size - harmful,
+            kept_pictures=count(KEPT),
+            kept_bytes=kept_bytes,
+        )
+
+
+class Calibration(_Stored):
+    """What the vote of a library was worth on its own memes, each left out with all that share its picture or text."""
+
+    method: Literal["leave-one-out", "defaults"]
+    """``defaults`` where there were too few memes to choose by; the figures are then absent."""
+    n: int = Field(ge=0)
+    """Memes voted on."""
+    accuracy: float | None = Field(default=None, ge=0, le=1)
+    macro_f1: float | None = Field(default=None, ge=0, le=1)
+    brier: float | None = Field(default=None, ge=0, le=1)
+    """Mean squared difference of probability and label; 0.25 is what a coin is worth."""
+    majority: float = Field(ge=0, le=1)
+    """Share of the more frequent label: what always saying it would score."""
+    settled_share: float | None = Field(default=None, ge=0, le=1)
+    """Share of the memes that the vote settled, by bounds that were chosen without them."""
+    settled_error: float | None = Field(default=None, ge=0, le=1)
+    """Share of those that it settled wrongly; None where it settled none."""
+    note: str = ""
+
+
+class Safeguards(_Stored):
+    """What keeps a few precedents from deciding for all; chosen when a library is built, and calibrated with.
+
+    That clones count once needs no setting. What a library says nothing of was off when it was built: what a new one
+    is built with is :data:`USUAL`.
+    """
+
+    per_source: int | None = Field(default=None, ge=1)
+    """At most so many precedents of one source are found; None for no bound. Off where there is one source."""
+    per_cluster: int | None = Field(default=None, ge=1)
+    """At most so many precedents of one label that are nearly the same are found; None for no bound."""
+    verified_only: bool = False
+    """Whether precedents whose label nobody has confirmed are left out; off where none is confirmed."""
+    no_sole_acquittal: bool = False
+    """Whether a precedent is left out without which the vote would not be for "not harmful"."""
+    sources: int = Field(default=0, ge=0)
+    """How many sources there were when the library was calibrated."""
+
+    @property
+    def cap(self) -> int | None:
+        """How many precedents of one source are found at most, None for any number."""
+        return self.per_source if self.sources > 1 else None
+
+
+USUAL = Safeguards(no_sole_acquittal=True, per_cluster=1)
+"""What a library is built with where nobody says: nobody acquits alone, and a crowd of the same has one voice."""
+
+
+class Tuning(_Stored):
+    """How a library is searched and how its precedents vote, chosen when it is built."""
+
+    alpha: float = Field(ge=0, le=1)
+    """Weight of the text where the caller names none."""
+    vote: VoteSettings
+    floors: Floors
+    calibration: Calibration
+    settles: Settles | None = None
+    """Where the vote alone will do; None where nowhere."""
+    settle_error: float = Field(default=0.05, gt=0, lt=1)
+    """Share of wrong labels that was put up with there; all libraries of before this was kept put up with the same."""
+    safeguards: Safeguards = Safeguards()
+    """Libraries of before this was kept had none."""
+
+
+class Manifest(_Stored):
+    """One generation of a library. Its SHA-256 is the digest of the library: it holds those of the files."""
+
+    format: int = Field(ge=1)
+    name: str = Field(min_length=1, max_length=200)
+    created: AwareDatetime
+    software: str
+    """Version of what wrote it."""
+    encoder: EncoderIdentity
+    counts: Counts
+    tuning: Tuning
+    sources: dict[str, int]
+    """Memes per source."""
+    lineage: str = Field(pattern=r"^[0-9a-f]{32}$")
+    """Drawn when the library is built, and carried on by whatever is changed in it: in one lineage an id is never given
+    to a second meme."""
+    changes: int = Field(default=0, ge=0)
+    """Changes that were recorded before this generation was written: the next one has the number after."""
+    files: dict[str, FileEntry]

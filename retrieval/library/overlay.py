@@ -1,0 +1,229 @@
+"""What the journal of a generation makes of it: memes behind its rows, rows that are hidden, labels that were changed.
+
+An overlay never changes; a draft is what becomes the next one. Only the array that holds the vectors of added memes is
+shared between them: it grows behind the rows that any overlay looks at, so that adding one meme copies nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.encoders.embedding import UNIT_TOLERANCE, EncoderIdentity
+from retrieval.library.changes import Change, Effect
+from retrieval.library.journal import Entry
+from retrieval.library.manifest import JOURNAL, LabelledMeme
+from retrieval.library.storage import damaged
+
+_FIRST = 64
+"""Rows that there is room for at first."""
+
+
+class BaseRows(Protocol):
+    """What an overlay lies on."""
+
+    @property
+    def size(self) -> int:
+        """How many rows it has."""
+        ...
+
+    def row_of(self, id_: str) -> int | None:
+        """Where the meme of this id stands; None where there is none."""
+        ...
+
+
+class _Room:
+    """Rows that overlays share; whoever holds the last of them may write behind it."""
+
+    def __init__(self, dim: int, rows: NDArray[np.float32] | None = None) -> None:
+        self.lock = threading.Lock()
+        self.count = 0 if rows is None else len(rows)
+        self.rows = np.zeros((max(_FIRST, 2 * self.count), dim), dtype=np.float32)
+        if rows is not None:
+            self.rows[: self.count] = rows
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """The changes of a generation up to some point of its journal.
+
+    Attributes:
+        rows: float32 of shape (added, text_dim + picture_dim): vectors of the memes that went in.
+        memes: These memes; where their pictures are in the journal, they say.
+        flags: uint8 of shape (base + added,), or None where they are the base's own.
+        places: Row of each added meme by id, hidden ones left out.
+        hidden: Rows that are not found.
+        said: What is now said of a row of the base.
+        changes: In order, numbered without a gap.
+        by_meme: The same, by id.
+        bytes_added: Size of the pictures that came with them, less that of hidden ones.
+    """
+
+    rows: NDArray[np.float32]
+    memes: tuple[LabelledMeme, ...] = ()
+    flags: NDArray[np.uint8] | None = None
+    places: Mapping[str, int] = field(default_factory=dict)
+    hidden: frozenset[int] = frozenset()
+    said: Mapping[int, LabelledMeme] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
+    by_meme: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
+    bytes_added: int = 0
+    room: _Room | None = None
+
+    @classmethod
+    def none(cls, dim: int) -> Overlay:
+        """Of a generation that nothing was changed in."""
+        return cls(rows=np.zeros((0, dim), dtype=np.float32))
+
+
+class Draft:
+    """Changes on their way to the next overlay; one thread at a time."""
+
+    def __init__(self, base: BaseRows, flags: NDArray[np.uint8], overlay: Overlay, encoder: EncoderIdentity) -> None:
+        """``flags`` are those of the base."""
+        self._base = base
+        self._flags = flags
+        self._overlay = overlay
+        self._encoder = encoder
+        self._memes = list(overlay.memes)
+        self._vectors: list[NDArray[np.float32]] = []
+        self._places = dict(overlay.places)
+        self._hidden = set(overlay.hidden)
+        self._said = dict(overlay.said)
+        self._changes = list(overlay.changes)
+        self._by_meme = dict(overlay.by_meme)
+        self._bytes = overlay.bytes_added
+        self._touched: set[int] = set()
+
+    @property
+    def next_row(self) -> int:
+        """Where the next meme goes in."""
+        return self._base.size + len(self._memes)
+
+    @property
+    def size(self) -> int:
+        """How many memes are found."""
+        return self.next_row - len(self._hidden)
+
+    def row_of(self, id_: str) -> int | None:
+        """Where the meme of this id stands that can be found; None where there is none. Raises BadLibrary."""
+        if id_ in self._places:
+            return self._places[id_]
+        row = self._base.row_of(id_)
+        return None if row is None or row in self._hidden else row
+
+    def said_of(self, row: int) -> LabelledMeme | None:
+        """The meme in this row, where the base does not say it."""
+        return self._memes[row - self._base.size] if row >= self._base.size else self._said.get(row)
+
+    def changes_of(self, meme: str) -> tuple[Change, ...]:
+        """Changes of a meme of this generation's journal, in order."""
+        return self._by_meme.get(meme, ())
+
+    def change(self, number: int) -> Change | None:
+        """One of this generation's journal."""
+        place = number - self._changes[0].number if self._changes else -1
+        return self._changes[place] if 0 <= place < len(self._changes) else None
+
+    def apply(self, entry: Entry) -> None:
+        """One change more. Raises BadLibrary if it does not fit what is there."""
+        change, row = entry.change, entry.change.row
+        meme = change.after
+        if self._changes and change.number != self._changes[-1].number + 1:
+            raise _unfit()
+        if change.effect is Effect.APPEND:
+            if meme is None or entry.vector is None or row != self.next_row or self.row_of(meme.id) is not None:
+                raise _unfit()
+            if not fits(entry.vector, meme, self._encoder):
+                raise _unfit()
+            self._memes.append(meme.model_copy(update={"kept": entry.kept}))
+            self._vectors.append(entry.vector)
+            self._places[meme.id] = row
+            self._bytes += entry.kept.size if entry.kept else 0
+        elif row >= self.next_row:
+            raise _unfit()
+        elif change.effect is Effect.HIDE:
+            if self.row_of(change.meme) != row or change.before is None:
+                raise _unfit()
+            self._hidden.add(row)
+            self._places.pop(change.meme, None)
+            self._bytes -= change.before.kept.size if change.before.kept else 0
+        elif change.effect is Effect.SHOW:
+            if row not in self._hidden or meme is None or self.row_of(meme.id) is not None:
+                raise _unfit()
+            self._hidden.remove(row)
+            self._bytes += meme.kept.size if meme.kept else 0
+            if row >= self._base.size:
+                self._places[meme.id] = row
+        else:
+            if meme is None or self.row_of(change.meme) != row or meme.id != change.meme:
+                raise _unfit()
+            self._touched.add(row)
+            if row >= self._base.size:
+                self._memes[row - self._base.size] = meme
+            else:
+                self._said[row] = meme
+        self._changes.append(change)
+        self._by_meme[change.meme] = (*self.changes_of(change.meme), change)
+
+    def done(self) -> Overlay:
+        """The next overlay; the draft must not be used again."""
+        before = self._overlay
+        room, rows = self._grown()
+        flags = before.flags
+        if self._vectors or self._touched:
+            old = self._flags if before.flags is None else before.flags
+            new = [meme.flags for meme in self._memes[len(before.memes) :]]
+            flags = np.concatenate([old, np.array(new, dtype=np.uint8)])
+            for row in self._touched:
+                meme = self.said_of(row)
+                assert meme is not None
+                flags[row] = meme.flags
+            flags.flags.writeable = False
+        return replace(
+            before,
+            rows=rows,
+            memes=tuple(self._memes),
+            flags=flags,
+            places=self._places,
+            hidden=frozenset(self._hidden),
+            said=self._said,
+            changes=tuple(self._changes),
+            by_meme=self._by_meme,
+            bytes_added=self._bytes,
+            room=room,
+        )
+
+    def _grown(self) -> tuple[_Room | None, NDArray[np.float32]]:
+        before = self._overlay
+        if not self._vectors:
+            return before.room, before.rows
+        there, more = len(before.rows), len(self._vectors)
+        room = before.room or _Room(self._encoder.dim)
+        with room.lock:
+            # Who does not hold the last rows, or finds no room behind them, takes a copy and grows that.
+            if room.count == there and there + more <= len(room.rows):
+                room.rows[there : there + more] = self._vectors
+                room.count += more
+                return room, room.rows[: room.count]
+        room = _Room(self._encoder.dim, np.concatenate([before.rows, self._vectors]))
+        return room, room.rows[: room.count]
+
+
+def fits(vector: NDArray[np.float32], meme: LabelledMeme, encoder: EncoderIdentity) -> bool:
+    """Whether a vector, shape (text_dim + picture_dim,), can be this meme's: halves of length 1, or 0 for none."""
+    if vector.shape != (encoder.dim,):
+        return False
+    wide = vector.astype(np.float64)
+    halves = ((wide[: encoder.text_dim], meme.has_text), (wide[encoder.text_dim :], meme.has_picture))
+    # A length that is not finite compares as false.
+    return all(abs(float(np.linalg.norm(half)) - has) <= UNIT_TOLERANCE for half, has in halves)
+
+
+def _unfit() -> Exception:
+    return damaged(f"a change in {JOURNAL} does not fit what is there")

@@ -1,0 +1,276 @@
+"""Labelled memes from the files they are published in: HarMeme, Hateful Memes (FHM), MAMI, a plain CSV, our own jsonl.
+
+A bad row is told by line, id and reason, and never stops the others. No message quotes a meme: what people publish as
+examples of harm has no place in logs.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from court.errors import BadRequest, BadText
+from court.meme import check_text
+from court.precedents import PrecedentLabel
+from court.verdict import Label
+from retrieval.library.sources import Problem, Row, Rows, Source, SourceFormat
+
+__all__ = ["Problem", "Row", "Rows", "Source", "SourceFormat", "format_of", "read_source"]
+
+_LOOKED_AT = 20
+"""Rows looked at to tell the format."""
+
+_HARMEME: dict[str, PrecedentLabel] = {
+    "not harmful": Label.NOT_HARMFUL,
+    "somewhat harmful": Label.HARMFUL,
+    "very harmful": Label.HARMFUL,
+}
+_WORDS: dict[str, PrecedentLabel] = {
+    "harmful": Label.HARMFUL,
+    "1": Label.HARMFUL,
+    "not_harmful": Label.NOT_HARMFUL,
+    "0": Label.NOT_HARMFUL,
+}
+_MAMI_KINDS = ("shaming", "stereotype", "objectification", "violence")
+
+
+class _BadRow(Exception):
+    """A row that can't be used; its message is the reason."""
+
+
+def format_of(path: Path) -> SourceFormat | None:
+    """How a file is laid out, by its content; None where in no way that is known. Raises BadRequest as below."""
+    return _detect(_content(path, "labelled memes"))
+
+
+def read_source(source: Source) -> Rows:
+    """All rows of a source.
+
+    Raises:
+        BadRequest: The file can't be read, or its format is none that is known.
+    """
+    content = _content(source.path, "labelled memes")
+    layout = source.format or _detect(content)
+    if layout is None:
+        raise BadRequest(
+            f"{source.path.name} has no layout that is known ({', '.join(SourceFormat)}). Name the one it has.",
+            reason="SOURCE_FORMAT_UNKNOWN",
+        )
+    rows, name = Rows(layout), source.label
+    records = _records(layout, content)
+    if source.labels is not None:
+        if layout is not SourceFormat.MAMI:
+            raise BadRequest(f"Labels in a file of their own are MAMI's, and {source.path.name} is {layout}.")
+        records = _with_labels(records, _mami_labels(_content(source.labels, "labels"), source.labels.stem, rows))
+    for line, record in records:
+        id_ = ""
+        try:
+            if isinstance(record, str):
+                raise _BadRow(record)
+            id_ = _id(record, "file_name" if layout is SourceFormat.MAMI else "id")
+            rows.good.append(_row(_PARSERS[layout], record, line, id_, name))
+        except _BadRow as bad:
+            rows.problems.append(Problem(name, line, id_, str(bad)))
+    return rows
+
+
+def _content(path: Path, what: str) -> str:
+    try:
+        # Bytes that are no UTF-8 become lone surrogates here, and the rows that have them are told by what reads them.
+        return path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+    except OSError:
+        raise BadRequest(f"The file of {what}, {path.name}, can't be read.", reason="SOURCE_UNREADABLE") from None
+
+
+def _records(layout: SourceFormat, content: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    if layout is SourceFormat.CSV:
+        return _csv_records(content)
+    return _csv_records(content, "\t") if layout is SourceFormat.MAMI else _json_records(content)
+
+
+def _detect(content: str) -> SourceFormat | None:
+    lines = [line for line in content.split("\n", _LOOKED_AT)[:_LOOKED_AT] if line.strip()]
+    for line in lines:
+        record = _parse_json(line)
+        if isinstance(record, dict) and "id" in record:
+            if "labels" in record:
+                return SourceFormat.HARMEME
+            return SourceFormat.FHM if "img" in record else SourceFormat.MEMECOURT
+    if {"file_name", "text transcription"} <= _header(lines, "\t"):
+        return SourceFormat.MAMI
+    return SourceFormat.CSV if {"id", "label"} <= _header(lines, ",") else None
+
+
+def _header(lines: list[str], delimiter: str) -> set[str]:
+    return {name.strip().lower() for name in next(csv.reader(lines[:1], delimiter=delimiter), [])}
+
+
+def _parse_json(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _json_records(content: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Line number and record, or what is wrong with the line."""
+    # Not splitlines(): that also cuts at characters that may stand within a JSON string.
+    for number, line in enumerate(content.split("\n"), start=1):
+        if line.strip():
+            record = _parse_json(line)
+            yield number, record if isinstance(record, dict) else "the line is no JSON object"
+
+
+def _csv_records(content: str, delimiter: str = ",") -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Line number on which a record ends and the record, or what is wrong with it."""
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
+    header: list[str] | None = None
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error:
+            yield reader.line_num, "the line is no CSV"
+            continue
+        if not any(cell.strip() for cell in cells):
+            continue
+        if header is None:
+            header = [cell.strip().lower() for cell in cells]
+        elif len(cells) != len(header):
+            yield reader.line_num, f"the line has {len(cells)} cells under a header of {len(header)}"
+        else:
+            yield reader.line_num, dict(zip(header, cells, strict=True))
+
+
+def _mami_labels(content: str, name: str, rows: Rows) -> dict[str, dict[str, str]]:
+    """Labels by the name of the picture; a line that can't be used is noted among the problems of ``rows``."""
+    columns = ("misogynous", *_MAMI_KINDS)
+    labels: dict[str, dict[str, str]] = {}
+    for number, line in enumerate(content.split("\n"), start=1):
+        cells = [cell.strip() for cell in line.split("\t")]
+        if not any(cells):
+            continue
+        id_ = cells[0]
+        if len(cells) != 1 + len(columns):
+            reason = f"the line of labels has {len(cells)} cells and not {1 + len(columns)}"
+            rows.problems.append(Problem(name, number, id_ if len(cells) > 1 else "", reason))
+        elif id_ in labels:
+            rows.problems.append(Problem(name, number, id_, "it has labels already"))
+        else:
+            labels[id_] = dict(zip(columns, cells[1:], strict=True))
+    return labels
+
+
+def _with_labels(
+    records: Iterator[tuple[int, dict[str, Any] | str]], labels: Mapping[str, dict[str, str]]
+) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    for line, record in records:
+        yield (
+            line,
+            record
+            if isinstance(record, str)
+            else {**record, **labels.get(str(record.get("file_name", "")).strip(), {})},
+        )
+
+
+def _row(
+    parse: Callable[[Mapping[str, Any]], dict[str, Any]], record: Mapping[str, Any], line: int, id_: str, name: str
+) -> Row:
+    text = record.get("text transcription" if parse is _parse_mami else "text")
+    if not isinstance(text, str | None):
+        raise _BadRow("the text is no text")
+    row = Row(line=line, id=id_, text=text or "", source=name, **parse(record))
+    for part in (row.id, row.text, row.image, row.source_label, *row.categories):
+        try:
+            check_text(part)
+        except BadText as error:
+            raise _BadRow(
+                "it holds bytes that are not UTF-8" if error.reason == "TEXT_NOT_UNICODE" else "its text is too long"
+            ) from None
+    return row
+
+
+def _id(record: Mapping[str, Any], name: str) -> str:
+    id_ = record.get(name)
+    if isinstance(id_, bool) or not isinstance(id_, str | int) or not str(id_).strip():
+        raise _BadRow("it has no id")
+    if len(str(id_)) > 200:
+        raise _BadRow("its id is longer than 200 characters")
+    return str(id_).strip()
+
+
+def _parse_harmeme(record: Mapping[str, Any]) -> dict[str, Any]:
+    labels = record.get("labels")
+    if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
+        raise _BadRow("the label is empty")
+    label = labels[0].strip().lower()
+    if label not in _HARMEME:
+        raise _BadRow("the label is none of HarMeme's" if label else "the label is empty")
+    return {
+        "label": _HARMEME[label],
+        "source_label": label,
+        "categories": tuple(labels[1:]),
+        "image": _name(record.get("image")),
+    }
+
+
+def _parse_fhm(record: Mapping[str, Any]) -> dict[str, Any]:
+    label = record.get("label")
+    if label is None:
+        raise _BadRow("it has no label, as in a test split")
+    word = str(label).strip()
+    if isinstance(label, bool) or word not in ("0", "1"):
+        raise _BadRow("the label is neither 0 nor 1")
+    return {"label": _WORDS[word], "source_label": word, "image": _name(record.get("img"))}
+
+
+def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
+    label, categories = record.get("label"), record.get("categories") or ()
+    word = "" if label is None or isinstance(label, bool) else str(label).strip().lower().replace(" ", "_")
+    if word not in _WORDS:
+        raise _BadRow("the label is none of harmful, not_harmful, 1, 0" if word else "the label is empty")
+    if isinstance(categories, str):
+        categories = categories.split(";")
+    if not isinstance(categories, list | tuple) or not all(isinstance(category, str) for category in categories):
+        raise _BadRow("the categories are no texts")
+    return {
+        "label": _WORDS[word],
+        "source_label": str(label).strip(),
+        "categories": tuple(category.strip() for category in categories if category.strip()),
+        "image": _name(record.get("image")),
+        "scene": _name(record.get("scene")),
+    }
+
+
+def _parse_mami(record: Mapping[str, Any]) -> dict[str, Any]:
+    if "misogynous" not in record:
+        raise _BadRow("it has no label, as in the test split without its file of labels")
+    word = record["misogynous"].strip()
+    if word not in ("0", "1"):
+        raise _BadRow("the label is neither 0 nor 1" if word else "the label is empty")
+    return {
+        "label": _WORDS[word],
+        "source_label": "misogynous" if word == "1" else "not misogynous",
+        "categories": tuple(kind for kind in _MAMI_KINDS if record.get(kind, "").strip() == "1"),
+        "image": _name(record["file_name"]),
+    }
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str | None):
+        raise _BadRow("the name of its picture is no text")
+    return (value or "").strip()
+
+
+_PARSERS: dict[SourceFormat, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    SourceFormat.HARMEME: _parse_harmeme,
+    SourceFormat.FHM: _parse_fhm,
+    SourceFormat.CSV: _parse_plain,
+    SourceFormat.MEMECOURT: _parse_plain,
+    SourceFormat.MAMI: _parse_mami,
+}

@@ -1,0 +1,224 @@
+"""A directory whose content changes as a whole or not at all.
+
+::
+
+    CURRENT                   which generation holds, the SHA-256 of its manifest, and how much of its journal holds
+    generations/000007/       the one before, kept for whoever still reads it
+    generations/000008/       the current one; never changed once it is named, but that its journal grows at the end
+    .lock                     held by whoever writes
+    .building/                what a build that was cut off had embedded
+
+Readers take no lock: they read ``CURRENT`` and then bytes that never change. A small change is appended to the journal
+of the generation and holds once ``CURRENT`` names the journal's new length; what lies behind that length was never
+acknowledged, and the next writer cuts it off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from court.errors import BadLibrary, Unavailable
+
+CURRENT = "CURRENT"
+GENERATIONS = "generations"
+BUILDING = ".building"
+_LOCK = ".lock"
+_POINTER = re.compile(rb"(\d{6}) sha256:([0-9a-f]{64})(?: (\d{1,15}) sha256:([0-9a-f]{64}))?\n")
+OWN_NAMES = frozenset({CURRENT, f"{CURRENT}.new", GENERATIONS, BUILDING, _LOCK})
+"""What may lie in the directory of a library."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """What ``CURRENT`` says.
+
+    Attributes:
+        generation: Name of the current generation's directory.
+        manifest_sha256: Of its manifest, in hex. Without it a manifest that was altered would go unnoticed: it vouches
+            for the other files, and only this for it.
+        journal_size: Bytes of its journal that hold.
+        head: SHA-256, in hex, over all of these and the manifest's digest (:mod:`retrieval.library.journal`): it stands
+            for the library as it is. That of the manifest where nothing was changed since.
+    """
+
+    generation: str
+    manifest_sha256: str
+    journal_size: int = 0
+    head: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.head:
+            object.__setattr__(self, "head", self.manifest_sha256)
+
+    def __str__(self) -> str:
+        line = f"{self.generation} sha256:{self.manifest_sha256}"
+        return f"{line} {self.journal_size} sha256:{self.head}" if self.journal_size else line
+
+
+def damaged(what: str) -> BadLibrary:
+    """The error for a library that is not as it was written."""
+    return BadLibrary(
+        f"The precedent library is damaged: {what}. Nothing is searched in it. "
+        "Restore it from a backup, or build it again from its sources.",
+        reason="LIBRARY_DAMAGED",
+    )
+
+
+def missing() -> BadLibrary:
+    """The error for a library that is not there."""
+    return BadLibrary(
+        "There is no precedent library at the given place. "
+        "Build one with `memecourt precedents build`, or name the directory of one that exists.",
+        reason="LIBRARY_MISSING",
+    )
+
+
+def read_pointer(root: Path) -> Pointer:
+    """What ``CURRENT`` says. Raises BadLibrary if there is none or it can't be understood."""
+    try:
+        raw = (root / CURRENT).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise missing() from None
+    except OSError as error:
+        raise damaged(f"{CURRENT} can't be read") from error
+    match = _POINTER.fullmatch(raw)
+    if match is None:
+        raise damaged(f"{CURRENT} does not name a generation")
+    pointer = Pointer(match[1].decode(), match[2].decode(), int(match[3] or 0), (match[4] or match[2]).decode())
+    if raw != f"{pointer}\n".encode():
+        raise damaged(f"{CURRENT} does not name a generation")
+    return pointer
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hex. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def writing(root: Path, wait_s: float = 0.0) -> Iterator[None]:
+    """Holds the writer's lock; the system lets go of it if the process dies.
+
+    Args:
+        root: The library's directory.
+        wait_s: Seconds to wait for whoever holds it now.
+
+    Raises:
+        Unavailable: Somebody else is writing.
+    """
+    until = time.monotonic() + wait_s
+    with (root / _LOCK).open("ab") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise Unavailable(
+                        "Somebody else is writing to this precedent library. Wait until they are done.",
+                        reason="LIBRARY_LOCKED",
+                        retry_after=5.0,
+                    ) from None
+                time.sleep(0.01)
+        yield
+
+
+def publish(root: Path, fill: Callable[[Path], None], manifest_name: str) -> Pointer:
+    """Writes a generation and makes it the current one; the lock must be held.
+
+    A crash at any point leaves the former generation current, or the new one; what else it leaves is cleared away by
+    the next write.
+
+    Args:
+        root: The library's directory.
+        fill: Writes the files into the directory it is given, each by :func:`write_synced`.
+        manifest_name: Which of them ``CURRENT`` vouches for.
+
+    Raises:
+        OSError: The disk is full, or may not be written to. The former generation still holds.
+    """
+    generations = root / GENERATIONS
+    generations.mkdir(exist_ok=True)
+    for leftover in generations.glob(".new-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    there = _numbered(generations)
+    name = f"{(int(there[-1].name) if there else 0) + 1:06d}"
+    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=generations))
+    try:
+        fill(temporary)
+        manifest_sha256 = sha256_of(temporary / manifest_name)
+        _sync_directory(temporary)
+        temporary.chmod(0o755)
+        temporary.rename(generations / name)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync_directory(generations)
+    pointer = Pointer(name, manifest_sha256)
+    announce(root, pointer)
+    return pointer
+
+
+def announce(root: Path, pointer: Pointer) -> None:
+    """Makes ``CURRENT`` say this, in one step; the lock must be held. Raises OSError."""
+    announced = root / f"{CURRENT}.new"
+    write_synced(announced, [f"{pointer}\n".encode()])
+    announced.replace(root / CURRENT)
+    _sync_directory(root)
+
+
+def mark_of(root: Path) -> tuple[int, int, int]:
+    """Of ``CURRENT`` as it is now: changes with every write. Costs one look at the directory. Raises OSError."""
+    found = (root / CURRENT).stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
+    """Writes a file through to the disk; gives its SHA-256 in hex and its size in bytes. Raises OSError."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk) if isinstance(chunk, bytes) else chunk.nbytes
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest(), size
+
+
+def synced(path: Path) -> tuple[str, int]:
+    """Sees a file that another wrote through to the disk; gives its SHA-256 in hex and its size. Raises OSError."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+
+
+def prune(root: Path, keep: str, before: str | None) -> None:
+    """Removes all generations but the current one and the one before; what can't be removed is left for next time."""
+    for generation in _numbered(root / GENERATIONS):
+        if generation.name not in (keep, before):
+            shutil.rmtree(generation, ignore_errors=True)
+
+
+def _numbered(generations: Path) -> list[Path]:
+    return sorted(path for path in generations.iterdir() if re.fullmatch(r"\d{6}", path.name))
+
+
+def _sync_directory(path: Path) -> None:
+    # A rename is only safe from a power cut once its directory is on the disk too.
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,255 @@
+"""Reading a generation back, believing nothing: every byte is checked against the manifest, and that by ``CURRENT``.
+
+FAISS and numpy read flipped bits without a word, so the digests come first; then what the files say is held against
+what the manifest says, since a manifest can be written by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from court.errors import BadLibrary
+from retrieval.encoders.embedding import UNIT_TOLERANCE, EncoderIdentity
+from retrieval.library.kept import PictureFile
+from retrieval.library.manifest import (
+    FLAGS,
+    FORMAT,
+    HAS_PICTURE,
+    HAS_TEXT,
+    MANIFEST,
+    MEMES,
+    PICTURES,
+    VECTORS,
+    Counts,
+    FileEntry,
+    Manifest,
+)
+from retrieval.library.memes import MemeTable
+from retrieval.library.storage import Pointer, damaged
+
+FILES = frozenset({VECTORS, FLAGS, MEMES, PICTURES})
+"""Of a generation, as its manifest lists them."""
+_BLOCK = 8192
+"""Rows checked at once."""
+_READ = 4 << 20
+"""Bytes read at once."""
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes of how many were checked."""
+
+
+class Check(StrEnum):
+    """How much of a library is read before it is used."""
+
+    WHOLE = "whole"
+    """Every byte but those of the pictures."""
+    LATER = "later"
+    """What says how large the files are and what is in them; the vectors and the table of memes when
+    :meth:`retrieval.library.library.Library.check` is called. For a library of gigabytes that is to answer at once."""
+
+
+def read_manifest(directory: Path, pointer: Pointer) -> Manifest:
+    """The manifest that ``CURRENT`` vouches for. Raises BadLibrary if it is damaged or of another format."""
+    try:
+        raw = (directory / MANIFEST).read_bytes()
+    except OSError as error:
+        raise damaged(f"{MANIFEST} of generation {pointer.generation} can't be read") from error
+    if hashlib.sha256(raw).hexdigest() != pointer.manifest_sha256:
+        raise damaged(f"{MANIFEST} of generation {pointer.generation} is not what it was when written")
+    try:
+        said = json.loads(raw)
+        stated = said.get("format") if isinstance(said, dict) else None
+        if isinstance(stated, int) and stated != FORMAT:
+            raise _other_format(stated)
+        manifest = Manifest.model_validate_json(raw)
+    except (ValueError, RecursionError) as error:
+        raise damaged(f"{MANIFEST} can't be understood") from error
+    if manifest.files.keys() != FILES:
+        raise damaged(f"{MANIFEST} does not list the files {', '.join(sorted(FILES))}")
+    return manifest
+
+
+def _other_format(stated: int) -> BadLibrary:
+    if stated > FORMAT:
+        return BadLibrary(
+            f"The precedent library has format {stated}; this version of MemeCourt reads format {FORMAT}. "
+            "Upgrade MemeCourt, or build the library again with this version.",
+            reason="LIBRARY_TOO_NEW",
+        )
+    return BadLibrary(
+        f"The precedent library has format {stated}, which is older than format {FORMAT} that this version of "
+        "MemeCourt reads. Build it again from its sources.",
+        reason="LIBRARY_TOO_OLD",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The files of a generation, open.
+
+    Attributes:
+        rows: float32 of shape (memes, text_dim + picture_dim), ``[t|g]``, memory-mapped, read-only.
+        flags: uint8 of shape (memes,): see :mod:`retrieval.library.manifest`.
+        table: All else that is known of the memes.
+        pictures: The pictures that are kept.
+    """
+
+    rows: NDArray[np.float32]
+    flags: NDArray[np.uint8]
+    table: MemeTable
+    pictures: PictureFile
+
+    @property
+    def size(self) -> int:
+        """How many rows it has."""
+        return int(self.flags.size)
+
+    def row_of(self, id_: str) -> int | None:
+        """Where the meme of this id stands; None where there is none. Raises BadLibrary."""
+        return self.table.row_of(id_)
+
+
+def read_base(directory: Path, manifest: Manifest, check: Check, progress: Progress | None = None) -> Base:
+    """The files of a generation, vectors memory-mapped.
+
+    Of the pictures only the size and the places are checked: there are ten times as many bytes of them as of all else,
+    and each is held against its own digest when it is read.
+
+    Args:
+        directory: Of the generation.
+        manifest: What it says of itself.
+        check: How much of the rest.
+        progress: Told how many bytes of how many were checked.
+
+    Raises:
+        BadLibrary: It is not as it was written.
+    """
+    for name, entry in manifest.files.items():
+        _check_size(directory / name, entry)
+    _check_digest(directory / FLAGS, manifest.files[FLAGS])
+    if check is Check.WHOLE:
+        check_digests(directory, manifest, progress)
+    flags = _read_array(directory / FLAGS)
+    if flags.dtype != np.uint8 or flags.ndim != 1:
+        raise damaged(f"{FLAGS} is not a row of flags")
+    try:
+        pictures = PictureFile.open(directory / PICTURES)
+    except OSError as error:
+        raise damaged(f"{PICTURES} can't be read") from error
+    base = Base(_read_array(directory / VECTORS), np.array(flags), MemeTable(directory / MEMES), pictures)
+    base.flags.flags.writeable = False
+    problem = _counts_problem(base, manifest) or shape_problem(base.rows, base.size, manifest.encoder)
+    if problem is None and check is Check.WHOLE:
+        problem = content_problem(base, manifest)
+    if problem:
+        raise damaged(problem)
+    return base
+
+
+def check_digests(directory: Path, manifest: Manifest, progress: Progress | None = None) -> None:
+    """Reads vectors and memes through, which also brings them into the system's cache. Raises BadLibrary."""
+    names = (VECTORS, MEMES)
+    total, before = sum(manifest.files[name].size for name in names), 0
+    for name in names:
+        _check_digest(directory / name, manifest.files[name], progress and _shifted(progress, before, total))
+        before += manifest.files[name].size
+
+
+def content_problem(base: Base, manifest: Manifest) -> str | None:
+    """What the files of a generation contradict each other in; None if in nothing. Raises BadLibrary."""
+    return problem_of(base.rows, base.flags, manifest.encoder) or base.table.check(
+        base.flags, manifest.files[PICTURES].size
+    )
+
+
+def shape_problem(rows: NDArray[np.float32], size: int, encoder: EncoderIdentity) -> str | None:
+    """What keeps these from being rows of so many memes, in words; None if nothing does."""
+    if rows.dtype != np.float32 or not rows.flags.c_contiguous or rows.shape != (size, encoder.dim):
+        return f"{VECTORS} is not {size} rows of {encoder.dim} values"
+    return None
+
+
+def problem_of(
+    rows: NDArray[np.float32], flags: NDArray[np.uint8], encoder: EncoderIdentity, first: int = 0
+) -> str | None:
+    """What keeps these rows from being those of memes with these flags, in words; None if nothing does.
+
+    Args:
+        rows: To be float32 of shape (n, text_dim + picture_dim).
+        flags: uint8 of shape (n,).
+        encoder: What made them.
+        first: What the first row is called.
+    """
+    problem = shape_problem(rows, flags.size, encoder)
+    if problem:
+        return problem
+    has = np.stack([flags & HAS_TEXT, flags & HAS_PICTURE], axis=1) != 0
+    for start in range(0, len(rows), _BLOCK):
+        block = rows[start : start + _BLOCK]
+        for half, part in enumerate((block[:, : encoder.text_dim], block[:, encoder.text_dim :])):
+            # In float32, whose sums are exact enough here, and without a copy. What overflows is not finite, and that
+            # compares as false, so that this finds NaN and infinity too.
+            with np.errstate(over="ignore", invalid="ignore"):
+                squares = np.einsum("ij,ij->i", part, part)
+            right = np.abs(np.sqrt(squares) - has[start : start + _BLOCK, half]) <= UNIT_TOLERANCE
+            if not right.all():
+                row = first + start + int(np.argmin(right))
+                return f"row {row} of {VECTORS} is not a vector of length 1 or 0 as it must be"
+    return None
+
+
+def _counts_problem(base: Base, manifest: Manifest) -> str | None:
+    if not base.size:
+        return f"{FLAGS} is empty"
+    if not (base.flags & (HAS_TEXT | HAS_PICTURE)).all():
+        return f"{FLAGS} holds a meme without text and picture"
+    if Counts.of(base.flags, manifest.counts.kept_bytes) != manifest.counts:
+        return f"{FLAGS} does not hold the memes that {MANIFEST} counts"
+    return None
+
+
+def _shifted(progress: Progress, before: int, total: int) -> Callable[[int], None]:
+    return lambda done: progress(before + done, total)
+
+
+def _check_size(path: Path, entry: FileEntry) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise damaged(f"{path.name} can't be read") from error
+    if size != entry.size:
+        raise damaged(f"{path.name} has {size:,} bytes instead of {entry.size:,}")
+
+
+def _check_digest(path: Path, entry: FileEntry, progress: Callable[[int], None] | None = None) -> None:
+    digest, done = hashlib.sha256(), 0
+    try:
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(_READ):
+                digest.update(block)
+                done += len(block)
+                if progress is not None:
+                    progress(done)
+    except OSError as error:
+        raise damaged(f"{path.name} can't be read") from error
+    if digest.hexdigest() != entry.sha256:
+        raise damaged(f"{path.name} is not what it was when written")
+
+
+def _read_array(path: Path) -> NDArray[Any]:
+    try:
+        # open_memmap and not np.load: it reads nothing but .npy, and refuses arrays of objects, which are pickles.
+        rows: NDArray[Any] = npy.open_memmap(path, mode="r")
+    except (ValueError, OSError, EOFError) as error:
+        raise damaged(f"{path.name} is no plain array") from error
+    return rows

@@ -1,0 +1,1 @@
+"""Whether two memes are the same or nearly so: known memes, leakage, clones."""

@@ -1,0 +1,385 @@
+"""Whether a meme is one that is known already, so that it need not be tried again.
+
+A hash of the picture (PDQ) finds what may be the same; it hardly moves when one word of a caption is another. So a meme
+counts as the same only where the texts agree and no tile of the picture differs as well. Whatever is near and not that
+is told as near, with its distance: evidence, and no more.
+"""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from court.meme import Picture
+from retrieval.likeness.borders import Box, peeled
+from retrieval.likeness.pdq import QUALITY_FLOOR, Hash, PdqIndex, Position, distance, hashes_of, turned
+from retrieval.likeness.text import text_key
+from retrieval.likeness.tiles import Comparison, Seen, Tolerance, compare
+
+Pixels = NDArray[np.uint8]
+"""Upright RGB, of shape (height, width, 3)."""
+
+_BORDERS: Final = 2
+"""Borders, one within the other, that are taken off."""
+_LEFT: Final = 0.3
+"""Share of height and width that must be left."""
+_PLAIN: Final = 48
+"""Levels by which a pixel of a border may be off the border's colour; a letter is further off."""
+_SEAM: Final = 4
+"""Lines beside the picture in which a border may be anything: compression smears the picture into them."""
+_POSITIONS: Final = 2
+"""Ways of turning or mirroring a picture that are tried, nearest first."""
+_TRIES: Final = 2
+"""Ways of laying it over the other that are tried for each: with its borders, or without."""
+_LOOKED_AT: Final = 8
+"""Known memes of one text whose pictures are compared, nearest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nearness:
+    """When a meme counts as known. The defaults were chosen on development pictures: ``memecourt-eval duplicates``.
+
+    Attributes:
+        radius: Bits of 256 in which the hashes of two pictures may differ. PDQ's makers say 31 where the hash is all
+            there is to go by; here text and tiles decide, and a crop by 2 % is further off than that.
+        misread: Share of its letters and digits that a text read off a picture may differ in.
+        tiles: What two pictures may differ in.
+        tiles_if_misread: The same where the texts agree only because letters may have been misread: then the picture
+            alone must show that no letter is another.
+    """
+
+    radius: int = 80
+    misread: float = 0.05
+    tiles: Tolerance = field(default_factory=Tolerance)
+    tiles_if_misread: Tolerance = field(default_factory=lambda: Tolerance(tile=20.0))
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.radius <= 256:
+            raise ValueError(f"a radius is 0 to 256 bits, not {self.radius}")
+        if not 0 <= self.misread < 1:
+            raise ValueError(f"the share that may be misread is at least 0 and less than 1, not {self.misread}")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The text of a meme.
+
+    Attributes:
+        text: Empty where there is none.
+        read: Whether it was read off the picture, and so may be misread.
+    """
+
+    text: str
+    read: bool
+
+
+class View:
+    """A picture, or a picture without its plain borders, with its hashes.
+
+    Attributes:
+        pixels: It.
+        hashes: Of its eight positions, uint8 of shape (8, 32), in the order of
+            :class:`~retrieval.likeness.pdq.Position`.
+        quality: Of the hashes, 0 to 100.
+    """
+
+    __slots__ = ("hashes", "pixels", "quality")
+
+    def __init__(self, pixels: Pixels) -> None:
+        self.pixels = pixels
+        self.hashes, self.quality = hashes_of(pixels)
+
+    @property
+    def hash(self) -> Hash:
+        """As it stands."""
+        upright: Hash = self.hashes[0]
+        return upright
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What there is to compare of a meme.
+
+    Attributes:
+        frames: Of each frame the whole of it and, where it has plain borders, what is within them, and what is within
+            those that are within them; what PDQ finds too little in to go by (a quality below 50) is left out, so
+            that a frame may have no view at all.
+        words: Its text.
+    """
+
+    frames: tuple[tuple[View, ...], ...]
+    words: Words
+
+    @property
+    def hashes(self) -> NDArray[np.uint8]:
+        """What to put into an index for it, each under its row: uint8 of shape (0 to 3, 32), of the first frame."""
+        return np.array([view.hash for view in self.frames[0]], dtype=np.uint8).reshape(-1, 32)
+
+
+class WhyNot(StrEnum):
+    """Why a near meme does not count as the same."""
+
+    TEXT_DIFFERS = "TEXT_DIFFERS"
+    FRAMES_DIFFER = "FRAMES_DIFFER"
+    """Of animated memes: not as many, or one has nothing to go by."""
+    TOO_SMALL = "TOO_SMALL"
+    CANT_BE_LAID = "CANT_BE_LAID"
+    CUT_OFF = "CUT_OFF"
+    TILE_DIFFERS = "TILE_DIFFERS"
+
+
+class Agreement(StrEnum):
+    """How two texts compare."""
+
+    SAME = "SAME"
+    MISREAD = "MISREAD"
+    """They differ in a few letters that a reader may have misread."""
+    OTHER = "OTHER"
+
+
+class Sameness(StrEnum):
+    """How a meme is known."""
+
+    SAME_MEME = "SAME_MEME"
+    """Its verdict may be used again."""
+    NEAR = "NEAR"
+    """It is evidence, and no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A known meme that is the same as a new one, or near it.
+
+    Attributes:
+        row: Its row.
+        same: Which of the two.
+        distance: In how many of 256 bits the hashes differ.
+        why_not: Why it does not count as the same; None where it does.
+    """
+
+    row: int
+    same: Sameness
+    distance: int
+    why_not: WhyNot | None = None
+
+    def __post_init__(self) -> None:
+        if (self.same is Sameness.SAME_MEME) != (self.why_not is None):
+            raise ValueError("a meme is the same, or there is a reason why not")
+
+
+class KnownMemes(Protocol):
+    """Where the matcher gets what it compares with. Called from one thread for one search."""
+
+    def words(self, row: int) -> Words:
+        """The text of a row."""
+
+    def look(self, row: int) -> Look:
+        """The pictures too: asked only where the text agrees."""
+
+
+def look_at(picture: Picture, words: Words) -> Look:
+    """What there is to compare of a meme. Decodes PNGs of our own and hashes: tens of milliseconds a frame.
+
+    Raises:
+        NotLoaded: ``pdqhash`` is not installed.
+    """
+    frames = []
+    for frame in picture.frames:
+        with Image.open(io.BytesIO(frame.png)) as opened:
+            frames.append(np.asarray(opened.convert("RGB")))
+    return look_at_pixels(frames, words)
+
+
+def look_at_pixels(frames: Sequence[Pixels], words: Words) -> Look:
+    """The same for frames that are decoded. Raises ValueError where there is none."""
+    if not frames:
+        raise ValueError("a meme has at least one frame")
+    return Look(tuple(tuple(_views(frame)) for frame in frames), words)
+
+
+def _views(pixels: Pixels) -> Iterator[View]:
+    levels = pixels.astype(np.int16)
+    height, width = pixels.shape[:2]
+    box, within = None, (0, 0, width, height)
+    for _ in range(1 + _BORDERS):
+        x0, y0, x1, y1 = within
+        view = View(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
+        if view.quality >= QUALITY_FLOOR:
+            yield view
+        box, within = within, peeled(levels, within)
+        x0, y0, x1, y1 = within
+        if within == box or x1 - x0 < _LEFT * width or y1 - y0 < _LEFT * height:
+            return
+        if not _is_plain_between(levels, box, within):
+            return
+
+
+def _is_plain_between(levels: NDArray[np.int16], outer: Box, inner: Box) -> bool:
+    """Whether there is nothing in the borders: trimmed away, a word that stands there would never be missed."""
+    left, top, right, bottom = outer
+    x0, y0, x1, y1 = inner
+    above, below = levels[top : max(top, y0 - _SEAM), left:right], levels[min(bottom, y1 + _SEAM) : bottom, left:right]
+    west, east = levels[y0:y1, left : max(left, x0 - _SEAM)], levels[y0:y1, min(right, x1 + _SEAM) : right]
+    for strip in (above, below, west, east):
+        flat = strip.reshape(-1, 3)
+        if len(flat) and np.abs(flat - np.median(flat, axis=0)).max() > _PLAIN:
+            return False
+    return True
+
+
+class Matcher:
+    """Finds known memes. Immutable: when memes are added, make another one, of the index with more."""
+
+    def __init__(self, index: PdqIndex, known: KnownMemes, nearness: Nearness = Nearness()) -> None:
+        """Keeps them.
+
+        Args:
+            index: :attr:`Look.hashes` of the known memes under their rows.
+            known: Where texts and pictures of the rows are.
+            nearness: What counts.
+        """
+        self._index = index
+        self._known = known
+        self._nearness = nearness
+
+    def match(self, new: Look) -> Known | None:
+        """The known meme that is the same as a new one, else the nearest that has its text, else the nearest.
+
+        Texts are compared first, of all that are near: one picture may be known under ten thousand captions. None where
+        no hash is near, and where the picture has too little in it for a hash.
+        """
+        near = self._near(new)
+        if not near:
+            return None
+        why_not: dict[int, WhyNot] = {}
+        looked_at = 0
+        for row, bits in sorted(near.items(), key=lambda pair: (pair[1], pair[0])):
+            if looked_at == _LOOKED_AT:
+                break
+            agreement = agreement_of(self._known.words(row), new.words, self._nearness.misread)
+            if agreement is Agreement.OTHER:
+                why_not[row] = WhyNot.TEXT_DIFFERS
+                continue
+            looked_at += 1
+            differs = pictures_differ(self._known.look(row), new, self._nearness, agreement)
+            if differs is None:
+                return Known(row, Sameness.SAME_MEME, bits)
+            why_not[row] = differs
+        # The nearest with the same text, if there is one, tells more than the nearest of all.
+        row = min(why_not, key=lambda row: (why_not[row] is WhyNot.TEXT_DIFFERS, near[row], row))
+        return Known(row, Sameness.NEAR, near[row], why_not[row])
+
+    def _near(self, new: Look) -> dict[int, int]:
+        """The fewest bits by row."""
+        near: dict[int, int] = {}
+        for view in new.frames[0]:
+            for hash_ in view.hashes:
+                for row, bits in self._index.near(hash_, self._nearness.radius):
+                    near[row] = min(bits, near.get(row, bits))
+        return near
+
+
+def pictures_differ(
+    known: Look, new: Look, nearness: Nearness = Nearness(), agreement: Agreement = Agreement.SAME
+) -> WhyNot | None:
+    """Why two memes are not the same to the eye; None where they are, in every frame and in one position.
+
+    Args:
+        known: One.
+        new: The other.
+        nearness: What counts.
+        agreement: Of their texts: where they may be misread, the tiles are held to more.
+    """
+    if len(known.frames) != len(new.frames):
+        return WhyNot.FRAMES_DIFFER
+    first: WhyNot | None = None
+    positions = dict.fromkeys(position for position, *_ in _ways(known.frames[0], new.frames[0], nearness.radius))
+    for position in list(positions)[:_POSITIONS]:
+        tiles = nearness.tiles_if_misread if agreement is Agreement.MISREAD else nearness.tiles
+        differs = next(filter(None, _differing(known, new, position, nearness.radius, tiles)), None)
+        if differs is None:
+            return None
+        first = first or differs
+    return first or WhyNot.FRAMES_DIFFER
+
+
+def _differing(known: Look, new: Look, position: Position, radius: int, tiles: Tolerance) -> Iterator[WhyNot | None]:
+    """Of each frame, why it differs in a position."""
+    for one, other in zip(known.frames, new.frames, strict=True):
+        ways = [way for way in _ways(one, other, radius) if way[0] is position][:_TRIES]
+        seen = [compare(a.pixels, turned(b.pixels, position), tiles) for _, a, b in ways]
+        yield None if any(each.seen is Seen.SAME for each in seen) else _why(seen)
+
+
+def _why(seen: Sequence[Comparison]) -> WhyNot:
+    return WhyNot(seen[0].seen) if seen else WhyNot.FRAMES_DIFFER
+
+
+def _ways(known: Sequence[View], new: Sequence[View], radius: int) -> list[tuple[Position, View, View]]:
+    """How one may be laid over the other: position and views, nearest first."""
+    ways = []
+    for i, a in enumerate(known):
+        for j, b in enumerate(new):
+            for k, position in enumerate(Position):
+                bits = distance(a.hash, b.hashes[k])
+                if bits <= radius:
+                    ways.append((bits, k, i, j, position))
+    return [(position, known[i], new[j]) for _, _, i, j, position in sorted(ways)]
+
+
+def agreement_of(one: Words, other: Words, misread: float = Nearness().misread) -> Agreement:
+    """Whether two memes say the same.
+
+    Texts that were given must be the same but for case and spacing. Where one was read off a picture, signs and accents
+    don't count, what readers mistake for each other counts as one, and they may differ in a share of their letters.
+    """
+    if text_key(one.text) == text_key(other.text):
+        return Agreement.SAME
+    if not one.read and not other.read:
+        return Agreement.OTHER
+    a, b = letters_of(one.text), letters_of(other.text)
+    if a == b:
+        return Agreement.SAME
+    return Agreement.MISREAD if _within(a, b, int(misread * max(len(a), len(b)))) else Agreement.OTHER
+
+
+def texts_agree(one: Words, other: Words, misread: float = Nearness().misread) -> bool:
+    """Whether they do, a few letters aside that may have been misread."""
+    return agreement_of(one, other, misread) is not Agreement.OTHER
+
+
+_ALIKE: Final = str.maketrans({"0": "o", "1": "l", "i": "l", "|": "l", "5": "s", "8": "b", "ı": "l"})
+
+
+def letters_of(text: str) -> str:
+    """A text without spaces, signs and accents, which readers drop and put in; what they mistake is made alike."""
+    plain = unicodedata.normalize("NFKD", text.casefold()).translate(_ALIKE)
+    return "".join(c for c in plain if c.isalnum()).replace("rn", "m").replace("vv", "w")
+
+
+def _within(a: str, b: str, most: int) -> bool:
+    """Whether it takes at most so many insertions, removals and replacements to make one of the other (Ukkonen)."""
+    if abs(len(a) - len(b)) > most:
+        return False
+    beyond = most + 1
+    row = {j: j for j in range(min(len(b), most) + 1)}
+    for i, letter in enumerate(a, 1):
+        new: dict[int, int] = {}
+        for j in range(max(0, i - most), min(len(b), i + most) + 1):
+            if j == 0:
+                new[j] = i
+                continue
+            cost = row.get(j - 1, beyond) + (letter != b[j - 1])
+            new[j] = min(cost, row.get(j, beyond) + 1, new.get(j - 1, beyond) + 1)
+        if min(new.values()) > most:
+            return False
+        row = new
+    return row.get(len(b), beyond) <= most

@@ -1,0 +1,55 @@
+"""Which precedents a search may find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from retrieval.library.manifest import LabelledMeme
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which precedents may be found: those that all of this holds for. An empty tuple asks for nothing.
+
+    Attributes:
+        sources: Data sets or people that they came from.
+        splits: Of their data sets.
+        namespaces: Whose content they are.
+        languages: Of their texts, as BCP 47 tags.
+        policies: That they were labelled by.
+        since: When they came into the library, at the earliest.
+        until: Before when they came into the library.
+        verified: Whether a person must have confirmed the label.
+
+    A precedent of which it is not known when it came in, is found by neither bound.
+    """
+
+    sources: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()
+    namespaces: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+    verified: bool = False
+
+    def __post_init__(self) -> None:
+        if any(bound is not None and bound.tzinfo is None for bound in (self.since, self.until)):
+            raise ValueError("a time without a time zone says nothing")
+
+    @property
+    def names(self) -> Sequence[tuple[str, ...]]:
+        """The names asked for: of sources, splits, namespaces, languages, policies."""
+        return self.sources, self.splits, self.namespaces, self.languages, self.policies
+
+    def lets_through(self, meme: LabelledMeme) -> bool:
+        """Whether this precedent may be found."""
+        named = (meme.source, meme.split, meme.namespace, meme.language, meme.policy)
+        return (
+            all(not wanted or name in wanted for wanted, name in zip(self.names, named, strict=True))
+            and (self.since is None or (meme.added is not None and meme.added >= self.since))
+            and (self.until is None or (meme.added is not None and meme.added < self.until))
+            and (meme.verified or not self.verified)
+        )

@@ -1,0 +1,1 @@
+"""Who is calling and what that caller may do: TLS, tokens, scopes."""

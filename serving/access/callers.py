@@ -1,0 +1,92 @@
+"""Who is calling, and what that caller may do.
+
+The server finds out who calls before a method runs (:mod:`serving.access.access`); the methods ask :func:`current`.
+Where the server knows no callers, because it was given no file of tokens, whoever can connect is :data:`ANYBODY`.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+
+from court.errors import CourtError
+
+
+class Unauthenticated(CourtError):
+    """The server wants to know who calls, and the call does not say it, or says it wrongly."""
+
+    default_reason = "UNAUTHENTICATED"
+
+
+class NotAllowed(CourtError):
+    """The caller is known, and may not do this."""
+
+    default_reason = "NOT_ALLOWED"
+
+
+class Scope(StrEnum):
+    """What a token is good for. None holds another: who is to do all is given all three."""
+
+    JUDGE = "judge"
+    """Have memes tried, watch trials, search precedents."""
+    REVIEW = "review"
+    """Read the docket and review verdicts."""
+    ADMIN = "admin"
+    """Change the library of precedents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Somebody who may call.
+
+    Attributes:
+        name: As the file of tokens has it; empty where the server knows no callers.
+        scopes: What it may do.
+        namespaces: Whose content it may hand in and see; None for everybody's.
+    """
+
+    name: str
+    scopes: frozenset[Scope]
+    namespaces: frozenset[str] | None = None
+
+    def sees(self, namespace: str) -> bool:
+        """Whether content of that namespace is its business."""
+        return self.namespaces is None or namespace in self.namespaces
+
+
+ANYBODY = Caller(name="", scopes=frozenset(Scope))
+"""Whoever calls a server that was given no file of tokens."""
+
+_calling: ContextVar[Caller] = ContextVar("calling", default=ANYBODY)
+
+
+def current() -> Caller:
+    """Who makes the call that is being answered. Tasks that are started for it know it too."""
+    return _calling.get()
+
+
+def set_current(caller: Caller) -> None:
+    """From now on, in this call, that is who calls. For the interceptor and for tests."""
+    _calling.set(caller)
+
+
+def check_namespace(namespace: str, field: str = "content.namespace") -> None:
+    """Refuses content of a namespace that is not the caller's business.
+
+    The empty namespace is one like any other: a caller that is kept to some must name one of them.
+
+    Args:
+        namespace: The one.
+        field: The part of the request that it stands in.
+
+    Raises:
+        NotAllowed: It is not.
+    """
+    if not current().sees(namespace):
+        raise NotAllowed(
+            "This token is not for content of that namespace: hand in content of a namespace that it is for, or ask "
+            "whoever runs the server for another token.",
+            reason="NAMESPACE_NOT_ALLOWED",
+            field=field,
+        )

@@ -1,0 +1,93 @@
+"""TLS: callers see who the server is, and with a CA for callers the server sees who they are. Files may be renewed."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from court.errors import BadRequest
+from serving.access.following import Contents, read_all
+from serving.settings import Settings
+
+WHAT = "The files of the server's certificate"
+
+
+@dataclass(slots=True)
+class Certificates:
+    """The certificate that the server shows, and the authorities whose certificates it wants to see.
+
+    A new one is used from the next connection on; connections that are there go on.
+
+    Attributes:
+        paths: The certificate chain, its key and, if there is one, the file of authorities; all PEM.
+        contents: What is in use of them.
+    """
+
+    paths: Sequence[Path]
+    contents: Contents
+
+    @classmethod
+    def of(cls, settings: Settings) -> Certificates | None:
+        """Those that the settings name; None where they name none.
+
+        Raises:
+            BadRequest: They are named by half, or can't be used.
+        """
+        certificate, key, authorities = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+        if certificate is None and key is None and authorities is None:
+            return None
+        if certificate is None or key is None:
+            raise BadRequest(
+                "TLS needs both the server's certificate and its key: give tls_certificate and tls_key.",
+                reason="TLS_HALF_NAMED",
+                field="tls_certificate" if certificate is None else "tls_key",
+            )
+        paths = [certificate, key] if authorities is None else [certificate, key, authorities]
+        contents = read_all(paths, WHAT)
+        _check(contents, paths)
+        return cls(paths, contents)
+
+    def use(self, contents: Contents) -> None:
+        """From now on, these. Raises BadRequest where they can't be used; then nothing changes."""
+        _check(contents, self.paths)
+        self.contents = contents
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For a server's port."""
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(self.contents),
+            # Asked at every handshake, in a thread of the library; one that is the same as before costs it nothing.
+            lambda: _configuration(self.contents),
+            require_client_authentication=len(self.paths) > 2,
+        )
+
+
+def _configuration(contents: Contents) -> grpc.ServerCertificateConfiguration:
+    certificate, key, *authorities = contents
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], authorities[0] if authorities else None)
+
+
+def _check(contents: Contents, paths: Sequence[Path]) -> None:
+    """The library says nothing of a key that is another certificate's: all handshakes would fail."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Only files will do for it; and without a password to try it would ask for one at the terminal.
+        context.load_cert_chain(paths[0], paths[1], password="")
+    except (ssl.SSLError, OSError) as error:
+        raise _unusable("no certificate with its key, both PEM and the key without a password", error) from None
+    if read_all(paths, WHAT) != contents:
+        raise BadRequest(f"{WHAT} are being changed.", reason="TLS_UNUSABLE")
+    if len(contents) > 2:
+        try:
+            context.load_verify_locations(cadata=contents[2].decode("ascii"))
+        except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
+            raise _unusable("no file of certificate authorities, PEM", error) from None
+
+
+def _unusable(what: str, error: Exception) -> BadRequest:
+    why = getattr(error, "reason", None)  # OpenSSL's word for it; the message holds no more
+    return BadRequest(f"TLS can't be set up: there is {what}{f' ({why})' if why else ''}.", reason="TLS_UNUSABLE")

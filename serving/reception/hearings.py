@@ -1,0 +1,204 @@
+"""The trials that this server holds, and the pictures that it decodes for them: each once for all callers who wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+
+from court.errors import BadPicture, CantResume, CourtError, TrialAborted
+from court.events import TrialFailed
+from court.meme import Picture
+from court.ports import Watcher
+from court.record import TrialRecord, TrialState
+from court.trial import STOPPED
+from serving.assembly import Courthouse
+from serving.reception.known import KnownMemes
+from serving.reception.quarantine import Quarantine
+from serving.reception.request import Call
+from serving.reception.shared import Lately, Shared
+from serving.telemetry import Telemetry
+
+_MOST_UNRESUMABLE = 4096
+
+_log = logging.getLogger("memecourt.service")
+
+
+class Flight(Shared[TrialRecord]):
+    """A trial of this server that callers wait for.
+
+    Attributes:
+        trial_id: Of the trial.
+        begun_by: The call whose deadline it keeps to; None where nobody's.
+    """
+
+    def __init__(self, trial_id: str, unneeded: Callable[[], object]) -> None:
+        """A trial that has not been begun."""
+        super().__init__(unneeded)
+        self.trial_id = trial_id
+        self.begun_by: Call | None = None
+
+
+class Hearings:
+    """Trials by their ids, and those that are held for a meme by the key that it will be known by."""
+
+    def __init__(self, house: Courthouse, known: KnownMemes, quarantine: Quarantine, telemetry: Telemetry) -> None:
+        """Holds none yet.
+
+        Args:
+            house: Where trials are held and kept.
+            known: Learns of files that were decoded, and of verdicts.
+            quarantine: Says what is not tried again.
+            telemetry: Is told of pictures that were decoded and of trials that were taken up.
+        """
+        self._house = house
+        self._known = known
+        self._quarantine = quarantine
+        self._telemetry = telemetry
+        self._decoding: dict[bytes, Shared[Picture]] = {}
+        self._flights: dict[str, Flight] = {}
+        self._leading: dict[str, Flight] = {}
+        self._unresumable: Lately[str, bool] = Lately(_MOST_UNRESUMABLE)
+
+    def of(self, trial_id: str) -> Flight | None:
+        """A trial that is held here, or about to be."""
+        return self._flights.get(trial_id)
+
+    def leading(self, key: str) -> Flight | None:
+        """The trial of the meme of that key."""
+        return self._leading.get(key)
+
+    def enlist(self, trial_id: str, key: str = "") -> Flight:
+        """A trial that callers can enter. It is struck off when it is over, or when nobody is left to begin it.
+
+        Args:
+            trial_id: Of the trial.
+            key: That its meme will be known by; empty where it answers its own request alone.
+        """
+
+        def strike() -> None:
+            del self._flights[trial_id]
+            if key:
+                del self._leading[key]
+
+        flight = self._flights[trial_id] = Flight(trial_id, strike)
+        if key:
+            self._leading[key] = flight
+        return flight
+
+    def begin(self, flight: Flight, call: Call) -> None:
+        """Begins the trial of a call. From here to the next caller's entering, nothing may be awaited."""
+        flight.begun_by = call
+        flight.begin(self._try(call, flight.trial_id))
+
+    def take_up(self, flight: Flight, watch: Watcher | None, call: Call | None = None) -> None:
+        """Takes a trial up from its record, for a call or for nobody; as :meth:`begin`."""
+        flight.begun_by = call
+        flight.begin(self._resume(flight.trial_id, watch, call))
+
+    def resumable(self, record: TrialRecord) -> bool:
+        """Whether a trial without a verdict may go on, as far as can be told without trying."""
+        if self._unresumable.get(record.trial_id):
+            return False
+        failed = record.last(TrialFailed)
+        return record.state is TrialState.OPEN or failed is None or failed.retryable or failed.reason == "CANCELLED"
+
+    async def stop(self) -> None:
+        """Ends all trials; each still writes down its end."""
+        tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
+        for task in tasks:
+            task.cancel(STOPPED)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def decoded(self, call: Call, *, in_turn: bool = False) -> Picture:
+        """The picture of a call. Those who send the same file at once have it decoded once."""
+        while call.picture is None:
+            decoding = self._decoding.get(call.file)
+            if decoding is None:
+                if not in_turn:
+                    await call.take_turn()
+                if (decoding := self._decoding.get(call.file)) is None:
+                    decoding = self._decoding[call.file] = Shared(lambda: self._decoding.pop(call.file))
+                    decoding.begin(self._decode(call))
+            if decoding.ending:
+                await decoding.over()
+                continue
+            with decoding:
+                call.picture = await decoding.result()
+        return call.picture
+
+    async def _decode(self, call: Call) -> Picture:
+        began = time.perf_counter()
+        try:
+            picture = await self._house.pictures.read(call.ask.image)
+        except BadPicture as error:
+            self._quarantine.refused(call.file, error)
+            raise
+        call.picture_seconds = time.perf_counter() - began
+        self._telemetry.decoded(call.picture_seconds)
+        self._known.seen(call.file, picture.pixels_sha256)
+        return picture
+
+    async def _try(self, call: Call, trial_id: str) -> TrialRecord:
+        """Holds the trial of a call."""
+        async with call.trial_in_turn():
+            picture = await self.decoded(call, in_turn=True)
+            async with self._quarantine.trial(picture.pixels_sha256, call.ask.procedure):
+                try:
+                    ask = replace(call.ask, request_id=call.name.request_id)
+                    hearing = await self._house.hear(
+                        ask, call.watch, within_s=call.left, trial_id=trial_id, picture=picture
+                    )
+                except TrialAborted as error:
+                    self._quarantine.failed(call.file, error.reason)
+                    raise
+        await self._learn(hearing.record)
+        return hearing.record
+
+    async def _resume(self, trial_id: str, watch: Watcher | None, call: Call | None = None) -> TrialRecord:
+        """Takes a trial up, for a call or for nobody."""
+        async with call.trial_in_turn() if call else nullcontext():
+            record = await self._house.docket.record(trial_id)
+            self._telemetry.resuming(record)
+            meme = record.opened.meme
+            async with self._quarantine.trial(meme.pixels_sha256, record.opened.procedure):
+                try:
+                    record = await self._house.resume(trial_id, watch, within_s=call.left if call else None)
+                except CantResume as error:
+                    await self._give_up(record, error, watch)
+                    raise
+                except TrialAborted as error:
+                    self._quarantine.failed(bytes.fromhex(meme.bytes_sha256), error.reason)
+                    raise
+        await self._learn(record)
+        return record
+
+    async def _give_up(self, record: TrialRecord, error: CantResume, watch: Watcher | None) -> None:
+        """Writes down that a trial can't be taken up, so that it does not stand open for ever."""
+        self._unresumable.keep(record.trial_id, True)
+        if record.state is not TrialState.OPEN:
+            return
+        failed = TrialFailed(
+            trial_id=record.trial_id,
+            seq=len(record.events),
+            at=self._house.court.now(),
+            step="resuming",
+            reason=error.reason,
+            message=error.message,
+            retryable=error.reason == "VERSIONS_DIFFER",  # a server that has those may still take it up
+        )
+        await self._house.docket.append(failed)
+        if watch is not None:
+            await watch(failed)
+
+    async def _learn(self, record: TrialRecord) -> None:
+        """The next who asks about the same meme need no trial."""
+        try:
+            await self._known.learn(record)
+        except CourtError as error:
+            # The verdict is kept: it is not held back because it can't be found by its meme.
+            _log.warning("trial=%s can't be given again: reason=%s", record.trial_id, error.reason)

@@ -1,0 +1,85 @@
+"""What is not tried again: pictures that killed what looked at them, and trials that killed the model server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from court.errors import BadPicture
+from court.events import Procedure
+from serving.docket.store import Docket
+from serving.reception.shared import Lately
+
+MOST_KILLS = 2
+"""Times that a model server may break off in trials of a picture before it is refused."""
+_MOST_FILES = 65_536
+_KILLS = frozenset({"PICTURE_KILLS_READER", "PICTURE_TOO_COSTLY"})
+"""Reasons of a picture reader whose process died, or was ended because of what the picture cost."""
+_UNREAD = "TEXT_READER_FAILED"
+
+
+class Quarantine:
+    """Remembers, for as long as this process lives, which files killed a worker; the docket knows of model servers."""
+
+    def __init__(self, docket: Docket) -> None:
+        """Refuses nothing yet.
+
+        Args:
+            docket: Holds the failed trials of each picture, of this process and all others.
+        """
+        self._docket = docket
+        self._files: Lately[bytes, bool] = Lately(_MOST_FILES)
+        self._unread: Lately[bytes, bool] = Lately(_MOST_FILES)
+        self._suspect = asyncio.Lock()
+
+    def require(self, file: bytes, *, text_given: bool) -> None:
+        """Raises BadPicture if a file of that digest has killed a worker that it would be given to again."""
+        if self._files.get(file):
+            raise _quarantined("It killed or wore out the process that decoded it.")
+        if not text_given and self._unread.get(file):
+            raise _quarantined("It killed the process that read the text off it. Send the text with it.")
+
+    def refused(self, file: bytes, error: BadPicture) -> None:
+        """Takes note of why a file could not be decoded."""
+        if error.reason in _KILLS:
+            self._files.keep(file, True)
+
+    def failed(self, file: bytes, reason: str) -> None:
+        """Takes note of why the trial of a file failed."""
+        if reason == _UNREAD:
+            self._unread.keep(file, True)
+
+    async def require_pixels(self, pixels_sha256: str, procedure: Procedure) -> None:
+        """Raises BadPicture if a picture has killed a model server twice, and would be shown to one again."""
+        await self._kills(pixels_sha256, procedure)
+
+    @asynccontextmanager
+    async def trial(self, pixels_sha256: str, procedure: Procedure) -> AsyncIterator[None]:
+        """A trial of a picture, for as long as the context lasts.
+
+        Of trials that were running when a model server died, one is to blame and the others are not. They are held
+        again one at a time, so that the next death has one suspect.
+
+        Raises:
+            BadPicture: It has killed a model server twice.
+            Unavailable: The docket can't say.
+        """
+        if not await self._kills(pixels_sha256, procedure):
+            yield
+            return
+        async with self._suspect:
+            await self._kills(pixels_sha256, procedure)  # again: it may have been on trial meanwhile
+            yield
+
+    async def _kills(self, pixels_sha256: str, procedure: Procedure) -> int:
+        if procedure is Procedure.SUMMARY:
+            return 0  # shown to no model
+        kills = sum(failed.broke_off for failed in await self._docket.failures(pixels_sha256))
+        if kills >= MOST_KILLS:
+            raise _quarantined("The model server broke off twice while it looked at it.")
+        return kills
+
+
+def _quarantined(why: str) -> BadPicture:
+    return BadPicture(f"The picture is not tried again. {why}", reason="QUARANTINED")

@@ -1,0 +1,308 @@
+"""How requests are read: only once there is memory for them, and nobody who sends nothing keeps it from others.
+
+The size of a message is known only once it is there. So there must be room for the largest before it is read; what it
+does not need is free again as soon as it has come. Until a message is read, flow control holds all but its first
+64 KiB back at the caller (:data:`WINDOWS`).
+
+A caller that opens a call and sends nothing, or sends slowly, has that room meanwhile. What keeps it from others:
+
+* It ends when nothing whole has come for as long as the server waits.
+* It ends sooner where somebody else waits for the room: after 5 s; after 2 s where it is a stream that has had a
+  request before; after one second where no whole request has come over its connection since one was last
+  waited for in vain.
+* Such streams have half of the memory at most, such connections a quarter, and whoever came last goes first among them:
+  the rest is for requests over connections that are known to send what they announce.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+from court.errors import BadRequest, CourtError
+from court.meme import LIMITS
+from serving.services.calls import not_in_session
+from serving.services.status import Busy
+
+if TYPE_CHECKING:
+    from serving.services.calls import Context
+
+MESSAGE_BYTES = LIMITS.max_bytes + 64 * 1024
+"""Largest message: a picture at its limit, and room for everything else. gRPC's default of 4 MiB is too small."""
+
+WINDOWS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 * 1024))
+"""Options of a server: it takes no more of a message that nobody reads yet, however fast the connection is. While a
+message is read, its window is as large as the message needs."""
+
+_OVERHEAD = 16 * 1024
+"""Bytes that a call counts besides its message, so that small ones are bounded too."""
+_PATIENCE_S = 5.0
+"""What a request over a known connection has to come, once others wait for memory."""
+_PATIENCE_IN_CALL_S = 2.0
+"""What the next one of a stream has there."""
+_LITTLE_PATIENCE_S = 1.0
+"""What a request over another connection has."""
+_MOST_KNOWN = 10_000
+"""Connections that are remembered."""
+
+
+_KNOWN, _IN_CALL, _UNKNOWN = range(3)
+"""Lanes to the memory: requests over connections that are known to send what they announce; further requests of their
+streams; requests over other connections."""
+
+
+class Lot:
+    """Memory that a request has, from before it is read until it is answered."""
+
+    __slots__ = ("_limit", "_memory", "_size", "_why", "lane", "peer", "since")
+
+    def __init__(self, memory: Memory, size: int, peer: str, lane: int) -> None:
+        """For a request from ``peer``; see :meth:`Memory.receive`."""
+        self._memory = memory
+        self._size = size
+        self._limit = asyncio.timeout(None)
+        self._why: CourtError | None = None
+        self.peer = peer
+        self.lane = lane
+        self.since = asyncio.get_running_loop().time()
+
+    def release(self) -> None:
+        """Gives it back; again is no harm."""
+        size, self._size = self._size, 0
+        self._memory.change(-size)
+
+    def released(self, _: object) -> None:
+        """The same, for when a task is done."""
+        self.release()
+
+    async def read(self, context: Context) -> bytes | None:
+        """The next message of a call, which this is then the memory of; None where there is none to come."""
+        if self._why is not None:
+            raise self._why
+        try:
+            async with self._limit:
+                data: object = await context.read()
+        except TimeoutError:
+            assert self._why is not None
+            raise self._why from None
+        if data is grpc.aio.EOF:
+            return None
+        assert isinstance(data, bytes)
+        size, self._size = self._size, len(data) + _OVERHEAD
+        self._memory.change(self._size - size)
+        return data
+
+    def end(self, why: CourtError) -> None:
+        """Has :meth:`read` end with an error."""
+        if self._why is None:
+            self._why = why
+            with suppress(RuntimeError):  # it has not begun, or ends by itself just now
+                self._limit.reschedule(asyncio.get_running_loop().time())
+
+    @property
+    def ending(self) -> bool:
+        """Whether it was told to end."""
+        return self._why is not None
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    peer: str
+    lane: int
+    lot: asyncio.Future[Lot]
+
+
+class Memory:
+    """The memory for requests. Used from one event loop."""
+
+    def __init__(self, budget: int, idle_s: float, largest: int = MESSAGE_BYTES) -> None:
+        """All of it is free.
+
+        Args:
+            budget: Bytes; at least those of one message.
+            idle_s: Seconds in which a caller must send what it has announced.
+            largest: Bytes of a message, at most.
+        """
+        self._budget = budget
+        self._idle_s = idle_s
+        self._largest = largest + _OVERHEAD
+        at_once = max(1, budget // self._largest)
+        self._least = (at_once, at_once // 4, min(1, at_once // 2))  # that a lane has, whoever waits in the others
+        self._most = (at_once, max(1, at_once // 2), max(1, at_once // 4))
+        self._held = 0
+        self._most_held = 0
+        self._known: OrderedDict[str, None] = OrderedDict()
+        self._reading: dict[Lot, None] = {}  # what is read longest first
+        self._read_in = [0, 0, 0]
+        self._waiting: tuple[deque[_Waiter], ...] = (deque(), deque(), deque())
+        self._pressing: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def held(self) -> int:
+        """Bytes that requests have now, those included that are kept free for what is being read."""
+        return self._held
+
+    @property
+    def most_held(self) -> int:
+        """The most that they ever had at once."""
+        return self._most_held
+
+    async def receive(
+        self, context: Context, *, in_call: bool = False, busy_until: Callable[[float], float] = lambda _: 0.0
+    ) -> tuple[bytes, Lot] | None:
+        """Waits for room and reads a request.
+
+        Args:
+            context: Of the call.
+            in_call: Whether the call has sent a request before: then it waits for room as long as it takes.
+            busy_until: Given the loop's time, says until when the call had others to wait for: that long it is not
+                idle.
+
+        Returns:
+            The message, and its memory, which the caller releases once the request is answered; None where the caller
+            has ended its requests.
+
+        Raises:
+            BadRequest: Nothing has come for as long as the server waits; IDLE.
+            Busy: There was no room, or others needed it and nothing had come.
+            Unavailable: The court closes.
+        """
+        lot = await self._room(context.peer(), in_call)
+        timer = asyncio.get_running_loop().call_later(self._idle_s, self._check_idle, lot, busy_until)
+        data = None
+        try:
+            data = await lot.read(context)
+        finally:
+            timer.cancel()
+            self._has_read(lot)
+            if data is None:
+                lot.release()
+        if data is None:
+            return None
+        self._known[lot.peer] = None
+        self._known.move_to_end(lot.peer)
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+        return data, lot
+
+    def close(self) -> None:
+        """Sends away who waits or has sent nothing yet, and everybody from now on."""
+        self._closed = True
+        for lane in self._waiting:
+            for waiter in lane:
+                if not waiter.lot.done():
+                    waiter.lot.set_exception(not_in_session())
+            lane.clear()
+        for lot in self._reading:
+            lot.end(not_in_session())
+
+    def change(self, by: int) -> None:
+        """So many bytes more, or fewer, are held now."""
+        self._held += by
+        self._most_held = max(self._most_held, self._held)
+        if by < 0:
+            self._serve()
+
+    async def _room(self, peer: str, in_call: bool) -> Lot:
+        if self._closed:
+            raise not_in_session()
+        lane = _UNKNOWN if peer not in self._known else _IN_CALL if in_call else _KNOWN
+        if self._has_room and not self._waiting[_KNOWN] and self._read_in[lane] < self._most[lane]:
+            return self._lot(peer, lane)
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(peer, lane, loop.create_future())
+        line = self._waiting[lane]
+        line.append(waiter)
+        self._serve()
+        timer = None if in_call else loop.call_later(self._idle_s, _refuse, waiter)
+        try:
+            return await waiter.lot
+        except BaseException:
+            if waiter in line:
+                line.remove(waiter)
+            elif not waiter.lot.cancelled() and waiter.lot.exception() is None:  # room came as the caller left
+                self._has_read(waiter.lot.result())
+                waiter.lot.result().release()
+            raise
+        finally:
+            if timer:
+                timer.cancel()
+
+    @property
+    def _has_room(self) -> bool:
+        return self._held + self._largest <= self._budget
+
+    def _lot(self, peer: str, lane: int) -> Lot:
+        lot = Lot(self, self._largest, peer, lane)
+        self._reading[lot] = None
+        self._read_in[lane] += 1
+        self.change(self._largest)
+        return lot
+
+    def _has_read(self, lot: Lot) -> None:
+        del self._reading[lot]
+        self._read_in[lot.lane] -= 1
+        self._serve()
+
+    def _serve(self) -> None:
+        """Gives room to who waits, as far as there is any; else sees to it that there is."""
+        while self._has_room and (lane := self._next_lane()) is not None:
+            waiter = self._waiting[lane].popleft() if lane == _KNOWN else self._waiting[lane].pop()
+            if not waiter.lot.done():
+                waiter.lot.set_result(self._lot(waiter.peer, lane))
+        self._press()
+
+    def _next_lane(self) -> int | None:
+        """That in which the next to have room waits: one that has less than its part, else the first that may."""
+        waiting = [lane for lane in (_KNOWN, _IN_CALL, _UNKNOWN) if self._waiting[lane]]
+        short = (lane for lane in waiting if lane != _KNOWN and self._read_in[lane] < self._least[lane])
+        return next(short, next((lane for lane in waiting if self._read_in[lane] < self._most[lane]), None))
+
+    def _press(self) -> None:
+        """Ends what has been read for too long while others wait, one at a time; looks again when the next is due."""
+        if self._pressing:
+            self._pressing.cancel()
+            self._pressing = None
+        if not any(self._waiting) or any(lot.ending for lot in self._reading):
+            return
+        # Where there is room, a lane has all that it may: only those in it can make place.
+        times = [(self._due(lot), lot) for lot in self._reading if self._waiting[lot.lane] or not self._has_room]
+        now = asyncio.get_running_loop().time()
+        late = [lot for due, lot in times if due <= now]
+        if late:
+            lot = max(late, key=lambda lot: lot.lane)  # of a lane, what is read longest
+            self._known.pop(lot.peer, None)
+            lot.end(Busy("The server needs the memory for requests that have come. Come again."))
+        elif times:
+            first = min(due for due, _ in times)
+            self._pressing = asyncio.get_running_loop().call_at(first, self._press)
+
+    def _due(self, lot: Lot) -> float:
+        if lot.peer not in self._known:
+            return lot.since + _LITTLE_PATIENCE_S
+        return lot.since + (_PATIENCE_IN_CALL_S if lot.lane == _IN_CALL else _PATIENCE_S)
+
+    def _check_idle(self, lot: Lot, busy_until: Callable[[float], float]) -> None:
+        loop = asyncio.get_running_loop()
+        due = max(lot.since, busy_until(loop.time())) + self._idle_s
+        if lot in self._reading and due > loop.time():
+            loop.call_at(due, self._check_idle, lot, busy_until)
+        elif lot in self._reading:
+            lot.end(
+                BadRequest(
+                    f"No request came for {self._idle_s:g} seconds. Open the call when there is one to send.",
+                    reason="IDLE",
+                )
+            )
+
+
+def _refuse(waiter: _Waiter) -> None:
+    if not waiter.lot.done():
+        waiter.lot.set_exception(Busy("There was no memory for one more request. Come again."))

@@ -1,0 +1,455 @@
+"""Ask twice, pay once: which requests need a trial, and which have their verdict already.
+
+A request is claimed in the docket before its trial is begun, under its namespace and id, with a digest of what it asks.
+Whoever asks the same again, at whichever server, finds the claim and gets the same trial: from its record, by waiting
+for it, or by taking it up where it was cut off. A claim names the server that sees to it and a number that is new each
+time; who takes a trial up puts another in its place, and only if nobody else has.
+
+A meme that is known (:mod:`serving.reception.known`) is claimed for the trial that it is known by. Requests for the
+same unknown meme that come while its trial is held wait for that trial.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+import uuid
+from dataclasses import replace
+from typing import Self
+from weakref import WeakValueDictionary
+
+from court.errors import (
+    CantResume,
+    CourtError,
+    NotLoaded,
+    Overrun,
+    TrialAborted,
+    Unavailable,
+)
+from court.meme import check_text
+from court.ports import Watcher
+from court.record import TrialRecord, TrialState
+from court.trial import STOPPED
+from serving.assembly import NO_PINS, Ask, Courthouse
+from serving.docket.store import Claim, RequestConflict, RequestName, TrialUnknown
+from serving.reception.hearings import Flight, Hearings
+from serving.reception.known import KnownMemes, reusable
+from serving.reception.pulse import Pulse
+from serving.reception.quarantine import Quarantine
+from serving.reception.request import Answer, Call, Turn, digest_of_file, payload_of
+from serving.reception.shared import Ended
+from serving.settings import Settings
+from serving.telemetry import SILENT, Telemetry
+
+__all__ = ["Answer", "Reception", "Turn"]
+
+_POLL_S = (0.1, 1.0)
+"""Between two looks at a trial that another server holds: the first, and the longest, in seconds."""
+
+_NOBODY = ""
+"""Owner of what a server that stopped had not begun."""
+
+_log = logging.getLogger("memecourt.service")
+
+
+class Reception:
+    """Answers requests, holding a trial only where one is needed. Safe to call concurrently, within one event loop."""
+
+    def __init__(
+        self, house: Courthouse, settings: Settings, telemetry: Telemetry = SILENT, *, pulse: Pulse | None = None
+    ) -> None:
+        """Answers nothing yet: see :meth:`__aenter__`.
+
+        Args:
+            house: Where trials are held and kept.
+            settings: Whose verdicts are given again.
+            telemetry: Is told what was given again.
+            pulse: Tells which servers live, and what this one is called.
+        """
+        self._house = house
+        self._docket = house.docket
+        self._near = house.near if settings.reuse_near else None
+        self._reuse = settings.reuse != "off"
+        self._telemetry = telemetry
+        self._pulse = pulse or Pulse(house.docket, uuid.uuid4().hex)
+        self._numbers = itertools.count()
+        self._known = KnownMemes(house.docket, house.court, settings)
+        self._quarantine = Quarantine(house.docket)
+        self._hearings = Hearings(house, self._known, self._quarantine, telemetry)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._beating: asyncio.Task[None] | None = None
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        """From now on other servers see that this one lives, and requests are answered.
+
+        Raises:
+            Unavailable: The docket is not there now.
+        """
+        await self._pulse.beat()
+        self._beating = asyncio.create_task(self._pulse.run())
+        self._open = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Ends what is running; each trial still writes down its end, and who waits for it is told so."""
+        self.close()
+        await self._hearings.stop()
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.wait([self._beating])
+
+    def close(self) -> None:
+        """From now on no request is taken any more; those that were are answered."""
+        self._open = False
+
+    async def answer(
+        self, ask: Ask, watch: Watcher | None = None, *, within_s: float | None = None, turn: Turn | None = None
+    ) -> Answer:
+        """The verdict on a request.
+
+        A call that is cancelled leaves; a trial goes on for as long as one call waits for it, and no longer.
+
+        Args:
+            ask: What to try.
+            watch: Is told of every event of a trial that this call begins or takes up, after the docket has kept it;
+                calls that join a trial are told nothing.
+            within_s: Seconds until the caller's deadline; None where there is none.
+            turn: Where to wait for the turn, if a picture has to be decoded or a trial held.
+
+        Raises:
+            BadInput: The picture or the text can't be tried, or is in quarantine; nothing is recorded.
+            NotLoaded: The procedure or a version that it is pinned to is not available; nothing is recorded.
+            RequestConflict: Another request was asked under this name.
+            Unavailable: Something needed is not there now. What has been kept is taken up when it is asked again.
+            TrialAborted: The trial began and failed; its record is kept.
+        """
+        began = time.perf_counter()
+        if not self._open:
+            raise Unavailable("The court is not in session: it is starting or closing.", reason="NOT_IN_SESSION")
+        self._require(ask)
+        name = RequestName(ask.namespace, ask.request_id or str(uuid.uuid4()))
+        try:
+            async with asyncio.timeout(within_s) as clock:
+                file = await digest_of_file(ask.image)
+                self._quarantine.require(file, text_given=ask.text is not None)
+                call = Call(ask, name, payload_of(ask, file), file, watch, turn, began, clock, clock.when())
+                if self._reuse and not ask.try_anew and (answer := await self._at_hand(call)):
+                    return answer
+                try:
+                    return await self._answer(call)
+                finally:
+                    await call.leave_turn()
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
+
+    async def trial_of(self, name: RequestName) -> str | None:
+        """Id of the trial that answers a request, which may not have been opened yet; None where nobody asked that."""
+        claim = await self._docket.claim_of(name)
+        return None if claim is None else claim.trial_id
+
+    def forget(self, trial_id: str) -> None:
+        """A verdict was overruled: at this server it is given to nobody again, from now on."""
+        self._known.forget(trial_id)
+
+    async def resume_cut_off(self, watch: Watcher | None = None) -> None:
+        """Takes up the trials that servers which have died left open, one after the other.
+
+        Returns when each that stood open at the call has ended or has a server that lives. A trial that was claimed and
+        never opened is not known well enough to be held before it is asked for again.
+
+        Args:
+            watch: Is told of their events.
+
+        Raises:
+            Unavailable: The docket can't say what is open.
+        """
+        waiting = {claim.trial_id: claim for claim in await self._docket.open_claims()}
+        while waiting:
+            for trial_id, claim in [*waiting.items()]:
+                try:
+                    if await self._seen_to(claim, watch):
+                        del waiting[trial_id]
+                except CourtError as error:
+                    del waiting[trial_id]
+                    _log.warning("trial=%s not resumed reason=%s", trial_id, error.reason)
+            if waiting:
+                await asyncio.sleep(self._pulse.beat_s)
+
+    # A request on its way.
+
+    def _require(self, ask: Ask) -> None:
+        """Raises BadText or NotLoaded where it can be seen from the ask alone that it can't be tried."""
+        if ask.text is not None:
+            check_text(ask.text)
+        self._house.court.require(ask.procedure)
+        if ask.pins == NO_PINS:
+            return
+        held = self._known.versions(ask.procedure)
+        wanted = {name: getattr(ask.pins, name) for name in ("prompts", "library", "encoder", "settings")}
+        loaded = {name: getattr(held, name) for name in wanted}
+        for role, model in ask.pins.models.items():
+            wanted[f"models.{role}"], loaded[f"models.{role}"] = model, held.models.get(role.upper(), "")
+        for name, version in wanted.items():
+            if version and version != loaded[name]:
+                raise NotLoaded(
+                    f"The {name} asked for can't be had: {loaded[name] or 'none'} is loaded. Leave the pin out to have "
+                    "the meme tried with that.",
+                    reason="PIN_NOT_LOADED",
+                    field=f"pins.{name}",
+                )
+
+    async def _at_hand(self, call: Call) -> Answer | None:
+        """The answer where everything needed is in memory: nothing is decoded, and one claim is written."""
+        pixels = self._known.pixels_of(call.file)
+        record = None if pixels is None else await self._known.at_hand(self._known.key(call.ask, pixels))
+        if record is None:
+            return None
+        claim = await self._claim(call, record.trial_id)
+        return self._answered(call, record) if claim.trial_id == record.trial_id else None
+
+    async def _answer(self, call: Call) -> Answer:
+        """The answer where a trial may be needed."""
+        claim = await self._docket.claim_of(call.name) if call.ask.request_id else None
+        if claim is None:
+            return await self._first(call)
+        if claim.payload != call.payload:
+            raise RequestConflict(
+                "Another request was asked under this request_id in this namespace. Give each request an id of its own."
+            )
+        return await self._follow(call, claim)
+
+    async def _first(self, call: Call) -> Answer:
+        """The answer to a request that nobody asked before."""
+        pixels = self._known.pixels_of(call.file) or (await self._hearings.decoded(call)).pixels_sha256
+        await self._quarantine.require_pixels(pixels, call.ask.procedure)
+        key = self._known.key(call.ask, pixels) if self._reuse and not call.ask.try_anew else ""
+        if key and (earlier := await self._known.find(key) or await self._nearly(call)):
+            claim = await self._claim(call, earlier.trial_id)
+            if claim.trial_id != earlier.trial_id:
+                return await self._follow(call, claim)
+            return self._answered(call, earlier, near=await self._is_near(call, earlier))
+        flight = self._hearings.leading(key)
+        while flight is not None and flight.ending:
+            await flight.over()
+            flight = self._hearings.leading(key)
+        if flight is None:
+            flight = self._hearings.enlist(str(uuid.uuid4()), key)
+        with flight:
+            claim = await self._claim(call, flight.trial_id)
+            answer = await self._follow(call, claim)
+        if answer.reused and not reusable(answer.record):
+            # It was cut short for a caller who had less time: this one is due a trial of its own.
+            own = await self._docket.take_over(claim, owner=self._owner(), trial_id=str(uuid.uuid4()))
+            answer = await self._follow(call, own or await self._standing(claim))
+        return answer
+
+    async def _follow(self, call: Call, claim: Claim) -> Answer:
+        """The answer to a request that is claimed: its trial is waited for, taken up or begun, as need be."""
+        pause, longest = _POLL_S
+        while True:
+            flight = self._hearings.of(claim.trial_id)
+            if flight is None:
+                found = await self._look(call, claim)
+                if isinstance(found, TrialRecord):
+                    return self._answered(call, found, near=await self._is_near(call, found))
+                if found is None:  # another server is at it
+                    await call.leave_turn()
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, longest)
+                claim = found or await self._standing(claim)
+                continue
+            if flight.ending:
+                await flight.over()
+            else:
+                with flight:
+                    try:
+                        return self._answered(call, await self._held(call, claim, flight))
+                    except CourtError as error:
+                        if not self._goes_on(call, flight, error):
+                            raise
+            claim = await self._standing(claim)
+
+    async def _held(self, call: Call, claim: Claim, flight: Flight) -> TrialRecord:
+        """The record of a trial of this server, which is begun if nobody has."""
+        if flight.task is None:
+            self._hearings.begin(flight, call)
+        if flight.begun_by is call:
+            call.ends_with_trial()
+        else:
+            await call.leave_turn()
+        try:
+            return await flight.result()
+        except Ended:
+            stopped = Unavailable("The server was stopped before there was a verdict.", reason=STOPPED)
+            record = await self._record(flight.trial_id)
+            if record is None:
+                # Nobody need wait for this server to be dead.
+                await self._docket.take_over(await self._standing(claim), owner=f"{_NOBODY}/0")
+                raise stopped from None
+            if record.state is TrialState.DECIDED:
+                return record
+            raise TrialAborted(stopped, record) from None
+
+    def _goes_on(self, call: Call, flight: Flight, error: CourtError) -> bool:
+        """Whether this call looks again for what answers it, after a trial that it waited for has failed."""
+        if error.reason == "EVENT_EXISTS" or isinstance(error, CantResume):
+            return True  # another server has taken it up, or it must be held anew
+        # The deadline was another caller's.
+        return error.reason == "DEADLINE" and flight.begun_by is not call
+
+    def _answered(self, call: Call, record: TrialRecord, *, near: bool = False) -> Answer:
+        opened = record.opened
+        reused = (opened.meme.namespace, opened.request_id) != (call.name.namespace, call.name.request_id)
+        if reused:
+            self._telemetry.reused(near=near)
+        return Answer(
+            record=record,
+            picture_seconds=call.picture_seconds,
+            total_seconds=time.perf_counter() - call.began,
+            name=call.name,
+            reused=reused,
+            near=near,
+        )
+
+    # Pictures.
+
+    async def _nearly(self, call: Call) -> TrialRecord | None:
+        """The trial of a meme that is nearly the one in a call and whose verdict may be given again, or None."""
+        if self._near is None:
+            return None
+        picture, text = await self._hearings.decoded(call), call.ask.text
+        if text is None:
+            text = (await self._house.court.text_reader.read(picture)).text
+        found: dict[str, TrialRecord] = {}
+
+        async def usable(trial_id: str) -> bool:
+            record = found[trial_id] = await self._docket.record(trial_id)
+            return reusable(record) and self._known.held_alike(record, call.ask)
+
+        read = call.ask.text is None
+        trial_id = await self._near.same(picture, text, read, call.ask.namespace, usable=usable)
+        return None if trial_id is None else found[trial_id]
+
+    async def _is_near(self, call: Call, record: TrialRecord) -> bool:
+        """Whether a trial was held for another picture than that of the call."""
+        meme = record.opened.meme
+        if meme.bytes_sha256 == call.file.hex():
+            return False
+        pixels = self._known.pixels_of(call.file) or (await self._hearings.decoded(call)).pixels_sha256
+        return pixels != meme.pixels_sha256
+
+    # Claims and trials.
+
+    async def _look(self, call: Call, claim: Claim) -> TrialRecord | Claim | None:
+        """What the docket holds of a trial that is not held at this server now.
+
+        Returns:
+            Its record, if it has a verdict; the claim to follow, if it could be taken up or has changed; None where
+            another server is at it.
+        """
+        record = await self._record(claim.trial_id)
+        if record is not None and record.state is TrialState.DECIDED:
+            return record
+        ruling = await self._ruling(claim, record)
+        if ruling.trial_id != claim.trial_id:
+            # Whoever it was opened for has gone on to another trial, and so do all who were answered by it.
+            return await self._docket.take_over(claim, owner=self._owner(), trial_id=ruling.trial_id)
+        if not self._left_alone(ruling, record):
+            return None
+        if record is not None:
+            await self._quarantine.require_pixels(record.opened.meme.pixels_sha256, record.opened.procedure)
+        anew = record is not None and not self._hearings.resumable(record)
+        await call.take_turn()
+        trial_id = str(uuid.uuid4()) if anew else claim.trial_id
+        async with self._taking(claim.trial_id):
+            if self._hearings.of(claim.trial_id):
+                return claim  # another call of this server was quicker
+            taken = await self._docket.take_over(ruling, owner=self._owner(), trial_id=trial_id)
+            if taken is None:
+                return await self._standing(claim)
+            if anew and ruling != claim:
+                await self._docket.take_over(claim, owner=self._owner(), trial_id=trial_id)
+            flight = self._hearings.enlist(trial_id)
+            if record is None or anew:
+                self._hearings.begin(flight, call)
+            else:
+                self._hearings.take_up(flight, call.watch, call)
+        return replace(claim, trial_id=trial_id)
+
+    async def _seen_to(self, claim: Claim, watch: Watcher | None) -> bool:
+        """Takes up an open trial whose server has died.
+
+        Returns:
+            Whether nothing is left to do: False where it is not known yet if its server lives.
+        """
+        record = await self._record(claim.trial_id)
+        if record is None or record.state is not TrialState.OPEN or self._hearings.of(claim.trial_id):
+            return True
+        ruling = await self._ruling(claim, record)
+        server = _server_of(ruling)
+        if ruling.trial_id != claim.trial_id or self._pulse.lives(server):
+            return True
+        if not self._gone(server):
+            return False
+        async with self._taking(claim.trial_id):
+            taken = not self._hearings.of(claim.trial_id) and await self._docket.take_over(ruling, owner=self._owner())
+            if not taken:
+                return True
+            flight = self._hearings.enlist(claim.trial_id)
+            self._hearings.take_up(flight, watch)
+        with flight:
+            try:
+                record = await flight.result()
+            except Ended:
+                return True
+        _log.info("trial=%s resumed state=%s", record.trial_id, record.state)
+        return True
+
+    def _taking(self, trial_id: str) -> asyncio.Lock:
+        """Held while a trial is taken over: what the docket says then must not be seen before it is held here."""
+        lock = self._locks.get(trial_id)
+        if lock is None:
+            lock = self._locks[trial_id] = asyncio.Lock()
+        return lock
+
+    def _left_alone(self, ruling: Claim, record: TrialRecord | None) -> bool:
+        """Whether no server is at a trial that has no verdict and is not held here."""
+        if record is not None and record.state is TrialState.FAILED:
+            return True
+        return self._gone(_server_of(ruling))
+
+    def _gone(self, server: str) -> bool:
+        """Whether a server does not hold what is not held here: it is this one, has left it, or is dead."""
+        return server in (self._pulse.server, _NOBODY) or self._pulse.dead(server)
+
+    async def _ruling(self, claim: Claim, record: TrialRecord | None) -> Claim:
+        """The claim by which servers agree who holds a trial: that of the request which it was opened for."""
+        if record is None:
+            return claim
+        name = RequestName(record.opened.meme.namespace, record.opened.request_id)
+        return claim if name == claim.name else await self._docket.claim_of(name) or claim
+
+    async def _claim(self, call: Call, trial_id: str) -> Claim:
+        return await self._docket.claim(call.name, payload=call.payload, trial_id=trial_id, owner=self._owner())
+
+    async def _standing(self, claim: Claim) -> Claim:
+        return await self._docket.claim_of(claim.name) or claim
+
+    async def _record(self, trial_id: str) -> TrialRecord | None:
+        try:
+            return await self._docket.record(trial_id)
+        except TrialUnknown:
+            return None
+
+    def _owner(self) -> str:
+        """This server, with a new number: whoever compares it sees whether a claim has changed hands meanwhile."""
+        return f"{self._pulse.server}/{next(self._numbers)}"
+
+
+def _server_of(claim: Claim) -> str:
+    return claim.owner.partition("/")[0]

@@ -1,0 +1,1 @@
+"""The gRPC services: requests in, verdicts, records and precedents out, errors as statuses."""

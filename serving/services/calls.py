@@ -1,0 +1,184 @@
+"""What all calls of all services have in common: bytes become a request, an error becomes the right google.rpc status.
+
+Requests arrive as bytes and are parsed here: the library would answer what is no request with INTERNAL. Whatever a
+method raises that is no :class:`~court.errors.CourtError` is a fault of ours: the log gets its kind and place, the
+caller neither, for what it says may hold a path or the text of a meme.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc_status import rpc_status
+
+from court.errors import BadRequest, CourtError, TrialAborted, Unavailable
+from serving.services.status import status_of
+
+_TO_ANSWER_S = 0.1
+"""What is kept of a caller's deadline to send it the answer, in seconds."""
+
+_log = logging.getLogger("memecourt.service")
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from serving.reception.receiving import Memory
+
+    # Requests are bytes; responses are messages, or bytes where the method has made them itself.
+    Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+    Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
+    Unary: TypeAlias = Callable[[Request, Context], Awaitable[Response]]
+    Streaming: TypeAlias = Callable[[Request, Context], AsyncGenerator[Response, None]]
+
+
+def not_in_session() -> Unavailable:
+    """What a service says while it is not open."""
+    return Unavailable("The court is not in session: it is starting or closing.", reason="NOT_IN_SESSION")
+
+
+def parsed(kind: type[Request], data: bytes) -> Request:
+    """The request in a message.
+
+    Raises:
+        BadRequest: The bytes are none; MALFORMED_REQUEST.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        name = kind.DESCRIPTOR.full_name
+        raise BadRequest(f"The message is no {name}.", reason="MALFORMED_REQUEST") from None
+
+
+def fault_of(error: Exception) -> CourtError:
+    """The error that a caller is told of: a CourtError as it is, anything else as a fault of ours, which is logged."""
+    if isinstance(error, TrialAborted):
+        _log.warning("trial=%s failed reason=%s", error.record.trial_id, error.reason)
+    if isinstance(error, CourtError):
+        return error
+    where = "".join(traceback.format_tb(error.__traceback__))
+    _log.error("request failed: %s\n%s", type(error).__qualname__, where)
+    return CourtError("The server made a mistake.", reason="INTERNAL")
+
+
+async def abort(context: Context, error: Exception) -> NoReturn:
+    """Ends a call with the status of an error."""
+    status = rpc_status.to_status(status_of(fault_of(error)))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+
+
+async def answered(context: Context, answer: Awaitable[T]) -> T:
+    """What is awaited, or the end of the call with the status of what was raised."""
+    try:
+        return await answer
+    except (asyncio.CancelledError, grpc.aio.AbortError):
+        raise
+    except Exception as error:
+        await abort(context, error)
+
+
+def unary(kind: type[Request], method: Unary[Request, Response], memory: Memory | None = None) -> Handler:
+    """A call of one request and one response.
+
+    Args:
+        kind: Of the request.
+        method: Gets the request parsed, and raises its errors.
+        memory: Where room is waited for before the request is read. The call is then registered as one with a stream of
+            requests, which on the wire is the same: the library would read a single one before anything of ours runs.
+    """
+
+    async def call(data: bytes, context: Context) -> Response:
+        async def answer() -> Response:
+            return await method(parsed(kind, data), context)
+
+        return await answered(context, answer())
+
+    if memory is None:
+        return grpc.unary_unary_rpc_method_handler(call, request_deserializer=None, response_serializer=serialized)
+    room = memory
+
+    async def call_with_room(_: AsyncIterator[bytes], context: Context) -> Response:
+        async def answer() -> Response:
+            async with _only_request(room, context) as data:
+                return await method(parsed(kind, data), context)
+
+        return await answered(context, answer())
+
+    return grpc.stream_unary_rpc_method_handler(
+        call_with_room, request_deserializer=None, response_serializer=serialized
+    )
+
+
+def streaming(kind: type[Request], method: Streaming[Request, Response], memory: Memory | None = None) -> Handler:
+    """A call of one request and a stream of responses.
+
+    ``method`` is an async generator; the next response is asked of it only once flow control has let the one before go.
+    The rest is as for :func:`unary`.
+    """
+
+    async def tell(data: bytes, context: Context) -> None:
+        async with aclosing(method(parsed(kind, data), context)) as responses:
+            async for response in responses:
+                await context.write(response)
+
+    async def call(data: bytes, context: Context) -> None:
+        await answered(context, tell(data, context))
+
+    if memory is None:
+        return grpc.unary_stream_rpc_method_handler(call, request_deserializer=None, response_serializer=serialized)
+    room = memory
+
+    async def call_with_room(_: AsyncIterator[bytes], context: Context) -> None:
+        async def answer() -> None:
+            async with _only_request(room, context) as data:
+                await tell(data, context)
+
+        await answered(context, answer())
+
+    return grpc.stream_stream_rpc_method_handler(
+        call_with_room, request_deserializer=None, response_serializer=serialized
+    )
+
+
+@asynccontextmanager
+async def _only_request(memory: Memory, context: Context) -> AsyncIterator[bytes]:
+    received = await memory.receive(context)
+    if received is None:
+        raise no_request()
+    data, lot = received
+    try:
+        yield data
+    finally:
+        lot.release()
+
+
+def no_request() -> BadRequest:
+    """What a caller is told that has ended its call without a request."""
+    return BadRequest("The call ended without a request.", reason="MALFORMED_REQUEST")
+
+
+def serialized(message: Message) -> bytes:
+    """The bytes of a response."""
+    return message.SerializeToString()
+
+
+def time_left(context: Context) -> float | None:
+    """Seconds until an answer must be on its way; None where the caller gave no deadline."""
+    left = context.time_remaining()
+    return None if left is None else left - _TO_ANSWER_S
+
+
+def traceparent(context: Context) -> str:
+    """The W3C header of that name, or empty."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str):
+            return value
+    return ""

@@ -1,0 +1,232 @@
+"""Between the wire and the court: requests checked in form, records turned into responses."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from google.protobuf.duration_pb2 import Duration
+
+from court.errors import BadRequest, NotLoaded
+from court.events import NearDuplicate, NearDuplicatesFound, Procedure, VerdictGiven
+from court.policy import Policy
+from court.precedents import Precedent
+from court.record import TrialRecord
+from memecourt.v1 import court_pb2 as wire
+from serving.assembly import NO_PINS, Ask, Hearing, Pins
+from serving.services.fields import few, language, within
+
+if TYPE_CHECKING:
+    from serving.reception.reception import Answer
+
+_MOST = {"request_id": 128, "content.namespace": 128, "content.id": 256}
+_MOST_PINNED, _LONGEST_PIN = 16, 512
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_CLIENT_TOKEN_BYTES = 1024
+
+
+def ask_of(
+    request: wire.JudgeRequest, *, policy: Policy, default: Procedure, traceparent: str = "", trace_id: str = ""
+) -> Ask:
+    """The ask in a request.
+
+    Args:
+        request: As it came.
+        policy: The one that is loaded.
+        default: The procedure where none is asked for.
+        traceparent: The W3C header of that name, or empty; a malformed one is passed over, as the standard says.
+        trace_id: Of the trace that the call is part of, 32 hex digits, where the server keeps one; goes before.
+
+    Raises:
+        BadRequest: A field is malformed.
+        NotLoaded: Another policy was asked for.
+    """
+    within(request.request_id, _MOST["request_id"], "request_id")
+    within(request.content.namespace, _MOST["content.namespace"], "content.namespace")
+    within(request.content.id, _MOST["content.id"], "content.id")
+    if len(request.client_token) > _CLIENT_TOKEN_BYTES:
+        raise BadRequest(
+            f"client_token has {len(request.client_token):,} bytes; at most {_CLIENT_TOKEN_BYTES:,} are taken.",
+            reason="FIELD_TOO_LONG",
+            field="client_token",
+        )
+    _check_policy(request, policy)
+    trace = _TRACEPARENT.fullmatch(traceparent)
+    return Ask(
+        image=request.image,
+        text=request.text if request.HasField("text") else None,
+        language=language(request.language),
+        procedure=_procedure(request.procedure, default),
+        request_id=request.request_id,
+        namespace=request.content.namespace,
+        content_id=request.content.id,
+        trace_id=trace_id or (trace[1] if trace else ""),
+        pins=_pins(request.pins) if request.HasField("pins") else NO_PINS,
+        try_anew=request.try_anew,
+        policy="\n".join((request.policy.id, request.policy.version, request.policy.digest))
+        if request.HasField("policy")
+        else "",
+    )
+
+
+def response_of(hearing: Hearing, *, client_token: bytes = b"") -> wire.JudgeResponse:
+    """The response to a hearing that ended in a verdict."""
+    record = hearing.record
+    opened = record.opened
+    response = verdict_of(record)
+    response.request_id = opened.request_id
+    response.content.CopyFrom(_content_of(record))
+    response.timings.CopyFrom(_timings(hearing, record))
+    response.client_token = client_token
+    return response
+
+
+def answer_of(answer: Answer, ask: Ask, *, client_token: bytes = b"") -> wire.JudgeResponse:
+    """What a response says of its own request: merged with :func:`verdict_of` of the record, it is the response."""
+    response = wire.JudgeResponse(
+        request_id=answer.name.request_id,
+        content=wire.Content(namespace=ask.namespace, id=ask.content_id),
+        client_token=client_token,
+        timings=_timings(answer, None if answer.reused else answer.record),
+    )
+    if answer.reused:
+        response.reused_from.CopyFrom(
+            wire.ReusedFrom(verdict_id=answer.record.trial_id, content=_content_of(answer.record), near=answer.near)
+        )
+    return response
+
+
+def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
+    """What a response says of the trial that its verdict is from: the same for every request that is given it."""
+    opened = record.opened
+    given, text, cited = record.last(VerdictGiven), record.text, record.precedents
+    assert given is not None and text is not None
+    verdict, findings = given.verdict, cited.findings if cited else None
+    near = record.last(NearDuplicatesFound)
+    response = wire.JudgeResponse(
+        verdict_id=record.trial_id,
+        label=wire.Label.Value(f"LABEL_{verdict.label}"),
+        rationale=verdict.rationale,
+        precedents=[precedent_of(exhibit) for exhibit in findings.exhibits] if findings else [],
+        needs_human_review=verdict.needs_human_review,
+        review_reasons=[
+            wire.Review(reason=wire.ReviewReason.Value(f"REVIEW_REASON_{review.reason}"), detail=review.detail)
+            for review in verdict.review
+        ],
+        text=wire.JudgedText(text=text.text, source=wire.TextSource.Value(f"TEXT_SOURCE_{text.source}")),
+        procedure=wire.Procedure.Value(f"PROCEDURE_{opened.procedure}"),
+        policy=wire.PolicyReference(id=opened.policy.id, version=opened.policy.version, digest=opened.policy.digest),
+        versions=wire.Versions(
+            software=opened.versions.software,
+            settings=opened.versions.settings,
+            prompts=opened.versions.prompts,
+            models=opened.versions.models,
+            encoder=opened.versions.encoder,
+            library=wire.Library(name=findings.library.name, digest=findings.library.digest, size=findings.library.size)
+            if findings
+            else None,
+            text_reader=opened.versions.text_reader,
+        ),
+        trace_id=opened.trace_id,
+        picture=wire.Picture(
+            bytes_sha256=opened.meme.bytes_sha256,
+            pixels_sha256=opened.meme.pixels_sha256,
+            frame_count=opened.meme.frame_count,
+            frames_judged=opened.meme.frames_used,
+        ),
+        near_duplicates=[_near_duplicate(duplicate) for duplicate in near.duplicates] if near else [],
+    )
+    response.decided_at.FromDatetime(given.at)
+    if verdict.harm_score is not None and verdict.harm_score_meaning is not None:
+        response.harm_score = verdict.harm_score
+        response.harm_score_meaning = wire.ScoreMeaning.Value(f"SCORE_MEANING_{verdict.harm_score_meaning}")
+    if verdict.finding is not None:
+        found = verdict.finding
+        response.finding.CopyFrom(wire.Finding(category=found.category, clause=found.clause, target=found.target))
+    if verdict.strengths is not None:
+        response.strengths.harmful = wire.Strength.Value(f"STRENGTH_{verdict.strengths.harmful}")
+        response.strengths.benign = wire.Strength.Value(f"STRENGTH_{verdict.strengths.benign}")
+    return response
+
+
+def _content_of(record: TrialRecord) -> wire.Content:
+    meme = record.opened.meme
+    return wire.Content(namespace=meme.namespace, id=meme.content_id)
+
+
+def _timings(took: Hearing | Answer, record: TrialRecord | None) -> wire.Timings:
+    """Those of a request; without a record, no trial was held for it."""
+    text, cited = (record.text, record.precedents) if record else (None, None)
+    return wire.Timings(
+        total=_duration(took.total_seconds),
+        picture=_duration(took.picture_seconds),
+        text=_duration(text.latency_s if text else 0.0),
+        precedents=_duration(cited.latency_s if cited else 0.0),
+    )
+
+
+def _near_duplicate(duplicate: NearDuplicate) -> wire.NearDuplicate:
+    return wire.NearDuplicate(
+        verdict_id=duplicate.trial_id,
+        label=wire.Label.Value(f"LABEL_{duplicate.label}"),
+        distance=duplicate.distance,
+        same_text=duplicate.same_text,
+        same_picture=duplicate.same_picture,
+    )
+
+
+def _pins(pins: wire.Pins) -> Pins:
+    models = {within(role, _LONGEST_PIN, "pins.models").lower(): model for role, model in pins.models.items()}
+    few(tuple(models.values()), _MOST_PINNED, _LONGEST_PIN, "pins.models")
+    return Pins(
+        models=models,
+        prompts=within(pins.prompts, _LONGEST_PIN, "pins.prompts"),
+        library=within(pins.library, _LONGEST_PIN, "pins.library"),
+        encoder=within(pins.encoder, _LONGEST_PIN, "pins.encoder"),
+        settings=within(pins.settings, _LONGEST_PIN, "pins.settings"),
+    )
+
+
+def _procedure(asked: wire.Procedure.ValueType, default: Procedure) -> Procedure:
+    if asked == wire.PROCEDURE_UNSPECIFIED:
+        return default
+    if asked not in wire.Procedure.values():
+        known = ", ".join(name for name, _ in wire.Procedure.items() if not name.endswith("UNSPECIFIED"))
+        raise BadRequest(
+            f"There is no procedure {asked}. Ask for one of {known}.", reason="UNKNOWN_PROCEDURE", field="procedure"
+        )
+    return Procedure(wire.Procedure.Name(asked).removeprefix("PROCEDURE_"))
+
+
+def _check_policy(request: wire.JudgeRequest, policy: Policy) -> None:
+    if not request.HasField("policy"):
+        return
+    asked = request.policy
+    loaded = asked.id == policy.id and asked.version in ("", policy.version) and asked.digest in ("", policy.digest)
+    if not loaded:
+        raise NotLoaded(
+            f"The policy that was asked for is not loaded; {policy.id} version {policy.version} ({policy.digest}) is. "
+            "Leave the policy out to have that one applied.",
+            reason="POLICY_NOT_LOADED",
+            field="policy",
+        )
+
+
+def precedent_of(precedent: Precedent) -> wire.Precedent:
+    """A precedent as an exhibit."""
+    return wire.Precedent(
+        id=precedent.id,
+        label=wire.Label.Value(f"LABEL_{precedent.label}"),
+        similarity=precedent.similarity,
+        text_similarity=precedent.text_similarity,
+        picture_similarity=precedent.picture_similarity,
+        relation=wire.Relation.Value(f"RELATION_{precedent.relation}"),
+        text=precedent.text,
+        categories=precedent.categories,
+        source=precedent.source,
+    )
+
+
+def _duration(seconds: float) -> Duration:
+    whole, nanos = divmod(round(seconds * 1e9), 10**9)
+    return Duration(seconds=whole, nanos=nanos)

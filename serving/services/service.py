@@ -1,0 +1,202 @@
+"""The gRPC service: asks come in, verdicts or honest errors go out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+from court.events import AnyEvent
+from memecourt.v1 import court_pb2 as wire
+from serving.access.callers import check_namespace
+from serving.assembly import Ask, Courthouse
+from serving.reception.admission import Admission
+from serving.reception.receiving import Memory
+from serving.reception.reception import Reception
+from serving.reception.session import Session
+from serving.services.calls import answered, no_request, parsed, streaming, time_left, traceparent
+from serving.services.convert import answer_of, ask_of, verdict_of
+from serving.services.judge_stream import Trier, judge_stream
+from serving.services.watching import Hub, watch_trial
+from serving.settings import Settings
+from serving.telemetry import SILENT, Telemetry
+
+if TYPE_CHECKING:
+    from court.record import TrialRecord
+    from serving.services.calls import Context, Handler
+
+SERVICE = wire.DESCRIPTOR.services_by_name["Court"].full_name
+
+_MOST_VERDICTS = 1024
+"""Verdicts that are kept in the form in which they are sent, for when they are given again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sitting:
+    """What asks are answered with while the court is in session."""
+
+    house: Courthouse
+    reception: Reception
+
+
+class CourtService:
+    """Serves ``memecourt.v1.Court``.
+
+    Until :meth:`open` has been called it answers UNAVAILABLE, so that a server can listen while it warms up.
+    """
+
+    def __init__(self, settings: Settings, telemetry: Telemetry = SILENT, memory: Memory | None = None) -> None:
+        """Not open yet.
+
+        Args:
+            settings: How many trials at once, how many callers that wait, how much memory.
+            telemetry: Is told of every event.
+            memory: That of all services of the server; one of its own if it is alone.
+        """
+        self._settings = settings
+        self._telemetry = telemetry
+        self._session: Session[_Sitting] = Session()
+        self._admission = Admission(settings.concurrent_trials, settings.waiting_trials)
+        self._memory = memory or Memory(settings.picture_memory, settings.idle)
+        self._hub = Hub()
+        self._verdicts: OrderedDict[str, bytes] = OrderedDict()
+        admission, held = self._admission, self._memory
+        telemetry.observe(running=lambda: admission.running, waiting=lambda: admission.waiting, bytes=lambda: held.held)
+
+    @property
+    def admission(self) -> Admission:
+        """Whose turn it is."""
+        return self._admission
+
+    @property
+    def memory(self) -> Memory:
+        """What requests are held in."""
+        return self._memory
+
+    def open(self, house: Courthouse, reception: Reception) -> None:
+        """From now on, asks are heard."""
+        self._session.open(_Sitting(house, reception))
+
+    def close(self) -> None:
+        """From now on, asks are turned away, those that wait for their turn too; trials that have begun go on."""
+        self._session.close()
+        self._memory.close()
+        self._admission.close()
+        self._hub.close()
+
+    async def empty(self, seconds: float) -> None:
+        """Waits until nothing is being heard any more: a cancelled trial still writes down its end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._session.empty(seconds)
+                await self._admission.empty()
+
+    async def watcher(self, event: AnyEvent) -> None:
+        """Is to be told of every event that is kept, also of trials that nobody asks for now."""
+        self._hub.tell(event)
+        await self._telemetry.watch(event)
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What a server is to be given.
+
+        Judge is registered as a call with a stream of requests, which on the wire is the same: its one request is then
+        read when there is memory for it, and not before.
+        """
+        judge: Handler = grpc.stream_unary_rpc_method_handler(
+            self.judge, request_deserializer=None, response_serializer=None
+        )
+        stream: Handler = grpc.stream_stream_rpc_method_handler(
+            self.judge_stream, request_deserializer=None, response_serializer=None
+        )
+        watch = streaming(wire.WatchTrialRequest, self.watch_trial, self._memory)
+        return grpc.method_handlers_generic_handler(
+            SERVICE, {"Judge": judge, "JudgeStream": stream, "WatchTrial": watch}
+        )
+
+    async def judge(self, _: AsyncIterator[bytes], context: Context) -> bytes:
+        """Answers one request."""
+        return await answered(context, self._judge(context))
+
+    async def judge_stream(self, _: AsyncIterator[bytes], context: Context) -> None:
+        """Answers requests as they come."""
+        await answered(context, self._judge_stream(context))
+
+    async def watch_trial(
+        self, request: wire.WatchTrialRequest, _: Context
+    ) -> AsyncGenerator[wire.WatchTrialResponse, None]:
+        """Tells the events of a trial."""
+        with self._session.call() as sitting:
+            async for response in watch_trial(
+                request, sitting.house.docket, sitting.reception, self._hub, self._admission
+            ):
+                yield response
+
+    async def _judge(self, context: Context) -> bytes:
+        with self._session.call() as sitting:
+            received = await self._memory.receive(context)
+            if received is None:
+                raise no_request()
+            data, lot = received
+            del received
+            try:
+                request = parsed(wire.JudgeRequest, data)
+                del data  # what is held for long is the picture alone
+                ask, token = self._asked(sitting, request, context), request.client_token
+                del request
+                verdict, own = await self._tried(sitting, ask, token, time_left(context))
+                return verdict + own.SerializeToString()  # messages that are joined are merged
+            finally:
+                lot.release()
+
+    async def _judge_stream(self, context: Context) -> None:
+        with self._session.call() as sitting:
+
+            def tried(request: wire.JudgeRequest) -> Trier:
+                ask, token = self._asked(sitting, request, context), request.client_token
+                return lambda within_s: self._tried(sitting, ask, token, within_s, patient=True)
+
+            await judge_stream(
+                context,
+                self._memory,
+                tried,
+                most=self._settings.concurrent_trials,
+                told=self._telemetry.streamed,
+            )
+
+    def _asked(self, sitting: _Sitting, request: wire.JudgeRequest, context: Context) -> Ask:
+        ask = ask_of(
+            request,
+            policy=sitting.house.court.policy,
+            default=self._settings.procedure,
+            traceparent=traceparent(context),
+            trace_id=self._telemetry.trace_id(),
+        )
+        check_namespace(ask.namespace)
+        return ask
+
+    async def _tried(
+        self, sitting: _Sitting, ask: Ask, token: bytes, within_s: float | None, *, patient: bool = False
+    ) -> tuple[bytes, wire.JudgeResponse]:
+        """A verdict as it is sent, and what the response says of this request besides."""
+
+        def turn() -> AbstractAsyncContextManager[None]:
+            return self._admission.turn(ask.namespace, within_s=within_s, patient=patient)
+
+        answer = await sitting.reception.answer(ask, self.watcher, within_s=within_s, turn=turn)
+        verdict = self._sent(answer.record) if answer.reused else verdict_of(answer.record).SerializeToString()
+        return verdict, answer_of(answer, ask, client_token=token)
+
+    def _sent(self, record: TrialRecord) -> bytes:
+        sent = self._verdicts.get(record.trial_id)
+        if sent is None:
+            sent = self._verdicts[record.trial_id] = verdict_of(record).SerializeToString()
+            if len(self._verdicts) > _MOST_VERDICTS:
+                self._verdicts.popitem(last=False)
+        else:
+            self._verdicts.move_to_end(record.trial_id)
+        return sent
