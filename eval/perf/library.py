@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -252,9 +253,9 @@ def changes(root: Path, round_s: float) -> dict[str, float]:
     quiet: list[float] = []
     busy: list[float] = []
     added, taken = 0, 0.0
-    for _ in range(_ROUNDS):
+    for round_ in range(_ROUNDS):
         quiet += asyncio.run(_searched(finder, round_s))
-        adding = _Adding(writer, ids)
+        adding = _Adding(writer, ids, drawn(math.ceil(_OFFERED * round_s), 10**6 + round_))
         began = time.perf_counter()
         busy += asyncio.run(_searched(finder, round_s, writer))
         added += adding.stop()
@@ -295,9 +296,10 @@ async def _searched(finder: LibraryFinder, seconds: float, writer: LibraryWriter
 class _Adding:
     """Threads that add memes at the rate that is offered, from when this is made until it is stopped."""
 
-    def __init__(self, writer: LibraryWriter, ids: Iterator[int]) -> None:
+    def __init__(self, writer: LibraryWriter, ids: Iterator[int], vectors: NDArray[np.float32]) -> None:
+        """``vectors``: one a meme. Of equal ones a search would look at all, where memes are many and different."""
         self._writer = writer
-        self._vectors = drawn(256, 10**6)
+        self._vectors = vectors
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._ids = ids
