@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from court import prompts, replies
+from court import asking, prompts, replies
+from court.asking import Asking, Bench, Exchange, Shown, file_sha256, messages_digest, quotable
 from court.budget import Budget, in_time
 from court.errors import Overrun, ReplyUnusable
 from court.events import ModelCall, OddsGiven, Role, Side
@@ -20,14 +21,14 @@ from court.meme import Frame
 from court.policy import Policy
 from court.ports import ChatModel, ChatReply, ChatRequest, FinishReason, ReplicatedModel
 from court.precedents import Precedent, Vote
-from court.prompts import Prompt
 from court.replies import Argument, Fault, Ruling
 from court.untrusted import Fence
 from court.verdict import Label, rule
 
+__all__ = ["Advocate", "Argument", "Chair", "Chairs", "Exchange", "Exhibit", "Judge", "Proposer", "Ruling", "Said"]
+
 T = TypeVar("T")
 
-_QUOTED = 2000  # characters of a reply that are shown when it is asked for again
 _OPTIONS = ("A", "B")
 _GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
 _LENGTHS: Mapping[Role, int] = {Role.PROPOSER: 1, Role.ACCUSER: 2, Role.DEFENDER: 2, Role.JUDGE: 4}
@@ -139,14 +140,6 @@ class Said(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """A question and its answer."""
-
-    question: str
-    answer: str
-
-
-@dataclass(frozen=True, slots=True)
 class Exhibit:
     """A precedent as the Judge is shown it; without its picture where the library has none."""
 
@@ -162,16 +155,7 @@ class _Agent:
     chars: int
     """Longest text that is asked for: description, summary, justification, rationale; see :mod:`court.replies`."""
 
-    async def _say(
-        self,
-        role: Role,
-        prompt: Prompt,
-        task: str,
-        system: str,
-        parts: Sequence[str | Frame],
-        parse: Callable[[str, bool], T],
-        schema: dict[str, Any],
-    ) -> Said[T]:
+    async def _say(self, role: Role, asked: Asking[Frame], parse: Callable[[str, bool], T]) -> Said[T]:
         """One call, and one more that names the fault where the first reply can't be used.
 
         Raises:
@@ -179,29 +163,31 @@ class _Agent:
             Overrun: There is no time.
             Unavailable, ModelRefused: The server gave none.
         """
-        max_tokens = self.chair.max_tokens or most_tokens(role, self.chars)
-        request = ChatRequest(system, _apart(parts), schema, max_tokens, self.chair.temperature)
-        first = await self._call(request, role, task)
+        first = await self._call(asked, role)
         try:
-            return Said(_read(first, parse, last=False), _figures(role, prompt, task, first))
+            return Said(_read(first, parse, last=False), _figures(role, [asked], [first]))
         except Fault as fault:
             if fault.reason == "REPLY_REFUSED":
-                raise ReplyUnusable(role, task, fault.reason, fault.what) from None
+                raise ReplyUnusable(role, asked.task, fault.reason, fault.what) from None
             why = fault.what
-        again = (*parts, self.fence.around(first.text[:_QUOTED]), prompts.load("repair").task("repair", fault=why))
-        second = await self._call(dataclasses.replace(request, parts=_apart(again)), role, task)
+        quoted = quotable(first.text)
+        again = asked.again(self.fence, quoted, why)
+        second = await self._call(again, role)
         try:
-            return Said(_read(second, parse, last=True), _figures(role, prompt, task, first, second, fault=why))
+            value = _read(second, parse, last=True)
         except Fault as fault:
-            raise ReplyUnusable(role, task, fault.reason, fault.what) from None
+            raise ReplyUnusable(role, asked.task, fault.reason, fault.what) from None
+        return Said(value, _figures(role, [asked, again], [first, second], fault=why, quoted=quoted))
 
-    async def _call(self, request: ChatRequest, role: Role, task: str) -> ChatReply:
+    async def _call(self, asked: Asking[Frame], role: Role) -> ChatReply:
+        max_tokens = self.chair.max_tokens or most_tokens(role, self.chars)
+        request = ChatRequest(asked.system, asked.parts, asked.schema, max_tokens, self.chair.temperature)
         reply = await self._asked(partial(self.chair.model.reply, request))
         self.budget.tally.answered(reply)
         self.budget.took(reply.latency_s)
         if prompts.given_away(reply.text):
             # Whoever made it do that had it in hand: it is not asked again, and none of it is kept.
-            raise ReplyUnusable(role, task, "SYSTEM_LEAKED", "it gave its instructions away")
+            raise ReplyUnusable(role, asked.task, "SYSTEM_LEAKED", "it gave its instructions away")
         return reply
 
     async def _asked(self, ask: Callable[..., Awaitable[T]]) -> T:
@@ -223,30 +209,13 @@ class Proposer(_Agent):
 
     async def describe(self) -> Said[str]:
         """``D = Proposer(G)``. Raises as all agents do."""
-        return await self._look("describe", replies.Description, replies.parse_description)
+        asked = asking.describe(self.frames, self.chars)
+        return await self._say(Role.PROPOSER, asked, lambda text, _: replies.parse_description(text))
 
     async def answer(self, question: str) -> Said[str]:
         """``a = Proposer.answer(q, G)``. Raises as all agents do."""
-        return await self._look("answer", replies.Answer, replies.parse_answer, question=self.fence.around(question))
-
-    async def _look(
-        self,
-        task: str,
-        kind: type[replies.Description] | type[replies.Answer],
-        parse: Callable[[str], str],
-        **values: str,
-    ) -> Said[str]:
-        prompt = prompts.load("proposer")
-        parts: tuple[str | Frame, ...] = (*self.frames, prompt.task(task, **values))
-        return await self._say(
-            Role.PROPOSER,
-            prompt,
-            task,
-            prompt.system(),
-            parts,
-            lambda text, _: parse(text),
-            replies.text_schema(kind, self.chars),
-        )
+        asked = asking.answer(self.frames, self.fence, question, self.chars)
+        return await self._say(Role.PROPOSER, asked, lambda text, _: replies.parse_answer(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,49 +231,20 @@ class Advocate(_Agent):
     async def ask(self, history: Sequence[Exchange]) -> Said[str]:
         """``q = A.ask(H, D, T)``. Raises as all agents do."""
         stance = str(self.side).lower() if self.stance_from_start else "none"
-        return await self._argue(
-            "ask",
-            stance,
-            history,
-            lambda text, _: replies.parse_question(text),
-            replies.text_schema(replies.Question, self.chars),
-        )
+        return await self._argue("ask", stance, history, lambda text, _: replies.parse_question(text))
 
     async def summarise(self, history: Sequence[Exchange]) -> Said[Argument]:
         """``S = A.summarise(H)``. Raises as all agents do."""
-        return await self._argue(
-            "summarise",
-            str(self.side).lower(),
-            history,
-            lambda text, _: replies.parse_argument(text),
-            replies.text_schema(replies.Argument, self.chars),
-        )
+        stance = str(self.side).lower()
+        return await self._argue("summarise", stance, history, lambda text, _: replies.parse_argument(text))
 
     async def _argue(
-        self,
-        task: str,
-        stance: str,
-        history: Sequence[Exchange],
-        parse: Callable[[str, bool], T],
-        schema: dict[str, Any],
+        self, task: str, stance: str, history: Sequence[Exchange], parse: Callable[[str, bool], T]
     ) -> Said[T]:
-        prompt = prompts.load("advocate")
-        system = prompt.system(policy=self.policy.text, stance=prompt.stance(stance))
-        material = prompt.task(
-            "material", text=self.fence.around(self.text), description=self.fence.around(self.description)
+        asked: Asking[Frame] = asking.argue(
+            task, stance, self.policy, self.fence, self.text, self.description, history, self.chars
         )
-        # The history only grows and the task comes last: what was sent before stays a prefix of what is sent next.
-        exchanges = [
-            prompt.task(
-                "exchange",
-                number=str(number),
-                question=self.fence.around(exchange.question),
-                answer=self.fence.around(exchange.answer),
-            )
-            for number, exchange in enumerate(history, 1)
-        ]
-        parts = (material, *exchanges, prompt.task(task))
-        return await self._say(Role(str(self.side)), prompt, task, system, parts, parse, schema)
+        return await self._say(Role(str(self.side)), asked, parse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,17 +289,7 @@ class Judge(_Agent):
                 raise Fault("REPLY_MALFORMED", f"its label does not follow from its strengths, which make it {word}")
             return ruling
 
-        prompt = prompts.load("judge")
-        parts = (*self._material(prompt), prompt.task("judge"))
-        return await self._say(
-            Role.JUDGE,
-            prompt,
-            "judge",
-            self._system(prompt),
-            parts,
-            parse,
-            replies.ruling_schema(self.policy, number, self.chars),
-        )
+        return await self._say(Role.JUDGE, self._bench.rule(self.chars), parse)
 
     async def odds(self) -> OddsGiven | None:
         """How likely the model holds either label, asked in both orders; None where the server can't say.
@@ -367,74 +297,37 @@ class Judge(_Agent):
         Raises:
             Overrun, Unavailable, ModelRefused: The server gave no reply.
         """
-        prompt = prompts.load("judge")
-        words = ("harmful", "not harmful")
+        asked = self._bench.odds()
         harmful, benign, answered = [], [], []
-        for first, second in (words, words[::-1]):
-            parts = (*self._material(prompt), prompt.task("odds", a=first, b=second))
-            request = ChatRequest(self._system(prompt), _apart(parts), None, 1)
+        for each, harmful_first in zip(asked, (True, False), strict=True):
+            request = ChatRequest(each.system, each.parts, None, 1)
             odds = await self._asked(partial(self.chair.model.odds, request, _OPTIONS))
             if odds is not None:
                 self.budget.tally.answered(odds.reply)
             # What is no probability says as little as none.
             if odds is None or not all(0 <= mass <= 1 for mass in odds.masses):
                 return None
-            masses = odds.masses if first == "harmful" else odds.masses[::-1]
+            masses = odds.masses if harmful_first else odds.masses[::-1]
             harmful.append(masses[0])
             benign.append(masses[1])
             answered.append(odds.reply)
-        call = _figures(Role.JUDGE, prompt, "odds", *answered)
+        call = _figures(Role.JUDGE, asked, answered)
         return OddsGiven(harmful=tuple(harmful), not_harmful=tuple(benign), call=call)
 
-    def _system(self, prompt: Prompt) -> str:
-        return prompt.system(policy=self.policy.text)
-
-    def _material(self, prompt: Prompt) -> list[str | Frame]:
-        """Pictures first, in a fixed order, then what the sides say: the longest prefix that stays the same."""
-        parts: list[str | Frame] = [*self.frames, prompt.task("case")]
-        for number, exhibit in enumerate(self.exhibits, 1):
-            if exhibit.frame is not None:
-                parts += [exhibit.frame, prompt.task("precedent", number=str(number))]
-            parts += self._precedent(prompt, number, exhibit.precedent)
-        if self.vote is not None:
-            tally = prompt.task(
-                "tally",
-                voters=str(self.vote.voters),
-                harmful=str(self.vote.harmful),
-                probability=f"{self.vote.probability:.2f}",
-            )
-            parts.append(tally)
-        parts.append(prompt.task("text", text=self.fence.around(self.text)))
-        if self.dull:
-            return parts
-        parts.append(prompt.task("description", description=self.fence.around(self.description)))
-        if self.accuser or self.defender:
-            accuser, defender = self.fence.around(self.accuser), self.fence.around(self.defender)
-            parts.append(prompt.task("arguments", accuser=accuser, defender=defender))
-        return parts
-
-    def _precedent(self, prompt: Prompt, number: int, precedent: Precedent) -> list[str]:
-        halves = [
-            f"{name} {value:.2f}"
-            for name, value in (("text", precedent.text_similarity), ("picture", precedent.picture_similarity))
-            if value is not None
-        ]
-        said = prompt.task(
-            "precedent_text",
-            number=str(number),
-            label="harmful" if precedent.label is Label.HARMFUL else "not harmful",
-            similarity=", ".join(halves) or "unknown",
-            text=self.fence.around(precedent.text),
+    @property
+    def _bench(self) -> Bench[Frame]:
+        return Bench(
+            self.frames,
+            self.policy,
+            self.fence,
+            self.text,
+            self.description,
+            self.accuser,
+            self.defender,
+            tuple(Shown(exhibit.precedent, exhibit.frame) for exhibit in self.exhibits),
+            self.vote,
+            self.dull,
         )
-        if not precedent.categories:
-            return [said]
-        categories = self.fence.around(", ".join(precedent.categories))
-        return [said, prompt.task("precedent_categories", number=str(number), categories=categories)]
-
-
-def _apart(parts: Sequence[str | Frame]) -> tuple[str | Frame, ...]:
-    """Parts that stand apart: a server puts nothing of its own between them."""
-    return tuple(f"{part}\n\n" if isinstance(part, str) else part for part in parts)
 
 
 def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T:
@@ -446,16 +339,22 @@ def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T
     return parse(reply.text, last)
 
 
-def _figures(role: Role, prompt: Prompt, task: str, *answered: ChatReply, fault: str = "") -> ModelCall:
+def _figures(
+    role: Role, asked: Sequence[Asking[Frame]], answered: Sequence[ChatReply], *, fault: str = "", quoted: str = ""
+) -> ModelCall:
+    last, in_words = answered[-1], answered[-1].schema_in_words
     return ModelCall(
         role=role,
-        model=answered[-1].model,
-        prompt_id=f"{prompt.id}/{task}",
-        prompt_digest=prompt.digest,
+        model=last.model,
+        prompt_id=f"{asked[0].prompt.id}/{asked[0].task}",
+        prompt_digest=asked[0].prompt.digest,
         tokens_in=sum(reply.tokens_in for reply in answered),
         tokens_out=sum(reply.tokens_out for reply in answered),
         tokens_cached=sum(reply.tokens_cached for reply in answered),
         latency_s=sum(reply.latency_s for reply in answered),
-        server=answered[-1].server,
+        server=last.server,
         fault=fault,
+        quoted=quoted,
+        messages_digest=messages_digest(asked, lambda frame: file_sha256(frame.png), schema_in_words=in_words),
+        schema_in_words=in_words,
     )

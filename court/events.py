@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
+from court.policy import Policy
 from court.precedents import Findings, Vote
 from court.steering import Signal
 from court.verdict import Label, Verdict
@@ -83,6 +84,13 @@ class ModelCall(_Value):
     """Address of the server that answered, without a key; empty where it was not told."""
     fault: str = ""
     """Why a first reply could not be used, where there was one; figures are then those of both calls together."""
+    quoted: str = ""
+    """What of that first reply was shown when it was asked for again."""
+    messages_digest: str = ""
+    """SHA-256 of all messages as they were sent (:func:`court.asking.messages_digest`), which can be made again from
+    the record; empty in records of before this was kept."""
+    schema_in_words: bool = False
+    """Whether the schema of the reply stood in the message, in words, because the server knows none."""
 
 
 class Unused(_Value):
@@ -109,6 +117,8 @@ class MemeIdentity(_Value):
     frame_count: int
     frames_used: tuple[int, ...]
     """Indices of the representative frames in the file."""
+    frames: tuple[str, ...] = ()
+    """SHA-256 of each representative frame as models are shown it, in hex; none where none is asked."""
     text_given: bool = False
     """Whether the caller gave the text; what it is stands in ``TextRead``."""
     namespace: str = ""
@@ -121,6 +131,8 @@ class PolicyReference(_Value):
     id: str
     version: str
     digest: str
+    content: Policy | None = None
+    """The policy itself, as models are shown it; None where none is asked."""
 
 
 class Versions(_Value):
@@ -177,6 +189,8 @@ class TrialOpened(Event):
     servers: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Addresses of the model servers per role, without keys; the first is the one that the trial keeps to. No part of
     the settings' digest: a server that has moved is the same."""
+    fence_mark: str = ""
+    """With what the posts around untrusted text were marked; empty where no model is asked."""
 
 
 class TextRead(Event):
@@ -299,6 +313,8 @@ class PrecedentReading(_Value):
 
     id: str
     supports: Literal["harmful", "harmless", "neither"]
+    picture: str = ""
+    """SHA-256 of its picture as the Judge was shown it, in hex; empty where it was shown none."""
 
 
 class Ruling(_Value):
@@ -365,6 +381,8 @@ class TrialResumed(Event):
 
     kind: Literal["TrialResumed"] = "TrialResumed"
     software: str
+    fence_mark: str = ""
+    """That from here on; a new one each time."""
 
 
 class ReviewOutcome(StrEnum):
@@ -383,6 +401,16 @@ class VerdictReviewed(Event):
     reason: str = Field(min_length=1)
     clause: str = ""
     reviewer: str = Field(min_length=1)
+    blind: bool = False
+    """Whether the reviewer found what the meme is before the verdict was shown to them."""
+
+
+class SecondOpinionAsked(Event):
+    """A person asked that another person looks at the verdict."""
+
+    kind: Literal["SecondOpinionAsked"] = "SecondOpinionAsked"
+    by: str = Field(min_length=1)
+    reason: str = Field(min_length=1)
 
 
 AnyEvent: TypeAlias = Annotated[
@@ -399,9 +427,13 @@ AnyEvent: TypeAlias = Annotated[
     | VerdictGiven
     | TrialFailed
     | TrialResumed
-    | VerdictReviewed,
+    | VerdictReviewed
+    | SecondOpinionAsked,
     Field(discriminator="kind"),
 ]
+
+AFTERWARDS: tuple[type[Event], ...] = (VerdictReviewed, SecondOpinionAsked)
+"""What people do once a trial has a verdict."""
 
 EVENT_KINDS: tuple[type[Event], ...] = get_args(get_args(AnyEvent)[0])
 """Every kind there is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from court.agents import Exhibit
+from court.asking import file_sha256
 from court.events import OddsGiven, RestReason, TextRead
 from court.events import PrecedentReading as Reading
 from court.events import Ruling as RulingOnRecord
@@ -81,7 +82,11 @@ def on_record(ruling: Ruling, exhibits: Sequence[Exhibit]) -> RulingOnRecord:
         harmful_evidence=ruling.harmful_evidence,
         harmless_evidence=ruling.harmless_evidence,
         precedents=tuple(
-            Reading(id=exhibit.precedent.id, supports=ruling.precedents[str(number)])
+            Reading(
+                id=exhibit.precedent.id,
+                supports=ruling.precedents[str(number)],
+                picture=file_sha256(exhibit.frame.png) if exhibit.frame else "",
+            )
             for number, exhibit in enumerate(exhibits, 1)
         ),
         label=ruling.label,

@@ -6,7 +6,7 @@ which does it in a process that may be killed.
 
 from __future__ import annotations
 
-import unicodedata
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -52,6 +52,7 @@ class Limits:
 
 
 LIMITS = Limits()
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def check_text(text: str, limits: Limits = LIMITS) -> None:
             "Send the words that stand on the meme, not the discussion around it.",
             reason="TEXT_TOO_LONG",
         )
-    if any(unicodedata.category(character) == "Cs" for character in text):
+    if _SURROGATE.search(text):
         raise BadText(
             "The text holds a lone surrogate, which is no character. Send well-formed Unicode.",
             reason="TEXT_NOT_UNICODE",

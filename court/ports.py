@@ -178,6 +178,8 @@ class ChatReply:
         tokens_cached: Of ``tokens_in``, those found in the server's prefix cache; 0 where it does not say.
         latency_s: From sending the request to the end of the reply, retries included, in seconds.
         server: Address of the server that gave it, without a key; empty where there is none.
+        schema_in_words: Whether the schema of the request stood in the user message, in words, because the server knows
+            none.
     """
 
     text: str
@@ -188,6 +190,7 @@ class ChatReply:
     tokens_cached: int
     latency_s: float
     server: str = ""
+    schema_in_words: bool = False
 
 
 @dataclass(frozen=True, slots=True)

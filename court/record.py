@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from court.events import (
+    AFTERWARDS,
     AnyEvent,
     Event,
     PrecedentsCited,
@@ -16,7 +17,6 @@ from court.events import (
     TrialOpened,
     TrialResumed,
     VerdictGiven,
-    VerdictReviewed,
 )
 from court.verdict import Verdict
 
@@ -52,7 +52,7 @@ class TrialRecord:
                 raise ValueError(f"event {place} opens the trial again")
             if isinstance(event, TrialResumed) and not isinstance(ended, VerdictGiven):
                 ended = None
-            elif ended and not isinstance(event, VerdictReviewed):
+            elif ended and not isinstance(event, AFTERWARDS):
                 raise ValueError(f"event {place} ({event.kind}) stands after the end of the trial")
             if isinstance(event, VerdictGiven | TrialFailed):
                 ended = event
@@ -100,8 +100,8 @@ class TrialRecord:
 
     @property
     def seconds(self) -> float:
-        """From the first event to the last of the trial itself (reviews come later), in seconds."""
-        end = next(e for e in reversed(self.events) if not isinstance(e, VerdictReviewed))
+        """From the first event to the last of the trial itself (what people do comes later), in seconds."""
+        end = next(e for e in reversed(self.events) if not isinstance(e, AFTERWARDS))
         return (end.at - self.opened.at).total_seconds()
 
     def all(self, kind: type[E]) -> tuple[E, ...]:

@@ -45,29 +45,31 @@ Words = Annotated[str, AfterValidator(_saying)]
 """Of a model's own: never blank."""
 
 
-class _Reply(BaseModel):
+class Reply(BaseModel):
+    """What a model says, as a JSON object of exactly these names."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Description(_Reply):
+class Description(Reply):
     """What the Proposer sees."""
 
     description: Words = Field(min_length=1, max_length=4000)
 
 
-class Answer(_Reply):
+class Answer(Reply):
     """What the Proposer answers."""
 
     answer: Words = Field(min_length=1, max_length=2000)
 
 
-class Question(_Reply):
+class Question(Reply):
     """What an advocate asks."""
 
     question: Words = Field(min_length=5, max_length=500)
 
 
-class Argument(_Reply):
+class Argument(Reply):
     """What an advocate concludes."""
 
     summary: Words = Field(min_length=1, max_length=2000)
@@ -80,7 +82,7 @@ Support = Literal["harmful", "harmless", "neither"]
 _Evidence = Annotated[Words, Field(max_length=600)]
 
 
-class Ruling(_Reply):
+class Ruling(Reply):
     """What the Judge says."""
 
     harmful_evidence: tuple[_Evidence, ...] = Field(max_length=_MOST_EVIDENCE)
@@ -96,7 +98,7 @@ class Ruling(_Reply):
     rationale: Words = Field(min_length=1, max_length=3000)
 
 
-R = TypeVar("R", bound=_Reply)
+R = TypeVar("R", bound=Reply)
 
 
 def text_schema(kind: type[Description] | type[Answer] | type[Question] | type[Argument], chars: int) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def text_schema(kind: type[Description] | type[Answer] | type[Question] | type[A
     """
     most = chars // 4 if kind in (Question, Answer) else chars
     least = 5 if kind is Question else 1  # as the fields above: what is asked for is what is taken
-    return _object_schema(
+    return object_schema(
         {name: {"type": "string", "minLength": least, "maxLength": most} for name in kind.model_fields}
     )
 
@@ -128,7 +130,7 @@ def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]
     properties: dict[str, Any] = {
         "harmful_evidence": evidence,
         "harmless_evidence": evidence,
-        "precedents": _object_schema({str(number): support for number in range(1, precedents + 1)}),
+        "precedents": object_schema({str(number): support for number in range(1, precedents + 1)}),
         "harmful_strength": strength,
         "harmless_strength": strength,
         "label": {"type": "string", "enum": ["harmful", "not harmful"]},
@@ -137,10 +139,11 @@ def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]
         "target": {"type": "string", "enum": [*policy.targets, _NONE]},
         "rationale": {"type": "string", "minLength": 1, "maxLength": chars},
     }
-    return _object_schema(properties)
+    return object_schema(properties)
 
 
-def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
+def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
+    """JSON schema of an object that has all of these and nothing else, in this order."""
     return {
         "type": "object",
         "properties": properties,
@@ -151,22 +154,22 @@ def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
 
 def parse_description(text: str) -> str:
     """A description. Raises Fault."""
-    return _parse(Description, text).description
+    return parse(Description, text).description
 
 
 def parse_answer(text: str) -> str:
     """An answer. Raises Fault."""
-    return _parse(Answer, text).answer
+    return parse(Answer, text).answer
 
 
 def parse_question(text: str) -> str:
     """A question. Raises Fault."""
-    return _parse(Question, text).question
+    return parse(Question, text).question
 
 
 def parse_argument(text: str) -> Argument:
     """A summary and justification. Raises Fault."""
-    return _parse(Argument, text)
+    return parse(Argument, text)
 
 
 def parse_ruling(text: str, policy: Policy, precedents: int) -> Ruling:
@@ -192,7 +195,8 @@ def parse_ruling(text: str, policy: Policy, precedents: int) -> Ruling:
     return ruling
 
 
-def _parse(kind: type[R], text: str) -> R:
+def parse(kind: type[R], text: str) -> R:
+    """A reply of this kind, and nothing else. Raises Fault."""
     return _valid(kind, _object(text))
 
 

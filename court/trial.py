@@ -17,6 +17,7 @@ from typing import Any
 
 from court import summary
 from court.agents import Chairs
+from court.asking import file_sha256
 from court.budget import Budget, in_time
 from court.clerk import Clerk
 from court.digests import digest
@@ -143,7 +144,8 @@ class Court:
         """
         self.require(case.procedure)
         clerk = Clerk(case.trial_id, watch, self.now)
-        return await self._to_its_end(case, clerk, TrialOpened, self._opening(case))
+        fence = Fence(self.fence_mark)
+        return await self._to_its_end(case, clerk, fence, TrialOpened, self._opening(case, fence))
 
     async def resume(
         self, record: TrialRecord, picture: Picture, watch: Watcher, *, within_s: float | None = None
@@ -172,15 +174,19 @@ class Court:
             within_s=within_s,
         )
         clerk = Clerk(record.trial_id, watch, self.now, record.events)
-        return await self._to_its_end(case, clerk, TrialResumed, {"software": self.software})
+        fence = Fence(self.fence_mark)
+        values = {"software": self.software}
+        if opened.procedure is not Procedure.SUMMARY:
+            values["fence_mark"] = fence.mark
+        return await self._to_its_end(case, clerk, fence, TrialResumed, values)
 
     async def _to_its_end(
-        self, case: Case, clerk: Clerk, beginning: type[Event], values: dict[str, Any]
+        self, case: Case, clerk: Clerk, fence: Fence, beginning: type[Event], values: dict[str, Any]
     ) -> TrialRecord:
         budget = Budget(case.within_s, self.settings.call_s, clerk.tally)
         try:
             await clerk.note(beginning, **values)
-            await self._hold(case, clerk, budget)
+            await self._hold(case, clerk, fence, budget)
         except asyncio.CancelledError as error:
             await clerk.fail(_ended_by(error))
             raise
@@ -201,9 +207,9 @@ class Court:
             raise TrialAborted(fault, clerk.record) from error
         return clerk.record
 
-    async def _hold(self, case: Case, clerk: Clerk, budget: Budget) -> None:
+    async def _hold(self, case: Case, clerk: Clerk, fence: Fence, budget: Budget) -> None:
         if case.procedure is Procedure.FULL:
-            await self._full(case, clerk, budget)
+            await self._full(case, clerk, fence, budget)
             return
         clerk.step = "text"
         text = await self._read_text(case.meme, clerk, budget)
@@ -212,7 +218,7 @@ class Court:
         clerk.step = "precedents"
         findings, held = await self._find_precedents(case.meme, text.text, clerk, budget)
         if case.procedure is Procedure.CASCADE and not summary.settled(findings, held):
-            await self._full(case, clerk, budget, Known(text, findings, held))
+            await self._full(case, clerk, fence, budget, Known(text, findings, held))
             return
         clerk.step = "sides"
         for side in Side:
@@ -232,7 +238,7 @@ class Court:
         clerk.step = "verdict"
         await give_verdict(clerk, verdict=summary.weigh(findings, held, text, self.settings))
 
-    async def _full(self, case: Case, clerk: Clerk, budget: Budget, known: Known | None = None) -> None:
+    async def _full(self, case: Case, clerk: Clerk, fence: Fence, budget: Budget, known: Known | None = None) -> None:
         """The full procedure; what a cascade has found already is given."""
         assert self.chairs is not None, "checked by require()"
         meme = case.meme
@@ -242,7 +248,7 @@ class Court:
             chairs=chairs,
             settings=self.settings,
             policy=self.policy,
-            fence=Fence(self.fence_mark),
+            fence=fence,
             budget=budget,
             clerk=clerk,
             room=lambda: self.room() and chairs.room(),
@@ -295,7 +301,7 @@ class Court:
             settings |= self.chairs.settings(self.settings.reply_chars)
         return settings
 
-    def _opening(self, case: Case) -> dict[str, Any]:
+    def _opening(self, case: Case, fence: Fence) -> dict[str, Any]:
         picture = case.meme.picture
         asks_nobody = case.procedure is Procedure.SUMMARY
         return {
@@ -308,16 +314,23 @@ class Court:
                 height=picture.height,
                 frame_count=picture.frame_count,
                 frames_used=tuple(frame.index for frame in picture.frames),
+                frames=() if asks_nobody else tuple(file_sha256(frame.png) for frame in picture.frames),
                 text_given=case.meme.text is not None,
                 namespace=case.namespace,
                 content_id=case.content_id,
             ),
             "request_id": case.request_id,
             "trace_id": case.trace_id,
-            "policy": PolicyReference(id=self.policy.id, version=self.policy.version, digest=self.policy.digest),
+            "policy": PolicyReference(
+                id=self.policy.id,
+                version=self.policy.version,
+                digest=self.policy.digest,
+                content=None if asks_nobody else self.policy,
+            ),
             "settings": self._settings(case.procedure),
             "versions": self.versions(case.procedure),
             "servers": {} if asks_nobody or self.chairs is None else self.chairs.pinned(picture.pixels_sha256).servers,
+            "fence_mark": "" if asks_nobody else fence.mark,
         }
 
     async def _read_text(self, meme: Meme, clerk: Clerk, budget: Budget) -> TextRead:

@@ -81,6 +81,11 @@ class Fence:
         self._mark = mark or secrets.token_hex(8)
         self._any_case = re.compile(re.escape(self._mark), re.IGNORECASE)
 
+    @property
+    def mark(self) -> str:
+        """What its posts carry."""
+        return self._mark
+
     def around(self, text: str) -> str:
         """The text, neutralised, between two posts. It can't hold a post of its own: the mark is taken out of it.
 

@@ -129,9 +129,11 @@ class ChatCompletions:
         began = time.monotonic()
         answer = await self.answer(request, within_s=within_s)
         try:
-            return answer.reply(time.monotonic() - began)
+            reply = answer.reply(time.monotonic() - began)
         except Failure as failure:
             raise failure.error from None
+        told = request.reply_schema is not None and not self.capabilities.json_schema
+        return replace(reply, schema_in_words=True) if told else reply
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
         """How likely each option is to be the first token; see :meth:`court.ports.ChatModel.odds`.

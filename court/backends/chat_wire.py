@@ -6,17 +6,16 @@ The SDK builds its answers without checking them; here they are read strictly, f
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
+from court.asking import file_sha256
+from court.asking import in_words as in_words  # offered here too: it is part of what is sent
 from court.backends.chat_failures import garbled
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, FinishReason
@@ -71,12 +70,7 @@ def weakest(found: Sequence[Capabilities]) -> Capabilities:
 
 def digest(frame: Frame) -> str:
     """SHA-256 of the PNG, in hex."""
-    return _digest(frame.png)
-
-
-@lru_cache(maxsize=32)  # a picture goes into many calls of a trial; few, for each holds its bytes
-def _digest(png: bytes) -> str:
-    return hashlib.sha256(png).hexdigest()
+    return file_sha256(frame.png)
 
 
 def messages(request: ChatRequest, capabilities: Capabilities, known: Mapping[str, None]) -> list[dict[str, Any]]:
@@ -91,14 +85,6 @@ def messages(request: ChatRequest, capabilities: Capabilities, known: Mapping[st
         # As one string, for every server takes that, and none puts anything of its own between the parts.
         content = "".join(part for part in parts if isinstance(part, str))
     return [{"role": "system", "content": request.system}, {"role": "user", "content": content}]
-
-
-def in_words(schema: Mapping[str, Any]) -> str:
-    """What a server that knows no schemas is told instead; ours alone, no word of a meme is in it."""
-    return (
-        "\n\nReply with one JSON object and nothing else: no introduction, no code fence, no remark after it. It must "
-        f"obey this JSON schema:\n{json.dumps(schema, ensure_ascii=False, separators=(',', ':'))}"
-    )
 
 
 def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,9 @@ from typing import Any
 
 from court.backends import framing
 
+_NICE = 5
+"""What strangers sent is worked on with what others leave of the processors: answers that need none of it go first."""
+
 Handler = Callable[[Mapping[str, Any], list[bytes]], tuple[dict[str, Any], list[bytes]]]
 """One job: what is asked and its payloads; the answer and its payloads."""
 
@@ -67,6 +70,8 @@ def _bind(memory_bytes: int | None, open_files: int) -> None:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(limit, (value, value))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
 
 
 def _allow_cpu(seconds: float) -> None:

@@ -116,7 +116,7 @@ def test_a_schema_passes_through():
         return await chat.reply(request, within_s=5), server.requests[0]
 
     reply, sent = talking(steps)
-    assert reply.text == '{"label":"HARMFUL"}'
+    assert reply.text == '{"label":"HARMFUL"}' and not reply.schema_in_words
     assert sent["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "reply", "schema": SCHEMA, "strict": True},
@@ -125,7 +125,10 @@ def test_a_schema_passes_through():
 
 def test_a_schema_is_told_in_words_after_all_else_where_the_server_knows_none():
     async def steps(chat, server):
-        await chat.reply(ChatRequest("s", ("p", FRAME), SCHEMA, 64), within_s=5)
+        reply = await chat.reply(ChatRequest("s", ("p", FRAME), SCHEMA, 64), within_s=5)
+        free = await chat.reply(ChatRequest("s", ("p", FRAME), None, 64), within_s=5)
+        # Whoever makes the messages again has to know.
+        assert reply.schema_in_words and not free.schema_in_words
         return server.requests[0]
 
     sent = talking(steps, capabilities=Capabilities(json_schema=False))

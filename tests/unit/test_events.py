@@ -18,6 +18,7 @@ KINDS = {
     "TrialFailed",
     "TrialResumed",
     "VerdictReviewed",
+    "SecondOpinionAsked",
 }
 
 RESTED = (

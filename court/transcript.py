@@ -38,6 +38,9 @@ class Turn:
         change: To the summary before, in bits; None for the first.
         ahead: Whether it was asked before it was known that the side would rest: the verdict doesn't rest on it.
         calls: That were made for it, in order.
+        asked: The event of the question; None where there is none (yet). The same for the other two.
+        answered: Of the answer.
+        summed: Of the summary.
     """
 
     question: str
@@ -47,6 +50,9 @@ class Turn:
     change: float | None
     ahead: bool
     calls: tuple[ModelCall, ...]
+    asked: QuestionAsked | None
+    answered: AnswerGiven | None
+    summed: Summarised | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,8 @@ class Argument:
     rested: str
     call: ModelCall | None
     """Where it was given without an examination; otherwise its call stands with the last round."""
+    event: Summarised
+    """Where it stands in the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,9 @@ def transcript(record: TrialRecord) -> Transcript:
             change=summary.entropy_change if summary else None,
             ahead=side in rested and number > rested[side].rounds,
             calls=tuple(event.call for event in (question, answer, summary) if event is not None and event.call),
+            asked=question if isinstance(question, QuestionAsked) else None,
+            answered=answer if isinstance(answer, AnswerGiven) else None,
+            summed=summary,
         )
 
     def argument(side: Side) -> Argument | None:
@@ -146,7 +157,8 @@ def transcript(record: TrialRecord) -> Transcript:
         event = summed[side, last]
         why = rested[side].reason.lower().replace("_", " ") if side in rested else ""
         # Without an examination there is no text beside the summary but the summary itself.
-        return Argument(event.justification or event.summary, event.cites, why, event.call if last == 0 else None)
+        text = event.justification or event.summary
+        return Argument(text, event.cites, why, event.call if last == 0 else None, event)
 
     numbers = sorted({number for _, number in (*asked, *answered, *summed) if number})
     library = cited.findings.library if cited else None
