@@ -14,7 +14,7 @@ from memecourt.connection import Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
 from memecourt.many import Book, Outcome
 from memecourt.requests import Export, judge_request, named, watch_request
-from memecourt.retries import Attempts, Budget, Retries
+from memecourt.retries import Attempts, Budget, Retries, patient
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
 
@@ -137,6 +137,28 @@ class AsyncClient:
     async def review(self, request: wire.ReviewVerdictRequest, *, timeout: float = 60.0) -> wire.TrialSummary:
         """See :meth:`memecourt.client.Client.review`."""
         return (await self._call(self._docket.ReviewVerdict, request, timeout, changes=True)).summary
+
+    async def reviews(
+        self, from_entry: int | None = None, *, overruled_only: bool = False
+    ) -> AsyncGenerator[wire.WatchReviewsResponse, None]:
+        """See :meth:`memecourt.client.Client.reviews`."""
+        asked = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
+        retries = patient(self._retries)
+        attempts = Attempts(retries, Budget(retries), None)
+        while True:
+            call = self._docket.WatchReviews(asked, metadata=self._connection.metadata())
+            try:
+                async for response in call:
+                    asked.from_entry = response.next_entry
+                    if response.HasField("reviewed"):
+                        attempts.progress()
+                        yield response
+                return
+            except grpc.RpcError as error:
+                told = CallError.of(error)
+            finally:
+                call.cancel()
+            await asyncio.sleep(attempts.after(told))
 
     # The precedents
 

@@ -27,7 +27,7 @@ from memecourt.connection import MESSAGE_BYTES, Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
 from memecourt.many import Book, Outcome
 from memecourt.requests import Export, judge_request, named, watch_request
-from memecourt.retries import Attempts, Budget, Retries
+from memecourt.retries import Attempts, Budget, Retries, patient
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
 
@@ -211,6 +211,43 @@ class Client:
         broken connection nobody knows whether it got through; look, then decide.
         """
         return self._call(self._docket.ReviewVerdict, request, timeout, changes=True).summary
+
+    def reviews(
+        self, from_entry: int | None = None, *, overruled_only: bool = False
+    ) -> Generator[wire.WatchReviewsResponse, None, None]:
+        """Reviews of verdicts, in the order in which they were kept, and those to come; without an end.
+
+        Where the connection breaks it goes on where it was, however long that takes (``Retries(attempts=1)``: never).
+        What is to survive a restart of the caller: ``next_entry`` of the last response that was dealt with.
+
+        Args:
+            from_entry: From this entry of the log on, 0 for all reviews that there are; None for those to come.
+            overruled_only: Leave out those that upheld the verdict.
+
+        Returns:
+            Responses that hold a review, under ``reviewed``.
+
+        Raises:
+            CallError: They can't be watched: no or another token, say, or (OUT_OF_RANGE) the log ends before
+                ``from_entry``.
+        """
+        asked = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
+        retries = patient(self._retries)
+        attempts = Attempts(retries, Budget(retries), None)
+        while True:
+            call = self._docket.WatchReviews(asked, metadata=self._connection.metadata())
+            try:
+                for response in call:
+                    asked.from_entry = response.next_entry
+                    if response.HasField("reviewed"):
+                        attempts.progress()
+                        yield response
+                return
+            except grpc.RpcError as error:
+                told = CallError.of(error)
+            finally:
+                call.cancel()
+            time.sleep(attempts.after(told))
 
     # The precedents
 

@@ -7,11 +7,12 @@ only as long as the repeats of all calls of a client stay a small share of the c
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -60,6 +61,13 @@ class Retries:
                 return None
             spread = min(spread, (left - least) / 2)  # what remains is for the attempt
         return least + spread * chance()
+
+
+def patient(retries: Retries) -> Retries:
+    """As these, for what is to go on for ever: asked again as long as it takes. Where nothing is, neither is this."""
+    if retries.attempts == 1:
+        return retries
+    return replace(retries, attempts=2**62, share=1.0, spare=math.inf)
 
 
 def passing(error: CallError, *, changes: bool = False) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql, sqlite
 
 from court.errors import CourtError, Unavailable
 from serving.docket.store import DocketError
@@ -30,9 +31,25 @@ class Database(Protocol):
         """An error of this database in the court's words."""
         ...
 
+    def scrub(self, patience: float) -> bool:
+        """Sees to it that what was deleted is in none of the database's files any more, as far as it can.
+
+        Args:
+            patience: Seconds to wait for readers that still see it.
+
+        Returns:
+            False where somebody read for longer: then it is to be asked again.
+        """
+        ...
+
     def close(self) -> None:
         """Lets go of all connections."""
         ...
+
+
+def insert_into(connection: Connection, table: Table) -> Any:
+    """An insert that can say what happens where a row is there already: each database has its own."""
+    return {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[connection.dialect.name](table)
 
 
 def unavailable(why: str) -> Unavailable:

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from sqlalchemy import Column, Connection, Integer, MetaData, Table, create_engine, insert, select, text
+from sqlalchemy import Column, Connection, Integer, MetaData, Table, create_engine, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from court.errors import CourtError, NotLoaded
 from retrieval.postgres.address import Address
+from serving.docket import schema
 from serving.docket import tables as t
 from serving.docket.database import exists, failed, later_format, unavailable
 from serving.docket.store import DocketError
@@ -150,6 +151,10 @@ class PostgresDatabase:
         away = error.connection_invalidated or state is None or state[:2] in ("08", "28", "53", "57", "58")
         return unavailable("its database can't be reached, or broke off") if away else failed()
 
+    def scrub(self, patience: float) -> bool:
+        """See :meth:`serving.docket.database.Database.scrub`. Here it is for the server's owner to ask for."""
+        return True
+
     def close(self) -> None:
         """See :meth:`serving.docket.database.Database.close`."""
         self._engine.dispose()
@@ -217,13 +222,18 @@ def _check_or_create(connection: Connection, *, create: bool) -> None:
             )
         connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
         _format.metadata.create_all(connection)
-        t.metadata.create_all(connection)
+        schema.create(connection, SCHEMA)
         connection.execute(insert(_format).values(number=t.FORMAT))
         return
     found = connection.execute(select(_format.c.number)).scalar_one()
-    if found != t.FORMAT:
-        # The first format that databases have is 2: what is not that comes from a later version.
+    if found > t.FORMAT:
         raise later_format(found, t.FORMAT)
+    if found < t.FORMAT:
+        # What Alembic says for itself names no schema. A large docket takes longer than other transactions may.
+        connection.execute(text(f"SET LOCAL search_path = {SCHEMA}"))
+        connection.execute(text("SET LOCAL statement_timeout = 0"))
+        schema.upgrade(connection, found, SCHEMA)
+        connection.execute(update(_format).values(number=t.FORMAT))
 
 
 def _require_driver() -> None:

@@ -9,14 +9,16 @@ from itertools import islice, product
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, not_, select, tuple_
 
 from court.events import AnyEvent, Procedure, ReviewOutcome, TrialFailed, VerdictReviewed, parse_event
 from court.record import TrialState
 from court.verdict import Label
+from serving.docket import proofs
 from serving.docket import tables as t
 from serving.docket.store import Claim, DocketError, DocketLine, RequestName, TrialFilter
-from serving.docket.writes import claim_in, unknown
+from serving.docket.stored import event_in, parts_in, unpacked
+from serving.docket.writes import claim_in, erased, unknown
 
 Read = Callable[[Connection], Any]
 
@@ -26,12 +28,23 @@ _AT_ONCE = 1000  # ids in one query
 
 def events(connection: Connection, trial_id: str, from_seq: int) -> Sequence[AnyEvent]:
     """See :meth:`serving.docket.store.Docket.events`."""
-    own = t.events.c.trial_id == trial_id
-    query = select(t.events.c.body).where(own, t.events.c.seq >= from_seq).order_by(t.events.c.seq)
-    bodies = connection.execute(query).scalars().all()
-    if not bodies and connection.execute(select(t.events.c.seq).where(own).limit(1)).first() is None:
-        raise unknown(trial_id)
-    return [_parsed(trial_id, body) for body in bodies]
+    entry = t.entries.c
+    own = (entry.trial_id == trial_id, t.IS_EVENT)
+    query = select(entry.kind, entry.body).where(*own, entry.seq >= from_seq).order_by(entry.seq)
+    rows = connection.execute(query).all()
+    if not rows or any(body is None for _, body in rows):
+        gone = connection.execute(select(_row.erased).where(_row.trial_id == trial_id)).scalar_one_or_none()
+        if gone:
+            raise erased(trial_id)
+        if not rows and connection.execute(select(entry.seq).where(*own).limit(1)).first() is None:
+            raise unknown(trial_id)
+    try:
+        bodies = [(kind, unpacked(bytes(body or b""))) for kind, body in rows]
+        quoted = set[int]().union(*(parts_in(kind, body) for kind, body in bodies))
+        found = proofs.parts(connection, quoted) if quoted else {}
+        return [event_in(body, found) for _, body in bodies]
+    except ValueError as error:
+        raise no_record(trial_id) from error
 
 
 def frames(connection: Connection, pixels_sha256: str) -> Sequence[bytes]:
@@ -41,6 +54,12 @@ def frames(connection: Connection, pixels_sha256: str) -> Sequence[bytes]:
         bytes(png)
         for png in connection.execute(select(t.pictures.c.png).where(own).order_by(t.pictures.c.place)).scalars()
     ]
+
+
+def some_pictures(connection: Connection, most: int) -> Mapping[str, Sequence[bytes]]:
+    """Frames of some of the pictures in the database, in order, by the digests of their pixels."""
+    some = connection.execute(select(t.pictures.c.pixels_sha256).distinct().limit(most)).scalars().all()
+    return {pixels: frames(connection, pixels) for pixels in some}
 
 
 def lines(
@@ -87,9 +106,14 @@ def _ways(which: TrialFilter, wrapped: Callable[..., Any] | None) -> Iterator[Se
         if namespaces is not None and which.namespace not in namespaces:
             return
         namespaces = frozenset({which.namespace})
+    pictures = None if which.pixels_sha256 is None else [which.pixels_sha256]
+    if pictures and not decided:
+        states = states or frozenset(TrialState)  # by which the index of pictures goes on
+    some = states and (set(states) != set(TrialState) or pictures)
     choices: Sequence[tuple[Any, Sequence[Any] | None]] = [
+        (_row.pixels_sha256, pictures),
         (_row.label, sorted(labels) or None),
-        (_row.state, sorted(states) if set(states) != set(TrialState) and states else None),
+        (_row.state, sorted(states) if some else [TrialState.DECIDED] if pictures else None),
         (_row.outcome, outcomes),
         (_row.needs_review, None if which.needs_review is None else [which.needs_review]),
         (_row.namespace, None if namespaces is None else sorted(namespaces)),
@@ -117,15 +141,19 @@ def failures(connection: Connection, pixels_sha256: str) -> Sequence[TrialFailed
     own = (_row.pixels_sha256 == pixels_sha256, _row.state.in_((TrialState.FAILED, TrialState.OPEN)))
     if connection.execute(select(_row.trial_id).where(*own).limit(1)).first() is None:
         return []
-    event = t.events.c
-    query = select(event.trial_id, event.kind, event.body).join(t.trials, _row.trial_id == event.trial_id)
-    query = query.where(_row.pixels_sha256 == pixels_sha256, event.kind.in_(("TrialFailed", "VerdictGiven")))
+    entry = t.entries.c
+    query = select(entry.trial_id, entry.kind, entry.body).join(t.trials, _row.trial_id == entry.trial_id)
+    kinds = entry.kind.in_(("TrialFailed", "VerdictGiven"))
+    query = query.where(_row.pixels_sha256 == pixels_sha256, t.IS_EVENT, kinds)
     found: list[TrialFailed] = []
-    for trial_id, kind, body in connection.execute(query.order_by(event.at, event.trial_id, event.seq)):
+    for trial_id, kind, body in connection.execute(query.order_by(entry.at, entry.trial_id, entry.seq)):
         if kind == "VerdictGiven":
             found.clear()
             continue
-        failed = _parsed(trial_id, body)
+        try:
+            failed = event_in(unpacked(bytes(body or b"")), {})
+        except ValueError as error:
+            raise no_record(trial_id) from error
         assert isinstance(failed, TrialFailed)
         found.append(failed)
     return found
@@ -136,7 +164,8 @@ def labels(connection: Connection, trial_ids: Sequence[str]) -> Mapping[str, Lab
     found: dict[str, Label] = {}
     for first in range(0, len(trial_ids), _AT_ONCE):
         asked = _row.trial_id.in_(trial_ids[first : first + _AT_ONCE])
-        query = select(_row.trial_id, _row.label, _row.review).where(asked, _row.state == TrialState.DECIDED)
+        held = (_row.state == TrialState.DECIDED, not_(_row.erased))
+        query = select(_row.trial_id, _row.label, _row.review).where(asked, *held)
         for trial_id, label, body in connection.execute(query):
             review = _reviewed(trial_id, body)
             overruled = review is not None and review.outcome is ReviewOutcome.OVERRULED
@@ -219,4 +248,5 @@ def _line(row: Any) -> DocketLine:
         request_id=row.request_id,
         review=_reviewed(row.trial_id, row.review),
         failure_reason=row.failure_reason,
+        erased=row.erased,
     )

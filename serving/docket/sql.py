@@ -3,69 +3,142 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
+from platformdirs import user_data_path
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from court.errors import CourtError, Unavailable
-from court.events import AnyEvent, ReviewOutcome, TrialFailed, VerdictReviewed
+from court.events import AnyEvent, ReviewOutcome, SecondOpinionAsked, TrialFailed, VerdictReviewed
 from court.meme import Picture
 from court.record import TrialRecord
 from court.verdict import Label
 from retrieval.postgres.address import Address
-from serving.docket import reads, writes
+from serving.docket import erasing, proofs, reads, writes
 from serving.docket.database import Database
+from serving.docket.growing import Signer, signing
+from serving.docket.keys import KeyFile
+from serving.docket.log.entries import Entry, Erased, PictureShown
+from serving.docket.pictures import ObjectPictures
 from serving.docket.postgres import PostgresDatabase
 from serving.docket.sqlite import SqliteDatabase
-from serving.docket.store import Claim, DocketLine, RequestName, TrialFilter
+from serving.docket.store import Claim, DocketLine, Receipt, RequestName, TrialFilter
 from serving.docket.writer import Batch, GroupWriter
+
+if TYPE_CHECKING:
+    from serving.settings import Settings
 
 A = TypeVar("A")
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 _ALL = TrialFilter()
+_SCRUB_S = 10.0
+"""Seconds to wait for readers that still see what was erased."""
+_PICTURES = 100
+"""Pictures that are moved at once."""
 
 
 class SqlDocket:
     """A :class:`~serving.docket.store.Docket` in a SQL database; several processes may use the same."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, signer: Signer, pictures: ObjectPictures | None = None) -> None:
+        """Records in a database.
+
+        Args:
+            database: Where they lie.
+            signer: Gives the key that checkpoints are signed with.
+            pictures: Where the pictures lie; None where they lie in the database too.
+        """
         self._database = database
+        self._signer = signer
+        self._pictures = pictures
         self._closed = False
-        self._writer = GroupWriter(database.writing, database.translated)
-        # In PostgreSQL looks wait for those of other servers, one of which may hang: records are not to wait for that.
+
+        def signed(connection: Connection) -> AbstractContextManager[None]:
+            return signing(connection, signer)
+
+        self._writer = GroupWriter(database.writing, database.translated, signed)
+        # In PostgreSQL what is logged waits for other servers, and so do looks, any of which may hang: what is neither
+        # is not to wait for that, and records are not to wait for looks.
         shared = isinstance(database, PostgresDatabase)
+        self._agreeing = GroupWriter(database.writing, database.translated) if shared else self._writer
         self._looks_writer = GroupWriter(database.writing, database.translated) if shared else self._writer
 
     @classmethod
-    def open(cls, place: Path | Address, *, create: bool = True, patience: float = 10.0) -> Self:
+    def open(
+        cls,
+        place: Path | Address,
+        *,
+        create: bool = True,
+        patience: float = 10.0,
+        key: Path | None = None,
+        pictures: Path | str | None = None,
+    ) -> Self:
         """Opens a docket; one of an earlier format is upgraded first. Blocks: it asks a disk or a server.
 
         Args:
             place: The SQLite file, or the address of a PostgreSQL database.
             create: Whether to make it if it is not there.
             patience: Seconds to wait for another process that is writing.
+            key: The file of the private key that checkpoints are signed with, made when the first is; ``docket.key``
+                beside a file ``docket.sqlite``, or in the user's folder of MemeCourt for a database, if not given.
+            pictures: Where pictures lie: a directory, or an address such as ``s3://BUCKET/FOLDER``. If not given,
+                beside a file in the directory ``docket.sqlite-pictures``, and in a database in a table.
 
         Raises:
+            BadRequest: Pictures can't lie there.
             DocketError: It is not there and not to be made, is no docket, is damaged, or of a later format.
-            Unavailable: The database can't be reached.
+            Unavailable: The database, or where pictures lie, can't be reached.
             NotLoaded: The database's driver is not installed.
         """
+        database: Database
         if isinstance(place, Address):
-            return cls(PostgresDatabase.open(place, create=create, patience=patience))
-        return cls(SqliteDatabase.open(place, create=create, patience=patience))
+            database = PostgresDatabase.open(place, create=create, patience=patience)
+            key = key or user_data_path("memecourt") / "docket.key"
+        else:
+            database = SqliteDatabase.open(place, create=create, patience=patience)
+            key = key or place.with_suffix(".key")
+            pictures = pictures or place.with_name(f"{place.name}-pictures")
+        try:
+            objects = None if pictures is None else ObjectPictures.open(pictures)
+            if objects is not None:
+                _move_pictures(database, objects)
+        except Exception as error:
+            database.close()
+            if isinstance(error, CourtError):
+                raise
+            raise database.translated(error) from None
+        return cls(database, KeyFile(key), objects)
+
+    @property
+    def database(self) -> Database:
+        """Where it lies; the desk keeps its own tables there."""
+        return self._database
+
+    @property
+    def signer(self) -> Signer:
+        """Gives the key that checkpoints are signed with; whoever hands bundles out signs them with the same."""
+        return self._signer
 
     async def append(self, event: AnyEvent) -> None:
         """See :meth:`serving.docket.store.Docket.append`."""
-        await self._write(writes.APPEND, event)
+        await self.write(writes.APPEND, event)
 
     async def keep_picture(self, picture: Picture) -> None:
         """See :meth:`serving.docket.store.Docket.keep_picture`."""
-        await self._write(writes.PICTURE, picture)
+        if self._pictures is None:
+            await self._agree(writes.PICTURE, picture)
+            return
+        self._check_open()
+        await self._pictures.keep(picture.pixels_sha256, [frame.png for frame in picture.frames])
 
     async def record(self, trial_id: str) -> TrialRecord:
         """See :meth:`serving.docket.store.Docket.record`."""
@@ -77,11 +150,14 @@ class SqlDocket:
 
     async def events(self, trial_id: str, from_seq: int = 0) -> Sequence[AnyEvent]:
         """See :meth:`serving.docket.store.Docket.events`."""
-        return await self._read(lambda connection: reads.events(connection, trial_id, from_seq))
+        return await self.read(lambda connection: reads.events(connection, trial_id, from_seq))
 
     async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
         """See :meth:`serving.docket.store.Docket.frames`."""
-        return await self._read(lambda connection: reads.frames(connection, pixels_sha256))
+        if self._pictures is None:
+            return await self.read(lambda connection: reads.frames(connection, pixels_sha256))
+        self._check_open()
+        return await self._pictures.frames(pixels_sha256)
 
     async def list(
         self,
@@ -92,59 +168,59 @@ class SqlDocket:
         oldest_first: bool = False,
     ) -> Sequence[DocketLine]:
         """See :meth:`serving.docket.store.Docket.list`."""
-        return await self._read(lambda connection: reads.lines(connection, limit, after, which, oldest_first))
+        return await self.read(lambda connection: reads.lines(connection, limit, after, which, oldest_first))
 
     async def requests(self) -> Mapping[str, Sequence[str]]:
         """See :meth:`serving.docket.store.Docket.requests`."""
-        return await self._read(reads.requests)
+        return await self.read(reads.requests)
 
     async def failures(self, pixels_sha256: str) -> Sequence[TrialFailed]:
         """See :meth:`serving.docket.store.Docket.failures`."""
-        return await self._read(lambda connection: reads.failures(connection, pixels_sha256))
+        return await self.read(lambda connection: reads.failures(connection, pixels_sha256))
 
     async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:
         """See :meth:`serving.docket.store.Docket.labels`."""
-        return await self._read(lambda connection: reads.labels(connection, trial_ids))
+        return await self.read(lambda connection: reads.labels(connection, trial_ids))
 
     async def open_trials(self) -> Sequence[str]:
         """See :meth:`serving.docket.store.Docket.open_trials`."""
-        return await self._read(reads.open_trials)
+        return await self.read(reads.open_trials)
 
     async def claim(self, name: RequestName, *, payload: str, trial_id: str, owner: str) -> Claim:
         """See :meth:`serving.docket.store.Docket.claim`."""
-        return await self._write(writes.CLAIM, Claim(name, payload, trial_id, owner))
+        return await self._agree(writes.CLAIM, Claim(name, payload, trial_id, owner))
 
     async def take_over(self, claim: Claim, *, owner: str, trial_id: str | None = None) -> Claim | None:
         """See :meth:`serving.docket.store.Docket.take_over`."""
-        return await self._write(writes.TAKE_OVER, writes.taken_over(claim, owner, trial_id))
+        return await self._agree(writes.TAKE_OVER, writes.taken_over(claim, owner, trial_id))
 
     async def claim_of(self, name: RequestName) -> Claim | None:
         """See :meth:`serving.docket.store.Docket.claim_of`."""
-        return await self._read(lambda connection: reads.claim_of(connection, name))
+        return await self.read(lambda connection: reads.claim_of(connection, name))
 
     async def open_claims(self) -> Sequence[Claim]:
         """See :meth:`serving.docket.store.Docket.open_claims`."""
-        return await self._read(reads.open_claims)
+        return await self.read(reads.open_claims)
 
     async def beat(self, owner: str) -> None:
         """See :meth:`serving.docket.store.Docket.beat`."""
-        await self._write(writes.BEAT, owner)
+        await self._agree(writes.BEAT, owner)
 
-    async def rest(self, owner: str) -> None:
+    async def rest(self, owner: str, count: int | None = None) -> None:
         """See :meth:`serving.docket.store.Docket.rest`."""
-        await self._write(writes.REST, owner)
+        await self._agree(writes.REST, (owner, count))
 
     async def beats(self) -> Mapping[str, int]:
         """See :meth:`serving.docket.store.Docket.beats`."""
-        return await self._read(reads.beats)
+        return await self.read(reads.beats)
 
     async def know(self, key: str, trial_id: str) -> None:
         """See :meth:`serving.docket.store.Docket.know`."""
-        await self._write(writes.KNOW, (key, trial_id))
+        await self._agree(writes.KNOW, (key, trial_id))
 
     async def known(self, key: str) -> str | None:
         """See :meth:`serving.docket.store.Docket.known`."""
-        return await self._read(lambda connection: reads.known(connection, key))
+        return await self.read(lambda connection: reads.known(connection, key))
 
     async def review(
         self,
@@ -156,6 +232,7 @@ class SqlDocket:
         clause: str,
         reviewer: str,
         at: datetime,
+        blind: bool = False,
     ) -> VerdictReviewed:
         """See :meth:`serving.docket.store.Docket.review`."""
         draft = VerdictReviewed(
@@ -167,8 +244,18 @@ class SqlDocket:
             reason=reason,
             clause=clause,
             reviewer=reviewer,
+            blind=blind,
         )
-        return await self._write(writes.REVIEW, draft)
+        kept = await self.write(writes.REVIEW, draft)
+        assert isinstance(kept, VerdictReviewed)
+        return kept
+
+    async def ask_opinion(self, trial_id: str, *, by: str, reason: str, at: datetime) -> SecondOpinionAsked:
+        """See :meth:`serving.docket.store.Docket.ask_opinion`."""
+        draft = SecondOpinionAsked(trial_id=trial_id, seq=0, at=at, by=by, reason=reason)
+        kept = await self.write(writes.REVIEW, draft)
+        assert isinstance(kept, SecondOpinionAsked)
+        return kept
 
     async def keep_look(self, trial_id: str, look: bytes) -> None:
         """See :meth:`serving.docket.store.Docket.keep_look`."""
@@ -177,7 +264,78 @@ class SqlDocket:
 
     async def looks(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
         """See :meth:`serving.docket.store.Docket.looks`."""
-        return await self._read(lambda connection: reads.looks(connection, since, most))
+        return await self.read(lambda connection: reads.looks(connection, since, most))
+
+    async def entries(self, first: int, most: int, kinds: Collection[str] | None = None) -> Sequence[Entry]:
+        """See :meth:`serving.docket.store.Docket.entries`."""
+        return await self.read(lambda connection: proofs.entries(connection, first, most, kinds))
+
+    async def entries_of(self, trial_id: str) -> Sequence[Entry]:
+        """See :meth:`serving.docket.store.Docket.entries_of`."""
+        return await self.read(lambda connection: proofs.entries_of(connection, trial_id))
+
+    async def size(self) -> int:
+        """See :meth:`serving.docket.store.Docket.size`."""
+        return await self.read(proofs.size)
+
+    async def checkpoint(self) -> str:
+        """See :meth:`serving.docket.store.Docket.checkpoint`."""
+        while (found := await self.read(proofs.checkpoint)) is None:
+            await self.sign()
+        return found
+
+    async def sign(self) -> None:
+        """Signs the log as it is now, and keeps the checkpoint; shows that it can be signed.
+
+        Raises:
+            DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
+            Unavailable: It could not be kept now.
+        """
+        await self.write(writes.SEAL, None)
+
+    async def vkey(self) -> str:
+        """See :meth:`serving.docket.store.Docket.vkey`."""
+        while not (found := await self.read(proofs.key)):
+            await self.sign()
+        return found
+
+    async def receipt(self, trial_id: str) -> Receipt:
+        """See :meth:`serving.docket.store.Docket.receipt`."""
+        while (found := await self.read(lambda connection: proofs.receipt(connection, trial_id))) is None:
+            await self.sign()
+        return found
+
+    async def node(self, level: int, index: int) -> bytes:
+        """See :meth:`serving.docket.store.Docket.node`."""
+        return await self.read(lambda connection: proofs.nodes(connection)(level, index))
+
+    async def note_access(
+        self, trial_id: str, *, who: str, what: str, at: datetime, kind: Literal["PictureShown"] = "PictureShown"
+    ) -> None:
+        """See :meth:`serving.docket.store.Docket.note_access`."""
+        await self.write(writes.NOTE, PictureShown(kind=kind, trial_id=trial_id, who=who, what=what, at=at))
+
+    async def erase(self, trial_id: str, *, who: str, why: str, at: datetime, precedents: Sequence[str] = ()) -> Erased:
+        """See :meth:`serving.docket.store.Docket.erase`."""
+        # The picture first: what is left of it when the record is gone, nobody would find any more.
+        own = await self.read(lambda connection: erasing.picture_of(connection, trial_id))
+        if own is not None and self._pictures is not None:
+            await self._pictures.forget(own)
+        return await self._erase(erasing.Erasure(trial_id, who, why, at, tuple(precedents)))
+
+    async def erase_precedent(self, precedent_id: str, *, who: str, why: str, at: datetime) -> Erased:
+        """See :meth:`serving.docket.store.Docket.erase_precedent`."""
+        return await self._erase(erasing.Erasure("", who, why, at, (precedent_id,)))
+
+    async def _erase(self, ask: erasing.Erasure) -> Erased:
+        erased = await self.write(erasing.ERASE, ask)
+        if not await asyncio.to_thread(self._database.scrub, _SCRUB_S):
+            raise Unavailable(
+                "It is erased, but a file of the docket still holds it, because somebody has been reading for long. "
+                "Ask once more, or close what reads the docket.",
+                reason="ERASURE_UNFINISHED",
+            )
+        return erased
 
     async def close(self) -> None:
         """See :meth:`serving.docket.store.Docket.close`."""
@@ -186,17 +344,27 @@ class SqlDocket:
             await self._writer.close()
             if self._looks_writer is not self._writer:
                 await self._looks_writer.close()
+                await self._agreeing.close()
+            if self._pictures is not None:
+                await asyncio.to_thread(self._pictures.close)
             self._database.close()
 
-    async def _write(self, batch: Batch[A, T], ask: A) -> T:
+    async def write(self, batch: Batch[A, T], ask: A) -> T:
+        """Has something written in the next commit, in which what it adds to the log is signed."""
         self._check_open()
         return await self._writer.hand_in_to(batch, ask)
+
+    async def _agree(self, batch: Batch[A, T], ask: A) -> T:
+        """Has something written that is no part of the log."""
+        self._check_open()
+        return await self._agreeing.hand_in_to(batch, ask)
 
     def _check_open(self) -> None:
         if self._closed:
             raise Unavailable("The docket is closed.", reason="DOCKET_CLOSED")
 
-    async def _read(self, read: Callable[[Connection], T]) -> T:
+    async def read(self, read: Callable[[Connection], T]) -> T:
+        """What a read finds, all of it at one moment."""
         self._check_open()
         return await asyncio.to_thread(self._read_now, read)
 
@@ -215,6 +383,27 @@ class SqlDocket:
         raise AssertionError("unreachable")
 
 
-def open_docket(place: Path | Address, create: bool = True) -> SqlDocket:
+def _move_pictures(database: Database, pictures: ObjectPictures) -> None:
+    """Takes pictures out of the database, where earlier formats have them."""
+    while True:
+        with database.reading() as connection:
+            some = reads.some_pictures(connection, _PICTURES)
+        if not some:
+            return
+        _log.info("Moving pictures out of the docket's database.")
+        pictures.keep_now([*some.items()])
+        with database.writing() as connection:
+            writes.drop_pictures(connection, [*some])
+
+
+def open_docket(
+    place: Path | Address, create: bool = True, *, key: Path | None = None, pictures: Path | str | None = None
+) -> SqlDocket:
     """Opens the docket that a setting names; as :meth:`SqlDocket.open`."""
-    return SqlDocket.open(place, create=create)
+    return SqlDocket.open(place, create=create, key=key, pictures=pictures)
+
+
+def docket_of(settings: Settings, *, create: bool = True) -> SqlDocket:
+    """Opens the docket that the settings name, with its key and its pictures; as :meth:`SqlDocket.open`."""
+    key, pictures = settings.docket_key_place, settings.pictures_place
+    return SqlDocket.open(settings.docket_place, create=create, key=key, pictures=pictures)

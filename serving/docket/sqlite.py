@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from pydantic import ValidationError
-from sqlalchemy import Connection, insert, text
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLAlchemyError
 
 from court.errors import CourtError
-from court.events import TrialOpened, parse_event
+from serving.docket import schema
 from serving.docket import tables as t
 from serving.docket.database import exists, failed, later_format, unavailable
 from serving.docket.store import DocketError
 from serving.docket.writer import sqlite_engine, transaction
-from serving.docket.writes import trial_change, trial_row
 
-_log = logging.getLogger(__name__)
-
-_CHUNK = 1000  # trials whose rows are written at once when a docket is upgraded
+_AGAIN_S = 0.05
+"""Seconds between two attempts to have all readers gone."""
 _WHY = {
     "SQLITE_BUSY": "another process is writing to it for too long",
     "SQLITE_LOCKED": "it is locked",
@@ -109,6 +106,19 @@ class SqliteDatabase:
             return unavailable("too many ask it at once")
         return failed()
 
+    def scrub(self, patience: float) -> bool:
+        """See :meth:`serving.docket.database.Database.scrub`."""
+        until = time.monotonic() + patience
+        while True:
+            with self._engine.connect() as connection:
+                # Pages as they were lie in the file beside it until all readers have gone on from them.
+                busy, *_ = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+            if not busy:
+                return True
+            if time.monotonic() > until:
+                return False
+            time.sleep(_AGAIN_S)
+
     def close(self) -> None:
         """See :meth:`serving.docket.database.Database.close`."""
         self._engine.dispose()
@@ -142,35 +152,10 @@ def _check_or_create(connection: Connection, *, create: bool = True) -> None:
         raise later_format(found, t.FORMAT)
     if found == 0 and (tables or not create):
         raise DocketError("This is a SQLite database, but no docket. Name another.")
-    if found == 1:
-        _upgrade(connection)
-    elif found == 0:
-        t.metadata.create_all(connection)
+    if found == t.FORMAT:
+        return
+    if found == 0:
+        schema.create(connection)
+    else:
+        schema.upgrade(connection, found)
     connection.execute(text(f"PRAGMA user_version = {t.FORMAT}"))
-
-
-def _upgrade(connection: Connection) -> None:
-    """From format 1, which had events and pictures: all in the transaction of whoever calls, or nothing of it."""
-    _log.info("Upgrading the docket to format %d.", t.FORMAT)
-    connection.execute(text("DROP INDEX IF EXISTS ix_events_kind"))
-    t.metadata.create_all(connection)
-    kinds = "'TrialOpened', 'VerdictGiven', 'TrialFailed', 'TrialResumed', 'VerdictReviewed'"
-    told = text(f"SELECT trial_id, body FROM events WHERE kind IN ({kinds}) ORDER BY trial_id, seq")
-    rows: dict[str, dict[str, object]] = {}
-    for trial_id, body in connection.execute(told):
-        try:
-            event = parse_event(body)
-        except ValidationError as error:
-            raise DocketError(
-                f"The docket can't be upgraded: what it holds of trial {trial_id} is no record. It was altered, or "
-                "written by another version of MemeCourt. Restore the docket from a copy.",
-            ) from error
-        if isinstance(event, TrialOpened):
-            if len(rows) >= _CHUNK:
-                connection.execute(insert(t.trials), list(rows.values()))
-                rows.clear()
-            rows[trial_id] = trial_row(event)
-        elif trial_id in rows:
-            rows[trial_id] |= trial_change(event)
-    if rows:
-        connection.execute(insert(t.trials), list(rows.values()))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Literal, Protocol
 
 from court.errors import CourtError
-from court.events import AnyEvent, Procedure, ReviewOutcome, TrialFailed, VerdictReviewed
+from court.events import AnyEvent, Procedure, ReviewOutcome, SecondOpinionAsked, TrialFailed, VerdictReviewed
 from court.meme import Picture
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
+from serving.docket.log.entries import Entry, Erased
 
 
 class DocketError(CourtError):
@@ -24,6 +25,12 @@ class TrialUnknown(CourtError):
     """There is no trial of that id in this docket."""
 
     default_reason = "TRIAL_UNKNOWN"
+
+
+class TrialErased(TrialUnknown):
+    """The record of a trial was erased."""
+
+    default_reason = "TRIAL_ERASED"
 
 
 class NotDecided(CourtError):
@@ -84,6 +91,7 @@ class TrialFilter:
         needs_review: Whether the verdict asks for a person.
         namespace: Whose content it is; the empty one is a namespace too.
         namespaces: The namespace is one of these: what a caller may see. An empty set is no trial at all.
+        pixels_sha256: Of a meme with this picture.
     """
 
     labels: frozenset[Label] = frozenset()
@@ -94,6 +102,7 @@ class TrialFilter:
     needs_review: bool | None = None
     namespace: str | None = None
     namespaces: frozenset[str] | None = None
+    pixels_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,7 @@ class DocketLine:
         request_id: The request that it was opened for.
         review: The last review, or None where there was none.
         failure_reason: Why it failed, for machines; empty where it did not.
+        erased: Whether its record was erased: nothing of the meme is known any more.
     """
 
     trial_id: str
@@ -125,6 +135,24 @@ class DocketLine:
     request_id: str = ""
     review: VerdictReviewed | None = None
     failure_reason: str = ""
+    erased: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Shows that an entry is in the log, to whoever has the docket's public key.
+
+    Attributes:
+        checkpoint: A signed note: how far the log was, and the root of its tree.
+        number: Of the entry.
+        header: Of the entry, whose hash is a leaf of the tree.
+        proof: From the leaf to the root (RFC 6962 §2.1.1).
+    """
+
+    checkpoint: str
+    number: int
+    header: bytes
+    proof: Sequence[bytes]
 
 
 class Docket(Protocol):
@@ -246,12 +274,18 @@ class Docket(Protocol):
         """Counts one on for a server: it lives."""
         ...
 
-    async def rest(self, owner: str) -> None:
-        """Says that a server goes in peace: from now on its count is -1, and others need not wait to see it stand."""
+    async def rest(self, owner: str, count: int | None = None) -> None:
+        """Forgets the count of a server that is gone.
+
+        Args:
+            owner: The server.
+            count: How far it had counted when it was last seen; if it has counted on since, nothing is forgotten. None
+                where it says itself that it goes.
+        """
         ...
 
     async def beats(self) -> Mapping[str, int]:
-        """How far each server has counted; -1 for one that is gone and has said so.
+        """How far each server has counted that is not forgotten.
 
         Whether one moves is seen by looking twice, whatever clocks say.
         """
@@ -275,6 +309,7 @@ class Docket(Protocol):
         clause: str,
         reviewer: str,
         at: datetime,
+        blind: bool = False,
     ) -> VerdictReviewed:
         """Appends a review to a decided trial. An overruled trial answers no key any more, in the same transaction.
 
@@ -282,6 +317,14 @@ class Docket(Protocol):
             TrialUnknown: There is none of that id.
             NotDecided: It has no verdict.
             Unavailable: It could not be kept now.
+        """
+        ...
+
+    async def ask_opinion(self, trial_id: str, *, by: str, reason: str, at: datetime) -> SecondOpinionAsked:
+        """Appends to a decided trial that another person should look at it.
+
+        Raises:
+            As :meth:`review`.
         """
         ...
 
@@ -294,6 +337,88 @@ class Docket(Protocol):
 
         No process ever sees a number before it could see all lower ones: whoever goes on from the last misses none.
         """
+        ...
+
+    async def entries(self, first: int, most: int, kinds: Collection[str] | None = None) -> Sequence[Entry]:
+        """Entries of the log from a number on, in order, as they are stored: nothing is checked.
+
+        Args:
+            first: The lowest number.
+            most: How many at most.
+            kinds: Of these kinds only.
+        """
+        ...
+
+    async def entries_of(self, trial_id: str) -> Sequence[Entry]:
+        """All entries about a trial, in order: its events, who looked at it, and the parts that its events quote.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+        """
+        ...
+
+    async def size(self) -> int:
+        """How many entries the log has: the number of the next."""
+        ...
+
+    async def checkpoint(self) -> str:
+        """The signed note of the log as it is now (C2SP tlog-checkpoint).
+
+        Raises:
+            DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
+        """
+        ...
+
+    async def vkey(self) -> str:
+        """The public key that checkpoints are checked with (C2SP signed-note). Raises DocketError as above."""
+        ...
+
+    async def receipt(self, trial_id: str) -> Receipt:
+        """Shows that a verdict is in the log; the same each time.
+
+        Raises:
+            TrialUnknown: There is no trial of that id.
+            NotDecided: It has no verdict.
+            DocketError: As above.
+        """
+        ...
+
+    async def node(self, level: int, index: int) -> bytes:
+        """The hash of a node of the Merkle tree, all of whose leaves are there. Raises BadProof if it is not stored."""
+        ...
+
+    async def note_access(
+        self, trial_id: str, *, who: str, what: str, at: datetime, kind: Literal["PictureShown"] = "PictureShown"
+    ) -> None:
+        """Puts on record that somebody looks at what is blurred; done before it is shown.
+
+        Raises:
+            TrialUnknown: There is none of that id, or its record was erased (TrialErased).
+            Unavailable: It could not be kept now.
+        """
+        ...
+
+    async def erase(self, trial_id: str, *, who: str, why: str, at: datetime, precedents: Sequence[str] = ()) -> Erased:
+        """Erases what is known of a trial's meme, and says so in the log. Once more is no harm: then what stands.
+
+        The bodies of its entries go, its picture unless another trial has the same, and what other tables hold of it.
+        Who looked at it, and that it was erased, stays. So does what a copy of the docket holds, made before.
+
+        Args:
+            trial_id: Which.
+            who: Who wants it.
+            why: Why.
+            at: When.
+            precedents: Ids of precedents that the trial was made into; their texts go from all records that quote them.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            Unavailable: It could not be done now; or the files still hold it (``ERASURE_UNFINISHED``): ask once more.
+        """
+        ...
+
+    async def erase_precedent(self, precedent_id: str, *, who: str, why: str, at: datetime) -> Erased:
+        """Erases the texts of a precedent, and digests of its picture, from all records that quote it; as above."""
         ...
 
     async def close(self) -> None:

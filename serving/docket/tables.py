@@ -19,48 +19,103 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    false,
+    text,
 )
 
-FORMAT = 2
+FORMAT = 4
 """Of the tables below; a docket of an earlier format is upgraded when it is opened, one of a later is refused."""
 
 metadata = MetaData()
 
 # Compared byte by byte in both, whatever language a database is set up for.
-_WORD = String().with_variant(String(collation="C"), "postgresql")
+WORD = String().with_variant(String(collation="C"), "postgresql")
 
 
-class _Name(TypeDecorator[str]):
+class Name(TypeDecorator[str]):
     """What strangers call things: any text. PostgreSQL takes no NUL: it is written as a backslash and a zero."""
 
-    impl = _WORD
+    impl = WORD
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """As it is kept."""
         if value is None or ("\\" not in value and "\0" not in value):
             return value
         return value.replace("\\", "\\\\").replace("\0", "\\0")
 
     def process_result_value(self, value: Any | None, dialect: Dialect) -> str | None:
+        """As it was."""
         if value is None or "\\" not in value:
             return value
         return re.sub(r"\\(.)", lambda found: "\0" if found[1] == "0" else "\\", value)
 
 
-events = Table(
-    "events",
+NUMBER = BigInteger().with_variant(Integer, "sqlite")
+
+entries = Table(
+    "entries",
     metadata,
-    Column("trial_id", _WORD, primary_key=True),
-    Column("seq", Integer, primary_key=True),
-    Column("kind", String, nullable=False),
+    # The log: what has happened, of all trials, in the order in which it was kept. Only salts and bodies ever go.
+    Column("number", NUMBER, primary_key=True, autoincrement=False),
+    Column("trial_id", WORD, nullable=False),  # empty where it is of no trial
+    Column("seq", Integer, nullable=False),  # -1 where it is no event of a trial
+    Column("kind", WORD, nullable=False),
     Column("at", String, nullable=False),  # ISO 8601, UTC: sorts as it reads
-    Column("body", Text, nullable=False),
+    Column("commitment", LargeBinary, nullable=False),
+    Column("salt", LargeBinary),
+    Column("body", LargeBinary),  # canonical JSON, compressed; None once it is erased
+)
+# As they stand, not as parameters: only so does SQLite see that an index serves.
+IS_EVENT, IS_OTHER = entries.c.seq >= text("0"), entries.c.seq < text("0")
+_of_trial, _about_trial = (entries.c.trial_id, entries.c.seq), (entries.c.trial_id, entries.c.number)
+Index("entries_of_trial", *_of_trial, unique=True, sqlite_where=IS_EVENT, postgresql_where=IS_EVENT)
+Index("entries_about_trial", *_about_trial, sqlite_where=IS_OTHER, postgresql_where=IS_OTHER)
+Index("entries_of_kind", entries.c.kind, entries.c.number)
+
+log = Table(
+    "log",
+    metadata,
+    # One row: how far the log is. Whoever appends holds it locked, so that numbers have no gaps.
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("size", BigInteger, nullable=False),
+    Column("frontier", LargeBinary, nullable=False),  # of its Merkle tree
+    Column("key", Text, nullable=False),  # the public key that its checkpoints are signed with; empty before the first
+    Column("checkpoint", Text, nullable=False),  # the latest, a signed note; empty before the first
+    Column("signed", BigInteger, nullable=False),  # the size that it is of
+    Column("erased", BigInteger, nullable=False),  # how many entries have been erased
+)
+
+tiles = Table(
+    "tiles",
+    metadata,
+    # The Merkle tree, as C2SP tlog-tiles cuts it; the last one of each level is not full yet.
+    Column("level", Integer, primary_key=True, autoincrement=False),
+    Column("place", NUMBER, primary_key=True, autoincrement=False),
+    Column("hashes", LargeBinary, nullable=False),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    # Those that verdicts have as their receipts.
+    Column("size", NUMBER, primary_key=True, autoincrement=False),
+    Column("note", Text, nullable=False),
+)
+
+parts = Table(
+    "parts",
+    metadata,
+    # Where in the log a text is that events of many trials hold.
+    Column("key", LargeBinary, primary_key=True),
+    Column("number", NUMBER, nullable=False),
+    Column("of", Name, nullable=False, index=True),  # the precedent that it belongs to
 )
 
 pictures = Table(
     "pictures",
     metadata,
-    Column("pixels_sha256", _WORD, primary_key=True),
+    Column("pixels_sha256", WORD, primary_key=True),
     Column("place", Integer, primary_key=True),
     Column("png", LargeBinary, nullable=False),
 )
@@ -69,19 +124,20 @@ trials = Table(
     "trials",
     metadata,
     # What its events come to. Written in the same transaction as they are, and never instead of them.
-    Column("trial_id", _WORD, primary_key=True),
-    Column("opened_at", _WORD, nullable=False),
+    Column("trial_id", WORD, primary_key=True),
+    Column("opened_at", WORD, nullable=False),
     Column("procedure", String, nullable=False),
-    Column("namespace", _Name, nullable=False),
-    Column("content_id", _Name, nullable=False),
-    Column("request_id", _Name, nullable=False),
-    Column("pixels_sha256", _WORD, nullable=False),
-    Column("state", _WORD, nullable=False),
-    Column("label", _WORD, nullable=False),  # empty where there is no verdict
+    Column("namespace", Name, nullable=False),
+    Column("content_id", Name, nullable=False),
+    Column("request_id", Name, nullable=False),
+    Column("pixels_sha256", WORD, nullable=False),
+    Column("state", WORD, nullable=False),
+    Column("label", WORD, nullable=False),  # empty where there is no verdict
     Column("needs_review", Boolean, nullable=False),
-    Column("outcome", _WORD, nullable=False),  # of the last review; empty where there was none
+    Column("outcome", WORD, nullable=False),  # of the last review; empty where there was none
     Column("review", Text),  # that event
     Column("failure_reason", String, nullable=False),
+    Column("erased", Boolean, nullable=False, server_default=false()),
 )
 
 # Each filter that may pick few out of many has an index in the order of listings.
@@ -91,38 +147,38 @@ Index("trials_by_namespace", trials.c.namespace, *_order)
 Index("trials_by_state", trials.c.state, *_order)
 Index("trials_by_label", trials.c.label, *_order)
 Index("trials_by_outcome", trials.c.outcome, *_order)
-Index("trials_by_picture", trials.c.pixels_sha256, trials.c.state)
+Index("trials_by_picture", trials.c.pixels_sha256, trials.c.state, *_order)
 Index("trials_by_need", trials.c.needs_review, trials.c.outcome, *_order)
 
 requests = Table(
     "requests",
     metadata,
-    Column("namespace", _Name, primary_key=True),
-    Column("request_id", _Name, primary_key=True),
+    Column("namespace", Name, primary_key=True),
+    Column("request_id", Name, primary_key=True),
     Column("payload", String, nullable=False),
-    Column("trial_id", _WORD, nullable=False),
-    Column("owner", _WORD, nullable=False),
+    Column("trial_id", WORD, nullable=False),
+    Column("owner", WORD, nullable=False),
 )
 
 servers = Table(
     "servers",
     metadata,
-    Column("owner", _WORD, primary_key=True),
+    Column("owner", WORD, primary_key=True),
     Column("beats", BigInteger, nullable=False),
 )
 
 known = Table(
     "known",
     metadata,
-    Column("key", _WORD, primary_key=True),
-    Column("trial_id", _WORD, nullable=False, index=True),
+    Column("key", WORD, primary_key=True),
+    Column("trial_id", WORD, nullable=False, index=True),
 )
 
 looks = Table(
     "looks",
     metadata,
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
-    Column("trial_id", _WORD, nullable=False, unique=True),
+    Column("trial_id", WORD, nullable=False, unique=True),
     Column("look", LargeBinary, nullable=False),
     sqlite_autoincrement=True,
 )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, text, tuple_, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, delete, func, insert, select, text, true, tuple_, update
 
 from court.errors import CourtError
 from court.events import (
     AnyEvent,
     ReviewOutcome,
+    SecondOpinionAsked,
     TrialFailed,
     TrialOpened,
     TrialResumed,
@@ -22,8 +23,14 @@ from court.events import (
 from court.meme import Picture
 from court.record import TrialState
 from serving.docket import tables as t
-from serving.docket.store import Claim, NotDecided, RequestConflict, RequestName, TrialUnknown
+from serving.docket.database import insert_into
+from serving.docket.growing import Draft, Growing, growing
+from serving.docket.log.entries import NO_SEQ, PictureShown, body_of
+from serving.docket.store import Claim, NotDecided, RequestConflict, RequestName, TrialErased, TrialUnknown
+from serving.docket.stored import PART, Part, bodies, part_body, part_key
 from serving.docket.writer import Batch
+
+_AT_ONCE = 500  # keys in one query
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +79,40 @@ def trial_change(event: AnyEvent) -> dict[str, Any]:
     return {}
 
 
+def log_events(connection: Connection, log: Growing, events: Sequence[AnyEvent]) -> None:
+    """Adds the entries of events to the log, and those of the parts that they quote."""
+
+    def numbers(parts: Sequence[Part]) -> Mapping[Part, int]:
+        keys = {part_key(part): part for part in parts}
+        found: dict[Part, int] = {}
+        for some in _some(list(keys)):
+            query = select(t.parts.c.key, t.parts.c.number).where(t.parts.c.key.in_(some))
+            found |= {keys[bytes(key)]: number for key, number in connection.execute(query)}
+        if new := [part for part in parts if part not in found]:
+            now = t.stamp(datetime.now(UTC))
+            added = log.add([Draft(PART, "", NO_SEQ, now, part_body(part)) for part in new])
+            rows = [
+                {"key": part_key(part), "number": number, "of": part[0]}
+                for part, number in zip(new, added, strict=True)
+            ]
+            connection.execute(insert(t.parts), rows)
+            found |= dict(zip(new, added, strict=True))
+        return found
+
+    told = bodies(events, numbers)
+    log.add(
+        [
+            Draft(event.kind, event.trial_id, event.seq, t.stamp(event.at), body)
+            for event, body in zip(events, told, strict=True)
+        ]
+    )
+
+
 def _append(connection: Connection, events: Sequence[AnyEvent]) -> Sequence[None]:
-    rows = [
-        {
-            "trial_id": event.trial_id,
-            "seq": event.seq,
-            "kind": event.kind,
-            "at": t.stamp(event.at),
-            "body": event.model_dump_json(),
-        }
-        for event in events
-    ]
-    connection.execute(insert(t.events), rows)
+    log = growing(connection)
+    if log.erased:
+        _refuse_erased(connection, {event.trial_id for event in events})
+    log_events(connection, log, events)
     if opened := [trial_row(event) for event in events if isinstance(event, TrialOpened)]:
         connection.execute(insert(t.trials), opened)
     for event in sorted(events, key=lambda event: (event.trial_id, event.seq)):
@@ -91,7 +120,41 @@ def _append(connection: Connection, events: Sequence[AnyEvent]) -> Sequence[None
             connection.execute(update(t.trials).where(t.trials.c.trial_id == event.trial_id).values(change))
         if isinstance(event, VerdictReviewed) and event.outcome is ReviewOutcome.OVERRULED:
             connection.execute(delete(t.known).where(t.known.c.trial_id == event.trial_id))
+        if isinstance(event, VerdictGiven):
+            log.want_checkpoint()  # as its receipt
     return [None] * len(events)
+
+
+def _some(keys: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
+    return (keys[first : first + _AT_ONCE] for first in range(0, len(keys), _AT_ONCE))
+
+
+def _refuse_erased(connection: Connection, trial_ids: Collection[str]) -> None:
+    """What was erased while a process still worked on it must not come back."""
+    query = select(t.trials.c.trial_id).where(t.trials.c.trial_id.in_(trial_ids), t.trials.c.erased).limit(1)
+    if (found := connection.execute(query).scalar_one_or_none()) is not None:
+        raise erased(found)
+
+
+def _note(connection: Connection, accesses: Sequence[PictureShown]) -> Sequence[CourtError | None]:
+    log = growing(connection)
+    named = {access.trial_id for access in accesses}
+    query = select(t.trials.c.trial_id, t.trials.c.erased).where(t.trials.c.trial_id.in_(named))
+    there = {trial_id: gone for trial_id, gone in connection.execute(query)}
+    log.add(
+        [
+            Draft(access.kind, access.trial_id, NO_SEQ, t.stamp(access.at), body_of(access))
+            for access in accesses
+            if there.get(access.trial_id) is False
+        ]
+    )
+    errors = {trial_id: erased(trial_id) if trial_id in there else unknown(trial_id) for trial_id in named}
+    return [None if there.get(access.trial_id) is False else errors[access.trial_id] for access in accesses]
+
+
+def _seal(connection: Connection, asked: Sequence[None]) -> Sequence[None]:
+    growing(connection).want_checkpoint()
+    return [None] * len(asked)
 
 
 def _keep_pictures(connection: Connection, pictures: Sequence[Picture]) -> Sequence[None]:
@@ -100,8 +163,13 @@ def _keep_pictures(connection: Connection, pictures: Sequence[Picture]) -> Seque
         for picture in sorted(pictures, key=lambda picture: picture.pixels_sha256)
         for place, frame in enumerate(picture.frames)
     ]
-    connection.execute(_insert(connection, t.pictures).on_conflict_do_nothing(), rows)
+    connection.execute(insert_into(connection, t.pictures).on_conflict_do_nothing(), rows)
     return [None] * len(pictures)
+
+
+def drop_pictures(connection: Connection, pixels: Sequence[str]) -> None:
+    """Takes pictures out that are kept elsewhere."""
+    connection.execute(delete(t.pictures).where(t.pictures.c.pixels_sha256.in_(pixels)))
 
 
 def _claim(connection: Connection, asked: Sequence[Claim]) -> Sequence[Claim | CourtError]:
@@ -143,7 +211,7 @@ def _made(connection: Connection, rows: Sequence[dict[str, str]]) -> Iterable[tu
     each row that comes back is a step: so all rows are one step, and none comes back.
     """
     if connection.dialect.name != "sqlite":
-        statement = _insert(connection, t.requests).on_conflict_do_nothing()
+        statement = insert_into(connection, t.requests).on_conflict_do_nothing()
         return [
             (n, id_)
             for n, id_ in connection.execute(statement.returning(*t.requests.c["namespace", "request_id"]), rows)
@@ -176,51 +244,58 @@ def _take_over(connection: Connection, asked: Sequence[TakeOver]) -> Sequence[Cl
 
 
 def _beat(connection: Connection, owners: Sequence[str]) -> Sequence[None]:
-    statement = _insert(connection, t.servers).on_conflict_do_update(
+    statement = insert_into(connection, t.servers).on_conflict_do_update(
         index_elements=[t.servers.c.owner], set_={"beats": t.servers.c.beats + 1}
     )
     connection.execute(statement, [{"owner": owner, "beats": 1} for owner in sorted(owners)])
     return [None] * len(owners)
 
 
-def _rest(connection: Connection, owners: Sequence[str]) -> Sequence[None]:
-    statement = _insert(connection, t.servers).on_conflict_do_update(
-        index_elements=[t.servers.c.owner], set_={"beats": -1}
-    )
-    connection.execute(statement, [{"owner": owner, "beats": -1} for owner in sorted(owners)])
-    return [None] * len(owners)
+def _rest(connection: Connection, gone: Sequence[tuple[str, int | None]]) -> Sequence[None]:
+    for owner, count in sorted(gone, key=lambda each: each[0]):
+        still = true() if count is None else t.servers.c.beats == count
+        connection.execute(delete(t.servers).where(t.servers.c.owner == owner, still))
+    return [None] * len(gone)
 
 
 def _know(connection: Connection, asked: Sequence[tuple[str, str]]) -> Sequence[None]:
     # The trials stay as they are until this is kept: an overruling comes wholly before it or wholly after.
     row = t.trials.c
     named = {trial_id for _, trial_id in asked}
-    held = select(row.trial_id, row.outcome).where(row.trial_id.in_(named)).order_by(row.trial_id)
+    held = select(row.trial_id, row.outcome, row.erased).where(row.trial_id.in_(named)).order_by(row.trial_id)
     outcomes = connection.execute(held.with_for_update(read=True)).all()
-    overruled = {trial_id for trial_id, outcome in outcomes if outcome == ReviewOutcome.OVERRULED}
-    rows = [{"key": key, "trial_id": trial_id} for key, trial_id in asked if trial_id not in overruled]
+    unfit = {trial_id for trial_id, outcome, gone in outcomes if gone or outcome == ReviewOutcome.OVERRULED}
+    rows = [{"key": key, "trial_id": trial_id} for key, trial_id in asked if trial_id not in unfit]
     if rows:
         rows.sort(key=lambda row: row["key"])  # the first of a key stays before the later ones
-        connection.execute(_insert(connection, t.known).on_conflict_do_nothing(), rows)
+        connection.execute(insert_into(connection, t.known).on_conflict_do_nothing(), rows)
     return [None] * len(asked)
 
 
-def _review(connection: Connection, drafts: Sequence[VerdictReviewed]) -> Sequence[VerdictReviewed | CourtError]:
+Said = VerdictReviewed | SecondOpinionAsked
+"""By people, once there is a verdict; its number is given here."""
+
+
+def _review(connection: Connection, drafts: Sequence[Said]) -> Sequence[Said | CourtError]:
+    growing(connection)  # before any trial is held: whoever appends holds the log first, and a trial after it
     return [_review_one(connection, draft) for draft in drafts]
 
 
-def _review_one(connection: Connection, draft: VerdictReviewed) -> VerdictReviewed | CourtError:
+def _review_one(connection: Connection, draft: Said) -> Said | CourtError:
     # Whoever else reviews it waits here.
-    held = select(t.trials.c.state).where(t.trials.c.trial_id == draft.trial_id).with_for_update()
-    state = connection.execute(held).scalar_one_or_none()
-    if state is None:
+    held = select(t.trials.c.state, t.trials.c.erased).where(t.trials.c.trial_id == draft.trial_id).with_for_update()
+    row = connection.execute(held).one_or_none()
+    if row is None:
         return unknown(draft.trial_id)
-    if state != TrialState.DECIDED:
+    if row.erased:
+        return erased(draft.trial_id)
+    if row.state != TrialState.DECIDED:
         return NotDecided(
             f"Trial {draft.trial_id} has no verdict that could be reviewed: it is running, was cut off, or failed.",
             field="trial_id",
         )
-    seq = select(func.max(t.events.c.seq) + 1).where(t.events.c.trial_id == draft.trial_id)
+    own = (t.entries.c.trial_id == draft.trial_id, t.IS_EVENT)
+    seq = select(func.max(t.entries.c.seq) + 1).where(*own)
     event = draft.model_copy(update={"seq": connection.execute(seq).scalar_one()})
     _append(connection, [event])
     return event
@@ -230,8 +305,17 @@ def _keep_looks(connection: Connection, asked: Sequence[tuple[str, bytes]]) -> S
     if connection.dialect.name == "postgresql":
         # A sequence gives numbers before the commit, and commits may overtake each other: one after the other.
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('memecourt.looks'))"))
-    rows = [{"trial_id": trial_id, "look": look} for trial_id, look in asked]
-    connection.execute(_insert(connection, t.looks).on_conflict_do_nothing(index_elements=[t.looks.c.trial_id]), rows)
+    # Those of trials that are being erased now wait until that is done, or the other way round.
+    row = t.trials.c
+    held = select(row.trial_id, row.erased).where(row.trial_id.in_({trial_id for trial_id, _ in asked}))
+    states = connection.execute(held.order_by(row.trial_id).with_for_update(read=True)).all()
+    gone = {trial_id for trial_id, is_gone in states if is_gone}
+    rows = [{"trial_id": trial_id, "look": look} for trial_id, look in asked if trial_id not in gone]
+    if not rows:
+        return [None] * len(asked)
+    connection.execute(
+        insert_into(connection, t.looks).on_conflict_do_nothing(index_elements=[t.looks.c.trial_id]), rows
+    )
     return [None] * len(asked)
 
 
@@ -247,14 +331,14 @@ def unknown(trial_id: str) -> TrialUnknown:
     )
 
 
+def erased(trial_id: str) -> TrialErased:
+    """The error for a trial whose record was erased."""
+    return TrialErased(f"The record of trial {trial_id} was erased; its entries in the log say when, by whom and why.")
+
+
 def taken_over(seen: Claim, owner: str, trial_id: str | None) -> TakeOver:
     """What is asked for by :meth:`serving.docket.store.Docket.take_over`."""
     return TakeOver(seen, replace(seen, owner=owner, trial_id=seen.trial_id if trial_id is None else trial_id))
-
-
-def _insert(connection: Connection, table: Any) -> Any:
-    """An insert that can say what happens where a row is there already: each database has its own."""
-    return {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[connection.dialect.name](table)
 
 
 CLAIM = Batch(1, _claim)
@@ -266,3 +350,5 @@ KNOW = Batch(6, _know)
 BEAT = Batch(7, _beat)
 REST = Batch(8, _rest)
 LOOK = Batch(9, _keep_looks)
+NOTE = Batch(10, _note)
+SEAL = Batch(11, _seal)

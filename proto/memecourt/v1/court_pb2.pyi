@@ -656,6 +656,7 @@ class JudgeResponse(_message.Message):
     FINDING_FIELD_NUMBER: _builtins.int
     REUSED_FROM_FIELD_NUMBER: _builtins.int
     NEAR_DUPLICATES_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     verdict_id: _builtins.str
     """Names the verdict and its record. Keep it: "memecourt records show ID" opens the record."""
     request_id: _builtins.str
@@ -732,6 +733,12 @@ class JudgeResponse(_message.Message):
     def near_duplicates(self) -> _containers.RepeatedCompositeFieldContainer[Global___NearDuplicate]:
         """Memes tried before that are nearly this one, nearest first. They never make a verdict more lenient."""
 
+    @_builtins.property
+    def receipt(self) -> Global___Receipt:
+        """Shows that the verdict stands in the docket. Keep it: "python -m memecourt.verify" checks it without the service, and
+        with it that nothing before it in the docket is altered later. Absent where the docket gives none.
+        """
+
     def __init__(
         self,
         *,
@@ -758,16 +765,55 @@ class JudgeResponse(_message.Message):
         finding: Global___Finding | None = ...,
         reused_from: Global___ReusedFrom | None = ...,
         near_duplicates: _abc.Iterable[Global___NearDuplicate] | None = ...,
+        receipt: Global___Receipt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "picture", b"picture", "policy", b"policy", "reused_from", b"reused_from", "strengths", b"strengths", "text", b"text", "timings", b"timings", "versions", b"versions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "picture", b"picture", "policy", b"policy", "receipt", b"receipt", "reused_from", b"reused_from", "strengths", b"strengths", "text", b"text", "timings", b"timings", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "client_token", b"client_token", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "harm_score_meaning", b"harm_score_meaning", "label", b"label", "near_duplicates", b"near_duplicates", "needs_human_review", b"needs_human_review", "picture", b"picture", "policy", b"policy", "precedents", b"precedents", "procedure", b"procedure", "rationale", b"rationale", "request_id", b"request_id", "reused_from", b"reused_from", "review_reasons", b"review_reasons", "strengths", b"strengths", "text", b"text", "timings", b"timings", "trace_id", b"trace_id", "verdict_id", b"verdict_id", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "client_token", b"client_token", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "harm_score_meaning", b"harm_score_meaning", "label", b"label", "near_duplicates", b"near_duplicates", "needs_human_review", b"needs_human_review", "picture", b"picture", "policy", b"policy", "precedents", b"precedents", "procedure", b"procedure", "rationale", b"rationale", "receipt", b"receipt", "request_id", b"request_id", "reused_from", b"reused_from", "review_reasons", b"review_reasons", "strengths", b"strengths", "text", b"text", "timings", b"timings", "trace_id", b"trace_id", "verdict_id", b"verdict_id", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__harm_score: _TypeAlias = _typing.Literal["harm_score"]  # noqa: Y015
     _WhichOneofArgType__harm_score: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__harm_score) -> _WhichOneofReturnType__harm_score | None: ...
 
 Global___JudgeResponse: _TypeAlias = JudgeResponse  # noqa: Y015
+
+@_typing.final
+class Receipt(_message.Message):
+    """Shows that an entry stands in the log that the docket is (RFC 6962). It names the trial and commits to the verdict,
+    whose words are shown by a bundle ("memecourt docket bundle").
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    checkpoint: _builtins.str
+    """What the docket signed: its name, how many entries it had, and the root of the tree over them (C2SP tlog-checkpoint)."""
+    entry: _builtins.int
+    """Number of the entry of the verdict, from 0 on."""
+    header: _builtins.bytes
+    """What is logged of that entry for ever, as canonical JSON (RFC 8785): the data of the leaf of the tree."""
+    @_builtins.property
+    def proof(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Hashes from the leaf's sibling up to below the root (RFC 6962, 2.1.1), 32 bytes each."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint: _builtins.str = ...,
+        entry: _builtins.int = ...,
+        header: _builtins.bytes = ...,
+        proof: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "entry", b"entry", "header", b"header", "proof", b"proof"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
 
 @_typing.final
 class ReusedFrom(_message.Message):
@@ -1289,8 +1335,8 @@ class TrialEvent(_message.Message):
     """Its number, from 0 on, without gaps."""
     kind: _builtins.str
     """TrialOpened, TextRead, Described, QuestionAsked, AnswerGiven, Summarised, SummarisedAhead, SideRested,
-    NearDuplicatesFound, PrecedentsCited, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed, or one that a later
-    version adds.
+    NearDuplicatesFound, PrecedentsCited, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed, SecondOpinionAsked,
+    or one that a later version adds.
     """
     json: _builtins.str
     """The whole event as JSON, as it is kept. Holds text of memes; may be offensive."""
@@ -1391,6 +1437,7 @@ class VerdictReview(_message.Message):
     CLAUSE_FIELD_NUMBER: _builtins.int
     REVIEWER_FIELD_NUMBER: _builtins.int
     AT_FIELD_NUMBER: _builtins.int
+    BLIND_FIELD_NUMBER: _builtins.int
     outcome: Global___ReviewOutcome.ValueType
     """Upheld or overruled."""
     label: Global___Label.ValueType
@@ -1401,6 +1448,8 @@ class VerdictReview(_message.Message):
     """The clause of the policy that it rests on, or empty."""
     reviewer: _builtins.str
     """Who."""
+    blind: _builtins.bool
+    """Whether the reviewer found it before the verdict was shown to them."""
     @_builtins.property
     def at(self) -> _timestamp_pb2.Timestamp:
         """When."""
@@ -1414,10 +1463,11 @@ class VerdictReview(_message.Message):
         clause: _builtins.str = ...,
         reviewer: _builtins.str = ...,
         at: _timestamp_pb2.Timestamp | None = ...,
+        blind: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "clause", b"clause", "label", b"label", "outcome", b"outcome", "reason", b"reason", "reviewer", b"reviewer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "blind", b"blind", "clause", b"clause", "label", b"label", "outcome", b"outcome", "reason", b"reason", "reviewer", b"reviewer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1739,6 +1789,104 @@ class ReviewVerdictResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReviewVerdictResponse: _TypeAlias = ReviewVerdictResponse  # noqa: Y015
+
+@_typing.final
+class WatchReviewsRequest(_message.Message):
+    """Which reviews to watch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_ENTRY_FIELD_NUMBER: _builtins.int
+    OVERRULED_ONLY_FIELD_NUMBER: _builtins.int
+    from_entry: _builtins.int
+    """From this entry of the log on; 0 for all that there are. Absent: only those that are kept from now on."""
+    overruled_only: _builtins.bool
+    """Leave out reviews that upheld the verdict."""
+    def __init__(
+        self,
+        *,
+        from_entry: _builtins.int | None = ...,
+        overruled_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_from_entry", b"_from_entry", "from_entry", b"from_entry"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_entry", b"_from_entry", "from_entry", b"from_entry", "overruled_only", b"overruled_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__from_entry: _TypeAlias = _typing.Literal["from_entry"]  # noqa: Y015
+    _WhichOneofArgType__from_entry: _TypeAlias = _typing.Literal["_from_entry", b"_from_entry"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__from_entry) -> _WhichOneofReturnType__from_entry | None: ...
+
+Global___WatchReviewsRequest: _TypeAlias = WatchReviewsRequest  # noqa: Y015
+
+@_typing.final
+class WatchReviewsResponse(_message.Message):
+    """A review, or where the stream stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEXT_ENTRY_FIELD_NUMBER: _builtins.int
+    REVIEWED_FIELD_NUMBER: _builtins.int
+    next_entry: _builtins.int
+    """Asked for from this entry on, what comes after this response is told."""
+    @_builtins.property
+    def reviewed(self) -> Global___ReviewedVerdict:
+        """The review; absent where the response only says where the stream stands."""
+
+    def __init__(
+        self,
+        *,
+        next_entry: _builtins.int = ...,
+        reviewed: Global___ReviewedVerdict | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reviewed", b"reviewed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_entry", b"next_entry", "reviewed", b"reviewed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchReviewsResponse: _TypeAlias = WatchReviewsResponse  # noqa: Y015
+
+@_typing.final
+class ReviewedVerdict(_message.Message):
+    """A verdict that a person has reviewed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    REVIEW_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    """Of the trial."""
+    request_id: _builtins.str
+    """The request that the trial was held for."""
+    verdict: Global___Label.ValueType
+    """The Judge's label."""
+    @_builtins.property
+    def content(self) -> Global___Content:
+        """Whose content was on trial."""
+
+    @_builtins.property
+    def review(self) -> Global___VerdictReview:
+        """The review. Another of the same trial may follow: the last one counts."""
+
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+        content: Global___Content | None = ...,
+        request_id: _builtins.str = ...,
+        verdict: Global___Label.ValueType = ...,
+        review: Global___VerdictReview | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "review", b"review"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "request_id", b"request_id", "review", b"review", "trial_id", b"trial_id", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReviewedVerdict: _TypeAlias = ReviewedVerdict  # noqa: Y015
 
 @_typing.final
 class PrecedentFilter(_message.Message):

@@ -243,6 +243,11 @@ class DocketStub:
                 request_serializer=memecourt_dot_v1_dot_court__pb2.ReviewVerdictRequest.SerializeToString,
                 response_deserializer=memecourt_dot_v1_dot_court__pb2.ReviewVerdictResponse.FromString,
                 _registered_method=True)
+        self.WatchReviews = channel.unary_stream(
+                '/memecourt.v1.Docket/WatchReviews',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.WatchReviewsRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.WatchReviewsResponse.FromString,
+                _registered_method=True)
 
 
 class DocketServicer:
@@ -282,6 +287,20 @@ class DocketServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchReviews(self, request, context):
+        """Reviews of verdicts, in the order in which they were kept, at whichever server of this docket: those from a point
+        on, then those to come. Does not end by itself. The first response comes at once and holds no review: it says where
+        the stream begins.
+
+        Keep next_entry of the last response that was dealt with, and after a break ask from it on: no review is then passed
+        over. Reviews of trials that have been erased are not told.
+
+        UNAVAILABLE: the server is closing, or its docket can't be read now; ask again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DocketServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -304,6 +323,11 @@ def add_DocketServicer_to_server(servicer, server):
                     servicer.ReviewVerdict,
                     request_deserializer=memecourt_dot_v1_dot_court__pb2.ReviewVerdictRequest.FromString,
                     response_serializer=memecourt_dot_v1_dot_court__pb2.ReviewVerdictResponse.SerializeToString,
+            ),
+            'WatchReviews': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchReviews,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.WatchReviewsRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.WatchReviewsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -415,6 +439,33 @@ class Docket:
             '/memecourt.v1.Docket/ReviewVerdict',
             memecourt_dot_v1_dot_court__pb2.ReviewVerdictRequest.SerializeToString,
             memecourt_dot_v1_dot_court__pb2.ReviewVerdictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchReviews(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/memecourt.v1.Docket/WatchReviews',
+            memecourt_dot_v1_dot_court__pb2.WatchReviewsRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.WatchReviewsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -194,6 +194,16 @@ class DocketStub:
     NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict. INVALID_ARGUMENT: it is upheld with
     another label, or overruled with its own.
     """
+    WatchReviews: _grpc.UnaryStreamMultiCallable[_court_pb2.WatchReviewsRequest, _court_pb2.WatchReviewsResponse]
+    """Reviews of verdicts, in the order in which they were kept, at whichever server of this docket: those from a point
+    on, then those to come. Does not end by itself. The first response comes at once and holds no review: it says where
+    the stream begins.
+
+    Keep next_entry of the last response that was dealt with, and after a break ask from it on: no review is then passed
+    over. Reviews of trials that have been erased are not told.
+
+    UNAVAILABLE: the server is closing, or its docket can't be read now; ask again.
+    """
 
 @_typing.type_check_only
 class DocketAsyncStub(DocketStub):
@@ -213,6 +223,16 @@ class DocketAsyncStub(DocketStub):
 
     NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict. INVALID_ARGUMENT: it is upheld with
     another label, or overruled with its own.
+    """
+    WatchReviews: _aio.UnaryStreamMultiCallable[_court_pb2.WatchReviewsRequest, _court_pb2.WatchReviewsResponse]  # type: ignore[assignment]
+    """Reviews of verdicts, in the order in which they were kept, at whichever server of this docket: those from a point
+    on, then those to come. Does not end by itself. The first response comes at once and holds no review: it says where
+    the stream begins.
+
+    Keep next_entry of the last response that was dealt with, and after a break ask from it on: no review is then passed
+    over. Reviews of trials that have been erased are not told.
+
+    UNAVAILABLE: the server is closing, or its docket can't be read now; ask again.
     """
 
 class DocketServicer(metaclass=_abc_1.ABCMeta):
@@ -254,6 +274,22 @@ class DocketServicer(metaclass=_abc_1.ABCMeta):
 
         NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict. INVALID_ARGUMENT: it is upheld with
         another label, or overruled with its own.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchReviews(
+        self,
+        request: _court_pb2.WatchReviewsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_court_pb2.WatchReviewsResponse], _abc.AsyncIterator[_court_pb2.WatchReviewsResponse]]:
+        """Reviews of verdicts, in the order in which they were kept, at whichever server of this docket: those from a point
+        on, then those to come. Does not end by itself. The first response comes at once and holds no review: it says where
+        the stream begins.
+
+        Keep next_entry of the last response that was dealt with, and after a break ask from it on: no review is then passed
+        over. Reviews of trials that have been erased are not told.
+
+        UNAVAILABLE: the server is closing, or its docket can't be read now; ask again.
         """
 
 def add_DocketServicer_to_server(servicer: DocketServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

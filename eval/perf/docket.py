@@ -1,0 +1,228 @@
+"""Appending to the docket: 32 trials at once, events of 20 kB, over the database's own bulk insert of the same rows.
+
+Each trial appends its next event when the last is on the disk, as trials do. What that costs over the database alone is
+everything of ours: a thread and a commit that many share, canonical JSON, salts and commitments, the Merkle tree, a
+signature a commit, triggers and indexes. The database alone is given the same events as rows of text by
+``executemany``, as many to a commit as trials can wait for one: the same number of rows is on the disk when anybody
+goes on. What it takes in one large commit is told too; who appends that way may lose all of it.
+
+In turns, several times, so that a machine that slows down slows all of them. Then the same once more beside readers:
+some that open records and listings as fast as they can, and one that stays in one long read. None may hold up appends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from sqlalchemy import Column, Integer, MetaData, String, Table, Text, insert
+
+from court.errors import Unavailable
+from court.events import (
+    AnyEvent,
+    Described,
+    MemeIdentity,
+    ModelCall,
+    PolicyReference,
+    Procedure,
+    Role,
+    TrialOpened,
+    Versions,
+)
+from eval.perf.bench import Result
+from serving.docket.sql import SqlDocket
+from serving.docket.tables import stamp
+from serving.docket.writer import sqlite_engine, transaction
+
+TRIALS = 32
+"""That append at once."""
+EVENT_BYTES = 20_000
+_EVENTS = 40
+"""Events of a trial in a round."""
+_ROUNDS = 5
+_READERS = 4
+
+_OFTEN = [*itertools.accumulate(1 / rank for rank in range(1, 8001))]
+"""How often each word is said, by rank, as in any language: what is said compresses as texts do."""
+
+_PLAIN = Table(
+    "plain",
+    MetaData(),
+    Column("trial_id", String, primary_key=True),
+    Column("seq", Integer, primary_key=True),
+    Column("kind", String, nullable=False),
+    Column("at", String, nullable=False),
+    Column("body", Text, nullable=False),
+)
+
+
+def measure() -> Result:
+    """Runs the benchmark."""
+    with TemporaryDirectory() as folder:
+        figures = asyncio.run(measured(Path(folder)))
+    return Result(
+        name="docket",
+        figures={name: round(value, 3) for name, value in figures.items()},
+        goals={"over_bulk": ">= 0.5", "events_missing": "== 0", "held_up_by_readers": "== 0"},
+    )
+
+
+async def measured(
+    folder: Path, trials: int = TRIALS, events: int = _EVENTS, rounds: int = _ROUNDS
+) -> dict[str, float]:
+    """What :func:`measure` measures, in a folder of its own."""
+    chance = random.Random(7)
+    words = ["".join(chance.choices("etaoinshrdlu", k=chance.randint(2, 9))) for _ in _OFTEN]
+    docket = SqlDocket.open(folder / "docket.sqlite")
+    rates: dict[str, list[float]] = {"ours": [], "bulk": [], "grouped": []}
+    times: list[float] = []
+    missing = 0
+    try:
+        for turn in range(rounds + 1):
+            told = [[*_trial(f"{turn}.{number}", events, words, chance)] for number in range(trials)]
+            count = trials * events
+            bulk, grouped = _bulk(folder / f"plain{turn}.sqlite", told, trials)
+            began = time.perf_counter()
+            took = await _appended(docket, told)
+            ours = time.perf_counter() - began
+            missing += sum([len(await docket.events(trial[0].trial_id)) != events for trial in told])
+            if turn:  # the first is for warming up
+                rates["ours"].append(count / ours)
+                rates["bulk"].append(count / bulk)
+                rates["grouped"].append(count / grouped)
+                times += took
+        beside, held_up = await _beside_readers(docket, folder / "docket.sqlite", trials, events, words, chance)
+    finally:
+        await docket.close()
+    over = [ours / bulk for ours, bulk in zip(rates["ours"], rates["bulk"], strict=True)]
+    over_grouped = [ours / bulk for ours, bulk in zip(rates["ours"], rates["grouped"], strict=True)]
+    return {
+        "events_a_second": statistics.median(rates["ours"]),
+        "bulk_a_second": statistics.median(rates["grouped"]),
+        "over_bulk": statistics.median(over_grouped),
+        "bulk_in_one_commit_a_second": statistics.median(rates["bulk"]),
+        "over_bulk_in_one_commit": statistics.median(over),
+        "append_p50_ms": _percentile(times, 50),
+        "append_p99_ms": _percentile(times, 99),
+        "append_p99_ms_beside_readers": _percentile(beside, 99),
+        "held_up_by_readers": held_up,
+        "events_missing": missing,
+    }
+
+
+async def _appended(docket: SqlDocket, told: Sequence[Sequence[AnyEvent]]) -> list[float]:
+    """Appends trials, all at once; how long each append took, in seconds."""
+    took: list[float] = []
+
+    async def hold(trial: Sequence[AnyEvent]) -> None:
+        for event in trial:
+            began = time.perf_counter()
+            with contextlib.suppress(Unavailable):  # what is not kept in 10 s is missing from the times, and counted
+                await docket.append(event)
+                took.append(time.perf_counter() - began)
+
+    await asyncio.gather(*map(hold, told))
+    return took
+
+
+async def _beside_readers(
+    docket: SqlDocket, path: Path, trials: int, events: int, words: Sequence[str], chance: random.Random
+) -> tuple[list[float], int]:
+    """Times of appends while others read; and how many were given up because others did."""
+    told = [[*_trial(f"beside.{number}", events, words, chance)] for number in range(trials)]
+    with _long_read(path), contextlib.suppress(asyncio.CancelledError):
+        readers = [asyncio.create_task(_reading(docket)) for _ in range(_READERS)]
+        took = await _appended(docket, told)
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+    return took, trials * events - len(took)
+
+
+async def _reading(docket: SqlDocket) -> None:
+    while True:
+        for line in await docket.list(limit=50):
+            await docket.record(line.trial_id)
+
+
+@contextmanager
+def _long_read(path: Path) -> Iterator[None]:
+    """A reader that sees one moment all the while."""
+    engine = sqlite_engine(path, 1.0, create=False)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN")
+        connection.exec_driver_sql("SELECT count(*) FROM trials").scalar_one()
+        yield
+    engine.dispose()
+
+
+def _bulk(path: Path, told: Sequence[Sequence[AnyEvent]], group: int) -> tuple[float, float]:
+    """Seconds in which the database alone takes the same events: in one transaction, and in groups."""
+    rows = [
+        {
+            "trial_id": event.trial_id,
+            "seq": event.seq,
+            "kind": event.kind,
+            "at": stamp(event.at),
+            "body": event.model_dump_json(),
+        }
+        for trial in told
+        for event in trial
+    ]
+    seconds = []
+    for size in (len(rows), group):
+        engine = sqlite_engine(path.with_suffix(f".{size}"), 1.0)
+        with transaction(engine) as connection:
+            _PLAIN.create(connection)
+        began = time.perf_counter()
+        for first in range(0, len(rows), size):
+            with transaction(engine) as connection:
+                connection.execute(insert(_PLAIN), rows[first : first + size])
+        seconds.append(time.perf_counter() - began)
+        engine.dispose()
+        path.with_suffix(f".{size}").unlink()
+    return seconds[0], seconds[1]
+
+
+def _trial(trial_id: str, events: int, words: Sequence[str], chance: random.Random) -> Iterator[AnyEvent]:
+    """A trial that was opened and described again and again, in so many words."""
+    at = datetime.now(UTC)
+    meme = MemeIdentity(
+        bytes_sha256="0" * 64,
+        pixels_sha256=f"{chance.getrandbits(256):064x}",
+        format="PNG",
+        width=1,
+        height=1,
+        frame_count=1,
+        frames_used=(0,),
+    )
+    yield TrialOpened(
+        trial_id=trial_id,
+        seq=0,
+        at=at,
+        procedure=Procedure.FULL,
+        meme=meme,
+        policy=PolicyReference(id="p", version="1", digest="d"),
+        settings={},
+        versions=Versions(software="perf", settings="d"),
+    )
+    call = ModelCall(
+        role=Role.PROPOSER, model="m", prompt_id="p", prompt_digest="d", tokens_in=1, tokens_out=1, latency_s=1.5
+    )
+    for seq in range(1, events):
+        text = " ".join(chance.choices(words, cum_weights=_OFTEN, k=EVENT_BYTES // 3))[:EVENT_BYTES]
+        yield Described(trial_id=trial_id, seq=seq, at=at, description=text, call=call)
+
+
+def _percentile(times: Sequence[float], percent: int) -> float:
+    """In milliseconds."""
+    return 1000 * statistics.quantiles(times, n=100)[percent - 1]

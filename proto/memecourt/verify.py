@@ -1,0 +1,556 @@
+"""Checks what a court has handed out, without the court: ``python -m memecourt.verify``.
+
+A **bundle** is one trial as the court's docket holds it: every entry with a proof that it stands in the log, and a
+signed count, so that no entry can be left out, in the middle or at the end. A **receipt** came with a verdict, and
+shows that it stands in the log. Both are checked against the public key of the docket, which has to come from
+somewhere else than the file that is checked.
+
+This file stands alone: beside Python it needs the package ``cryptography`` and nothing else of ours, so that it can be
+read and used by whoever does not trust the rest. It was written apart from what the court itself checks with; tests
+hold the two against each other.
+
+What a bundle does not show: that the court has no second log, or has not written this one anew with its own key. For
+that, checkpoints are compared with those that others have kept: ``--receipt`` and ``--anchor`` here, and
+``memecourt docket verify`` for whole dockets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMAT = "memecourt-bundle/1"
+"""Of bundles; stands in each."""
+COUNT = "memecourt-count/1"
+"""First line of the note that says how many entries a trial has."""
+OWN_KINDS = frozenset({"PictureShown", "Erased", "Part"})
+"""Kinds of entries that are no events of a trial."""
+
+_NOT_WHOLE = "This file is not what it has to be: "
+
+
+class Violated(ValueError):
+    """What was handed out is not what the docket holds, or not shown to be; the message says why."""
+
+
+class CantCheck(ValueError):
+    """It could not be checked: the file, the key or the package that checks signatures is missing or unreadable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a docket signed of its log.
+
+    Attributes:
+        origin: Names the docket.
+        size: Entries in the log.
+        root: Of the tree over them (RFC 6962), 32 bytes.
+    """
+
+    origin: str
+    size: int
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """An entry that was shown to stand in a log.
+
+    Attributes:
+        number: Its place in the log, from 0.
+        kind: Of the event, or one of :data:`OWN_KINDS`.
+        trial_id: The trial it belongs to, or empty.
+        seq: Its place among the events of the trial, from 0; -1 where it is no event.
+        at: When, ISO 8601, UTC.
+        header: The data of the leaf.
+        body: What happened; None where it was erased from the docket, or is withheld.
+    """
+
+    number: int
+    kind: str
+    trial_id: str
+    seq: int
+    at: str
+    header: bytes
+    body: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A trial that a bundle shows.
+
+    Attributes:
+        trial_id: Its id.
+        checkpoint: The log that its entries were shown to stand in.
+        entries: All entries of the trial, by number.
+        parts: Entries that hold texts of precedents quoted in it, by number.
+        known: Earlier checkpoints that the log was shown to continue.
+    """
+
+    trial_id: str
+    checkpoint: Checkpoint
+    entries: tuple[Logged, ...]
+    parts: tuple[Logged, ...]
+    known: tuple[Checkpoint, ...] = ()
+
+    @property
+    def hidden(self) -> int:
+        """Entries whose body is not there: it was erased, or is withheld."""
+        return sum(entry.body is None for entry in (*self.entries, *self.parts))
+
+    def last(self, kind: str) -> Mapping[str, Any] | None:
+        """The last event of a kind whose body is there, or None."""
+        return next((entry.body for entry in reversed(self.entries) if entry.kind == kind and entry.body), None)
+
+
+def verify_bundle(text: str, keys: Sequence[str]) -> Trial:
+    """Checks a bundle.
+
+    Args:
+        text: The file's content.
+        keys: Public keys of the docket, as ``memecourt docket key`` prints them.
+
+    Raises:
+        Violated: Something in it was altered, left out, or is not signed by these keys.
+        CantCheck: It is no bundle, a key is none, or signatures can't be checked here.
+    """
+    bundle = _object(text)
+    if bundle.get("format") != FORMAT:
+        raise CantCheck(f"This is no bundle of the format {FORMAT}.")
+    trial_id = _text(bundle, "trial")
+    checkpoint = open_checkpoint(_text(bundle, "checkpoint"), keys)
+    _check_count(_text(bundle, "count"), keys, checkpoint, trial_id, len(_list(bundle, "entries")))
+    entries = tuple(_logged(one, checkpoint) for one in _list(bundle, "entries"))
+    parts = tuple(_logged(one, checkpoint) for one in _list(bundle, "parts"))
+    for group in (entries, parts):
+        if [one.number for one in group] != sorted({one.number for one in group}):
+            raise Violated("Entries of the bundle stand twice or in another order than in the log.")
+    for entry in entries:
+        if entry.trial_id != trial_id:
+            raise Violated(f"Entry {entry.number} belongs to another trial.")
+    if any(part.kind != "Part" for part in parts):
+        raise Violated("Something is handed over as a part that is none.")
+    seqs = sorted(entry.seq for entry in entries if entry.kind not in OWN_KINDS)
+    if seqs != list(range(len(seqs))):
+        raise Violated("The events of the trial are not counted from 0 without gaps.")
+    if missing := _quoted(entries) - {part.number for part in parts}:
+        raise Violated(f"The trial quotes entry {min(missing)} of the log, which is left out.")
+    known = tuple(_continued(one, checkpoint, keys) for one in _list(bundle, "known"))
+    return Trial(trial_id, checkpoint, entries, parts, known)
+
+
+def verify_receipt(
+    keys: Sequence[str], *, checkpoint: str, entry: int, header: bytes, proof: Sequence[bytes], trial_id: str = ""
+) -> Logged:
+    """Checks the receipt of a verdict: the fields of ``memecourt.v1.Receipt``.
+
+    Args:
+        keys: Public keys of the docket.
+        checkpoint: The signed checkpoint.
+        entry: Number of the entry of the verdict.
+        header: Of that entry.
+        proof: That it stands in the log.
+        trial_id: ``verdict_id`` of the response; empty if it is not known.
+
+    Raises:
+        Violated: It does not show that the verdict stands in the log.
+        CantCheck: A key is none, or signatures can't be checked here.
+    """
+    logged = _in_log(header, entry, proof, open_checkpoint(checkpoint, keys))
+    if logged.kind != "VerdictGiven" or (trial_id and logged.trial_id != trial_id):
+        raise Violated("The receipt is of another entry than of this verdict.")
+    return logged
+
+
+def open_checkpoint(note: str, keys: Sequence[str]) -> Checkpoint:
+    """What a signed checkpoint says (C2SP tlog-checkpoint).
+
+    Raises:
+        Violated: It is none, or not signed by one of the keys.
+        CantCheck: A key is none, or signatures can't be checked here.
+    """
+    lines = _open_note(note, keys).split("\n")
+    if len(lines) < 4 or not re.fullmatch(r"(0|[1-9][0-9]{0,18})", lines[1], re.ASCII):
+        raise Violated("A signed note stands where a checkpoint has to.")
+    root = _base64(lines[2])
+    if len(root) != 32 or lines[0] not in {_key(key)[0] for key in keys}:
+        raise Violated("A signed note stands where a checkpoint of this docket has to.")
+    return Checkpoint(lines[0], int(lines[1]), root)
+
+
+def _check_count(note: str, keys: Sequence[str], checkpoint: Checkpoint, trial_id: str, entries: int) -> None:
+    """The docket says under its signature how many entries the trial has in the log of this checkpoint."""
+    lines = _open_note(note, keys).split("\n")
+    root = base64.b64encode(checkpoint.root).decode()
+    said = [COUNT, f"log {checkpoint.origin}", f"trial {trial_id}", f"size {checkpoint.size}", f"root {root}"]
+    if lines[:5] != said or len(lines) != 7 or not lines[5].startswith("entries "):
+        raise Violated("The signed count is of another trial or another log.")
+    if lines[5] != f"entries {entries}":
+        raise Violated(f"The docket signed {lines[5].removeprefix('entries ')} entries; the bundle has {entries}.")
+
+
+def _logged(one: Any, checkpoint: Checkpoint) -> Logged:
+    """An entry of a bundle, shown to stand in the log, with the body that it commits to."""
+    if not isinstance(one, dict):
+        raise CantCheck(_NOT_WHOLE + "an entry is no object.")
+    header = _text(one, "header").encode()
+    logged = _in_log(header, _number(one, "number"), [_base64(_str(part)) for part in _list(one, "proof")], checkpoint)
+    body, salt = one.get("body"), one.get("salt")
+    if body is None and salt is None:
+        return logged
+    if not isinstance(body, str) or not isinstance(salt, str):
+        raise Violated(f"Entry {logged.number} has lost its body or its salt.")
+    committed = _object(header.decode())["commitment"]
+    if not hmac.compare_digest(hmac.digest(_base64(salt), body.encode(), hashlib.sha256).hex(), committed):
+        raise Violated(f"The body of entry {logged.number} is not the one that was logged.")
+    value = _object(body)
+    told = (value.get("kind"), value.get("trial_id", ""), value.get("seq", -1))
+    if told != (logged.kind, logged.trial_id, logged.seq):
+        raise Violated(f"The body of entry {logged.number} tells of something else than its header.")
+    return Logged(logged.number, logged.kind, logged.trial_id, logged.seq, logged.at, header, value)
+
+
+def _in_log(header: bytes, number: int, proof: Sequence[bytes], checkpoint: Checkpoint) -> Logged:
+    """The entry of a header that stands in the log at that place."""
+    try:
+        value = _object(header.decode())
+    except UnicodeDecodeError:
+        raise Violated(f"The header of entry {number} is no text.") from None
+    # What other programs may read otherwise is no header: keys twice, spaces, another order.
+    if json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode() != header:
+        raise Violated(f"The header of entry {number} is not written as headers are.")
+    if value.keys() != {"v", "number", "kind", "trial", "seq", "at", "commitment"} or value["v"] != 1:
+        raise Violated(f"The header of entry {number} is none that this program knows.")
+    if value["number"] != number:
+        raise Violated(f"The header of entry {number} is that of entry {value['number']}.")
+    root = _root(number, checkpoint.size, hashlib.sha256(b"\x00" + header).digest(), proof)
+    if root != checkpoint.root:
+        raise Violated(f"Entry {number} does not stand in the log that was signed.")
+    return Logged(
+        number, str(value["kind"]), str(value["trial"]), _number(value, "seq"), str(value["at"]), header, None
+    )
+
+
+def _root(number: int, size: int, leaf: bytes, proof: Sequence[bytes]) -> bytes:
+    """The root that an audit path leads to (RFC 9162 §2.1.3.2); empty where it leads to none."""
+    if not 0 <= number < size:
+        return b""
+    here, last = number, size - 1
+    for sibling in proof:
+        if last == 0:
+            return b""
+        if here % 2 or here == last:
+            leaf = _node(sibling, leaf)
+            while here and here % 2 == 0:
+                here, last = here // 2, last // 2
+        else:
+            leaf = _node(leaf, sibling)
+        here, last = here // 2, last // 2
+    return leaf if last == 0 else b""
+
+
+def _continued(one: Any, checkpoint: Checkpoint, keys: Sequence[str]) -> Checkpoint:
+    """An earlier checkpoint of the same log, shown to be its start (RFC 9162 §2.1.4.2)."""
+    if not isinstance(one, dict):
+        raise CantCheck(_NOT_WHOLE + "a known checkpoint is no object.")
+    known = open_checkpoint(_text(one, "checkpoint"), keys)
+    proof = [_base64(_str(part)) for part in _list(one, "proof")]
+    wrong = Violated(f"The log of {checkpoint.size} entries is not shown to continue that of {known.size} entries.")
+    if known.origin != checkpoint.origin or known.size > checkpoint.size:
+        raise wrong
+    if known.size in (0, checkpoint.size):
+        if proof or known.root != (checkpoint.root if known.size else hashlib.sha256(b"").digest()):
+            raise wrong
+        return known
+    if known.size & (known.size - 1) == 0:  # a perfect tree is a node of the larger one
+        proof.insert(0, known.root)
+    here, last = known.size - 1, checkpoint.size - 1
+    while here % 2:
+        here, last = here // 2, last // 2
+    if not proof:
+        raise wrong
+    old = new = proof[0]
+    for sibling in proof[1:]:
+        if last == 0:
+            raise wrong
+        if here % 2 or here == last:
+            old, new = _node(sibling, old), _node(sibling, new)
+            while here and here % 2 == 0:
+                here, last = here // 2, last // 2
+        else:
+            new = _node(new, sibling)
+        here, last = here // 2, last // 2
+    if last or (old, new) != (known.root, checkpoint.root):
+        raise wrong
+    return known
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+def _quoted(entries: Sequence[Logged]) -> set[int]:
+    """Numbers of the entries that stand in bodies in the place of texts."""
+
+    def numbers(value: Any) -> Iterator[int]:
+        if isinstance(value, dict):
+            if value.keys() == {"part"} and isinstance(value["part"], int):
+                yield value["part"]
+            for one in value.values():
+                yield from numbers(one)
+        elif isinstance(value, list):
+            for one in value:
+                yield from numbers(one)
+
+    quoting = ("PrecedentsCited", "VerdictGiven")
+    return {number for entry in entries if entry.kind in quoting for number in numbers(entry.body)}
+
+
+def _open_note(note: str, keys: Sequence[str]) -> str:
+    """The text of a note that one of the keys has signed (C2SP signed-note)."""
+    text, gap, below = note.rpartition("\n\n")
+    text += "\n"
+    if not gap or not below.endswith("\n") or any(letter < " " and letter != "\n" for letter in note):
+        raise Violated("A signed note is malformed.")
+    trusted = [_key(key) for key in keys]
+    signed = False
+    for line in below[:-1].split("\n"):
+        dash, space, rest = line.partition(" ")
+        name, gap, encoded = rest.partition(" ")
+        if dash != "—" or not space or not gap:
+            raise Violated("A signed note is malformed.")
+        signature = _base64(encoded)
+        for own, id_, public in trusted:
+            if (name, signature[:4]) == (own, id_):
+                if not _verifies(public, signature[4:], text.encode()):
+                    raise Violated("A signature is wrong: what was signed has been altered.")
+                signed = True
+    if not signed:
+        raise Violated("A note is not signed with the given key.")
+    return text
+
+
+def _key(text: str) -> tuple[str, bytes, bytes]:
+    """Name, id and 32 bytes of a public key."""
+    found = re.fullmatch(r"([^+\s]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/]{44})", text.strip())
+    key = base64.b64decode(found[3]) if found else b""
+    if not found or key[:1] != b"\x01":
+        raise CantCheck("This is no public key of a docket. Copy the line that `memecourt docket key` printed.")
+    id_ = hashlib.sha256(found[1].encode() + b"\n" + key).digest()[:4]
+    if id_.hex() != found[2]:
+        raise CantCheck("This public key was not copied as it is: its parts don't belong together.")
+    return found[1], id_, key[1:]
+
+
+def _verifies(public: bytes, signature: bytes, message: bytes) -> bool:
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    except ModuleNotFoundError:
+        raise CantCheck("To check signatures, install the package: pip install cryptography") from None
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise CantCheck(_NOT_WHOLE + "it is no JSON.") from None
+    if not isinstance(value, dict):
+        raise CantCheck(_NOT_WHOLE + "it is no JSON object.")
+    return value
+
+
+def _text(value: Mapping[str, Any], name: str) -> str:
+    return _str(value.get(name), name)
+
+
+def _str(value: Any, name: str = "a part") -> str:
+    if not isinstance(value, str):
+        raise CantCheck(f"{_NOT_WHOLE}{name} is missing or no text.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise CantCheck(f"{_NOT_WHOLE}{name} is no Unicode.") from None
+    return value
+
+
+def _list(value: Mapping[str, Any], name: str) -> list[Any]:
+    found = value.get(name)
+    if not isinstance(found, list):
+        raise CantCheck(f"{_NOT_WHOLE}{name} is missing or no list.")
+    return found
+
+
+def _number(value: Mapping[str, Any], name: str) -> int:
+    found = value.get(name)
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise CantCheck(f"{_NOT_WHOLE}{name} is missing or no number.")
+    return found
+
+
+def _base64(text: str) -> bytes:
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise Violated("A part that has to be base64 is none.") from None
+    if base64.b64encode(data).decode() != text:
+        raise Violated("A part that has to be base64 is not written as it has to be.")
+    return data
+
+
+def _receipts(text: str) -> list[dict[str, Any]]:
+    """Receipts in a file of JSON: receipts themselves, or responses that hold one, as protobuf writes them as JSON."""
+    lines = [text] if text.lstrip().startswith("{") and "\n{" not in text.strip() else text.splitlines()
+    found = []
+    for line in filter(str.strip, lines):
+        value = _object(line)
+        receipt = value.get("receipt", value)
+        if not isinstance(receipt, dict):
+            raise CantCheck(_NOT_WHOLE + "there is no receipt in it.")
+        trial_id = value.get("verdictId", value.get("verdict_id", ""))
+        found.append({**receipt, "trial_id": trial_id})
+    return found
+
+
+def _receipt(fields: Mapping[str, Any], keys: Sequence[str]) -> tuple[Logged, Checkpoint]:
+    """The entry that a receipt in JSON shows, and the log that it shows it in."""
+    entry = fields.get("entry", 0)  # protobuf writes 64 bits as text, and leaves out a zero
+    if not isinstance(entry, int | str) or not str(entry).isdecimal():
+        raise CantCheck(_NOT_WHOLE + "entry is no number.")
+    logged = verify_receipt(
+        keys,
+        checkpoint=_text(fields, "checkpoint"),
+        entry=int(entry),
+        header=_base64(_text(fields, "header")),
+        proof=[_base64(_str(part)) for part in fields.get("proof", [])],
+        trial_id=_str(fields["trial_id"]),
+    )
+    return logged, open_checkpoint(_text(fields, "checkpoint"), keys)
+
+
+def _against_receipts(trial: Trial, text: str, keys: Sequence[str]) -> int:
+    """Holds a bundle against receipts of its trial; how many there were. Raises Violated where they differ."""
+    by_number = {entry.number: entry for entry in trial.entries}
+    agreed = 0
+    for fields in _receipts(text):
+        logged, checkpoint = _receipt(fields, keys)
+        _same_log(trial, checkpoint)
+        if logged.trial_id != trial.trial_id:
+            continue
+        here = by_number.get(logged.number)
+        if here is None or here.header != logged.header:
+            raise Violated(f"The receipt is of another verdict than entry {logged.number} of the bundle.")
+        agreed += 1
+    return agreed
+
+
+def _against_anchor(trial: Trial, text: str, keys: Sequence[str]) -> int:
+    """Holds a bundle against checkpoints from elsewhere; how many there were.
+
+    Raises:
+        Violated: One is of another log.
+        CantCheck: There is none, or the bundle does not show how it goes with one.
+    """
+    notes = re.findall(r"(?:^(?!— )[^\n]+\n)+\n(?:^— [^\n]+\n)+", text, re.MULTILINE)
+    if not notes:
+        raise CantCheck("There is no checkpoint in the anchor.")
+    for note in notes:
+        anchor = open_checkpoint(note, keys)
+        _same_log(trial, anchor)
+        shown = {(known.size, known.root) for known in (*trial.known, trial.checkpoint)}
+        if (anchor.size, anchor.root) not in shown:
+            raise CantCheck(
+                f"How the log goes with a checkpoint over {anchor.size} entries is not shown in this bundle. Ask for "
+                "one that is made with that checkpoint: memecourt docket bundle --anchor."
+            )
+    return len(notes)
+
+
+def _same_log(trial: Trial, other: Checkpoint) -> None:
+    for one in (*trial.known, trial.checkpoint):
+        if one.origin == other.origin and one.size == other.size and one.root != other.root:
+            raise Violated(f"The docket has signed two different logs of {one.size} entries.")
+
+
+def _told(trial: Trial) -> Iterator[str]:
+    checkpoint = trial.checkpoint
+    yield f"trial     {trial.trial_id}"
+    yield f"log       {checkpoint.origin}, {checkpoint.size} entries, root {base64.b64encode(checkpoint.root).decode()}"
+    yield (
+        f"entries   {len(trial.entries)}, numbers {trial.entries[0].number} to {trial.entries[-1].number}"
+        if (trial.entries)
+        else "entries   0"
+    )
+    if trial.hidden:
+        yield f"hidden    {trial.hidden} bodies, erased or withheld"
+    given, reviewed = trial.last("VerdictGiven"), trial.last("VerdictReviewed")
+    if given:
+        verdict = given.get("verdict")
+        yield f"verdict   {verdict.get('label') if isinstance(verdict, dict) else '?'}, given {given.get('at')}"
+    if reviewed:
+        yield f"review    {reviewed.get('outcome')} as {reviewed.get('label')}, {reviewed.get('at')}"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise CantCheck(f"{Path(path).name} can't be read.") from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Checks a file; 0: it is right, 1: it is not, 2: it could not be checked."""
+    parser = argparse.ArgumentParser(
+        prog="python -m memecourt.verify",
+        description="Checks a bundle (memecourt docket bundle) or a receipt (of a JudgeResponse, as JSON) offline.",
+        epilog="Exit status: 0 it is right, 1 it is not, 2 it could not be checked.",
+    )
+    parser.add_argument("file", help="a bundle, or JSON that holds a receipt")
+    parser.add_argument("--key", required=True, metavar="FILE", help="public keys of the docket, one a line")
+    parser.add_argument("--receipt", metavar="FILE", help="JSON of receipts that the bundle must agree with")
+    parser.add_argument(
+        "--anchor", metavar="FILE", help="checkpoints kept elsewhere that the bundle's log must continue"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        keys = [line for line in _read(given.key).splitlines() if line.strip()]
+        text = _read(given.file)
+        if '"format"' in text and _object(text).get("format") == FORMAT:
+            trial = verify_bundle(text, keys)
+            agreed = _against_receipts(trial, _read(given.receipt), keys) if given.receipt else 0
+            print(*_told(trial), sep="\n")
+            if given.receipt:
+                print(f"receipts  {agreed} agree")
+            if given.anchor:
+                print(f"anchors   {_against_anchor(trial, _read(given.anchor), keys)} agree")
+        else:
+            for fields in _receipts(text):
+                logged, checkpoint = _receipt(fields, keys)
+                print(f"trial {logged.trial_id}: its verdict is entry {logged.number} of {checkpoint.size}")
+    except Violated as wrong:
+        print(f"violated: {wrong}", file=sys.stderr)
+        return 1
+    except CantCheck as wrong:
+        print(f"not checked: {wrong}", file=sys.stderr)
+        return 2
+    print("right")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,316 @@
+"""``memecourt docket``: the log that all records are in, its signatures and proofs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from serving.cli.common import docket_option, library_option, printable, run, settings_of, tell
+
+if TYPE_CHECKING:
+    from retrieval.postgres.address import Address
+    from serving.docket.log.entries import Erased
+    from serving.docket.log.verify import Report
+    from serving.docket.sql import SqlDocket
+    from serving.settings import Settings
+
+EXIT_CLEAN = 0
+EXIT_VIOLATED = 1
+EXIT_UNCHECKED = 2
+
+_MOST_TOLD = 20
+_TOLD_EVERY = 100_000
+
+
+@click.group()
+def docket() -> None:
+    """Proves and checks what the docket holds, hands single trials over, and erases them.
+
+    The docket is one log of everything that happened, signed as it grows. See docs/docket.md.
+    """
+
+
+@docket.command()
+@click.option(
+    "--key",
+    "keys",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The docket's public key, as `memecourt docket key` printed it, from somewhere else than beside the docket. "
+    "Several lines for several keys.",
+)
+@click.option(
+    "--anchor",
+    "anchors",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    help="Checkpoints kept outside: what the server pushed, or receipts and bundles as JSON. May be given often.",
+)
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@docket_option
+@click.pass_context
+def verify(
+    context: click.Context, keys: Path, anchors: tuple[Path, ...], as_json: bool, docket: Path | Address | None
+) -> None:
+    """Checks the whole docket: every entry, signature, listing and picture is computed again.
+
+    Exit status: 0 clean, 1 violated, 2 it could not be checked.
+
+    Without --anchor, a tail that was cut off together with its checkpoints is not noticed, nor is a docket that was
+    written anew with its own key: nobody can. With it, both are noticed as far as the newest checkpoint in it reaches;
+    what came later is the unanchored tail.
+    """
+    try:
+        report = run(_verified(docket, keys, anchors))
+    except click.ClickException as error:
+        click.echo(f"not checked: {error.message}", err=True)
+        context.exit(EXIT_UNCHECKED)
+    click.echo(json.dumps(_as_json(report), indent=2) if as_json else "\n".join(_told(report, bool(anchors))))
+    context.exit(EXIT_VIOLATED if report.violated else EXIT_UNCHECKED if report.unchecked else EXIT_CLEAN)
+
+
+@docket.command()
+@click.argument("trial_id", metavar="ID")
+@click.option(
+    "--out", "-o", type=click.Path(path_type=Path, dir_okay=False), help="The file. [default: ID.bundle.json]"
+)
+@click.option("--with-access", is_flag=True, help="Also tell who looked at its picture, not only how often.")
+@click.option(
+    "--anchor",
+    "anchors",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    help="Checkpoints that whoever receives it has: the bundle then shows that the log continues those. May be given "
+    "often.",
+)
+@docket_option
+def bundle(
+    trial_id: str, out: Path | None, with_access: bool, anchors: tuple[Path, ...], docket: Path | Address | None
+) -> None:
+    """Writes one trial with its proofs to a file, to hand it over.
+
+    Whoever has it checks it with `python -m memecourt.verify FILE --key KEY`, without the docket and without us. It
+    holds everything that was said in the trial and the texts of the precedents that it quotes, and no picture.
+    """
+    text = run(_bundled(docket, trial_id, with_access, anchors))
+    path = out or Path(f"{trial_id}.bundle.json")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"{path} can't be written: {error.strerror}.") from None
+    tell(f"Written to {path}.")
+
+
+@docket.command()
+@docket_option
+def checkpoint(docket: Path | Address | None) -> None:
+    """Prints the newest signed checkpoint. Kept elsewhere (`>> FILE`), it is an anchor."""
+    click.echo(run(_checkpoint(docket)), nl=False)
+
+
+@docket.command()
+@docket_option
+def key(docket: Path | Address | None) -> None:
+    """Prints the public key of the docket. Keep it elsewhere: it is what everything is checked against."""
+    click.echo(run(_key(docket)))
+
+
+@docket.command()
+@click.argument("trial_id", metavar="ID")
+@click.option("--who", required=True, help="Who erases it; stands in the log for ever.")
+@click.option("--why", required=True, help="Why; stands in the log for ever. Name no person here.")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@docket_option
+@library_option
+def erase(
+    trial_id: str, who: str, why: str, yes: bool, docket: Path | Address | None, library: Path | Address | None
+) -> None:
+    """Erases a trial: all that was said in it, its picture, and the precedent that its overruling became.
+
+    It can't be brought back. What stays is that there was a trial, when, and who erased it; everything that is left
+    still verifies. Copies that were handed out, exports and backups are not reached.
+    """
+    if not yes:
+        click.confirm(f"Erase trial {printable(trial_id)} for ever?", abort=True)
+    erased, precedent = run(_erased(docket, library, trial_id, who, why))
+    click.echo(f"{len(erased.numbers)} entries of trial {printable(trial_id)} are erased.")
+    if precedent:
+        click.echo("The precedent that its overruling became is out of the library.")
+
+
+@docket.command("erase-precedent")
+@click.argument("precedent_id", metavar="ID")
+@click.option("--who", required=True, help="Who erases it; stands in the log for ever.")
+@click.option("--why", required=True, help="Why; stands in the log for ever. Name no person here.")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@docket_option
+@library_option
+def erase_precedent(
+    precedent_id: str, who: str, why: str, yes: bool, docket: Path | Address | None, library: Path | Address | None
+) -> None:
+    """Erases a precedent: its text from all trials that quote it, and the meme from the library.
+
+    It can't be brought back. The trials stand; where they quoted it, they say that it was erased.
+    """
+    if not yes:
+        click.confirm(f"Erase the precedent {printable(precedent_id)} for ever?", abort=True)
+    erased, removed = run(_erased_precedent(docket, library, precedent_id, who, why))
+    click.echo(f"{len(erased.numbers)} texts of the precedent {printable(precedent_id)} are erased.")
+    click.echo("It is out of the library." if removed else "The library has nothing of it.")
+
+
+async def _opened(docket: Path | Address | None) -> SqlDocket:
+    import asyncio
+
+    from serving.docket.sql import docket_of
+
+    settings = settings_of(docket=docket)
+    return await asyncio.to_thread(lambda: docket_of(settings, create=False))
+
+
+async def _verified(place: Path | Address | None, keys: Path, anchors: Sequence[Path]) -> Report:
+    from serving.docket.audit import audit
+    from serving.docket.log.anchors import read_anchor, read_keys
+
+    verifiers = read_keys(keys)
+    kept_outside = [read_anchor(path) for path in anchors]
+    store = await _opened(place)
+    try:
+        return await audit(store, verifiers, kept_outside, progress=_progress)
+    finally:
+        await store.close()
+
+
+async def _bundled(place: Path | Address | None, trial_id: str, with_access: bool, anchors: Sequence[Path]) -> str:
+    from serving.docket.audit import bundled
+    from serving.docket.log.anchors import read_anchor
+
+    known = [read_anchor(path) for path in anchors]
+    store = await _opened(place)
+    try:
+        return await bundled(store, trial_id, with_access=with_access, anchors=known)
+    finally:
+        await store.close()
+
+
+async def _checkpoint(place: Path | Address | None) -> str:
+    store = await _opened(place)
+    try:
+        return await store.checkpoint()
+    finally:
+        await store.close()
+
+
+async def _key(place: Path | Address | None) -> str:
+    store = await _opened(place)
+    try:
+        return await store.vkey()
+    finally:
+        await store.close()
+
+
+async def _erased(
+    place: Path | Address | None, library: Path | Address | None, trial_id: str, who: str, why: str
+) -> tuple[Erased, bool]:
+    """What was erased, and whether there was anything of it in the library."""
+    from serving.docket.rulings import name_of
+
+    name = name_of(trial_id)
+    store = await _opened(place)
+    try:
+        # The library last: where that fails, the same command does the rest.
+        erased = await store.erase(trial_id, who=who, why=why, at=datetime.now(UTC), precedents=(name,))
+    finally:
+        await store.close()
+    return erased, await _out_of_library(library, name, who, why)
+
+
+async def _erased_precedent(
+    place: Path | Address | None, library: Path | Address | None, precedent_id: str, who: str, why: str
+) -> tuple[Erased, bool]:
+    """The same, of a precedent."""
+    store = await _opened(place)
+    try:
+        erased = await store.erase_precedent(precedent_id, who=who, why=why, at=datetime.now(UTC))
+    finally:
+        await store.close()
+    return erased, await _out_of_library(library, precedent_id, who, why)
+
+
+async def _out_of_library(library: Path | Address | None, precedent_id: str, who: str, why: str) -> bool:
+    from retrieval.library.writers import open_writer
+    from serving.docket.rulings import forget_precedent
+
+    settings = settings_of(library=library)
+    place = settings.library or _starter(settings)
+    return place is not None and await forget_precedent(lambda: open_writer(place), precedent_id, who=who, why=why)
+
+
+def _starter(settings: Settings) -> Path | None:
+    """The starter library that was used here last; None where none has been made."""
+    from retrieval.library.storage import CURRENT
+
+    made = [path.parent for path in (settings.home / "libraries").glob(f"starter-*/{CURRENT}")]
+    return max(made, key=lambda path: (path / CURRENT).stat().st_mtime, default=None)
+
+
+def _progress(entries: int) -> None:
+    if entries % _TOLD_EVERY == 0:
+        tell(f"{entries:,} entries checked …")
+
+
+def _told(report: Report, with_anchor: bool) -> list[str]:
+    """The report for people to read."""
+    import base64
+
+    def line(name: str, text: str) -> str:
+        return f"{name:<13}{text}"
+
+    lines = [
+        line("entries", f"{report.size:,}"),
+        line("root", base64.b64encode(report.root).decode()),
+        line("checkpoints", f"{report.checkpoints:,}"),
+        line("trials", f"{report.trials:,}"),
+        line("pictures", f"{report.pictures:,}"),
+        line("erased", f"{report.erased:,} entries"),
+    ]
+    if with_anchor:
+        lines.append(line("anchored", f"{report.anchored:,} entries (checkpoints kept outside: {report.anchors:,})"))
+    alone = f"{report.tail:,} entries: nothing but the docket's own key vouches for them"
+    lines.append(line("unanchored", alone if report.tail else "none"))
+    total = sum(report.counts.values())
+    if total:
+        lines += ["", *(f"{finding.fault:<20} {printable(finding.text)}" for finding in report.findings[:_MOST_TOLD])]
+        if total > _MOST_TOLD:
+            lines.append(f"and {total - _MOST_TOLD:,} more")
+    lines += ["", *(f"not checked: {text}" for text in report.unchecked)] if report.unchecked else []
+    outcome = f"violated: {total:,} faults" if total else "could not be checked" if report.unchecked else "clean"
+    return [*lines, "", outcome]
+
+
+def _as_json(report: Report) -> dict[str, object]:
+    import base64
+
+    return {
+        "outcome": "violated" if report.violated else "unchecked" if report.unchecked else "clean",
+        "entries": report.size,
+        "root": base64.b64encode(report.root).decode(),
+        "checkpoints": report.checkpoints,
+        "trials": report.trials,
+        "pictures": report.pictures,
+        "bodies": report.bodies,
+        "erased": report.erased,
+        "anchors": report.anchors,
+        "anchored": report.anchored,
+        "unanchored": report.tail,
+        "faults": {str(fault): count for fault, count in sorted(report.counts.items())},
+        "findings": [
+            {"fault": str(finding.fault), "text": finding.text, "entry": finding.entry} for finding in report.findings
+        ],
+        "unchecked": report.unchecked,
+    }

@@ -1,0 +1,143 @@
+"""How far reviewers agree, among themselves and with the court, beyond what chance would give.
+
+Cohen's kappa for two who judged the same memes (Cohen 1960, with the asymptotic variance of Fleiss, Cohen and Everitt
+1969), Fleiss' kappa for more of them (Fleiss 1971). Where a kappa is not defined, there is none: it is never 0 or 1
+instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+_Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True)
+class Kappa:
+    """Agreement of two, or of many.
+
+    Attributes:
+        n: Memes that at least two have judged.
+        observed: Share of them, or for many of the pairs of judgements, that agree; None where n is 0.
+        expected: The share that would agree by chance, from how often each label was given; None where n is 0.
+        value: ``(observed - expected) / (1 - expected)``; None where everybody always gives the same label.
+        low: Lower end of the 95 % interval of the value; None where it has none.
+        high: The upper end.
+    """
+
+    n: int
+    observed: float | None = None
+    expected: float | None = None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+def cohen(pairs: Sequence[tuple[str, str]]) -> Kappa:
+    """Cohen's kappa of two judges.
+
+    Args:
+        pairs: What the first and the second found the same meme to be, one pair a meme.
+    """
+    n = len(pairs)
+    if not n:
+        return Kappa(0)
+    cells = {cell: count / n for cell, count in Counter(pairs).items()}
+    labels = sorted({label for pair in cells for label in pair})
+    first = {label: sum(share for (a, _), share in cells.items() if a == label) for label in labels}
+    second = {label: sum(share for (_, b), share in cells.items() if b == label) for label in labels}
+    observed = sum(share for (a, b), share in cells.items() if a == b)
+    expected = sum(first[label] * second[label] for label in labels)
+    if math.isclose(expected, 1.0):
+        return Kappa(n, observed, expected)
+    kappa = (observed - expected) / (1 - expected)
+    agreeing = sum(share * (1 - (first[a] + second[a]) * (1 - kappa)) ** 2 for (a, b), share in cells.items() if a == b)
+    differing = sum(share * (second[a] + first[b]) ** 2 for (a, b), share in cells.items() if a != b)
+    spread = agreeing + (1 - kappa) ** 2 * differing - (kappa - expected * (1 - kappa)) ** 2
+    half = _Z95 * math.sqrt(max(spread, 0.0) / n) / (1 - expected)
+    return Kappa(n, observed, expected, kappa, max(kappa - half, -1.0), min(kappa + half, 1.0))
+
+
+def fleiss(memes: Sequence[Sequence[str]]) -> Kappa:
+    """Fleiss' kappa of many judges.
+
+    Where all memes have the same number of judgements this is Fleiss' own. Where they have not, each meme counts once:
+    its share of agreeing pairs, and its shares of labels.
+
+    Args:
+        memes: What was found of each meme, in any order; those with fewer than two judgements are left out.
+    """
+    judged = [Counter(labels) for labels in memes if len(labels) > 1]
+    n = len(judged)
+    if not n:
+        return Kappa(0)
+    agreement, shares = 0.0, Counter[str]()
+    for counts in judged:
+        m = counts.total()
+        agreement += sum(count * (count - 1) for count in counts.values()) / (m * (m - 1))
+        for label, count in counts.items():
+            shares[label] += count / m / n  # type: ignore[assignment]
+    observed = agreement / n
+    expected = sum(share**2 for share in shares.values())
+    if math.isclose(expected, 1.0):
+        return Kappa(n, observed, expected)
+    return Kappa(n, observed, expected, (observed - expected) / (1 - expected))
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far reviewers agree.
+
+    Attributes:
+        reviewed: Memes with a judgement that counts here.
+        judgements: Of reviewers, over all of these.
+        all: Among all reviewers: Fleiss' kappa.
+        pairs: Of each two who judged at least one meme in common: Cohen's kappa.
+        court: Of each reviewer with the court, where the court had a label; Cohen's kappa.
+        court_all: Of all judgements with the court's labels, taken together; Cohen's kappa.
+        undecided: Judgements of memes on which the court was undecided: they are in no figure with the court.
+    """
+
+    reviewed: int
+    judgements: int
+    all: Kappa
+    pairs: Mapping[tuple[str, str], Kappa]
+    court: Mapping[str, Kappa]
+    court_all: Kappa
+    undecided: int
+
+
+def agreement(said: Mapping[K, Mapping[str, str]], court: Mapping[K, str], *, undecided: str) -> Agreement:
+    """The figures.
+
+    Args:
+        said: By meme, what each reviewer found it to be.
+        court: By meme, the court's label.
+        undecided: The court's word for no label.
+    """
+    reviewers = sorted({who for words in said.values() for who in words})
+    pairs = {}
+    for one, other in combinations(reviewers, 2):
+        common = [(words[one], words[other]) for words in said.values() if one in words and other in words]
+        if common:
+            pairs[one, other] = cohen(common)
+    with_court = {
+        who: [(words[who], court[meme]) for meme, words in said.items() if who in words and court[meme] != undecided]
+        for who in reviewers
+    }
+    return Agreement(
+        reviewed=len(said),
+        judgements=sum(len(words) for words in said.values()),
+        all=fleiss([list(words.values()) for words in said.values()]),
+        pairs=pairs,
+        court={who: cohen(own) for who, own in with_court.items()},
+        court_all=cohen([pair for own in with_court.values() for pair in own]),
+        undecided=sum(len(words) for meme, words in said.items() if court[meme] == undecided),
+    )

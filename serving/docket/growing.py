@@ -1,0 +1,150 @@
+"""The log as it grows: numbers, leaves and one signature for all that a transaction adds.
+
+Whoever adds holds the row of the log locked until the transaction ends, so that numbers have no gaps, whichever process
+gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, LargeBinary, bindparam, cast, insert, select, update
+
+from serving.docket import tables as t
+from serving.docket.database import insert_into
+from serving.docket.log.entries import make
+from serving.docket.log.merkle import Frontier, Node, pieces
+from serving.docket.log.notes import SigningKey, sign_checkpoint
+from serving.docket.store import DocketError
+from serving.docket.stored import packed
+
+Signer = Callable[[str], SigningKey]
+"""Gives the key that checkpoints are signed with, by the docket's public key; empty where it has none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is to become an entry; as :class:`serving.docket.log.entries.Entry`."""
+
+    kind: str
+    trial_id: str
+    seq: int
+    at: str
+    body: str
+
+
+class Growing:
+    """The log in a transaction that holds it."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Waits until nobody else adds to it."""
+        self._connection = connection
+        row = connection.execute(_HOLD).one_or_none()
+        if row is None:
+            raise DocketError("The docket does not know how far its log is: it was altered. Restore it from a copy.")
+        self._frontier = Frontier.from_bytes(row.frontier)
+        self._nodes: list[Node] = []
+        self._key: str = row.key
+        self._wanted = False
+        self.erased: int = row.erased
+
+    @property
+    def size(self) -> int:
+        """Entries so far."""
+        return self._frontier.size
+
+    def add(self, drafts: Sequence[Draft]) -> range:
+        """Adds entries; their numbers."""
+        numbers = range(self.size, self.size + len(drafts))
+        rows = []
+        for number, draft in zip(numbers, drafts, strict=True):
+            entry = make(number, kind=draft.kind, trial_id=draft.trial_id, seq=draft.seq, at=draft.at, body=draft.body)
+            self._nodes += self._frontier.append(entry.leaf())
+            rows.append(
+                {
+                    "number": number,
+                    "trial_id": draft.trial_id,
+                    "seq": draft.seq,
+                    "kind": draft.kind,
+                    "at": draft.at,
+                    "commitment": entry.commitment,
+                    "salt": entry.salt,
+                    "body": packed(draft.body),
+                }
+            )
+        if rows:
+            self._connection.execute(_ADD, rows)
+        return numbers
+
+    def want_checkpoint(self) -> None:
+        """The checkpoint of this transaction is given out: it is to be kept."""
+        self._wanted = True
+
+    def count_erased(self, entries: int) -> None:
+        """Counts entries that have been erased."""
+        self.erased += entries
+
+    def lay_tiles(self) -> None:
+        """Keeps what the entries have added to the tree; the row of the log is not told yet."""
+        begun: list[dict[str, object]] = []
+        more: list[dict[str, object]] = []
+        for piece in pieces(self._nodes):
+            row = {"level_": piece.level, "place_": piece.index, "more": piece.hashes}
+            (more if piece.first else begun).append(row)
+        if begun:
+            named = [{"level": row["level_"], "place": row["place_"], "hashes": row["more"]} for row in begun]
+            self._connection.execute(_BEGIN, named)
+        if more:
+            self._connection.execute(_LONGER, more)
+        self._nodes.clear()
+
+    def end(self, signer: Signer | None) -> None:
+        """Keeps how far the log is.
+
+        Args:
+            signer: Whose key signs it; None leaves it unsigned, for whoever comes next.
+        """
+        self.lay_tiles()
+        values = {"size": self.size, "frontier": self._frontier.to_bytes(), "erased": self.erased}
+        if signer is not None:
+            key = signer(self._key)
+            note = sign_checkpoint(key, key.name, self.size, self._frontier.root())
+            values |= {"key": str(key.verifier), "checkpoint": note, "signed": self.size}
+            if self._wanted:
+                keep = insert_into(self._connection, t.checkpoints).on_conflict_do_nothing()
+                self._connection.execute(keep, {"size": self.size, "note": note})
+        self._connection.execute(_GO_ON, values)
+
+
+# Made once: to put a statement together takes longer than to run it.
+_HOLD = select(t.log).with_for_update()
+_ADD, _BEGIN, _GO_ON = insert(t.entries), insert(t.tiles), update(t.log)
+_LONGER = (
+    update(t.tiles)
+    .where(t.tiles.c.level == bindparam("level_"), t.tiles.c.place == bindparam("place_"))
+    .values(hashes=cast(t.tiles.c.hashes.op("||")(bindparam("more", type_=LargeBinary)), LargeBinary))
+)
+
+
+_held: WeakKeyDictionary[Connection, Growing] = WeakKeyDictionary()
+
+
+def growing(connection: Connection) -> Growing:
+    """The log, to add to it in this transaction; from here on whoever else wants to add waits."""
+    if connection not in _held:
+        _held[connection] = Growing(connection)
+    return _held[connection]
+
+
+@contextmanager
+def signing(connection: Connection, signer: Signer) -> Iterator[None]:
+    """Around all that a transaction does: signs once what it has added to the log, if it has added anything."""
+    try:
+        yield
+        if connection in _held:
+            _held[connection].end(signer)
+    finally:
+        _held.pop(connection, None)

@@ -1,0 +1,105 @@
+"""Checkpoints kept outside of the docket, and public keys, as whoever checks it has them in files.
+
+A docket vouches for itself only as far as its checkpoints are known elsewhere: who has its files and its key can write
+another one. An anchor is a file of checkpoints, one after the other as they are signed, at a place that the service can
+add to and not rewrite.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serving.docket.log.errors import BadNote
+from serving.docket.log.notes import VerifierKey
+
+_MOST_BYTES = 1 << 30
+_NOTE = re.compile(r"(?:^(?!— )[^\n]+\n)+\n(?:^— [^\n]+\n)+", re.MULTILINE)
+"""A checkpoint: lines of text, an empty line, lines of signatures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Checkpoints from one place outside.
+
+    Attributes:
+        name: Of the place, for whoever reads what was found.
+        notes: The signed checkpoints, unchecked.
+    """
+
+    name: str
+    notes: tuple[str, ...]
+
+
+def read_anchor(path: Path) -> Anchor:
+    """The checkpoints in a file: notes one after the other, or JSON with ``checkpoint`` in it (a receipt, a bundle).
+
+    Raises:
+        BadNote: It can't be read, or there is none in it.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise BadNote(f"The anchor {path.name} is larger than 1 GiB. Give a part of it.")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise BadNote(f"The anchor {path.name} is no text.") from None
+    except OSError as error:
+        raise BadNote(f"The anchor {path.name} can't be read: {error.strerror}.") from None
+    notes = tuple(_in_json(text) if text.lstrip().startswith(("{", "[")) else _in_text(text))
+    if not notes:
+        raise BadNote(f"There is no checkpoint in the anchor {path.name}.")
+    return Anchor(path.name, notes)
+
+
+def read_keys(path: Path) -> list[VerifierKey]:
+    """The public keys in a file, one a line. Raises BadNote if it can't be read, or there is none in it."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise BadNote(f"The key file {path.name} is no text.") from None
+    except OSError as error:
+        raise BadNote(f"The key file {path.name} can't be read: {error.strerror}.") from None
+    keys = [VerifierKey.parse(line) for line in lines if line.strip()]
+    if not keys:
+        raise BadNote(f"There is no key in the file {path.name}.")
+    return keys
+
+
+def _in_text(text: str) -> Iterator[str]:
+    """Notes that stand one after the other, empty lines between them or not; what is none comes too, to be told of."""
+    end = 0
+    for found in _NOTE.finditer(text):
+        if text[end : found.start()].strip():
+            yield text[end : found.start()]
+        yield found[0]
+        end = found.end()
+    if text[end:].strip():
+        yield text[end:]
+
+
+def _in_json(text: str) -> Iterator[str]:
+    """What stands under ``checkpoint`` anywhere; of JSON lines, in any line."""
+    try:
+        values = [json.loads(text)]
+    except ValueError:
+        try:
+            values = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except ValueError:
+            return
+    yield from _checkpoints(values)
+
+
+def _checkpoints(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for one in value:
+            yield from _checkpoints(one)
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            if key == "checkpoint" and isinstance(one, str):
+                yield one
+            else:
+                yield from _checkpoints(one)

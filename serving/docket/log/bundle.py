@@ -1,0 +1,89 @@
+"""One trial, handed over: its entries, the proof of each, and how many there are, signed.
+
+:mod:`memecourt.verify` checks a bundle without anything of ours.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from serving.docket.log.entries import Entry
+from serving.docket.log.errors import BadNote
+from serving.docket.log.merkle import ReadNode, consistency_proof, inclusion_proof
+from serving.docket.log.notes import Checkpoint, SigningKey, sign_note
+
+FORMAT = "memecourt-bundle/1"
+"""Of bundles; stands in each."""
+COUNT = "memecourt-count/1"
+"""First line of what is signed of the count. A checkpoint has a number in its second line: neither passes for the
+other."""
+ACCESS = "PictureShown"
+"""Entries of this kind say who looked: their bodies are withheld unless they are asked for."""
+
+
+def signed_count(key: SigningKey, checkpoint: Checkpoint, trial_id: str, entries: int) -> str:
+    """The docket's word that a trial has so many entries in the log of a checkpoint, as a signed note.
+
+    Raises:
+        BadNote: The id of the trial can't stand in a line.
+    """
+    if "\n" in trial_id:
+        raise BadNote("The id of a trial is one line.")
+    root = base64.b64encode(checkpoint.root).decode()
+    lines = (COUNT, f"log {checkpoint.origin}", f"trial {trial_id}", f"size {checkpoint.size}", f"root {root}")
+    return sign_note("".join(f"{line}\n" for line in (*lines, f"entries {entries}")), [key])
+
+
+def bundle(
+    trial_id: str,
+    entries: Sequence[Entry],
+    parts: Sequence[Entry],
+    *,
+    checkpoint: str,
+    size: int,
+    count: str,
+    read: ReadNode,
+    known: Sequence[tuple[int, str]] = (),
+    withheld: Collection[str] = (ACCESS,),
+) -> str:
+    """A bundle, as the text of a file.
+
+    Args:
+        trial_id: Of the trial.
+        entries: All of the trial, by number.
+        parts: Those that hold what the trial quotes, by number.
+        checkpoint: The signed checkpoint that they are shown against.
+        size: Of that.
+        count: As :func:`signed_count` gives it.
+        read: Gives nodes of the tree.
+        known: Size and note of checkpoints that the receiver has from earlier: the log is shown to continue them.
+        withheld: Kinds whose bodies stay here; that they were logged is shown all the same.
+    """
+
+    def shown(entry: Entry) -> dict[str, Any]:
+        kept = entry.body is not None and entry.salt is not None and entry.kind not in withheld
+        return {
+            "number": entry.number,
+            "header": entry.header().decode(),
+            "proof": _encoded(inclusion_proof(entry.number, size, read)),
+            "body": entry.body if kept else None,
+            "salt": base64.b64encode(entry.salt or b"").decode() if kept else None,
+        }
+
+    value = {
+        "format": FORMAT,
+        "trial": trial_id,
+        "checkpoint": checkpoint,
+        "count": count,
+        "entries": [shown(entry) for entry in entries],
+        "parts": [shown(part) for part in parts],
+        "known": [{"checkpoint": note, "proof": _encoded(consistency_proof(old, size, read))} for old, note in known],
+    }
+    return json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+
+
+def _encoded(proof: Sequence[bytes]) -> list[str]:
+    return [base64.b64encode(one).decode() for one in proof]

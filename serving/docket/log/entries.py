@@ -1,0 +1,156 @@
+"""Entries of the log: a header that stays, and a body that may be erased.
+
+A leaf of the tree is a header. It holds a commitment to the body, made with a salt that is kept beside the body: with
+both, anyone can check that the body is the one that was logged; without them nothing about the body can be learned or
+tried out, and everything else still verifies.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
+
+from court.events import AnyEvent, parse_event
+from serving.docket.log.errors import BadEntry
+from serving.docket.log.loggable import canonical, canonical_plain, parse
+from serving.docket.log.merkle import leaf_hash
+
+FORMAT = 1
+"""Of headers; stands in each."""
+SALT_SIZE = 32
+"""Bytes."""
+NO_SEQ = -1
+"""Sequence number of an entry that is no event of a trial."""
+
+
+_EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the log.
+
+    Attributes:
+        number: Its place in the log, counted from 0 without gaps.
+        kind: Of the event, or one of our own (:data:`OWN_KINDS`).
+        trial_id: The trial it belongs to, or empty.
+        seq: Its place among the events of that trial, counted from 0 without gaps; -1 where it is no event.
+        at: When, as text: ISO 8601, UTC.
+        commitment: HMAC-SHA256 of the body under the salt, 32 bytes.
+        body: What happened, as canonical JSON; None once it is erased.
+        salt: 32 random bytes; None once the body is erased.
+    """
+
+    number: int
+    kind: str
+    trial_id: str
+    seq: int
+    at: str
+    commitment: bytes
+    body: str | None
+    salt: bytes | None
+
+    def header(self) -> bytes:
+        """What is logged of it for ever: canonical JSON, the data of the leaf."""
+        value: dict[str, str | int] = {
+            "v": FORMAT,
+            "number": self.number,
+            "kind": self.kind,
+            "trial": self.trial_id,
+            "seq": self.seq,
+            "at": self.at,
+            "commitment": self.commitment.hex(),
+        }
+        return canonical_plain(value).encode("utf-8", "surrogatepass")
+
+    def leaf(self) -> bytes:
+        """The hash of its leaf."""
+        return leaf_hash(self.header())
+
+    @property
+    def erased(self) -> bool:
+        """Whether the body is gone."""
+        return self.body is None and self.salt is None
+
+
+class _OwnEntry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    trial_id: str
+    at: AwareDatetime
+
+
+class PictureShown(_OwnEntry):
+    """Somebody looked at the picture of a trial as it is."""
+
+    kind: Literal["PictureShown"] = "PictureShown"
+    who: str = Field(min_length=1)
+    what: str
+    """Which picture: ``frame 0``, or ``precedent`` and its id."""
+
+
+class Erased(_OwnEntry):
+    """Bodies of entries were erased. Its own never is: what is gone without such an entry was taken."""
+
+    kind: Literal["Erased"] = "Erased"
+    who: str = Field(min_length=1)
+    why: str = Field(min_length=1)
+    numbers: tuple[int, ...]
+    """Of the entries whose bodies were erased, ascending."""
+    left: dict[str, str | bool | None] = Field(default_factory=dict)
+    """What the listing still says of the trial: nothing else vouches for it any more. Empty where no trial is meant."""
+
+
+OWN_KINDS = frozenset({"PictureShown", "Erased", "Part"})
+"""Kinds of entries that are no events of a trial."""
+
+
+def commitment_to(body: str, salt: bytes) -> bytes:
+    """What the header holds of a body."""
+    return hmac.digest(salt, body.encode(), sha256)
+
+
+def make(number: int, *, kind: str, trial_id: str, seq: int, at: str, body: str) -> Entry:
+    """A new entry, with a salt of its own."""
+    salt = secrets.token_bytes(SALT_SIZE)
+    return Entry(number, kind, trial_id, seq, at, commitment_to(body, salt), body, salt)
+
+
+def check(entry: Entry) -> None:
+    """Checks that the body is the one that the header commits to, and that both tell of the same.
+
+    An erased body is right here: whether it was erased by an entry that says so shows only in the whole log.
+
+    Raises:
+        BadEntry: It is not; the message says why.
+    """
+    if entry.erased:
+        return
+    if entry.body is None or entry.salt is None:
+        raise BadEntry(f"Entry {entry.number} has lost its {'body' if entry.body is None else 'salt'}.")
+    if not hmac.compare_digest(commitment_to(entry.body, entry.salt), entry.commitment):
+        raise BadEntry(f"The body of entry {entry.number} is not the one that was logged.")
+
+
+def body_of(value: BaseModel) -> str:
+    """The body of an entry for an event, or for one of our own kinds."""
+    return canonical(value.model_dump(mode="json"))
+
+
+def event_of(body: str) -> AnyEvent:
+    """The event in a body. Raises ValueError (of which pydantic's ValidationError is one) if it is none."""
+    # Marks stand for what JSON can't hold: such a body goes by way of the values themselves.
+    return _EVENT.validate_python(parse(body)) if '"$' in body else parse_event(body)
+
+
+def erased_of(body: str) -> Erased:
+    """What a body of that kind says. Raises BadEntry if it does not."""
+    try:
+        return Erased.model_validate(parse(body))
+    except ValueError:
+        raise BadEntry("An entry that says what was erased can't be read.") from None

@@ -1,0 +1,157 @@
+r"""Canonical JSON (RFC 8785) of anything that JSON-like values of Python can hold.
+
+RFC 8785 has no NaN and no infinities, no integers beyond 2^53 - 1 and no lone surrogates: what models and callers say
+may hold all of these. They are marked, so that they can be written down and read back as they were:
+
+==========================  =============================
+value                       is written as
+==========================  =============================
+``nan``, ``inf``, ``-inf``  ``{"$float": "nan"}``
+``12345678901234567890``    ``{"$int": "12345678901234567890"}``
+text with a lone surrogate  ``{"$text": "…"}``, each as ``\udXXX`` and each backslash doubled
+an object's key with one    ``$text:…`` in the same way
+a key that begins with $    with one ``$`` more
+==========================  =============================
+
+One thing is not kept: JSON has one kind of number, so that ``1.0`` comes back as ``1``, and ``-0.0`` as ``0``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import rfc8785
+from pydantic_core import to_json
+
+_LARGEST = 2**53 - 1
+_LONE = re.compile("[\ud800-\udfff]")
+_ESCAPED = re.compile(r"\\(\\|ud[89a-f][0-9a-f]{2})")
+_TEXT_KEY = "$text:"
+_MARKS = frozenset({"$float", "$int", "$text"})
+
+
+def canonical(value: Any) -> str:
+    """The canonical JSON of a value.
+
+    Raises:
+        TypeError: It holds something that is neither None, bool, int, float, str, list, tuple, nor dict with text keys.
+    """
+    unlike: list[Any] = []
+    made = _made(value, unlike)
+    return rfc8785.dumps(made).decode() if unlike else to_json(made).decode()
+
+
+def canonical_plain(value: Mapping[str, str | int]) -> str:
+    """The same, quicker, for text and small whole numbers under keys in ASCII: nothing is marked, nothing checked."""
+    return to_json(dict(sorted(value.items()))).decode()
+
+
+def loggable(value: Any) -> Any:
+    """The value, with what RFC 8785 does not take marked; :func:`plain` turns it back. Raises TypeError as above."""
+    return _made(value, [])
+
+
+def plain(value: Any) -> Any:
+    """The value that :func:`loggable` was given.
+
+    Raises:
+        ValueError: It was not made by it.
+    """
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1 and (mark := next(iter(value))) in _MARKS:
+        return _unmarked(mark, value[mark])
+    return {_plain_key(key): plain(one) for key, one in value.items()}
+
+
+def parse(text: str) -> Any:
+    """The value whose canonical JSON this is. Raises ValueError if it is none."""
+    value = json.loads(text, parse_int=_number)
+    return plain(value) if '"$' in text else value
+
+
+def _made(value: Any, unlike: list[Any]) -> Any:
+    """What is written for a value.
+
+    The encoder of pydantic writes RFC 8785 many times as fast as a library in Python, but for very large and very small
+    numbers and the order of keys beyond ASCII: what it would write otherwise is put into ``unlike``.
+    """
+    if isinstance(value, str):
+        return value if _well_formed(value) else {"$text": _escape(value)}
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) <= _LARGEST else {"$int": str(value)}
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return {"$float": str(value)}
+        size = abs(value)
+        if size <= _LARGEST and value.is_integer():
+            return int(value)
+        if not 1e-4 <= size <= _LARGEST:
+            unlike.append(value)
+        return value
+    if isinstance(value, list | tuple):
+        return [_made(one, unlike) for one in value]
+    if isinstance(value, dict):
+        made = {_loggable_key(key): _made(one, unlike) for key, one in value.items()}
+        unlike += [key for key in made if not key.isascii()]
+        return {key: made[key] for key in sorted(made)}
+    raise TypeError(f"{type(value).__name__} can't be written as JSON")
+
+
+def _number(digits: str) -> int | float:
+    number = int(digits)
+    return number if abs(number) <= _LARGEST else float(digits)  # such an int would have been marked
+
+
+def _unmarked(mark: str, text: Any) -> Any:
+    if not isinstance(text, str):
+        raise ValueError(f"{mark} marks a text, and this is none")
+    if mark == "$text":
+        return _unescape(text)
+    return int(text) if mark == "$int" else float(text)
+
+
+@lru_cache(4096)  # there are few, and they come again and again
+def _loggable_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise TypeError("keys of JSON objects are text")
+    if not _well_formed(key):
+        return _TEXT_KEY + _escape(key)
+    return "$" + key if key.startswith("$") else key
+
+
+def _plain_key(key: str) -> str:
+    if key.startswith(_TEXT_KEY):
+        return _unescape(key.removeprefix(_TEXT_KEY))
+    if not key.startswith("$"):
+        return key
+    if not key.startswith("$$"):
+        raise ValueError(f"{key} is no mark that is known")
+    return key[1:]
+
+
+def _well_formed(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()  # ten times as fast as to search
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _escape(text: str) -> str:
+    return _LONE.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\\", "\\\\"))
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPED.sub(lambda found: "\\" if found[1] == "\\" else chr(int(found[1][1:], 16)), text)

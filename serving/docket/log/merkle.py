@@ -1,0 +1,336 @@
+"""The Merkle tree of RFC 6962 §2.1: its root as it grows, what is stored of it, and proofs from what is stored.
+
+A node is named by its level and its index in that level, both counted from 0, leaves at level 0: a node is the root
+over the leaves ``[index << level, (index + 1) << level)``. Stored are tiles, as C2SP tlog-tiles has them: 256 nodes
+side by side at every eighth level; all other nodes follow from those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from serving.docket.log.errors import BadProof
+
+HASH_SIZE = 32
+"""Bytes of a hash (SHA-256)."""
+TILE_HEIGHT = 8
+"""Levels from one stored level to the next."""
+TILE_WIDTH = 1 << TILE_HEIGHT
+"""Nodes in a full tile."""
+EMPTY_ROOT = hashlib.sha256(b"").digest()
+"""Of a tree without leaves (RFC 6962 §2.1)."""
+
+ReadNode = Callable[[int, int], bytes]
+"""Gives the hash of a node by level and index; asked only for nodes whose leaves are all there."""
+ReadTile = Callable[[int, int], bytes]
+"""Gives a tile by tile level (0 holds leaves, 1 nodes of level 8 …) and index: at most 256 hashes, joined."""
+
+
+def leaf_hash(data: bytes) -> bytes:
+    """The hash of a leaf (RFC 6962 §2.1): a prefix keeps it apart from that of a node."""
+    return hashlib.sha256(b"\x00" + data).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """The hash of two nodes (RFC 6962 §2.1)."""
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node all of whose leaves are there: it never changes again."""
+
+    level: int
+    index: int
+    hash: bytes
+
+
+class Frontier:
+    """A tree that grows at its end, of which only the roots of its perfect subtrees are kept: at most one per level."""
+
+    __slots__ = ("_hashes", "_size")
+
+    def __init__(self, size: int = 0, hashes: Sequence[bytes] = ()) -> None:
+        """Takes up a tree.
+
+        Args:
+            size: Its leaves.
+            hashes: Roots of its perfect subtrees, the largest and leftmost first: one for each 1 in the binary size.
+
+        Raises:
+            BadProof: These hashes are not those of a tree of that size.
+        """
+        if size < 0 or len(hashes) != size.bit_count() or any(len(one) != HASH_SIZE for one in hashes):
+            raise BadProof(
+                f"A tree of {size} entries has {max(size, 0).bit_count()} perfect subtrees; what is stored of it is "
+                f"something else ({len(hashes)}). The docket is damaged: restore it, or verify it from its entries.",
+            )
+        self._size = size
+        self._hashes = list(hashes)
+
+    @property
+    def size(self) -> int:
+        """Leaves so far."""
+        return self._size
+
+    @property
+    def hashes(self) -> tuple[bytes, ...]:
+        """Roots of the perfect subtrees, the largest first."""
+        return tuple(self._hashes)
+
+    def append(self, leaf: bytes) -> list[Node]:
+        """Adds the hash of a leaf; gives the nodes that are complete with it, from the leaf upwards."""
+        index, level = self._size, 0
+        complete = [Node(0, index, leaf)]
+        while index & 1:
+            index >>= 1
+            level += 1
+            leaf = node_hash(self._hashes.pop(), leaf)
+            complete.append(Node(level, index, leaf))
+        self._hashes.append(leaf)
+        self._size += 1
+        return complete
+
+    def root(self) -> bytes:
+        """The root over all leaves so far."""
+        return _joined(self._hashes)
+
+    def to_bytes(self) -> bytes:
+        """Size (8 bytes, big-endian) and hashes, joined."""
+        return self._size.to_bytes(8, "big") + b"".join(self._hashes)
+
+    @classmethod
+    def from_bytes(cls, stored: bytes) -> Frontier:
+        """What :meth:`to_bytes` gave. Raises BadProof if it did not."""
+        if len(stored) < 8 or (len(stored) - 8) % HASH_SIZE:
+            raise BadProof("What is stored of the log's tree is damaged. Restore the docket from a copy.")
+        return cls(int.from_bytes(stored[:8], "big"), _split(stored[8:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Hashes that continue a tile.
+
+    Attributes:
+        level: Of the tile: its nodes are at ``level * 8`` in the tree.
+        index: Of the tile in its level.
+        first: Place in the tile of the first of these hashes, 0 to 255.
+        hashes: One or more, joined.
+    """
+
+    level: int
+    index: int
+    first: int
+    hashes: bytes
+
+
+def pieces(nodes: Iterable[Node]) -> list[Piece]:
+    """What newly complete nodes, in the order in which they became so, add to the stored tiles; ordered by tile."""
+    found: dict[tuple[int, int], tuple[int, list[bytes]]] = {}
+    for node in nodes:
+        if node.level % TILE_HEIGHT == 0:
+            tile = (node.level // TILE_HEIGHT, node.index // TILE_WIDTH)
+            found.setdefault(tile, (node.index % TILE_WIDTH, []))[1].append(node.hash)
+    return [Piece(*tile, first, b"".join(hashes)) for tile, (first, hashes) in sorted(found.items())]
+
+
+def tile_widths(size: int) -> Iterator[tuple[int, int, int]]:
+    """Level, index and width (in hashes) of all tiles that a tree of a size has."""
+    level = 0
+    while size:
+        full, rest = divmod(size, TILE_WIDTH)
+        yield from ((level, index, TILE_WIDTH) for index in range(full))
+        if rest:
+            yield level, full, rest
+        size, level = full, level + 1
+
+
+@dataclass(slots=True)
+class TileNodes:
+    """Reads nodes from tiles; each tile is asked for once. An object of this is a :data:`ReadNode`."""
+
+    read: ReadTile
+    _seen: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
+
+    def __call__(self, level: int, index: int) -> bytes:
+        """The hash of a node. Raises BadProof where its tile is too short."""
+        rise = level % TILE_HEIGHT
+        tile = (level // TILE_HEIGHT, (index << rise) // TILE_WIDTH)
+        if tile not in self._seen:
+            self._seen[tile] = _split(self.read(*tile))
+        first = (index << rise) % TILE_WIDTH
+        hashes = self._seen[tile][first : first + (1 << rise)]
+        if len(hashes) != 1 << rise:
+            raise BadProof(
+                f"Tile {tile[1]} of level {tile[0]} of the log's tree lacks hashes. Run `memecourt docket verify`; "
+                "restore the docket from a copy."
+            )
+        while len(hashes) > 1:
+            hashes = [node_hash(*hashes[place : place + 2]) for place in range(0, len(hashes), 2)]
+        return hashes[0]
+
+
+def root_at(size: int, read: ReadNode) -> bytes:
+    """The root over the first leaves, so many."""
+    return _joined([read(*node) for node in _perfect(0, size)])
+
+
+def inclusion_proof(number: int, size: int, read: ReadNode) -> list[bytes]:
+    """The audit path of a leaf (RFC 6962 §2.1.1), the leaf's sibling first.
+
+    Args:
+        number: Of the leaf, counted from 0.
+        size: Leaves of the tree that it is to be shown in.
+        read: Gives nodes.
+
+    Raises:
+        BadProof: That tree has no such leaf.
+    """
+    if not 0 <= number < size:
+        raise BadProof(f"A log of {size} entries has no entry {number}.")
+    return [_range(part, read) for part in _path(number, 0, size)]
+
+
+def consistency_proof(old: int, new: int, read: ReadNode) -> list[bytes]:
+    """Shows that a tree is the start of a later one (RFC 6962 §2.1.2); empty where nothing needs to be shown.
+
+    Raises:
+        BadProof: The sizes are the wrong way round.
+    """
+    if not 0 <= old <= new:
+        raise BadProof(f"A log of {old} entries can't be the start of one of {new}.")
+    if old in (0, new):
+        return []
+    return [_range(part, read) for part in _subproof(old, 0, new, whole=True)]
+
+
+def verify_inclusion(number: int, size: int, leaf: bytes, proof: Sequence[bytes], root: bytes) -> None:
+    """Checks an audit path (RFC 9162 §2.1.3.2, which words what RFC 6962 leaves to the reader).
+
+    Args:
+        number: Of the leaf.
+        size: Leaves of the tree.
+        leaf: Hash of the leaf.
+        proof: As :func:`inclusion_proof` gives it.
+        root: Of the tree.
+
+    Raises:
+        BadProof: It does not show that the leaf is in that tree at that place.
+    """
+    if not 0 <= number < size:
+        raise BadProof(f"A log of {size} entries has no entry {number}.")
+    here, last = number, size - 1
+    for sibling in proof:
+        if last == 0:
+            raise BadProof(f"The proof of entry {number} is too long for a log of {size} entries.")
+        if here & 1 or here == last:
+            leaf = node_hash(sibling, leaf)
+            while not here & 1 and here:
+                here >>= 1
+                last >>= 1
+        else:
+            leaf = node_hash(leaf, sibling)
+        here >>= 1
+        last >>= 1
+    if last or leaf != root:
+        raise BadProof(f"The proof does not show entry {number} in the log of {size} entries with that root.")
+
+
+def verify_consistency(old: int, new: int, old_root: bytes, new_root: bytes, proof: Sequence[bytes]) -> None:
+    """Checks that a tree is the start of a later one (RFC 9162 §2.1.4.2).
+
+    Raises:
+        BadProof: It is not shown.
+    """
+    wrong = BadProof(f"It is not shown that the log of {old} entries is the start of that of {new} entries.")
+    if not 0 <= old <= new:
+        raise wrong
+    if old in (0, new):
+        roots = {old_root, new_root} if old == new else {old_root, EMPTY_ROOT}
+        if proof or len(roots) != 1:
+            raise wrong
+        return
+    # Where the old tree is perfect, its root is the first node of the proof and is left out.
+    given = list(proof) if old & (old - 1) else [old_root, *proof]
+    if not given:
+        raise wrong
+    here, last = old - 1, new - 1
+    while here & 1:
+        here >>= 1
+        last >>= 1
+    old_found = new_found = given[0]
+    for sibling in given[1:]:
+        if last == 0:
+            raise wrong
+        if here & 1 or here == last:
+            old_found = node_hash(sibling, old_found)
+            new_found = node_hash(sibling, new_found)
+            while not here & 1 and here:
+                here >>= 1
+                last >>= 1
+        else:
+            new_found = node_hash(new_found, sibling)
+        here >>= 1
+        last >>= 1
+    if last or old_found != old_root or new_found != new_root:
+        raise wrong
+
+
+def _joined(hashes: Sequence[bytes]) -> bytes:
+    """The root over perfect subtrees that stand side by side, the largest first."""
+    if not hashes:
+        return EMPTY_ROOT
+    root = hashes[-1]
+    for left in hashes[-2::-1]:
+        root = node_hash(left, root)
+    return root
+
+
+def _split(joined: bytes) -> list[bytes]:
+    return [joined[at : at + HASH_SIZE] for at in range(0, len(joined), HASH_SIZE)]
+
+
+def _perfect(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The perfect subtrees, as level and index, of which the tree over leaves ``[start, end)`` consists, left to right.
+
+    Such a range starts where a subtree of at least its length may start: only those are asked for.
+    """
+    while start < end:
+        level = (end - start).bit_length() - 1
+        yield level, start >> level
+        start += 1 << level
+
+
+def _range(part: tuple[int, int], read: ReadNode) -> bytes:
+    return _joined([read(*node) for node in _perfect(*part)])
+
+
+def _split_at(start: int, end: int) -> int:
+    """Where RFC 6962 divides leaves ``[start, end)``: after the largest power of two smaller than their count."""
+    return start + (1 << (end - start - 1).bit_length() - 1)
+
+
+def _path(number: int, start: int, end: int) -> list[tuple[int, int]]:
+    """PATH of RFC 6962 §2.1.1, as ranges of leaves."""
+    path: list[tuple[int, int]] = []
+    while end - start > 1:
+        middle = _split_at(start, end)
+        if number < middle:
+            path.append((middle, end))
+            end = middle
+        else:
+            path.append((start, middle))
+            start = middle
+    return path[::-1]
+
+
+def _subproof(old: int, start: int, end: int, *, whole: bool) -> list[tuple[int, int]]:
+    """SUBPROOF of RFC 6962 §2.1.2, as ranges of leaves; ``old`` is counted from the start of the log."""
+    if old == end:
+        return [] if whole else [(start, end)]
+    middle = _split_at(start, end)
+    if old <= middle:
+        return [*_subproof(old, start, middle, whole=whole), (middle, end)]
+    return [*_subproof(old, middle, end, whole=False), (start, middle)]

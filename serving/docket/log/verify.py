@@ -1,0 +1,547 @@
+"""Checks a docket: whatever can be computed again from its rows is, and is held against what is signed.
+
+What is found: any row that was altered, taken out, put in or put elsewhere, of the entries, the tree, the checkpoints,
+the trials and the pictures, by whoever has no key. What is not, without a copy kept outside: a tail that was cut off
+together with the checkpoints over it (an earlier state of the whole docket put back is the same), and anything that was
+written anew and signed with the docket's own key. Against a checkpoint that was kept outside, both are found as far as
+it reaches; what came after the newest of those is the unanchored tail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Protocol, TypeVar
+
+from serving.docket.log.anchors import Anchor
+from serving.docket.log.entries import NO_SEQ, OWN_KINDS, Entry, Erased, check, erased_of
+from serving.docket.log.errors import BadEntry, BadNote
+from serving.docket.log.merkle import TILE_WIDTH, Frontier, Node, pieces, tile_widths
+from serving.docket.log.notes import Checkpoint, VerifierKey, open_checkpoint
+
+T = TypeVar("T")
+
+Row = Mapping[str, Any]
+
+
+class Kept(Protocol):
+    """What is kept of a docket, row by row as it stands there, all of the same moment. Nothing in it is trusted."""
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries by number. A body that can't be unpacked is an empty one."""
+        ...
+
+    def checkpoints(self) -> Iterator[tuple[int, str]]:
+        """Size and note of the kept checkpoints, by size."""
+        ...
+
+    def tiles(self) -> Iterator[tuple[int, int, bytes]]:
+        """Level, index and hashes of the kept tiles."""
+        ...
+
+    def trials(self) -> Iterator[tuple[str, Row]]:
+        """Id and row of each trial in the listing."""
+        ...
+
+    def parts(self) -> Iterator[tuple[bytes, int, str]]:
+        """Of each text that events quote, the key that it is found again by, its entry and its precedent."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """What the docket says of its log as a whole: empty where it does not."""
+        ...
+
+
+class Derived(Protocol):
+    """Makes anew what a docket derives from its entries, as it does when it writes them."""
+
+    def add(self, entry: Entry) -> None:
+        """Takes an entry, in the order of the log. Raises BadEntry where its body can't be read."""
+        ...
+
+    def trials(self) -> Mapping[str, Row]:
+        """The row that each trial must have in the listing."""
+        ...
+
+    def parts(self) -> Mapping[bytes, tuple[int, str]]:
+        """Entry and precedent of each text that events quote, by the key that it is found again by."""
+        ...
+
+    def pictures(self) -> frozenset[str]:
+        """Digests of the pictures that must be kept."""
+        ...
+
+
+class Fault(StrEnum):
+    """What can be wrong with a docket."""
+
+    ENTRY_MISSING = "ENTRY_MISSING"
+    ENTRY_MISPLACED = "ENTRY_MISPLACED"
+    BODY_ALTERED = "BODY_ALTERED"
+    BODY_MISSING = "BODY_MISSING"
+    """It is gone, and no entry says that it was erased."""
+    BODY_NOT_ERASED = "BODY_NOT_ERASED"
+    """An entry says that it was erased, and it is there."""
+    BODY_DISAGREES = "BODY_DISAGREES"
+    """It tells of another event than its header."""
+    SEQUENCE = "SEQUENCE"
+    """The events of a trial are not counted from 0 without gaps."""
+    CHECKPOINT_UNSIGNED = "CHECKPOINT_UNSIGNED"
+    CHECKPOINT_DIFFERS = "CHECKPOINT_DIFFERS"
+    """It was signed over other entries than are there."""
+    TAIL_MISSING = "TAIL_MISSING"
+    """There are fewer entries than were signed."""
+    TAIL_UNSIGNED = "TAIL_UNSIGNED"
+    """There are more entries than were signed."""
+    TILE_DIFFERS = "TILE_DIFFERS"
+    TRIAL_DIFFERS = "TRIAL_DIFFERS"
+    PART_DIFFERS = "PART_DIFFERS"
+    STATE_DIFFERS = "STATE_DIFFERS"
+    """What the docket says of its log as a whole is not so."""
+    PICTURE_DIFFERS = "PICTURE_DIFFERS"
+    KEY_DIFFERS = "KEY_DIFFERS"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong.
+
+    Attributes:
+        fault: Of which kind.
+        text: What is wrong, in a sentence.
+        entry: Number of the entry that it is about; None where it is about none.
+    """
+
+    fault: Fault
+    text: str
+    entry: int | None = None
+
+
+MOST_FINDINGS = 1000
+"""That are told in words; all are counted."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check came to.
+
+    Attributes:
+        size: Entries.
+        root: Over them.
+        checkpoints: That are kept in the docket and agree with it.
+        trials: In the listing.
+        pictures: That are kept.
+        bodies: Entries whose body was checked.
+        erased: Entries whose body was erased.
+        anchors: Checkpoints from outside that agree with the docket.
+        anchored: Entries that the newest of those speaks for.
+        findings: What is wrong, the first :data:`MOST_FINDINGS`.
+        counts: All that is wrong, by kind.
+        unchecked: What could not be checked, in sentences.
+    """
+
+    size: int = 0
+    root: bytes = b""
+    checkpoints: int = 0
+    trials: int = 0
+    pictures: int = 0
+    bodies: int = 0
+    erased: int = 0
+    anchors: int = 0
+    anchored: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[Fault] = field(default_factory=Counter)
+    unchecked: list[str] = field(default_factory=list)
+
+    @property
+    def violated(self) -> bool:
+        """Whether anything is wrong."""
+        return bool(self.counts)
+
+    @property
+    def tail(self) -> int:
+        """Entries that no agreeing checkpoint from outside speaks for."""
+        return self.size - self.anchored
+
+    def wrong(self, fault: Fault, text: str, entry: int | None = None) -> None:
+        """Adds a finding."""
+        self.counts[fault] += 1
+        if len(self.findings) < MOST_FINDINGS:
+            self.findings.append(Finding(fault, text, entry))
+
+
+Progress = Callable[[int], None]
+"""Told now and then how many entries have been checked."""
+
+
+def verify(
+    kept: Kept,
+    keys: Sequence[VerifierKey],
+    derived: Derived,
+    *,
+    anchors: Sequence[Anchor] = (),
+    progress: Progress = lambda entries: None,
+) -> Report:
+    """Checks all that is kept, pictures aside. Blocks for as long as it takes to read everything once.
+
+    Args:
+        kept: The docket's rows.
+        keys: What its checkpoints have to be signed with, from a place outside of the docket.
+        derived: Makes anew what follows from entries; nothing has been added to it.
+        anchors: Checkpoints kept outside.
+        progress: Is told of every 1,000 entries.
+    """
+    report = Report()
+    state = kept.state()
+    signed = _Signed(keys, report)
+    for size, note in _readable(kept.checkpoints(), Fault.CHECKPOINT_UNSIGNED, "checkpoints", report):
+        signed.keep(size, note)
+    if state.get("checkpoint"):
+        signed.keep(state.get("signed"), str(state["checkpoint"]), latest=True)
+    for anchor in anchors:
+        signed.anchor(anchor)
+    frontier, tiles, erased = _entries(
+        _readable(kept.entries(), Fault.ENTRY_MISSING, "entries", report), signed, derived, report, progress
+    )
+    signed.close()
+    _state(state, frontier, erased, keys, report)
+    _tiles(_readable(kept.tiles(), Fault.TILE_DIFFERS, "tiles", report), tiles, report)
+    _trials(_readable(kept.trials(), Fault.TRIAL_DIFFERS, "trials", report), derived.trials(), report)
+    _parts(_readable(kept.parts(), Fault.PART_DIFFERS, "parts", report), derived.parts(), report)
+    return report
+
+
+async def verify_pictures(
+    wanted: Iterable[str],
+    frames: Callable[[str], Awaitable[Sequence[bytes]]],
+    pixels: Callable[[Sequence[bytes]], str],
+    still_wanted: Callable[[str], Awaitable[bool]],
+    report: Report,
+    *,
+    patience_s: float = 3.0,
+) -> None:
+    """Checks pictures, which need not lie where the rest does.
+
+    Args:
+        wanted: Digests of those that must be kept.
+        frames: Gives the frames of a picture as PNG files; none where it is not there.
+        pixels: The digest of a picture's frames; raises ValueError where they are no pictures.
+        still_wanted: Whether a picture that is not there must be: its trial may have been erased meanwhile.
+        report: Is added to.
+        patience_s: Seconds that an erasure may take from the picture to the record, once for all of them.
+    """
+    missing = []
+    for digest in sorted(wanted):
+        report.pictures += 1
+        kept = await frames(digest)
+        if not kept:
+            missing.append(digest)
+            continue
+        try:
+            same = await asyncio.to_thread(pixels, kept) == digest
+        except ValueError:
+            same = False
+        if not same:
+            report.wrong(Fault.PICTURE_DIFFERS, f"What is kept as picture {digest[:16]}… is another or none.")
+    if missing:
+        await asyncio.sleep(patience_s)
+    for digest in missing:
+        if await still_wanted(digest) and not await frames(digest):
+            report.wrong(Fault.PICTURE_DIFFERS, f"The picture {digest[:16]}… of a trial is missing.")
+
+
+def _readable(rows: Iterator[T], fault: Fault, what: str, report: Report) -> Iterator[T]:
+    """The rows up to one that is nothing that such a row can be."""
+    try:
+        yield from rows
+    except (TypeError, ValueError, LookupError, ArithmeticError):
+        text = f"A row of the {what} can't be read at all; what stands after it was not looked at."
+        report.wrong(fault, text)
+
+
+class _Signed:
+    """Checkpoints, in the docket and outside, to be held against the tree as it grows to their sizes."""
+
+    def __init__(self, keys: Sequence[VerifierKey], report: Report) -> None:
+        self._keys = keys
+        self._report = report
+        self._kept: dict[int, list[bytes]] = {}
+        self._anchors: dict[int, list[tuple[str, bytes]]] = {}
+        self._last = 0  # largest size that is signed in the docket
+
+    def keep(self, size: Any, note: str, *, latest: bool = False) -> None:
+        """Takes a checkpoint of the docket itself; the latest, after all others."""
+        try:
+            checkpoint = open_checkpoint(note, self._keys)
+        except BadNote as bad:
+            self._report.wrong(Fault.CHECKPOINT_UNSIGNED, f"The checkpoint over {size} entries: {bad.message}")
+            return
+        if checkpoint.size != size:
+            text = f"A checkpoint over {checkpoint.size} entries is kept as one over {size}."
+            self._report.wrong(Fault.CHECKPOINT_DIFFERS, text)
+        if latest and checkpoint.size < self._last:
+            text = f"The latest checkpoint is over {checkpoint.size} entries; there is one over {self._last}."
+            self._report.wrong(Fault.STATE_DIFFERS, text)
+        self._kept.setdefault(checkpoint.size, []).append(checkpoint.root)
+        self._last = max(self._last, checkpoint.size)
+
+    def anchor(self, anchor: Anchor) -> None:
+        """Takes checkpoints from outside."""
+        bad = 0
+        for note in anchor.notes:
+            try:
+                checkpoint: Checkpoint = open_checkpoint(note, self._keys)
+            except BadNote:
+                bad += 1
+                continue
+            self._anchors.setdefault(checkpoint.size, []).append((anchor.name, checkpoint.root))
+        if bad:
+            self._report.unchecked.append(
+                f"{bad} of {len(anchor.notes)} checkpoints in the anchor {anchor.name} are not signed with the given "
+                "key, or were altered: they show nothing. Give an anchor of this docket."
+            )
+
+    def hold_against(self, size: int, root: Callable[[], bytes]) -> None:
+        """Compares what was signed over so many entries with the tree over them."""
+        for signed in self._kept.pop(size, ()):
+            if signed == root():
+                self._report.checkpoints += 1
+            else:
+                text = f"The checkpoint over {size} entries was signed over others than are there."
+                self._report.wrong(Fault.CHECKPOINT_DIFFERS, text)
+        for name, signed in self._anchors.pop(size, ()):
+            if signed == root():
+                self._report.anchors += 1
+                self._report.anchored = max(self._report.anchored, size)
+            else:
+                text = f"The checkpoint over {size} entries in the anchor {name} was signed over others than are there."
+                self._report.wrong(Fault.CHECKPOINT_DIFFERS, text)
+
+    def close(self) -> None:
+        """What is left was signed over more entries than there are."""
+        size = self._report.size
+        for larger in sorted(self._kept):
+            text = f"{larger} entries were signed, and {size} are there."
+            self._report.wrong(Fault.TAIL_MISSING, text)
+        for larger in sorted(self._anchors):
+            for name, _ in self._anchors[larger]:
+                text = f"A checkpoint in the anchor {name} is over {larger} entries, and {size} are there."
+                self._report.wrong(Fault.TAIL_MISSING, text)
+        if size > self._last:
+            text = f"The last {size - self._last} entries are not signed."
+            self._report.wrong(Fault.TAIL_UNSIGNED, text)
+
+
+class _Sequences:
+    """The sequence numbers of each trial, as a set of bits: some trials' sides write at the same time."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._seen: dict[str, int] = {}
+
+    def add(self, entry: Entry) -> None:
+        if entry.kind in OWN_KINDS:
+            if entry.seq != NO_SEQ:
+                text = f"Entry {entry.number} is no event of a trial, and is counted as one."
+                self._report.wrong(Fault.SEQUENCE, text, entry.number)
+            return
+        if not 0 <= entry.seq <= entry.number:  # nor is more memory taken than there are entries
+            text = f"Entry {entry.number} can't be event {entry.seq} of its trial."
+            self._report.wrong(Fault.SEQUENCE, text, entry.number)
+            return
+        seen, bit = self._seen.get(entry.trial_id, 0), 1 << entry.seq
+        if seen & bit:
+            text = f"Trial {entry.trial_id} has two events {entry.seq}; the second is entry {entry.number}."
+            self._report.wrong(Fault.SEQUENCE, text, entry.number)
+        self._seen[entry.trial_id] = seen | bit
+
+    def close(self) -> None:
+        for trial_id, seen in self._seen.items():
+            if seen & (seen + 1):
+                first = (~seen & (seen + 1)).bit_length() - 1
+                self._report.wrong(Fault.SEQUENCE, f"Trial {trial_id} has later events, and no event {first}.")
+
+
+def _entries(
+    entries: Iterable[Entry], signed: _Signed, derived: Derived, report: Report, progress: Progress
+) -> tuple[Frontier, dict[tuple[int, int], tuple[int, bytes]], int]:
+    """Goes through all entries once; gives the tree, width and digest of each tile, and how much was erased."""
+    frontier, edge, sequences = Frontier(), _Tiles(), _Sequences(report)
+    gone: set[int] = set()
+    told: list[tuple[int, Erased]] = []
+    signed.hold_against(0, frontier.root)
+    expected = 0
+    for entry in entries:
+        if entry.number != expected:
+            _misplaced(entry.number, expected, report)
+            expected = max(expected, entry.number)
+        expected += 1
+        _body(entry, derived, report)
+        sequences.add(entry)
+        if entry.erased:
+            gone.add(entry.number)
+        if entry.kind == "Erased" and entry.body is not None:
+            told += _erased(entry, entry.body, report)
+        edge.add(frontier.append(entry.leaf()))
+        report.size = frontier.size
+        signed.hold_against(frontier.size, frontier.root)
+        if not frontier.size % 1000:
+            progress(frontier.size)
+    report.root = frontier.root()
+    report.erased = len(gone)
+    sequences.close()
+    _held_against_erasures(gone, told, report)
+    return frontier, edge.all(frontier.size), sum(len(one.numbers) + bool(one.trial_id) for _, one in told)
+
+
+def _misplaced(number: int, expected: int, report: Report) -> None:
+    if number > expected:
+        missing = f"entry {expected} is" if number == expected + 1 else f"entries {expected} to {number - 1} are"
+        report.wrong(Fault.ENTRY_MISSING, f"Of the log's entries, {missing} missing.", expected)
+    else:
+        report.wrong(Fault.ENTRY_MISPLACED, f"An entry numbered {number} stands where {expected} should.", number)
+
+
+def _body(entry: Entry, derived: Derived, report: Report) -> None:
+    try:
+        check(entry)
+        if entry.body is not None:
+            report.bodies += 1
+            _check_agreement(entry, entry.body)
+    except BadEntry as bad:
+        fault = Fault.BODY_DISAGREES if bad.reason == "BODY_DISAGREES" else Fault.BODY_ALTERED
+        report.wrong(fault, bad.message, entry.number)
+        return
+    try:
+        derived.add(entry)
+    except BadEntry as bad:
+        report.wrong(Fault.BODY_DISAGREES, bad.message, entry.number)
+
+
+def _check_agreement(entry: Entry, body: str) -> None:
+    """Whether a body tells of the event that the header names."""
+    wrong = BadEntry(
+        f"The body of entry {entry.number} tells of something else than its header.", reason="BODY_DISAGREES"
+    )
+    try:
+        value = json.loads(body)
+        agrees = value["kind"] == entry.kind
+        if entry.kind not in OWN_KINDS:
+            agrees = agrees and value["seq"] == entry.seq
+        if entry.kind != "Part":
+            agrees = agrees and value["trial_id"] == entry.trial_id
+            agrees = agrees and datetime.fromisoformat(value["at"]) == datetime.fromisoformat(entry.at)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise wrong from None
+    if not agrees:
+        raise wrong
+
+
+def _erased(entry: Entry, body: str, report: Report) -> list[tuple[int, Erased]]:
+    try:
+        return [(entry.number, erased_of(body))]
+    except BadEntry as bad:
+        report.wrong(Fault.BODY_DISAGREES, bad.message, entry.number)
+        return []
+
+
+def _held_against_erasures(gone: set[int], told: Sequence[tuple[int, Erased]], report: Report) -> None:
+    """Every body that is gone was erased by an entry that says so, and none that was erased is there."""
+    # What was erased was there before.
+    by = {one for number, erased in told for one in erased.numbers if one < number}
+    for number in sorted(gone - by):
+        text = f"The body of entry {number} is gone, and no entry says that it was erased."
+        report.wrong(Fault.BODY_MISSING, text, number)
+    for number in sorted(by - gone):
+        text = f"Entry {number} was erased according to the log, and its body is there."
+        report.wrong(Fault.BODY_NOT_ERASED, text, number)
+
+
+class _Tiles:
+    """The tiles that follow from the entries: of full ones the digest, so that a large log fits into memory."""
+
+    def __init__(self) -> None:
+        self._full: dict[tuple[int, int], tuple[int, bytes]] = {}
+        self._open: dict[int, list[bytes]] = {}
+
+    def add(self, nodes: Sequence[Node]) -> None:
+        for piece in pieces(nodes):
+            tile = self._open.setdefault(piece.level, [])
+            tile.append(piece.hashes)
+            if len(tile) == TILE_WIDTH:
+                self._full[piece.level, piece.index] = (TILE_WIDTH, _digest(b"".join(tile)))
+                tile.clear()
+
+    def all(self, size: int) -> dict[tuple[int, int], tuple[int, bytes]]:
+        """Width and digest of each, by level and index."""
+        rest = {
+            (level, index): (width, _digest(b"".join(self._open[level])))
+            for level, index, width in tile_widths(size)
+            if width < TILE_WIDTH
+        }
+        return self._full | rest
+
+
+def _tiles(
+    kept: Iterable[tuple[int, int, bytes]], expected: dict[tuple[int, int], tuple[int, bytes]], report: Report
+) -> None:
+    missing = set(expected)
+    for level, index, hashes in kept:
+        width, digest = expected.get((level, index), (0, b""))
+        missing.discard((level, index))
+        if width == 0:
+            report.wrong(Fault.TILE_DIFFERS, f"Tile {index} of level {level} belongs to no tree of this size.")
+        elif _digest(hashes) != digest:
+            text = f"Tile {index} of level {level} does not hold the hashes of the entries."
+            report.wrong(Fault.TILE_DIFFERS, text)
+    for level, index in sorted(missing):
+        report.wrong(Fault.TILE_DIFFERS, f"Tile {index} of level {level} is missing.")
+
+
+def _trials(kept: Iterable[tuple[str, Row]], expected: Mapping[str, Row], report: Report) -> None:
+    missing = set(expected)
+    for trial_id, row in kept:
+        report.trials += 1
+        missing.discard(trial_id)
+        wanted = expected.get(trial_id)
+        if wanted is None:
+            report.wrong(Fault.TRIAL_DIFFERS, f"Trial {trial_id} is listed, and the log has no entry of it.")
+        elif odd := sorted(name for name in row.keys() | wanted.keys() if row.get(name) != wanted.get(name)):
+            text = f"Trial {trial_id} is listed with another {', '.join(odd)} than its entries give it."
+            report.wrong(Fault.TRIAL_DIFFERS, text)
+    for trial_id in sorted(missing):
+        report.wrong(Fault.TRIAL_DIFFERS, f"Trial {trial_id} is in the log and is not listed.")
+
+
+def _parts(kept: Iterable[tuple[bytes, int, str]], expected: Mapping[bytes, tuple[int, str]], report: Report) -> None:
+    missing = set(expected)
+    for key, number, of in kept:
+        missing.discard(key)
+        if expected.get(key) != (number, of):
+            report.wrong(Fault.PART_DIFFERS, f"Entry {number} is not the text that it is found by.", number)
+    for key in missing:
+        number, _ = expected[key]
+        report.wrong(Fault.PART_DIFFERS, f"The text of entry {number} can't be found by what it says.", number)
+
+
+def _state(
+    state: Mapping[str, Any], frontier: Frontier, erased: int, keys: Sequence[VerifierKey], report: Report
+) -> None:
+    """What the docket goes on from when it adds to its log."""
+    if state.get("key") not in ({str(key) for key in keys} if report.size else {str(key) for key in keys} | {""}):
+        report.wrong(Fault.KEY_DIFFERS, "The docket names another key as its own than the one that was given.")
+    found = {"size": frontier.size, "frontier": frontier.to_bytes(), "erased": erased}
+    for name, value in found.items():
+        if state.get(name) != value:
+            text = f"What the docket notes as its log's {name} is not what follows from its entries."
+            report.wrong(Fault.STATE_DIFFERS, text)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()

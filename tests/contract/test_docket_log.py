@@ -1,0 +1,313 @@
+"""The docket's log, over SQLite and over PostgreSQL: what is appended can be proven, and what is erased is gone."""
+
+import asyncio
+import random
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import select
+
+from court.events import PrecedentsCited, ReviewOutcome
+from court.verdict import Label
+from serving.docket import desk_tables
+from serving.docket import tables as t
+from serving.docket.keys import KeyFile
+from serving.docket.log.entries import check
+from serving.docket.log.merkle import (
+    Frontier,
+    consistency_proof,
+    leaf_hash,
+    root_at,
+    verify_consistency,
+    verify_inclusion,
+)
+from serving.docket.log.notes import VerifierKey, open_checkpoint
+from serving.docket.proofs import nodes
+from serving.docket.sql import open_docket
+from serving.docket.store import DocketError, NotDecided, RequestName, TrialErased, TrialUnknown
+from serving.docket.stored import GONE, PART, unpacked
+from tests.dockets import NOON, append_all, events_of, place_of, reviewing, with_docket
+from tests.fakes import a_picture
+from tests.unit.test_erasing import Marked
+
+
+async def checked(docket):
+    """All entries of the log, once everything about it has been checked from its entries up."""
+    entries = await docket.entries(0, 10**6)
+    assert [entry.number for entry in entries] == list(range(await docket.size()))
+    tree = Frontier()
+    roots = [tree.root()]
+    for entry in entries:
+        check(entry)
+        tree.append(entry.leaf())
+        roots.append(tree.root())
+    key = VerifierKey.parse(await docket.vkey())
+    now = open_checkpoint(await docket.checkpoint(), [key])
+    assert (now.size, now.root) == (len(entries), roots[-1])
+    for size in {1, len(entries) // 2, len(entries)} - {0}:
+        assert await docket.read(lambda connection, size=size: root_at(size, nodes(connection))) == roots[size]
+    return entries, roots, key
+
+
+def test_what_is_appended_is_one_log_whose_root_is_signed(using):
+    async def scene(docket):
+        before = await docket.checkpoint()
+        trials = [events_of(f"t{number}") for number in range(40)]
+        await asyncio.gather(*(append_all(docket, events) for events in trials))
+        await reviewing(docket, "t3")
+        await docket.note_access("t3", who="Ruth", what="frame 0", at=NOON)
+        return before, await checked(docket), await docket.record("t3"), await docket.entries_of("t3")
+
+    before, (entries, _, key), record, own = using(scene)
+    assert open_checkpoint(before, [key]).size == 0
+    assert len(entries) > 256, "more than a tile"
+    seqs = [entry.seq for entry in entries if entry.trial_id == "t3" and entry.seq >= 0]
+    assert seqs == list(range(len(events_of()) + 1))
+    assert [entry.kind for entry in own if entry.seq >= 0] == [event.kind for event in record.events]
+    assert own[-1].kind == "PictureShown" and '"who":"Ruth"' in own[-1].body
+    assert {entry.kind for entry in own} >= {"PictureShown", PART}
+    again, *_ = using(checked)
+    assert again == entries
+
+
+def test_entries_of_some_kinds_are_read_by_number(using):
+    async def scene(docket):
+        for number in range(3):
+            await append_all(docket, events_of(f"t{number}"))
+        every = await docket.entries(0, 999)
+        return every, await docket.entries(every[5].number, 2, {"VerdictGiven", "TrialOpened"})
+
+    every, some = using(scene)
+    assert some == [e for e in every if e.number >= 5 and e.kind in ("VerdictGiven", "TrialOpened")][:2]
+
+
+def test_a_receipt_shows_that_a_verdict_is_in_the_log_and_stays_the_same(using):
+    async def scene(docket):
+        await append_all(docket, events_of("a"))
+        first = await docket.receipt("a")
+        for number in range(30):
+            await append_all(docket, events_of(f"t{number}"))
+        await append_all(docket, events_of("open")[:3])
+        for trial_id, error in (("open", NotDecided), ("none", TrialUnknown)):
+            with pytest.raises(error):
+                await docket.receipt(trial_id)
+        key = VerifierKey.parse(await docket.vkey())
+        old, new = (open_checkpoint(note, [key]) for note in (first.checkpoint, await docket.checkpoint()))
+        proof = await docket.read(lambda connection: consistency_proof(old.size, new.size, nodes(connection)))
+        verify_consistency(old.size, new.size, old.root, new.root, proof)
+        return first, await docket.receipt("a"), await docket.receipt("t29"), key, await docket.node(3, 1)
+
+    first, again, last, key, _ = using(scene)
+    assert first == again
+    for receipt in (first, last):
+        signed = open_checkpoint(receipt.checkpoint, [key])
+        verify_inclusion(receipt.number, signed.size, leaf_hash(receipt.header), receipt.proof, signed.root)
+        assert b'"kind":"VerdictGiven"' in receipt.header
+    assert last.number > first.number
+
+
+def append_some(place, owner, trials):
+    async def main():
+        docket = open_docket(place_of(place))
+        try:
+            await asyncio.gather(*(append_all(docket, events_of(f"{owner}{number}")) for number in range(trials)))
+        finally:
+            await docket.close()
+
+    asyncio.run(main())
+
+
+def test_processes_that_append_at_once_write_one_log(docket_place, using, forks):
+    writers = [forks.Process(target=append_some, args=(docket_place, owner, 12)) for owner in "ABC"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    entries, *_ = using(checked)
+    assert sum(entry.kind == "VerdictGiven" for entry in entries) == 36
+
+
+def test_claims_alone_sign_nothing_and_many_appends_are_signed_once(docket_place, monkeypatch):
+    signed = []
+
+    class Counting(KeyFile):
+        def __call__(self, known):
+            signed.append(1)
+            return super().__call__(known)
+
+    monkeypatch.setattr("serving.docket.sql.KeyFile", Counting)
+
+    async def scene(docket):
+        async def claim(number):
+            await docket.claim(RequestName("n", f"r{number}"), payload="p", trial_id="t", owner="A")
+
+        await asyncio.gather(*(claim(number) for number in range(50)))
+        of_claims = len(signed)
+        opened = events_of()[0]
+        await asyncio.gather(*(docket.append(opened.model_copy(update={"trial_id": f"t{n}"})) for n in range(200)))
+        return of_claims
+
+    assert with_docket(place_of(docket_place), scene) == 0
+    assert 0 < len(signed) <= 4, "commits, not entries"
+
+
+def test_another_key_is_refused(using, docket_place, tmp_path):
+    using(lambda docket: append_all(docket, events_of("a")))
+    other = tmp_path / "other.key"
+
+    async def scene(docket):
+        for ask in (docket.append(events_of("b")[0]), docket.sign()):
+            with pytest.raises(DocketError) as refused:
+                await ask
+            assert refused.value.reason == "DOCKET_KEY"
+        return await docket.record("a"), await docket.list(limit=9)
+
+    record, lines = using(scene, key=other)
+    assert record.verdict is not None and [line.trial_id for line in lines] == ["a"]
+    assert not other.exists(), "a key is made for a docket that has none, and for no other"
+    # A key of its own, of another docket.
+    with_docket(tmp_path / "another.sqlite", lambda docket: docket.sign(), key=other)
+    using(scene, key=other)
+
+
+def quoted(event):
+    """The texts of precedents that an event holds."""
+    findings = event.findings
+    shown = [*findings.exhibits, findings.nearest_harmful, findings.nearest_benign]
+    return {one.id: one.text for one in shown if one is not None}
+
+
+def test_texts_of_precedents_are_kept_once_and_come_back(using):
+    events = events_of("a")
+    cited = next(event for event in events if isinstance(event, PrecedentsCited))
+    assert any(quoted(cited).values())
+
+    async def scene(docket):
+        await append_all(docket, events)
+        await append_all(docket, events_of("b"))
+        entries = await docket.entries(0, 999)
+        return await docket.record("a"), await docket.record("b"), entries
+
+    a, b, entries = using(scene)
+    assert list(a.events) == events and list(b.events) == events_of("b")
+    texts = {text for text in quoted(cited).values() if text}
+    assert sum(entry.kind == PART for entry in entries) == len(texts)
+    for entry in entries:
+        assert (entry.kind in (PART, "Summarised", "VerdictGiven")) or not any(text in entry.body for text in texts)
+
+
+def test_an_erased_precedent_is_gone_from_every_record_that_quotes_it(using):
+    cited = next(event for event in events_of() if isinstance(event, PrecedentsCited))
+    which = next(id_ for id_, text in quoted(cited).items() if text)
+
+    async def scene(docket):
+        await append_all(docket, events_of("a"))
+        await append_all(docket, events_of("b"))
+        erased = await docket.erase_precedent(which, who="Ruth", why="asked for", at=NOON)
+        after = await docket.record("a"), await docket.record("b")
+        await append_all(docket, events_of("c"))  # it was put into a library again
+        return erased, after, await docket.record("c"), await checked(docket)
+
+    erased, after, again, (entries, *_) = using(scene)
+    (number,) = erased.numbers
+    assert entries[number].erased and entries[number].kind == PART
+    for record in after:
+        (event,) = record.all(PrecedentsCited)
+        assert quoted(event) == {**quoted(cited), which: GONE}
+    assert quoted(again.all(PrecedentsCited)[0]) == quoted(cited)
+    assert sum(entry.erased for entry in entries) == 1
+
+
+def test_an_erased_trial_is_listed_as_erased_and_nothing_of_it_is_told(using):
+    picture = a_picture("c" * 64)
+
+    def of(trial_id):
+        opened, *more = events_of(trial_id)
+        meme = opened.meme.model_copy(update={"pixels_sha256": picture.pixels_sha256, "content_id": f"post {trial_id}"})
+        return [opened.model_copy(update={"meme": meme, "request_id": f"r {trial_id}"}), *more]
+
+    async def scene(docket):
+        await docket.keep_picture(picture)
+        for trial_id in "ab":
+            await append_all(docket, of(trial_id))
+            await docket.claim(RequestName("n", trial_id), payload="p", trial_id=trial_id, owner="A")
+            await docket.know(f"k{trial_id}", trial_id)
+            await docket.keep_look(trial_id, b"look")
+            await reviewing(docket, trial_id, ReviewOutcome.UPHELD, Label.HARMFUL)
+        receipt = await docket.receipt("a")
+        erased = await docket.erase("a", who="Ruth", why="asked for", at=NOON)
+        for ask in (
+            docket.record("a"),
+            docket.events("a"),
+            docket.append(of("a")[0].model_copy(update={"seq": 99})),
+            docket.note_access("a", who="Ruth", what="frame 0", at=NOON),
+            reviewing(docket, "a"),
+        ):
+            with pytest.raises(TrialErased):
+                await ask
+        await docket.know("again", "a")
+        await docket.keep_look("a", b"look")
+        shared = await docket.frames(picture.pixels_sha256)
+        twice = await docket.erase("a", who="Rolf", why="again", at=NOON + timedelta(days=1))
+        left = {
+            "lines": {line.trial_id: line for line in await docket.list(limit=9)},
+            "known": [await docket.known(key) for key in ("ka", "again", "kb")],
+            "claims": [await docket.claim_of(RequestName("n", trial_id)) for trial_id in "ab"],
+            "looks": [trial_id for _, trial_id, _ in await docket.looks(0)],
+            "labels": await docket.labels(["a", "b"]),
+            "other": await docket.record("b"),
+        }
+        assert await docket.receipt("a") == receipt
+        await docket.erase("b", who="Ruth", why="asked for", at=NOON)
+        return erased, twice, left, shared, await docket.frames(picture.pixels_sha256), await checked(docket)
+
+    erased, twice, left, shared, unshared, (entries, *_) = using(scene)
+    assert erased == twice and erased.who == "Ruth"
+    gone = [entry for entry in entries if entry.trial_id == "a" and entry.seq >= 0]
+    assert [entry.number for entry in gone] == list(erased.numbers) and all(entry.erased for entry in gone)
+    line = left["lines"]["a"]
+    assert line.erased and not left["lines"]["b"].erased
+    assert (line.content_id, line.request_id, line.review, line.label) == ("", "", None, Label.HARMFUL)
+    assert left["known"] == [None, None, "b"]
+    assert left["claims"][0] is None and left["claims"][1].trial_id == "b"
+    assert left["looks"] == ["b"] and left["labels"] == {"b": Label.HARMFUL}
+    assert left["other"].verdict is not None
+    assert shared and not unshared, "the picture goes with the last trial that has it"
+
+
+def test_a_trial_that_runs_while_it_is_erased_is_not_taken_up_again(using):
+    async def scene(docket):
+        events = events_of("a")
+        await append_all(docket, events[:2])
+        await docket.erase("a", who="Ruth", why="asked for", at=NOON)
+        with pytest.raises(TrialErased):
+            await docket.append(events[2])
+        return await docket.open_trials(), await docket.open_claims()
+
+    assert using(scene) == ([], [])
+
+
+def test_no_query_finds_what_was_erased(using):
+    """In the files of PostgreSQL old rows stay until they are rewritten (docs/docket.md); of SQLite's: test_erasing."""
+    meme = Marked(1, random.Random(14))
+
+    def everything(connection):
+        told = []
+        for table in (*t.metadata.sorted_tables, *desk_tables.metadata.sorted_tables):
+            for row in connection.execute(select(table)).mappings():
+                values = {**row, "body": unpacked(row["body"])} if row.get("body") else row
+                told += [one if isinstance(one, bytes) else str(one).encode() for one in values.values()]
+        return b"\n".join(told)
+
+    async def scene(docket):
+        await meme.keep(docket)
+        await meme.quoted(docket, "later")
+        before = await docket.read(everything)
+        await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=[meme.precedent])
+        return before, await docket.read(everything)
+
+    before, after = using(scene)
+    named = [trace for trace in meme.traces() if trace.isalnum()]
+    assert len(named) == 8 and all(trace in before for trace in named)
+    assert not [trace for trace in meme.traces() if trace in after]

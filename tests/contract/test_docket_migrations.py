@@ -1,0 +1,275 @@
+"""Dockets of earlier formats, brought to this one where they stand; and what the database itself guards."""
+
+import random
+import shutil
+import sqlite3
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, inspect, text
+from sqlalchemy.exc import DatabaseError
+
+from court.record import TrialRecord
+from retrieval.postgres.address import Address
+from serving.docket import desk_tables, schema, triggers
+from serving.docket import tables as t
+from serving.docket.keys import KeyFile
+from serving.docket.postgres import SCHEMA
+from serving.docket.store import DocketError
+from tests.contract.test_docket_log import checked
+from tests.dockets import NOON, append_all, events_of, random_records, shown, with_docket
+
+FORMAT_2 = """
+CREATE TABLE events (
+    trial_id VARCHAR{c} NOT NULL, seq INTEGER NOT NULL, kind VARCHAR NOT NULL, at VARCHAR NOT NULL, body TEXT NOT NULL,
+    PRIMARY KEY (trial_id, seq));
+CREATE TABLE pictures (
+    pixels_sha256 VARCHAR{c} NOT NULL, place INTEGER NOT NULL, png {blob} NOT NULL,
+    PRIMARY KEY (pixels_sha256, place));
+CREATE TABLE trials (
+    trial_id VARCHAR{c} NOT NULL, opened_at VARCHAR{c} NOT NULL, procedure VARCHAR NOT NULL,
+    namespace VARCHAR{c} NOT NULL, content_id VARCHAR{c} NOT NULL, request_id VARCHAR{c} NOT NULL,
+    pixels_sha256 VARCHAR{c} NOT NULL, state VARCHAR{c} NOT NULL, label VARCHAR{c} NOT NULL,
+    needs_review BOOLEAN NOT NULL, outcome VARCHAR{c} NOT NULL, review TEXT, failure_reason VARCHAR NOT NULL,
+    PRIMARY KEY (trial_id));
+CREATE INDEX trials_by_time ON trials (opened_at, trial_id);
+CREATE INDEX trials_by_namespace ON trials (namespace, opened_at, trial_id);
+CREATE INDEX trials_by_state ON trials (state, opened_at, trial_id);
+CREATE INDEX trials_by_label ON trials (label, opened_at, trial_id);
+CREATE INDEX trials_by_outcome ON trials (outcome, opened_at, trial_id);
+CREATE INDEX trials_by_picture ON trials (pixels_sha256, state);
+CREATE INDEX trials_by_need ON trials (needs_review, outcome, opened_at, trial_id);
+CREATE TABLE requests (
+    namespace VARCHAR{c} NOT NULL, request_id VARCHAR{c} NOT NULL, payload VARCHAR NOT NULL,
+    trial_id VARCHAR{c} NOT NULL, owner VARCHAR{c} NOT NULL, PRIMARY KEY (namespace, request_id));
+CREATE TABLE servers (owner VARCHAR{c} NOT NULL, beats BIGINT NOT NULL, PRIMARY KEY (owner));
+CREATE TABLE known (key VARCHAR{c} NOT NULL, trial_id VARCHAR{c} NOT NULL, PRIMARY KEY (key));
+CREATE INDEX ix_known_trial_id ON known (trial_id);
+CREATE TABLE looks (
+    number {number}, trial_id VARCHAR{c} NOT NULL, look {blob} NOT NULL, {also}UNIQUE (trial_id));
+"""
+"""As the version before this one made them."""
+IN_SQLITE = FORMAT_2.format(c="", blob="BLOB", number="INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT", also="")
+IN_POSTGRES = FORMAT_2.format(
+    c=' COLLATE "C"', blob="BYTEA", number="BIGSERIAL NOT NULL", also="PRIMARY KEY (number), "
+)
+
+
+def sqlite_of_format_2(path):
+    connection = sqlite3.connect(path)
+    connection.executescript(f"PRAGMA journal_mode=WAL; {IN_SQLITE} PRAGMA user_version = 2;")
+    connection.close()
+    return create_engine(f"sqlite:///{path}")
+
+
+def postgres_of_format_2(url):
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        connection.execute(f"CREATE SCHEMA {SCHEMA}; SET search_path = {SCHEMA}; {IN_POSTGRES}")
+        connection.execute("CREATE TABLE format (number INTEGER NOT NULL); INSERT INTO format VALUES (2)")
+    return engine_of(url)
+
+
+def engine_of(url):
+    import psycopg
+
+    return create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(url, options=f"-c search_path={SCHEMA}")
+    )
+
+
+@pytest.fixture
+def old_docket(docket_place):
+    """A docket of format 2 with nothing in it: its place, and an engine to put something there."""
+    named = Address.named_by(docket_place)
+    engine = (postgres_of_format_2 if named else sqlite_of_format_2)(docket_place)
+    yield engine
+    engine.dispose()
+
+
+def fill(engine, trials):
+    from serving.docket.writes import trial_change, trial_row
+
+    name = t.Name()
+    with engine.begin() as connection:
+        for events in trials:
+            row = trial_row(events[0])
+            for event in events:
+                row |= trial_change(event)
+                kept = {"t": event.trial_id, "s": event.seq, "k": event.kind, "at": t.stamp(event.at)}
+                connection.execute(
+                    text("INSERT INTO events VALUES (:t, :s, :k, :at, :body)"),
+                    {**kept, "body": event.model_dump_json()},
+                )
+            for column in ("namespace", "content_id", "request_id"):
+                row[column] = name.process_bind_param(row[column], engine.dialect)
+            columns = ", ".join(row)
+            connection.execute(text(f"INSERT INTO trials ({columns}) VALUES (:{', :'.join(row)})"), row)
+        connection.execute(text("INSERT INTO known VALUES ('k', 'a')"))
+        connection.execute(text("INSERT INTO looks (trial_id, look) VALUES ('a', :look)"), {"look": b"look"})
+        for pixels in ("p", "q"):
+            for place in (0, 1):
+                row = {"pixels": pixels, "place": place, "png": f"{pixels}{place}".encode()}
+                connection.execute(text("INSERT INTO pictures VALUES (:pixels, :place, :png)"), row)
+
+
+def test_a_docket_of_format_2_is_upgraded_where_it_stands(old_docket, using, monkeypatch):
+    monkeypatch.setattr("serving.docket.schema.CHUNK", 11)
+    trials = [*random_records(random.Random(3), 60, NOON), events_of("a")]
+    fill(old_docket, trials)
+
+    async def look(docket):
+        lines = {line.trial_id: line for line in await docket.list(limit=999)}
+        records = {trial_id: await docket.record(trial_id) for trial_id in lines}
+        frames = [await docket.frames(pixels) for pixels in "pq"]
+        receipt = await docket.receipt("a")
+        return lines, records, frames, await docket.known("k"), await docket.looks(0), receipt, await checked(docket)
+
+    seen = [using(look, create=False) for _ in range(2)]
+    assert seen[0] == seen[1], "once upgraded, and once found to be"
+    lines, records, frames, known, looks, _, (entries, *_) = seen[0]
+    assert frames == [[b"p0", b"p1"], [b"q0", b"q1"]]
+    assert known == "a" and [(trial, look) for _, trial, look in looks] == [("a", b"look")]
+    assert len(lines) == 61
+    for events in trials:
+        record = TrialRecord.of(events)
+        assert records[record.trial_id] == record
+        assert {name: getattr(lines[record.trial_id], name) for name in shown(record)} == shown(record)
+    assert sum(entry.seq >= 0 for entry in entries) == sum(map(len, trials))
+    logged = [entry for entry in entries if entry.seq >= 0]
+    assert [entry.at for entry in logged] == sorted(entry.at for entry in logged)
+    using(lambda docket: append_all(docket, events_of("new")), create=False)
+    assert len(using(checked)[0]) > len(entries)
+
+
+def test_an_upgraded_docket_has_the_tables_and_triggers_of_a_new_one(old_docket, docket_place, using):
+    """And new ones those that :mod:`serving.docket.tables` says."""
+
+    def looked_at():
+        with old_docket.connect() as connection:
+            all_of_them = [t.metadata, desk_tables.metadata]
+            known = {name for metadata in all_of_them for name in metadata.tables}
+            options = {"include_object": lambda o, name, kind, *_: kind != "table" or name in known}
+            context = MigrationContext.configure(connection, opts={**options, "compare_type": True})
+            differences = compare_metadata(context, all_of_them)
+            if connection.dialect.name == "sqlite":
+                laid = connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'trigger'"))
+            else:
+                laid = connection.execute(text("SELECT tgname FROM pg_trigger WHERE NOT tgisinternal"))
+            return differences, {name for (name,) in laid}
+
+    using(lambda docket: docket.size())
+    upgraded = looked_at()
+    if old_docket.dialect.name == "sqlite":
+        old_docket.dispose()
+        Path(docket_place).unlink()
+    else:
+        with old_docket.begin() as connection:
+            connection.execute(text(f"DROP SCHEMA {SCHEMA} CASCADE"))
+    using(lambda docket: docket.size())
+    assert upgraded == looked_at()
+    assert upgraded[0] == []
+    assert {name.partition("_")[0] for name in upgraded[1]} == set(triggers.TABLES)
+
+
+REFUSED = (
+    "DELETE FROM entries WHERE number = 1",
+    "UPDATE entries SET at = 'later' WHERE number = 1",
+    "UPDATE entries SET body = NULL WHERE number = 1",
+    "UPDATE entries SET salt = NULL, body = NULL, kind = 'Erased' WHERE number = 1",
+    "UPDATE entries SET body = salt WHERE number = 1",
+    "DELETE FROM tiles",
+    "UPDATE tiles SET hashes = substr(hashes, 2)",
+    "DELETE FROM checkpoints",
+    "UPDATE checkpoints SET note = ''",
+    "DELETE FROM log",
+    "UPDATE log SET size = size - 1",
+    "UPDATE log SET key = 'another'",
+)
+ALLOWED = ("UPDATE entries SET salt = NULL, body = NULL WHERE number = 1", "UPDATE log SET size = size + 1")
+
+
+def all_refused(engine, also=()):
+    """Each statement, alone, by the database itself."""
+    for statement in (*REFUSED, *also):
+        with pytest.raises(DatabaseError, match="what was logged stays as it is"), engine.begin() as connection:
+            connection.execute(text(statement))
+
+
+def test_the_database_itself_refuses_to_alter_what_was_logged(using, docket_place):
+    using(lambda docket: append_all(docket, events_of("a")))
+    postgres = Address.named_by(docket_place)
+    engine = engine_of(docket_place) if postgres else create_engine(f"sqlite:///{docket_place}")
+    all_refused(engine, [f"TRUNCATE {table}" for table in triggers.TABLES] if postgres else ())
+    using(checked)
+    with engine.begin() as connection:
+        for statement in ALLOWED:
+            assert connection.execute(text(statement)).rowcount == 1
+    engine.dispose()
+
+
+def test_triggers_stand_after_a_migration_that_makes_a_table_anew(tmp_path, monkeypatch):
+    """Alembic's batch mode copies a table, drops it, and with it its triggers."""
+    path = tmp_path / "d.sqlite"
+    with_docket(path, lambda docket: append_all(docket, events_of("a")))
+    steps = tmp_path / "migrations"
+    shutil.copytree(Path(schema.__file__).with_name("migrations"), steps, ignore=shutil.ignore_patterns("__pycache__"))
+    (steps / "versions" / "next.py").write_text(
+        f"from alembic import op\nrevision, down_revision = '{t.FORMAT + 1}', '{t.FORMAT}'\n"
+        "def upgrade():\n"
+        "    for table in ('entries', 'tiles', 'checkpoints', 'log'):\n"
+        "        with op.batch_alter_table(table, recreate='always'):\n"
+        "            pass\n"
+    )
+    engine = create_engine(f"sqlite:///{path}")
+    laid = []
+    monkeypatch.setattr(schema.triggers, "lay", lambda connection, _: laid.append(connection))
+    monkeypatch.setattr(schema, "MIGRATIONS", steps)
+    with engine.connect() as connection:
+        schema.upgrade(connection, t.FORMAT, to=t.FORMAT + 1)
+        found = connection.execute(text("SELECT count(*) FROM sqlite_master WHERE type = 'trigger'")).scalar_one()
+        connection.rollback()
+    assert laid and found == 0, "they were lost, and asked for again"
+    monkeypatch.undo()
+    monkeypatch.setattr(schema, "MIGRATIONS", steps)
+    with engine.begin() as connection:
+        schema.upgrade(connection, t.FORMAT, to=t.FORMAT + 1)
+    all_refused(engine)
+    engine.dispose()
+
+
+def test_an_event_that_can_not_be_read_stops_the_upgrade_and_leaves_the_docket_as_it_was(old_docket, using):
+    trials = random_records(random.Random(4), 9, NOON)
+    fill(old_docket, trials)
+    with old_docket.begin() as connection:
+        connection.execute(text("UPDATE events SET body = '{}' WHERE trial_id = :t"), {"t": trials[4][0].trial_id})
+    with pytest.raises(DocketError, match=f"can't be upgraded.*{trials[4][0].trial_id}"):
+        using(lambda docket: docket.size())
+    with old_docket.connect() as connection:
+        tables = set(inspect(connection).get_table_names())
+        count = connection.execute(text("SELECT count(*) FROM events")).scalar_one()
+    assert "entries" not in tables and count == sum(map(len, trials))
+
+
+def test_keys_are_made_once_and_kept_from_others(tmp_path):
+    path = tmp_path / "docket.key"
+    with ThreadPoolExecutor(8) as threads:
+        made = {str(key.verifier) for key in threads.map(lambda _: KeyFile(path)(""), range(16))}
+    assert len(made) == 1, "of all who make one at once, one stands"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [*tmp_path.iterdir()] == [path]
+    (known,) = made
+    assert KeyFile(path)(known).secret() == path.read_text().strip()
+    for spoiled in (None, "", "no key at all", path.read_text()[:-9]):
+        other = tmp_path / "other.key"
+        other.unlink(missing_ok=True)
+        if spoiled is not None:
+            other.write_text(spoiled)
+        with pytest.raises(DocketError) as refused:
+            KeyFile(other)(known)
+        assert refused.value.reason == "DOCKET_KEY" and str(tmp_path) not in refused.value.message

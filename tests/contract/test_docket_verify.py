@@ -1,0 +1,140 @@
+"""A docket that was tampered with: exactly what can be found is found, in SQLite and in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import random
+from collections import Counter
+
+import pytest
+from sqlalchemy import Engine, text
+
+from court.events import TrialOpened
+from memecourt.verify import verify_bundle, verify_receipt
+from serving.docket.audit import audit, bundled
+from serving.docket.log.notes import VerifierKey
+from serving.docket.sql import SqlDocket
+from tests.contract.test_docket_migrations import fill
+from tests.contract.test_docket_migrations import old_docket as old_docket
+from tests.dockets import NIGHTLY, NOON, append_all, place_of, random_records, with_docket
+from tests.tampering import ALTERATIONS, Hand, Outcome, checked, drawn, scene_of, tampering
+
+
+@pytest.mark.parametrize("seed", range(40 if NIGHTLY else 1))
+def test_random_alterations_are_found_exactly_where_they_can_be(docket_place: str, seed: int) -> None:
+    """Each checked with and without a checkpoint kept outside. Nightly 2,000 in each database."""
+    rounds = 50
+    chance = random.Random(seed)
+    done: Counter[str] = Counter()
+
+    async def scene() -> None:
+        docket = SqlDocket.open(place_of(docket_place))
+        try:
+            altered = await scene_of(docket, chance, place=place_of(docket_place))
+            with tampering(altered) as connection:
+                for anchors in ((), (altered.anchor,)):
+                    clean = await checked(altered, connection, anchors)
+                    assert not clean.counts and not clean.unchecked, clean.findings
+                    assert clean.erased > 2 and clean.size > clean.anchored == (altered.anchored if anchors else 0)
+            for name in itertools.cycle(ALTERATIONS):
+                if sum(done.values()) >= rounds:
+                    break
+                with tampering(altered) as connection:
+                    hand = Hand(altered, connection, chance)
+                    try:
+                        made = getattr(hand, name)()
+                        can_be: Outcome | None = await made if inspect.isawaitable(made) else made
+                        if can_be is None:
+                            continue  # by chance it came out as it was
+                        done[name] += 1
+                        for anchors, expected in (((), can_be.alone), ((altered.anchor,), can_be.anchored)):
+                            report = await checked(altered, connection, anchors)
+                            assert report.violated == expected, (name, bool(anchors), report.findings[:3])
+                            assert not report.unchecked
+                    finally:
+                        for undo in hand.files:
+                            undo()
+        finally:
+            await docket.close()
+
+    asyncio.run(scene())
+    # PostgreSQL holds every column to its type.
+    assert set(ALTERATIONS) - set(done) <= {"alter_type"}
+
+
+def test_nothing_is_found_while_the_docket_is_written_to_and_erased_from(docket_place: str) -> None:
+    """Checks, bundles and receipts beside writers: all see one moment each, and all are right."""
+    chance = random.Random(4)
+
+    async def write(docket: SqlDocket, number: int) -> str:
+        events = random_records(chance, 1, NOON)[0]
+        opened, picture = events[0], drawn(number)
+        assert isinstance(opened, TrialOpened)
+        meme = opened.meme.model_copy(update={"pixels_sha256": picture.pixels_sha256})
+        await docket.keep_picture(picture)
+        await append_all(docket, [opened.model_copy(update={"meme": meme}), *events[1:]])
+        if number % 3 == 0:
+            await docket.note_access(opened.trial_id, who="ada", what="frame 0", at=NOON)
+        if number % 4 == 0:
+            await docket.erase(opened.trial_id, who="ada", why="asked to", at=NOON)
+        return opened.trial_id
+
+    async def scene() -> None:
+        docket = SqlDocket.open(place_of(docket_place))
+        try:
+            key = VerifierKey.parse(await docket.vkey())
+            writing = asyncio.gather(*(write(docket, number) for number in range(24)))
+            sizes = []
+            while not writing.done():
+                report = await audit(docket, [key])
+                assert not report.counts, report.findings
+                sizes.append(report.size)
+            last = await audit(docket, [key])
+            assert not last.counts and last.trials == 24 and last.erased
+            assert len(set(sizes)) > 1  # it was written to meanwhile
+            for trial_id in writing.result():
+                trial = verify_bundle(await bundled(docket, trial_id), [str(key)])
+                assert trial.checkpoint.size == last.size
+                if any(entry.kind == "VerdictGiven" for entry in trial.entries):
+                    receipt = await docket.receipt(trial_id)
+                    shown = verify_receipt(
+                        [str(key)],
+                        checkpoint=receipt.checkpoint,
+                        entry=receipt.number,
+                        header=receipt.header,
+                        proof=receipt.proof,
+                        trial_id=trial_id,
+                    )
+                    assert shown.header in {entry.header for entry in trial.entries}
+        finally:
+            await docket.close()
+
+    asyncio.run(scene())
+
+
+def test_a_docket_of_an_earlier_format_is_right_once_it_is_upgraded(old_docket: Engine, docket_place: str) -> None:
+    """Also what an earlier version wrote with fewer fields."""
+    records = random_records(random.Random(3), 20, NOON)
+    pictures = [drawn(number) for number in range(3)]
+    for number, events in enumerate(records):
+        opened = events[0]
+        assert isinstance(opened, TrialOpened)
+        meme = opened.meme.model_copy(update={"pixels_sha256": pictures[number % 3].pixels_sha256})
+        events[0] = opened.model_copy(update={"meme": meme})
+    fill(old_docket, records)
+    with old_docket.begin() as connection:
+        fewer = text("UPDATE trials SET review = replace(review, :field, '') WHERE review IS NOT NULL")
+        assert connection.execute(fewer, {"field": ',"blind":false'}).rowcount > 1
+        assert not connection.execute(text("SELECT 1 FROM trials WHERE review LIKE '%blind%'")).first()
+        for picture in pictures:
+            row = {"pixels": picture.pixels_sha256, "png": picture.frames[0].png}
+            connection.execute(text("INSERT INTO pictures VALUES (:pixels, 0, :png)"), row)
+
+    async def scene(docket: SqlDocket) -> None:
+        key = VerifierKey.parse(await docket.vkey())
+        report = await audit(docket, [key])
+        assert not report.counts and (report.trials, report.pictures) == (20, 3), report.findings
+
+    with_docket(place_of(docket_place), scene)

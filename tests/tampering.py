@@ -1,0 +1,536 @@
+"""What somebody may do to a docket who can write to its tables, and to its pictures; with its key, or without."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from sqlalchemy import Boolean, Connection, Table, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from court.backends.picture_digest import pixels_sha256
+from court.backends.picture_normal import as_png
+from court.events import TrialOpened
+from court.meme import Frame, Picture, PictureFormat
+from retrieval.postgres.address import Address
+from serving.docket import tables as t
+from serving.docket.audit import FromEntries, Rows
+from serving.docket.log.anchors import Anchor
+from serving.docket.log.entries import Entry, make
+from serving.docket.log.merkle import Frontier, Node, pieces
+from serving.docket.log.notes import SigningKey, VerifierKey, read_checkpoint, sign_checkpoint, split_note
+from serving.docket.log.verify import Report, verify, verify_pictures
+from serving.docket.sql import SqlDocket
+from serving.docket.stored import packed
+from tests.dockets import NOON, append_all, random_records, reviewing
+
+TABLES: tuple[Table, ...] = (t.entries, t.log, t.tiles, t.checkpoints, t.parts, t.trials)
+"""That are checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Whether an alteration can be found.
+
+    Attributes:
+        alone: By what is in the docket and its public key.
+        anchored: With a checkpoint kept outside too.
+    """
+
+    alone: bool
+    anchored: bool
+
+
+FOUND, UNSEEN = Outcome(True, True), Outcome(False, False)
+
+
+@dataclass(slots=True)
+class Scene:
+    """A docket that is to be tampered with.
+
+    Attributes:
+        docket: Open; nobody else writes to it.
+        key: Its public key, known from outside.
+        secret: Its private key, where it was stolen.
+        anchor: A checkpoint kept outside, of the middle of its life.
+        anchored: Entries that it speaks for.
+        early: The tables as they were before the anchor.
+        middle: The tables as they were at the anchor.
+        pictures: Where a docket on disk keeps its pictures.
+    """
+
+    docket: SqlDocket
+    key: VerifierKey
+    secret: SigningKey
+    anchor: Anchor
+    anchored: int
+    early: Mapping[str, Sequence[Mapping[str, Any]]]
+    middle: Mapping[str, Sequence[Mapping[str, Any]]]
+    pictures: Path
+
+
+def drawn(number: int) -> Picture:
+    """A small picture that is not like the others, as the docket keeps pictures."""
+    still = Image.new("RGB", (3, 2), (number % 256, 40, 80))
+    png = as_png(still)
+    pixels = pixels_sha256([png])
+    return Picture(PictureFormat.PNG, hashlib.sha256(png).hexdigest(), pixels, 3, 2, 1, (Frame(png, 3, 2),))
+
+
+async def scene_of(docket: SqlDocket, chance: random.Random, trials: int = 36, *, place: Path | Address) -> Scene:
+    """Fills a docket with trials of all kinds of ends, looks, reviews and erasures."""
+    records = random_records(chance, trials, NOON)
+    pictures = [drawn(number) for number in range(5)]
+    states = []
+    for number, events in enumerate(records):
+        opened = events[0]
+        assert isinstance(opened, TrialOpened)
+        await docket.keep_picture(pictures[number % 5])
+        meme = opened.meme.model_copy(update={"pixels_sha256": pictures[number % 5].pixels_sha256})
+        await append_all(docket, [opened.model_copy(update={"meme": meme}), *events[1:]])
+        if number in (trials // 3, 2 * trials // 3):
+            await docket.sign()
+            states.append(await docket.read(rows_of))
+            if number == trials // 3:
+                # Before the anchor and after what is put back as the early state.
+                await docket.erase(records[1][0].trial_id, who="ada", why="asked to", at=NOON)
+            else:
+                note = await docket.checkpoint()
+            await docket.note_access(records[number][0].trial_id, who="ada", what="frame 0", at=NOON)
+    decided = [line for line in await docket.list(limit=trials) if line.label and not line.erased]
+    await reviewing(docket, decided[0].trial_id)
+    await docket.erase(decided[1].trial_id, who="ada", why="asked to", at=NOON)
+    parts = await docket.read(lambda connection: connection.execute(select(t.parts.c.of)).scalars().all())
+    await docket.erase_precedent(str(parts[0]), who="ada", why="asked to", at=NOON)
+    key = VerifierKey.parse(await docket.vkey())
+    size = read_checkpoint(split_note(note)[0]).size
+    secret = docket.signer(str(key))
+    folder = place.with_name(f"{place.name}-pictures") if isinstance(place, Path) else Path()
+    return Scene(docket, key, secret, Anchor("anchor", (note,)), size, states[0], states[1], folder)
+
+
+def rows_of(connection: Connection) -> dict[str, list[dict[str, Any]]]:
+    """All rows of the tables that are checked."""
+    return {table.name: [dict(row._mapping) for row in connection.execute(select(table))] for table in TABLES}
+
+
+class _Undone(Exception):
+    pass
+
+
+@contextmanager
+def tampering(scene: Scene) -> Iterator[Connection]:
+    """A transaction in which everything may be done; undone at its end."""
+    try:
+        with scene.docket.database.writing() as connection:
+            if connection.dialect.name == "sqlite":
+                names = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").scalars()
+                for name in names.all():
+                    connection.exec_driver_sql(f"DROP TRIGGER {name}")
+                connection.exec_driver_sql("DROP INDEX entries_of_trial")
+            else:
+                connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+                connection.exec_driver_sql("DROP INDEX memecourt_docket.entries_of_trial")
+            yield connection
+            raise _Undone
+    except _Undone:
+        pass
+
+
+async def checked(scene: Scene, connection: Connection, anchors: Sequence[Anchor] = ()) -> Report:
+    """What a check of the docket says of this transaction."""
+    derived = FromEntries()
+    report = verify(Rows(connection), [scene.key], derived, anchors=anchors)
+
+    async def frames(digest: str) -> Sequence[bytes]:
+        if connection.dialect.name == "sqlite":
+            return await scene.docket.frames(digest)
+        query = select(t.pictures.c.png).where(t.pictures.c.pixels_sha256 == digest).order_by(t.pictures.c.place)
+        return [bytes(png) for png in connection.execute(query).scalars()]
+
+    async def still_wanted(_: str) -> bool:
+        return True
+
+    await verify_pictures(derived.pictures(), frames, pixels_sha256, still_wanted, report, patience_s=0)
+    return report
+
+
+@dataclass(slots=True)
+class Hand:
+    """Alters things at random.
+
+    Attributes:
+        scene: What.
+        connection: A transaction that is undone later.
+        chance: Decides.
+        files: Undoes what was done outside of the database.
+    """
+
+    scene: Scene
+    connection: Connection
+    chance: random.Random
+    files: list[Callable[[], None]] = field(default_factory=list)
+
+    # Entries, without the key.
+
+    def alter_entry(self) -> Outcome | None:
+        """Another value in one column."""
+        entry, row = self._entry(with_body=True)
+        column = self.chance.choice(["number", "trial_id", "seq", "kind", "at", "commitment", "salt", "body"])
+        value = getattr(row, column)
+        if column == "number":
+            other = self._size() + self.chance.randrange(5)
+        elif column == "seq":
+            other = self.chance.choice([value + 1, value + 100, -1, 2**31 - 1])
+        elif column == "kind":
+            other = self.chance.choice(["VerdictGiven", "Part", "Erased", "PictureShown", "Described", "Other"])
+        elif column == "trial_id":
+            other = self.chance.choice(["", "t0", self._entry()[1].trial_id])
+        elif column == "at":
+            other = value.replace("2026", "2025") if self.chance.random() < 0.5 else ""
+        else:
+            other = self._damaged(bytes(value))
+        if other == value:
+            return None
+        self._update(t.entries, t.entries.c.number == entry.number, {column: other})
+        if column in ("body", "salt"):
+            (now,) = (one for one in Rows(self.connection).entries() if one.number == entry.number)
+            return None if now == entry else FOUND
+        return FOUND
+
+    def alter_words(self) -> Outcome | None:
+        """Other words in a body, well packed."""
+        entry, _ = self._entry(with_body=True)
+        altered = self._reworded(entry.body or "")
+        self._update(t.entries, t.entries.c.number == entry.number, {"body": packed(altered)})
+        return FOUND
+
+    def take_body(self) -> Outcome:
+        """A body, or a body and its salt, as if it had been erased."""
+        entry, _ = self._entry(with_body=True)
+        gone = self.chance.choice([{"body": None}, {"salt": None}, {"body": None, "salt": None}])
+        self._update(t.entries, t.entries.c.number == entry.number, gone)
+        return FOUND
+
+    def put_back_a_body(self) -> Outcome | None:
+        """What was erased, from an old copy."""
+        now = {
+            row.number for row in self.connection.execute(select(t.entries.c.number).where(t.entries.c.body.is_(None)))
+        }
+        old = [row for row in self.scene.early["entries"] if row["number"] in now and row["body"] is not None]
+        if not old:
+            return None
+        row = self.chance.choice(old)
+        self._update(t.entries, t.entries.c.number == row["number"], {"body": row["body"], "salt": row["salt"]})
+        return FOUND
+
+    def remove_entry(self) -> Outcome:
+        """One in the middle, or some at the end, their checkpoints left."""
+        first = self.chance.randrange(self._size())
+        last = first if self.chance.random() < 0.5 else self._size()
+        self.connection.execute(delete(t.entries).where(t.entries.c.number >= first, t.entries.c.number <= last))
+        return FOUND
+
+    def add_entry(self) -> Outcome:
+        """One at the end, that nobody signed."""
+        entry, row = self._entry(with_body=True)
+        forged = make(self._size(), kind=row.kind, trial_id=row.trial_id, seq=row.seq, at=row.at, body=entry.body or "")
+        self.connection.execute(insert(t.entries), [_row(forged)])
+        return FOUND
+
+    def swap_entries(self) -> Outcome | None:
+        """Two entries in each other's place: whole, or what they say alone."""
+        (one, a), (other, b) = self._entry(), self._entry()
+        if one.number == other.number:
+            return None
+        columns = ["trial_id", "seq", "kind", "at", "commitment", "salt", "body"]
+        if self.chance.random() < 0.5:
+            columns = ["salt", "body"]
+        if all(getattr(a, name) == getattr(b, name) for name in columns):
+            return None
+        for entry, values in ((one, b), (other, a)):
+            changed = {name: getattr(values, name) for name in columns}
+            self._update(t.entries, t.entries.c.number == entry.number, changed)
+        return FOUND
+
+    # What follows from entries, without the key.
+
+    def alter_tile(self) -> Outcome:
+        """Hashes altered, cut off, added; a tile taken away or put in."""
+        row = self.chance.choice(self.connection.execute(select(t.tiles)).all())
+        own = (t.tiles.c.level == row.level) & (t.tiles.c.place == row.place)
+        how = self.chance.randrange(4)
+        if how == 0:
+            self.connection.execute(delete(t.tiles).where(own))
+        elif how == 1:
+            self.connection.execute(
+                insert(t.tiles), [{"level": row.level, "place": row.place + 7, "hashes": row.hashes}]
+            )
+        else:
+            hashes = self._damaged(row.hashes) if how == 2 else bytes(row.hashes) + bytes(32)
+            self._update(t.tiles, own, {"hashes": hashes})
+        return FOUND
+
+    def alter_state(self) -> Outcome | None:
+        """What the docket goes on from."""
+        row = self.connection.execute(select(t.log)).one()
+        column = self.chance.choice(["size", "frontier", "key", "checkpoint", "signed", "erased", "all"])
+        other: dict[str, Any] = {
+            "size": {"size": row.size + self.chance.choice([-1, 1, 1000])},
+            "frontier": {"frontier": self._damaged(bytes(row.frontier))},
+            "key": {"key": str(SigningKey.create(self.scene.key.name).verifier)},
+            "checkpoint": {"checkpoint": self._damaged_note(row.checkpoint)},
+            "signed": {"signed": row.signed + self.chance.choice([-1, 1])},
+            "erased": {"erased": row.erased + 1},
+        }
+        if column == "all":
+            self.connection.execute(delete(t.log))
+        else:
+            self._update(t.log, t.log.c.id == row.id, other[column])
+        return FOUND
+
+    def alter_checkpoint(self) -> Outcome | None:
+        """One that was kept: altered, renamed, or signed with another key."""
+        row = self.chance.choice(self.connection.execute(select(t.checkpoints)).all())
+        own = t.checkpoints.c.size == row.size
+        how = self.chance.randrange(4)
+        if how == 0:
+            self._update(t.checkpoints, own, {"note": self._damaged_note(row.note)})
+        elif how == 1:
+            self._update(t.checkpoints, own, {"size": row.size + 100_000})
+        elif how == 2:
+            other = SigningKey.create(self.scene.key.name)
+            root = self.chance.randbytes(32)
+            self._update(t.checkpoints, own, {"note": sign_checkpoint(other, other.name, row.size, root)})
+        else:
+            # Its own words, of an earlier time, as the latest.
+            self._update(t.log, t.log.c.id >= 0, {"checkpoint": row.note, "signed": row.size})
+            return None if row.size == self._size() else FOUND
+        return FOUND
+
+    def thin_out(self) -> Outcome:
+        """A kept checkpoint that nobody needs: that is allowed."""
+        row = self.chance.choice(self.connection.execute(select(t.checkpoints)).all())
+        self.connection.execute(delete(t.checkpoints).where(t.checkpoints.c.size == row.size))
+        return UNSEEN
+
+    def alter_trial(self) -> Outcome | None:
+        """The listing: another value, a trial left out, or one put in."""
+        row = self.chance.choice(self.connection.execute(select(t.trials)).all())
+        own = t.trials.c.trial_id == row.trial_id
+        how = self.chance.randrange(8)
+        if how == 0:
+            self.connection.execute(delete(t.trials).where(own))
+        elif how == 1:
+            self.connection.execute(insert(t.trials), [{**row._mapping, "trial_id": "another"}])
+        else:
+            column = self.chance.choice([column.name for column in t.trials.c if column.name != "trial_id"])
+            value = row._mapping[column]
+            labels = ["HARMFUL", "NOT_HARMFUL", "UNDECIDED"]
+            other = not value if isinstance(value, bool) else self.chance.choice([*labels, "", "OPEN", "north", "2026"])
+            if other == value:
+                return None
+            self._update(t.trials, own, {column: other})
+        return FOUND
+
+    def alter_part(self) -> Outcome:
+        """Where texts of precedents are found."""
+        row = self.chance.choice(self.connection.execute(select(t.parts)).all())
+        own = t.parts.c.key == row.key
+        how = self.chance.randrange(4)
+        if how == 0:
+            self.connection.execute(delete(t.parts).where(own))
+        elif how == 1:
+            self.connection.execute(insert(t.parts), [{**row._mapping, "key": self._damaged(bytes(row.key))}])
+        else:
+            self._update(t.parts, own, {"number": row.number + 1} if how == 2 else {"of": "another"})
+        return FOUND
+
+    async def alter_picture(self) -> Outcome:
+        """What is kept of a picture: other bytes, another picture, more bytes, nothing."""
+        digests = sorted({row["pixels_sha256"] for row in rows_of(self.connection)["trials"] if row["pixels_sha256"]})
+        digest, other = self.chance.sample(digests, 2)
+        (png,), (elsewhere,) = await self.scene.docket.frames(digest), await self.scene.docket.frames(other)
+        bare = BytesIO()
+        Image.open(BytesIO(png)).transpose(Image.Transpose.ROTATE_90).save(bare, "PNG")
+        put = self.chance.choice([elsewhere, png + b"more", bare.getvalue(), self._damaged(png), b"", None])
+        self._put_picture(digest, put)
+        return FOUND
+
+    def alter_type(self) -> Outcome | None:
+        """A value of another type, which SQLite takes in any column."""
+        if self.connection.dialect.name != "sqlite":
+            return None
+        table = self.chance.choice(TABLES)
+        # What is neither 0 nor 1 in a column of truth values is as true as 1.
+        fit = [column.name for column in table.c if not column.primary_key and not isinstance(column.type, Boolean)]
+        column = self.chance.choice(fit)
+        value = self.chance.choice([b"\x01\xff", "x", 1.5, None])
+        chosen = f"rowid = (SELECT rowid FROM {table.name} ORDER BY random() LIMIT 1)"
+        before = self.connection.exec_driver_sql(f'SELECT * FROM "{table.name}"').all()
+        self.connection.exec_driver_sql("PRAGMA ignore_check_constraints = 1")
+        try:
+            self.connection.exec_driver_sql(f'UPDATE "{table.name}" SET "{column}" = ? WHERE {chosen}', (value,))
+        except IntegrityError:
+            return None  # what has to be there can't be nothing
+        return FOUND if self.connection.exec_driver_sql(f'SELECT * FROM "{table.name}"').all() != before else None
+
+    # By whoever has all of it.
+
+    def roll_back(self) -> Outcome:
+        """An earlier state of the whole docket, put back."""
+        early = self.chance.random() < 0.6
+        for table in TABLES:
+            self.connection.execute(delete(table))
+            if rows := (self.scene.early if early else self.scene.middle)[table.name]:
+                self.connection.execute(insert(table), list(rows))
+        return Outcome(alone=False, anchored=early)
+
+    def forge_with_the_key(self) -> Outcome:
+        """The docket written anew with its own key, one body altered or the tail cut: only an anchor tells."""
+        first = self._forge(self.scene.secret)
+        return Outcome(alone=False, anchored=first < self.scene.anchored)
+
+    def forge_with_another_key(self) -> Outcome:
+        """The same with a key of the same name, which the docket then names as its own."""
+        self._forge(SigningKey.create(self.scene.key.name))
+        return FOUND
+
+    def forge_without_a_key(self) -> Outcome:
+        """The same, the checkpoints left as they were."""
+        checkpoints, log = rows_of(self.connection)["checkpoints"], self.connection.execute(select(t.log)).one()
+        self._forge(SigningKey.create(self.scene.key.name))
+        self.connection.execute(delete(t.checkpoints))
+        self.connection.execute(insert(t.checkpoints), checkpoints)
+        self._update(t.log, t.log.c.id >= 0, {"key": log.key, "checkpoint": log.checkpoint, "signed": log.signed})
+        return FOUND
+
+    def _forge(self, key: SigningKey) -> int:
+        """Alters one entry, or cuts off the tail, and makes everything else agree; the first number that differs."""
+        entries = list(Rows(self.connection).entries())
+        if self.chance.random() < 0.3:
+            first = self.chance.randrange(self.scene.anchored // 2, len(entries))
+            # Erasures that were cut off would show: their entries are not there to say so.
+            told = {entry.number for entry in entries[:first]}
+            entries = [entry for entry in entries if entry.number in told]
+            if any(entry.erased for entry in entries):
+                first, entries = len(entries), list(Rows(self.connection).entries())
+                first = self._alter_one(entries)
+        else:
+            first = self._alter_one(entries)
+        self._write_anew(entries, key)
+        return first
+
+    def _alter_one(self, entries: list[Entry]) -> int:
+        at = [place for place, entry in enumerate(entries) if entry.kind in ("Described", "TextRead") and entry.body]
+        place = self.chance.choice(at)
+        entry = entries[place]
+        body = self._reworded(entry.body or "")
+        entries[place] = make(
+            entry.number, kind=entry.kind, trial_id=entry.trial_id, seq=entry.seq, at=entry.at, body=body
+        )
+        return entry.number
+
+    def _write_anew(self, entries: Sequence[Entry], key: SigningKey) -> None:
+        frontier, nodes, derived, erased = Frontier(), list[Node](), FromEntries(), 0
+        for entry in entries:
+            nodes += frontier.append(entry.leaf())
+            derived.add(entry)
+            if entry.kind == "Erased":
+                told = json.loads(entry.body or "")
+                erased += len(told["numbers"]) + bool(told["trial_id"])
+        note = sign_checkpoint(key, key.name, frontier.size, frontier.root())
+        for table in (t.entries, t.tiles, t.checkpoints, t.trials, t.parts):
+            self.connection.execute(delete(table))
+        self.connection.execute(insert(t.entries), [_row(entry) for entry in entries])
+        tiles = [{"level": piece.level, "place": piece.index, "hashes": piece.hashes} for piece in pieces(nodes)]
+        self.connection.execute(insert(t.tiles), tiles)
+        self.connection.execute(insert(t.checkpoints), [{"size": frontier.size, "note": note}])
+        self.connection.execute(insert(t.trials), [dict(row) for row in derived.trials().values()])
+        if parts := derived.parts():
+            rows = [{"key": part, "number": number, "of": of} for part, (number, of) in parts.items()]
+            self.connection.execute(insert(t.parts), rows)
+        state = {"size": frontier.size, "frontier": frontier.to_bytes(), "key": str(key.verifier), "erased": erased}
+        self._update(t.log, t.log.c.id >= 0, {**state, "checkpoint": note, "signed": frontier.size})
+
+    def _entry(self, *, with_body: bool = False) -> tuple[Entry, Any]:
+        rows = self.connection.execute(select(t.entries)).all()
+        row = self.chance.choice([row for row in rows if row.body is not None or not with_body])
+        (entry,) = (one for one in Rows(self.connection).entries() if one.number == row.number)
+        return entry, row
+
+    def _size(self) -> int:
+        return int(self.connection.execute(select(t.log.c.size)).scalar_one())
+
+    def _update(self, table: Table, where: Any, values: Mapping[str, Any]) -> None:
+        self.connection.execute(update(table).where(where).values(values))
+
+    def _damaged(self, data: bytes) -> bytes:
+        """One bit is another, or the end is missing, or it is followed by something."""
+        how = self.chance.random()
+        if how < 0.1:
+            return data[: self.chance.randrange(len(data))]
+        if how < 0.2:
+            return data + self.chance.randbytes(1)
+        place = self.chance.randrange(len(data))
+        return data[:place] + bytes([data[place] ^ (1 << self.chance.randrange(8))]) + data[place + 1 :]
+
+    def _damaged_note(self, note: str) -> str:
+        place = self.chance.randrange(len(note))
+        other = self.chance.choice([letter for letter in "Aa0\n=—+ " if letter != note[place]])
+        return note[:place] + other + note[place + 1 :]
+
+    def _reworded(self, body: str) -> str:
+        value = json.loads(body)
+        for name in ("description", "text", "question", "summary", "message"):
+            if name in value:
+                value[name] += " or not"
+                break
+        else:
+            value["at"] = value["at"].replace("2026", "2025") if "at" in value else "2025"
+        return json.dumps(value)
+
+    def _put_picture(self, digest: str, png: bytes | None) -> None:
+        if self.connection.dialect.name != "sqlite":
+            own = t.pictures.c.pixels_sha256 == digest
+            if png is None:
+                self.connection.execute(delete(t.pictures).where(own))
+            else:
+                self._update(t.pictures, own, {"png": png})
+            return
+        path = next(self.scene.pictures.rglob(f"{digest}.0.png"))
+        before = path.read_bytes()
+        path.unlink()
+        if png is not None:
+            path.write_bytes(png)
+        self.files.append(lambda: (path.unlink(missing_ok=True), path.write_bytes(before), None)[-1])
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    """The row of an entry."""
+    return {
+        "number": entry.number,
+        "trial_id": entry.trial_id,
+        "seq": entry.seq,
+        "kind": entry.kind,
+        "at": entry.at,
+        "commitment": entry.commitment,
+        "salt": entry.salt,
+        "body": None if entry.body is None else packed(entry.body),
+    }
+
+
+ALTERATIONS = (
+    *("alter_entry", "alter_words", "take_body", "put_back_a_body", "remove_entry", "add_entry", "swap_entries"),
+    *("alter_tile", "alter_state", "alter_checkpoint", "thin_out", "alter_trial", "alter_part", "alter_picture"),
+    "alter_type",
+    *("roll_back", "forge_with_the_key", "forge_with_another_key", "forge_without_a_key"),
+)

@@ -1,0 +1,208 @@
+"""Checkpoints kept outside: pushed there while the court serves, and read back from there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from court.errors import BadRequest, Unavailable
+from serving.docket.anchoring import FilePlace, HttpPlace, Place, keep_anchored, open_place
+from serving.docket.log.anchors import read_anchor, read_keys
+from serving.docket.log.errors import BadNote
+from serving.docket.log.notes import SigningKey, open_checkpoint, sign_checkpoint
+from tests.virtual_time import run as run_virtually
+
+KEY = SigningKey.create("court.example/docket")
+
+
+def note_of(size: int) -> str:
+    return sign_checkpoint(KEY, KEY.name, size, bytes([size]) * 32)
+
+
+NOTES = [note_of(size) for size in (1, 5, 9)]
+
+
+@pytest.mark.parametrize("between", ["", "\n", "\n\n\n"])
+def test_notes_are_read_however_they_stand(tmp_path: Path, between: str) -> None:
+    path = tmp_path / "anchor"
+    path.write_text(between.join(NOTES))
+    anchor = read_anchor(path)
+    assert list(anchor.notes) == NOTES and anchor.name == "anchor"
+
+
+def test_receipts_and_bundles_are_anchors_too(tmp_path: Path) -> None:
+    path = tmp_path / "responses.jsonl"
+    responses = [{"verdictId": "t", "receipt": {"checkpoint": note, "entry": "0"}} for note in NOTES]
+    path.write_text("".join(json.dumps(response) + "\n" for response in responses))
+    assert list(read_anchor(path).notes) == NOTES
+    path.write_text(json.dumps({"format": "memecourt-bundle/1", "checkpoint": NOTES[1], "entries": []}, indent=1))
+    assert list(read_anchor(path).notes) == [NOTES[1]]
+    path.write_text(json.dumps(responses))
+    assert list(read_anchor(path).notes) == NOTES
+
+
+def test_what_is_no_note_is_told_of_and_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "anchor"
+    path.write_text(NOTES[0] + "\n" + NOTES[1][:30] + "\n\n" + NOTES[2] + "nothing\n")
+    read = read_anchor(path).notes
+    assert len(read) == 4
+    good = [note for note in read if note in NOTES]
+    assert good == [NOTES[0], NOTES[2]]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(b"", "no checkpoint"), (b"\xff\xfe", "no text"), (b"{}", "no checkpoint"), (b'{"a": [', "no checkpoint")],
+)
+def test_what_is_no_anchor_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
+    path = tmp_path / "anchor"
+    path.write_bytes(content)
+    with pytest.raises(BadNote, match=told):
+        read_anchor(path)
+    with pytest.raises(BadNote, match="can't be read"):
+        read_anchor(tmp_path / "none")
+
+
+def test_keys_are_read_one_a_line(tmp_path: Path) -> None:
+    path, other = tmp_path / "keys", SigningKey.create("court.example/docket")
+    path.write_text(f"{KEY.verifier}\n\n{other.verifier}\n")
+    assert read_keys(path) == [KEY.verifier, other.verifier]
+    for content, told in ((b"", "no key"), (b"no key\n", "public key"), (b"\xff", "no text")):
+        path.write_bytes(content)
+        with pytest.raises(BadNote, match=told):
+            read_keys(path)
+    with pytest.raises(BadNote, match="can't be read"):
+        read_keys(tmp_path / "none")
+
+
+def test_a_file_is_added_to_and_never_rewritten(tmp_path: Path) -> None:
+    path = tmp_path / "anchor"
+
+    async def scene() -> None:
+        place = FilePlace(path)
+        await place.push(NOTES[0])
+        first = path.read_bytes()
+        # Somebody pulled the plug in the middle of a line.
+        path.write_bytes(first + NOTES[1][:40].encode())
+        await place.push(NOTES[2])
+        assert path.read_bytes().startswith(first)
+        assert [note for note in read_anchor(path).notes if note in NOTES] == [NOTES[0], NOTES[2]]
+        with pytest.raises(Unavailable, match="does not take them"):
+            await FilePlace(tmp_path / "none" / "anchor").push(NOTES[0])
+
+    asyncio.run(scene())
+
+
+class Taker:
+    """Takes notes over HTTP, and answers with the statuses it is given."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+        self.bodies: list[str] = []
+        self.heads: list[str] = []
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = next(
+            int(line.partition(":")[2]) for line in head.split("\r\n") if line.lower().startswith("content-l")
+        )
+        self.heads.append(head)
+        self.bodies.append((await reader.readexactly(length)).decode())
+        status = self.statuses.pop(0) if self.statuses else 200
+        writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+
+def taking(taker: Taker, work: Callable[[str], Awaitable[None]]) -> None:
+    async def scene() -> None:
+        server = await asyncio.start_server(taker.answer, "127.0.0.1", 0)
+        async with server:
+            await work(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/checkpoints")
+
+    asyncio.run(scene())
+
+
+def test_an_address_is_posted_to() -> None:
+    taker = Taker(204, 500, 302)
+
+    async def work(url: str) -> None:
+        place = open_place(url)
+        assert isinstance(place, HttpPlace)
+        await place.push(NOTES[0])
+        for status in (500, 302):
+            with pytest.raises(Unavailable, match=f"status {status}"):
+                await place.push(NOTES[1])
+        await place.aclose()
+
+    taking(taker, work)
+    assert taker.bodies == [NOTES[0], NOTES[1], NOTES[1]]
+    assert "POST /checkpoints" in taker.heads[0] and "text/plain; charset=utf-8" in taker.heads[0]
+
+
+def test_places_are_named(tmp_path: Path) -> None:
+    assert isinstance(open_place(str(tmp_path / "file")), FilePlace)
+    for bad in ("ftp://a.example/x", "https://", "https://user:key@a.example/x"):
+        with pytest.raises(BadRequest, match="place for checkpoints"):
+            open_place(bad)
+
+
+class Growing:
+    """A docket that has another checkpoint each time somebody says so."""
+
+    def __init__(self) -> None:
+        self.size = 1
+
+    async def checkpoint(self) -> str:
+        return note_of(self.size)
+
+
+class Shelf:
+    """Keeps what it is given; away while it is told to be."""
+
+    def __init__(self) -> None:
+        self.kept: list[int] = []
+        self.tries = 0
+        self.away = False
+        self.closed = False
+
+    async def push(self, note: str) -> None:
+        self.tries += 1
+        if self.away:
+            raise Unavailable("away")
+        self.kept.append(open_checkpoint(note, [KEY.verifier]).size)
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+def test_each_newer_checkpoint_arrives_and_the_last_one_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    docket, shelf = Growing(), Shelf()
+    place: Place = shelf
+
+    async def scene() -> None:
+        keeping = asyncio.create_task(keep_anchored(docket, place, every_s=1))
+        await asyncio.sleep(3.5)
+        assert shelf.kept == [1]  # nothing new, nothing pushed
+        docket.size = 2
+        await asyncio.sleep(1)
+        assert shelf.kept == [1, 2]
+        shelf.away, docket.size = True, 3
+        await asyncio.sleep(600)
+        assert shelf.kept == [1, 2] and shelf.tries < 20  # it is asked ever less often
+        shelf.away, docket.size = False, 4
+        await asyncio.sleep(61)
+        assert shelf.kept == [1, 2, 4]
+        docket.size = 5
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        assert shelf.kept == [1, 2, 4, 5] and shelf.closed
+
+    with caplog.at_level("INFO", "memecourt.anchor"):
+        run_virtually(scene())
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]

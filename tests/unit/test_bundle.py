@@ -1,0 +1,393 @@
+"""A trial handed over, and a receipt, as the stand-alone verifier sees them."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memecourt.verify as alone
+from memecourt.verify import CantCheck, Violated, verify_bundle, verify_receipt
+from serving.docket.log.bundle import bundle, signed_count
+from serving.docket.log.errors import BadNote, BadProof
+from serving.docket.log.merkle import root_at, verify_consistency
+from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint, sign_note
+from tests.dockets import NIGHTLY, events_of
+from tests.logs import MemoryLog
+
+TRIAL = "trial-1"
+
+
+@pytest.fixture(scope="module")
+def log() -> MemoryLog:
+    """Three trials among each other; of the middle one somebody saw the picture, and it quotes a part."""
+    log = MemoryLog()
+    log.add("Part", '{"kind":"Part","of":"p1","value":"people from Blueland again"}')
+    trials = [events_of(f"trial-{place}") for place in range(3)]
+    for place in range(max(map(len, trials))):
+        for events in trials:
+            log.add_events(events[place : place + 1])
+    log.add_look(TRIAL, "ada-of-nowhere")
+    log.add_events(events_of("trial-9"))
+    return log
+
+
+def handed_over(log: MemoryLog, trial_id: str = TRIAL, **options: Any) -> str:
+    entries = [entry for entry in log.entries if entry.trial_id == trial_id]
+    return bundle(
+        trial_id,
+        entries,
+        [entry for entry in log.entries if entry.kind == "Part"],
+        checkpoint=log.checkpoint(),
+        size=len(log.entries),
+        count=signed_count(log.key, log.opened(), trial_id, len(entries)),
+        read=log.read(),
+        **options,
+    )
+
+
+def earlier(log: MemoryLog, size: int) -> tuple[int, str]:
+    """A checkpoint of when the log had so many entries."""
+    return size, sign_checkpoint(log.key, log.key.name, size, root_at(size, log.read()))
+
+
+def keys_of(log: MemoryLog) -> list[str]:
+    return [str(log.key.verifier)]
+
+
+def test_a_bundle_shows_the_whole_trial(log: MemoryLog) -> None:
+    trial = verify_bundle(handed_over(log), keys_of(log))
+    assert trial.trial_id == TRIAL and trial.checkpoint.size == len(log.entries)
+    assert [entry.kind for entry in trial.entries] == [event.kind for event in events_of(TRIAL)] + ["PictureShown"]
+    given = trial.last("VerdictGiven")
+    assert (
+        given is not None
+        and given["verdict"]["label"] == events_of(TRIAL)[-1].model_dump(mode="json")["verdict"]["label"]
+    )
+    # Who looked is nobody's business unless it is asked for; that somebody did is shown.
+    assert trial.hidden == 1 and "ada-of-nowhere" not in handed_over(log)
+    assert verify_bundle(handed_over(log, withheld=()), keys_of(log)).hidden == 0
+
+
+def test_a_key_of_another_docket_opens_nothing(log: MemoryLog) -> None:
+    other = SigningKey.create(log.key.name)
+    with pytest.raises(Violated, match="not signed with the given key"):
+        verify_bundle(handed_over(log), [str(other.verifier)])
+    for bad in ("", "court.example/docket", keys_of(log)[0][:-2] + "AA"):
+        with pytest.raises(CantCheck, match="public key"):
+            verify_bundle(handed_over(log), [bad])
+
+
+@pytest.mark.parametrize("place", ["middle", "end"])
+def test_a_left_out_entry_is_noticed_also_where_the_count_is_put_right(log: MemoryLog, place: str) -> None:
+    value = json.loads(handed_over(log))
+    shorter = copy.deepcopy(value)
+    events = len(events_of(TRIAL))
+    del shorter["entries"][3 if place == "middle" else events]  # at the end: that somebody looked
+    with pytest.raises(Violated, match="signed"):
+        verify_bundle(json.dumps(shorter), keys_of(log))
+    # As by the docket itself, which signs the smaller count: a gap shows all the same.
+    shorter["count"] = signed_count(log.key, log.opened(), TRIAL, len(shorter["entries"]))
+    if place == "middle":
+        with pytest.raises(Violated, match="without gaps"):
+            verify_bundle(json.dumps(shorter), keys_of(log))
+    else:
+        assert len(verify_bundle(json.dumps(shorter), keys_of(log)).entries) == events
+
+
+def test_counts_of_other_trials_and_other_logs_do_not_pass(log: MemoryLog) -> None:
+    value = json.loads(handed_over(log))
+    entries = len(value["entries"])
+    smaller = type(log.opened())(log.key.name, 5, bytes(32))
+    for count in (
+        signed_count(log.key, log.opened(), "trial-2", entries),
+        signed_count(log.key, smaller, TRIAL, entries),
+        log.checkpoint(),
+        sign_note("some\nother\ntext\n", [log.key]),
+    ):
+        with pytest.raises(Violated, match="signed count"):
+            verify_bundle(json.dumps({**value, "count": count}), keys_of(log))
+    with pytest.raises(Violated, match="where a checkpoint has to"):
+        verify_bundle(json.dumps({**value, "checkpoint": value["count"]}), keys_of(log))
+    with pytest.raises(BadNote):
+        open_checkpoint(value["count"], [log.key.verifier])
+    with pytest.raises(BadNote):
+        signed_count(log.key, log.opened(), "t\nentries 5", 1)
+
+
+def test_entries_of_other_trials_parts_and_quotes_must_be_right(log: MemoryLog) -> None:
+    value = json.loads(handed_over(log))
+    other = json.loads(handed_over(log, "trial-2"))
+    swapped = copy.deepcopy(value)
+    swapped["entries"][2] = other["entries"][2]
+    swapped["entries"].sort(key=lambda entry: entry["number"])
+    with pytest.raises(Violated, match="another trial"):
+        verify_bundle(json.dumps(swapped), keys_of(log))
+    with pytest.raises(Violated, match="as a part"):
+        verify_bundle(json.dumps({**value, "parts": value["entries"][:1]}), keys_of(log))
+    quoting = MemoryLog()
+    quoting.add("Part", '{"kind":"Part","of":"p1","value":"a text"}')
+    quoting.add(
+        "PrecedentsCited", f'{{"kind":"PrecedentsCited","seq":0,"text":{{"part":0}},"trial_id":"{TRIAL}"}}', TRIAL, 0
+    )
+    whole = json.loads(handed_over(quoting))
+    assert len(verify_bundle(json.dumps(whole), keys_of(quoting)).parts) == 1
+    with pytest.raises(Violated, match="quotes entry 0"):
+        verify_bundle(json.dumps({**whole, "parts": []}), keys_of(quoting))
+
+
+def test_the_log_is_shown_to_continue_what_the_receiver_knows(log: MemoryLog) -> None:
+    """Any earlier size; a proof that is altered, of another size or of another log shows nothing."""
+    size = len(log.entries)
+    known = [earlier(log, old) for old in range(size + 1)]
+    value = json.loads(handed_over(log, known=known))
+    trial = verify_bundle(json.dumps(value), keys_of(log))
+    assert [one.size for one in trial.known] == list(range(size + 1))
+    for old, one in enumerate(value["known"]):
+        other_root = sign_checkpoint(log.key, log.key.name, old, bytes(32))
+        spoilt = [
+            {**one, "checkpoint": other_root},
+            {**one, "proof": [*one["proof"], base64.b64encode(bytes(32)).decode()]},
+        ]
+        if one["proof"]:
+            spoilt += [{**one, "proof": one["proof"][:-1]}, {**one, "proof": one["proof"][1:]}]
+        for bad in spoilt:
+            with pytest.raises(Violated, match="not shown to continue"):
+                verify_bundle(json.dumps({**value, "known": [bad]}), keys_of(log))
+            note, proof = bad["checkpoint"], [base64.b64decode(part) for part in bad["proof"]]
+            claimed = open_checkpoint(note, [log.key.verifier])
+            with pytest.raises(BadProof):  # the court's own check says the same
+                verify_consistency(old, size, claimed.root, log.opened().root, proof)
+    larger = sign_checkpoint(log.key, log.key.name, size + 1, bytes(32))
+    with pytest.raises(Violated, match="not shown to continue"):
+        verify_bundle(json.dumps({**value, "known": [{"checkpoint": larger, "proof": []}]}), keys_of(log))
+
+
+def test_what_was_erased_is_missing_and_everything_else_is_shown(log: MemoryLog) -> None:
+    value = json.loads(handed_over(log))
+    for entry in value["entries"][:-1]:
+        entry["body"] = entry["salt"] = None
+    trial = verify_bundle(json.dumps(value), keys_of(log))
+    assert trial.hidden == len(trial.entries) and trial.last("VerdictGiven") is None
+    value["entries"][0]["salt"] = base64.b64encode(bytes(32)).decode()
+    with pytest.raises(Violated, match="lost its body"):
+        verify_bundle(json.dumps(value), keys_of(log))
+
+
+def test_no_altered_bundle_passes(log: MemoryLog) -> None:
+    """Any leaf of the JSON altered, any object or list shortened: refused, or nothing was altered that is shown."""
+    text = handed_over(log, known=[earlier(log, 5), earlier(log, 16)])
+    right = verify_bundle(text, keys_of(log))
+    chance = random.Random(6962)
+    for _ in range(5_000 if NIGHTLY else 300):
+        value = json.loads(text)
+        if not altered(value, chance):
+            continue
+        try:
+            trial = verify_bundle(json.dumps(value), keys_of(log))
+        except (Violated, CantCheck):
+            continue
+        # A body taken out with its salt reads as withheld; parts that nothing quotes may be missing.
+        shown = {entry.number: entry for entry in right.entries}
+        assert [entry.header for entry in trial.entries] == [entry.header for entry in right.entries]
+        assert all(entry.body in (None, shown[entry.number].body) for entry in trial.entries)
+        assert set(trial.known) <= set(right.known)
+
+
+def altered(value: dict[str, Any], chance: random.Random) -> bool:
+    """Alters one thing somewhere; says whether it did."""
+    holder: Any = value
+    while True:
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        if not keys:
+            return False
+        key = chance.choice(keys)
+        inner = holder[key]
+        if isinstance(inner, dict | list) and inner and chance.random() < 0.8:
+            holder = inner
+            continue
+        break
+    how = chance.randrange(4)
+    if how == 0:
+        del holder[key]
+    elif isinstance(inner, str) and inner and how < 3:
+        place = chance.randrange(len(inner))
+        holder[key] = inner[:place] + chance.choice('aA0"\\ \né') + inner[place + chance.randrange(2) :]
+    elif isinstance(inner, int) and not isinstance(inner, bool):
+        holder[key] = inner + chance.choice([-1, 1])
+    else:
+        holder[key] = chance.choice([None, "", 0, [], {}, True])
+    return bool(holder.get(key, alone) != inner if isinstance(holder, dict) else True)
+
+
+def receipt_of(log: MemoryLog, number: int) -> dict[str, Any]:
+    return {
+        "checkpoint": log.checkpoint(),
+        "entry": number,
+        "header": log.entries[number].header(),
+        "proof": log.proof(number),
+    }
+
+
+def test_a_receipt_shows_that_the_verdict_is_logged(log: MemoryLog) -> None:
+    (number,) = (one.number for one in log.entries if (one.trial_id, one.kind) == (TRIAL, "VerdictGiven"))
+    receipt = receipt_of(log, number)
+    logged = verify_receipt(keys_of(log), **receipt, trial_id=TRIAL)
+    assert (logged.number, logged.trial_id, logged.kind) == (number, TRIAL, "VerdictGiven")
+    wrong: list[tuple[str, Any]] = [
+        ("entry", number + 1),
+        ("header", log.entries[number].header().replace(b'"v":1', b'"v":2')),
+        ("header", b" " + log.entries[number].header()),
+        ("header", b'{"v":1,' + log.entries[number].header()[1:]),
+        ("proof", receipt["proof"][:-1]),
+        ("proof", [*receipt["proof"], bytes(32)]),
+        ("checkpoint", receipt["checkpoint"].replace(f"\n{len(log.entries)}\n", f"\n{len(log.entries) + 1}\n")),
+        ("trial_id", "trial-2"),
+    ]
+    for field, value in wrong:
+        with pytest.raises(Violated):
+            verify_receipt(keys_of(log), **{**receipt, "trial_id": TRIAL, field: value})
+    with pytest.raises(Violated, match="another entry"):
+        verify_receipt(keys_of(log), **receipt_of(log, 0))
+
+
+def as_json(log: MemoryLog, number: int) -> dict[str, Any]:
+    """A response with its receipt, as protobuf writes it as JSON."""
+    receipt = receipt_of(log, number)
+    return {
+        "verdictId": log.entries[number].trial_id,
+        "receipt": {
+            "checkpoint": receipt["checkpoint"],
+            "entry": str(number),
+            "header": base64.b64encode(receipt["header"]).decode(),
+            "proof": [base64.b64encode(one).decode() for one in receipt["proof"]],
+        },
+    }
+
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(log: MemoryLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    (tmp_path / "key").write_text(f"{log.key.verifier}\n")
+
+    def run(name: str, content: str, *arguments: str) -> tuple[int, str]:
+        (tmp_path / name).write_text(content)
+        status = alone.main([str(tmp_path / name), "--key", str(tmp_path / "key"), *arguments])
+        said = capsys.readouterr()
+        return status, said.out + said.err
+
+    return run
+
+
+def test_the_command_tells_right_from_wrong_and_from_not_checked(log: MemoryLog, run: Run, tmp_path: Path) -> None:
+    text = handed_over(log)
+    number = next(one.number for one in log.entries if (one.trial_id, one.kind) == (TRIAL, "VerdictGiven"))
+    status, said = run("bundle.json", text)
+    assert status == 0 and said.endswith("right\n") and f"trial     {TRIAL}" in said and "hidden    1" in said
+    assert run("bundle.json", text.replace("Blueland", "Redland")) == (
+        1,
+        "violated: The body of entry 0 is not the one that was logged.\n",
+    )
+    assert run("bundle.json", text[:-5])[0] == 2
+    assert run("receipt.json", json.dumps(as_json(log, number))) == (
+        0,
+        f"trial {TRIAL}: its verdict is entry {number} of {len(log.entries)}\nright\n",
+    )
+    assert run("receipt.json", json.dumps(as_json(log, number)["receipt"]))[0] == 0
+    assert run("receipt.json", json.dumps(as_json(log, 0)))[0] == 1
+    assert run("none.json", "{}")[0] == 2 and run("none.json", "no json")[0] == 2
+    assert alone.main([str(tmp_path / "missing"), "--key", str(tmp_path / "key")]) == 2
+
+
+def test_a_bundle_is_held_against_the_receipts_that_were_kept(log: MemoryLog, run: Run, tmp_path: Path) -> None:
+    number = next(one.number for one in log.entries if (one.trial_id, one.kind) == (TRIAL, "VerdictGiven"))
+    receipts = tmp_path / "receipts.jsonl"
+    # Receipts of other trials may stand among them.
+    others = [one.number for one in log.entries if one.kind == "VerdictGiven"]
+    receipts.write_text("".join(json.dumps(as_json(log, other)) + "\n" for other in others))
+    status, said = run("bundle.json", handed_over(log), "--receipt", str(receipts))
+    assert status == 0 and "receipts  1 agree" in said
+    # Who has the key writes the log anew: the bundle is right by itself, and not beside the receipt.
+    forged = MemoryLog()
+    forged.key = log.key
+    for entry in log.entries:
+        body = (entry.body or "").replace("HARMFUL", "NOT_HARMFUL") if entry.number == number else entry.body or ""
+        forged.add(entry.kind, body, entry.trial_id, entry.seq, entry.at)
+    assert run("bundle.json", handed_over(forged))[0] == 0
+    assert run("bundle.json", handed_over(forged), "--receipt", str(receipts)) == (
+        1,
+        f"violated: The docket has signed two different logs of {len(log.entries)} entries.\n",
+    )
+    forged.add_look(TRIAL, "eve")
+    assert run("bundle.json", handed_over(forged), "--receipt", str(receipts))[1].startswith("violated: The receipt is")
+
+
+def test_a_bundle_is_held_against_checkpoints_that_were_kept(log: MemoryLog, run: Run, tmp_path: Path) -> None:
+    anchor = tmp_path / "anchor"
+    anchor.write_text(earlier(log, 7)[1] + "\n" + earlier(log, 20)[1])
+    shown = handed_over(log, known=[earlier(log, 7), earlier(log, 20)])
+    status, said = run("bundle.json", shown, "--anchor", str(anchor))
+    assert status == 0 and "anchors   2 agree" in said
+    # One that the bundle does not show the way to can't be compared; one of another log is a lie.
+    status, said = run("bundle.json", handed_over(log, known=[earlier(log, 7)]), "--anchor", str(anchor))
+    assert status == 2 and "over 20 entries is not shown" in said
+    anchor.write_text(sign_checkpoint(log.key, log.key.name, 20, bytes(32)))
+    status, said = run("bundle.json", shown, "--anchor", str(anchor))
+    assert status == 1 and "two different logs of 20 entries" in said
+    anchor.write_text("nothing")
+    assert run("bundle.json", shown, "--anchor", str(anchor))[0] == 2
+
+
+def test_it_stands_alone(log: MemoryLog, tmp_path: Path) -> None:
+    """Nothing of ours is needed but the one file: it is run from elsewhere, with nothing else to import."""
+    source = Path(alone.__file__).read_text()
+    (tmp_path / "verify.py").write_text(source)
+    (tmp_path / "bundle.json").write_text(handed_over(log))
+    (tmp_path / "key").write_text("".join(f"{key}\n" for key in keys_of(log)))
+    program = (
+        "import runpy, sys\n"
+        "class Ours:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('court', 'serving', 'memecourt', 'grpc', 'pydantic', 'rfc8785'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Ours())\n"
+        "sys.argv = ['verify.py', 'bundle.json', '--key', 'key']\n"
+        "runpy.run_path('verify.py', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["right"]), done.stderr
+
+
+def test_both_verifiers_agree_on_keys_and_notes(log: MemoryLog) -> None:
+    """What one takes the other takes: the published notes, and altered ones."""
+    from tests.unit import test_notes as published
+
+    cases = [(published.SPEC_NOTE, published.SPEC_PUBLIC)]
+    cases += [(f"{published.TEXT}\n{published.PETER_SIGNED}{published.ENOCH_SIGNED}", published.ENOCH_PUBLIC)]
+    cases += [(log.checkpoint(), keys_of(log)[0])]
+    chance = random.Random(1)
+    for note, key in cases:
+        assert alone._open_note(note, [key]) == published.open_note(note, [VerifierKey.parse(key)])
+        for _ in range(200):
+            place = chance.randrange(len(note))
+            other = note[:place] + chance.choice("a \n+—=") + note[place + 1 :]
+            taken = []
+            for opened in (
+                lambda other=other, key=key: alone._open_note(other, [key]),
+                lambda other=other, key=key: published.open_note(other, [VerifierKey.parse(key)]),
+            ):
+                try:
+                    taken.append(opened())
+                except (Violated, BadNote):
+                    taken.append(None)
+            assert taken[0] == taken[1], other

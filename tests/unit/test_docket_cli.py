@@ -1,0 +1,243 @@
+"""``memecourt docket``: what it prints, and what it leaves in files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from memecourt.verify import verify_bundle
+from retrieval.library.library import Library
+from retrieval.library.writer import LibraryWriter
+from serving.cli.main import cli
+from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint
+from serving.docket.sql import SqlDocket
+from tests.dockets import with_docket
+from tests.tampering import scene_of
+from tests.unit.test_library import ENCODER, content, create
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a docket, its public key and a checkpoint of its middle."""
+    folder = tmp_path_factory.mktemp("made")
+
+    async def scene() -> None:
+        docket = SqlDocket.open(folder / "docket.sqlite")
+        try:
+            filled = await scene_of(docket, random.Random(11), trials=12, place=folder / "docket.sqlite")
+            (folder / "key").write_text(f"{filled.key}\n")
+            (folder / "anchor").write_text("\n".join(filled.anchor.notes))
+        finally:
+            await docket.close()
+
+    asyncio.run(scene())
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy of that, to be altered."""
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+@pytest.fixture
+def invoke(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    monkeypatch.setenv("MEMECOURT_HOME", str(folder / "home"))
+    monkeypatch.setenv("MEMECOURT_DOCKET", str(folder / "docket.sqlite"))
+
+    def invoke(*arguments: Any, **options: Any) -> Result:
+        return CliRunner().invoke(cli, ["docket", *map(str, arguments)], **options)
+
+    return invoke
+
+
+def test_a_clean_docket_is_told_in_words_and_figures(
+    folder: Path, invoke: Invoke, request: pytest.FixtureRequest
+) -> None:
+    told = invoke("verify", "--key", folder / "key", "--anchor", folder / "anchor")
+    assert told.exit_code == 0, told.output
+    shown = re.sub(r"[A-Za-z0-9+/]{43}=", "ROOT", told.output)
+    path = GOLDEN / "docket_verify.txt"
+    if request.config.getoption("--write-golden"):
+        path.write_text(shown)
+    assert shown == path.read_text()
+    value = json.loads(invoke("verify", "--key", folder / "key", "--json").output)
+    assert value["outcome"] == "clean" and value["unanchored"] == value["entries"] and not value["findings"]
+
+
+def test_a_violated_docket_ends_with_1_and_says_where(folder: Path, invoke: Invoke) -> None:
+    import sqlite3
+
+    with sqlite3.connect(folder / "docket.sqlite") as connection:
+        connection.execute("DROP TRIGGER entries_update")
+        connection.execute("UPDATE entries SET salt = zeroblob(32) WHERE number = 7")
+        connection.execute("UPDATE trials SET label = 'NOT_HARMFUL' WHERE label = 'HARMFUL'")
+    connection.close()
+    told = invoke("verify", "--key", folder / "key")
+    assert told.exit_code == 1 and "violated: " in told.output
+    assert "BODY_ALTERED         The body of entry 7 is not the one that was logged." in told.output
+    assert "is listed with another label than its entries give it." in told.output
+    value = json.loads(invoke("verify", "--key", folder / "key", "--json").output)
+    assert value["outcome"] == "violated" and value["faults"]["BODY_ALTERED"] == 1
+
+
+def test_a_key_of_another_docket_is_a_violation(folder: Path, invoke: Invoke) -> None:
+    name = (folder / "key").read_text().partition("+")[0]
+    (folder / "other").write_text(f"{SigningKey.create(name).verifier}\n")
+    told = invoke("verify", "--key", folder / "other")
+    assert told.exit_code == 1 and "KEY_DIFFERS" in told.output and "CHECKPOINT_UNSIGNED" in told.output
+
+
+def test_what_can_not_be_checked_ends_with_2(folder: Path, invoke: Invoke) -> None:
+    key, anchor = folder / "key", folder / "anchor"
+    (folder / "empty").write_text("")
+    foreign = SigningKey.create("another.example/docket")
+    (folder / "foreign").write_text(sign_checkpoint(foreign, foreign.name, 3, bytes(32)))
+    for arguments, told in (
+        (("--key", folder / "none"), "can't be read"),
+        (("--key", folder / "empty"), "no key"),
+        (("--key", anchor), "public key"),
+        (("--key", key, "--anchor", folder / "none"), "can't be read"),
+        (("--key", key, "--anchor", folder / "empty"), "no checkpoint"),
+        (("--key", key, "--anchor", folder / "foreign"), "not signed with the given key"),
+        (("--key", key, "--docket", folder / "none.sqlite"), "no docket"),
+        ((), "--key"),
+    ):
+        outcome = invoke("verify", *arguments)
+        assert outcome.exit_code == 2 and told in outcome.output, (arguments, outcome.output)
+    assert not (folder / "none.sqlite").exists()
+    # What is wrong goes before what could not be checked.
+    (folder / "docket.key").unlink()
+    assert invoke("verify", "--key", key, "--anchor", anchor).exit_code == 0  # the private key is not needed
+
+
+def test_a_cut_tail_shows_against_a_checkpoint_from_outside_alone(folder: Path, invoke: Invoke) -> None:
+    """The whole docket as it was yesterday, put back."""
+    yesterday = folder / "yesterday.sqlite"
+    shutil.copy(folder / "docket.sqlite", yesterday)
+    kept = invoke("checkpoint")
+    assert kept.exit_code == 0
+    (folder / "anchor").write_text(kept.output)
+    lines = with_docket(folder / "docket.sqlite", lambda docket: docket.list(limit=50))
+    trial_id = next(line.trial_id for line in lines if line.label and not line.erased)
+    assert invoke("erase", trial_id, "--who", "ada", "--why", "asked to", "--yes").exit_code == 0
+    today = invoke("checkpoint").output
+    shutil.copy(yesterday, folder / "docket.sqlite")
+    assert invoke("verify", "--key", folder / "key", "--anchor", folder / "anchor").exit_code == 0
+    with (folder / "anchor").open("a") as anchor:
+        anchor.write(today)
+    told = invoke("verify", "--key", folder / "key", "--anchor", folder / "anchor")
+    assert told.exit_code == 1 and "TAIL_MISSING" in told.output
+
+
+def test_key_and_checkpoint_are_printed_as_they_are_to_be_kept(folder: Path, invoke: Invoke) -> None:
+    key = invoke("key").output
+    assert key == (folder / "key").read_text()
+    note = invoke("checkpoint").output
+    entries = json.loads(invoke("verify", "--key", folder / "key", "--json").output)["entries"]
+    assert open_checkpoint(note, [VerifierKey.parse(key)]).size == entries
+
+
+def test_a_trial_is_handed_over_and_checked_elsewhere(folder: Path, invoke: Invoke) -> None:
+    lines = with_docket(folder / "docket.sqlite", lambda docket: docket.list(limit=50))
+    for line in lines:
+        out = folder / "bundle.json"
+        assert invoke("bundle", line.trial_id, "-o", out).exit_code == 0
+        trial = verify_bundle(out.read_text(), [(folder / "key").read_text()])
+        assert trial.trial_id == line.trial_id
+        assert (trial.last("VerdictGiven") is None) == (line.erased or not line.label)
+        # What was put outside shows the same log.
+        assert invoke("verify", "--key", folder / "key", "--anchor", out).exit_code == 0
+    # Whoever has an earlier checkpoint is shown that the log continues it; one that is ahead shows a loss.
+    shown = invoke("bundle", lines[0].trial_id, "-o", out, "--anchor", folder / "anchor")
+    (earlier,) = verify_bundle(out.read_text(), [(folder / "key").read_text()]).known
+    assert shown.exit_code == 0 and earlier.size < trial.checkpoint.size
+    ahead = SigningKey.parse((folder / "docket.key").read_text())
+    (folder / "ahead").write_text(sign_checkpoint(ahead, ahead.name, 10_000, bytes(32)))
+    lost = invoke("bundle", lines[0].trial_id, "-o", out, "--anchor", folder / "ahead")
+    assert lost.exit_code == 1 and "entries are missing" in lost.output
+    assert invoke("bundle", "nobody", "-o", out).exit_code == 1
+    assert invoke("bundle", lines[0].trial_id, "-o", folder / "none" / "x.json").exit_code == 1
+    (folder / "docket.key").unlink()
+    assert "key" in invoke("bundle", lines[0].trial_id, "-o", out).output
+
+
+def test_erasing_asks_first_and_leaves_a_docket_that_verifies(folder: Path, invoke: Invoke) -> None:
+    lines = with_docket(folder / "docket.sqlite", lambda docket: docket.list(limit=50))
+    trial_id = next(line.trial_id for line in lines if line.label and not line.erased)
+    asked = invoke("erase", trial_id, "--who", "ada", "--why", "asked to", input="n\n")
+    assert asked.exit_code == 1 and "for ever?" in asked.output
+    assert not next(
+        line.erased
+        for line in with_docket(folder / "docket.sqlite", lambda docket: docket.list(limit=50))
+        if line.trial_id == trial_id
+    )
+    done = invoke("erase", trial_id, "--who", "ada", "--why", "asked to", "--yes")
+    assert done.exit_code == 0 and f"entries of trial {trial_id} are erased" in done.output
+    told = invoke("verify", "--key", folder / "key", "--anchor", folder / "anchor", "--json")
+    value = json.loads(told.output)
+    assert told.exit_code == 0 and value["erased"] > 0
+    assert invoke("erase", "nobody", "--who", "ada", "--why", "asked to", "--yes").exit_code == 1
+
+
+def test_erasing_takes_the_precedent_out_that_an_overruling_made(folder: Path, invoke: Invoke) -> None:
+    lines = with_docket(folder / "docket.sqlite", lambda docket: docket.list(limit=50))
+    one, other = [line.trial_id for line in lines if line.label and not line.erased][:2]
+    root = folder / "library"
+    writer = LibraryWriter(create(root, "a", "b"))
+    (meme,), rows = content(f"trial:{one}")
+    writer.add(meme, rows[0], b"its picture", who="Ruth", why="overruled")
+    assert f"words of trial:{one}".encode() in everything_in(root)
+    asked = ("--who", "ada", "--why", "asked to", "--yes", "--library", root)
+    told = invoke("erase", one, *asked)
+    assert told.exit_code == 0 and "out of the library" in told.output, told.output
+    assert list(Library.open(root, ENCODER.identity).ids()) == ["a", "b"]
+    for said in (f"words of trial:{one}", "its picture"):
+        assert said.encode() not in everything_in(root)
+    told = invoke("erase", other, *asked)
+    assert told.exit_code == 0 and "library" not in told.output
+
+
+def test_erasing_a_precedent_takes_its_text_out_of_every_record_and_of_the_library(
+    folder: Path, invoke: Invoke
+) -> None:
+    async def cited(docket: SqlDocket) -> dict[str, set[str]]:
+        """Texts by precedent, as records show them."""
+        texts: dict[str, set[str]] = {}
+        for line in await docket.list(limit=50):
+            found = None if line.erased else (await docket.record(line.trial_id)).precedents
+            for exhibit in found.findings.exhibits if found else ():
+                texts.setdefault(exhibit.id, set()).add(exhibit.text)
+        return texts
+
+    before = with_docket(folder / "docket.sqlite", cited)
+    name = next(id_ for id_, texts in before.items() if texts != {"[erased]"})
+    root = folder / "library"
+    LibraryWriter(create(root, "a", "b")).add(content(name)[0][0], content(name)[1][0], None, who="Ruth", why="test")
+    asked = (name, "--who", "ada", "--why", "asked to", "--library", root)
+    assert invoke("erase-precedent", *asked, input="n\n").exit_code == 1
+    assert with_docket(folder / "docket.sqlite", cited) == before
+    told = invoke("erase-precedent", *asked, "--yes")
+    assert told.exit_code == 0 and "out of the library" in told.output, told.output
+    after = with_docket(folder / "docket.sqlite", cited)
+    assert after[name] == {"[erased]"} and {**after, name: before[name]} == before
+    assert list(Library.open(root, ENCODER.identity).ids()) == ["a", "b"]
+    assert invoke("verify", "--key", folder / "key").exit_code == 0
+    assert "nothing of it" in invoke("erase-precedent", "nobody", *asked[1:], "--yes").output
+
+
+def everything_in(root: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())

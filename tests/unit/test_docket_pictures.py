@@ -1,0 +1,157 @@
+"""Pictures outside the docket's database: in a directory, and in a store that speaks S3."""
+
+import asyncio
+import re
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from court.errors import BadRequest, Unavailable
+from serving.docket.pictures import ObjectPictures
+from serving.docket.sql import SqlDocket, docket_of
+from serving.settings import Settings
+from tests.dockets import NOON, append_all, events_of, with_docket
+from tests.fakes import a_picture
+
+DIGEST = "ab" * 32
+
+
+def three_frames():
+    picture = a_picture(DIGEST)
+    return replace(picture, frames=tuple(replace(picture.frames[0], png=f"f{n}".encode(), index=n) for n in range(3)))
+
+
+class Bucket(BaseHTTPRequestHandler):
+    """As much of S3 as is asked here: objects are put, got, looked for and deleted (DeleteObjects)."""
+
+    protocol_version = "HTTP/1.1"
+    objects: dict[str, bytes]
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status, body=b""):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"1"')
+        self.send_header("Last-Modified", "Fri, 02 Jan 2026 12:00:00 GMT")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_PUT(self):
+        self.objects[self.name()] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(200)
+
+    def do_GET(self):
+        found = self.objects.get(self.name())
+        self.answer(404 if found is None else 200, found or b"")
+
+    do_HEAD = do_GET
+
+    def do_POST(self):
+        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        keys = re.findall("<Key>(.*?)</Key>", asked)
+        for key in keys:
+            self.objects.pop(f"{self.name().rstrip('/')}/{key}", None)
+        gone = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        self.answer(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
+
+    def name(self):
+        return unquote(urlsplit(self.path).path)
+
+
+@contextmanager
+def a_bucket(monkeypatch):
+    """A server of one bucket, and what lies in it."""
+    objects = {}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Bucket,), {"objects": objects}))
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    given = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "here",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    try:
+        yield objects
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+async def kept_and_erased(docket):
+    picture = three_frames()
+    opened, *more = events_of("t")
+    meme = opened.meme.model_copy(update={"pixels_sha256": DIGEST})
+    await docket.keep_picture(picture)
+    await docket.keep_picture(picture)
+    await append_all(docket, [opened.model_copy(update={"meme": meme}), *more])
+    kept = await docket.frames(DIGEST)
+    await docket.erase("t", who="Ruth", why="asked for", at=NOON)
+    return kept, await docket.frames(DIGEST)
+
+
+def test_pictures_lie_beside_the_file_and_go_when_they_are_erased(tmp_path):
+    place = tmp_path / "d.sqlite-pictures"
+    with_docket(tmp_path / "d.sqlite", lambda docket: docket.keep_picture(three_frames()))
+    assert sorted(path.name for path in place.rglob("*.png")) == [f"{DIGEST}.{n}.png" for n in range(3)]
+    assert with_docket(tmp_path / "d.sqlite", kept_and_erased) == ([b"f0", b"f1", b"f2"], [])
+    assert not [path for path in place.rglob("*") if path.is_file()]
+
+
+def test_pictures_lie_in_a_store_that_speaks_s3(tmp_path, monkeypatch):
+    settings = Settings(home=tmp_path, pictures="s3://court/of/memes")
+    with a_bucket(monkeypatch) as objects:
+
+        async def scene():
+            docket = docket_of(settings)
+            try:
+                await docket.keep_picture(three_frames())
+                names = sorted(objects)
+                return names, await kept_and_erased(docket), await docket.frames("cd" * 32)
+            finally:
+                await docket.close()
+
+        names, (kept, erased), none = asyncio.run(scene())
+    assert names == [f"/court/of/memes/ab/{DIGEST}.{n}.png" for n in range(3)]
+    assert kept == [b"f0", b"f1", b"f2"] and erased == none == [] and not objects
+    assert not (tmp_path / "docket.sqlite-pictures").exists()
+
+
+def test_a_picture_of_which_the_first_frame_is_missing_is_none(tmp_path):
+    """Frames are put there from the last to the first: what a crash left halfway is kept anew."""
+
+    async def scene(docket):
+        await docket.keep_picture(three_frames())
+        (place,) = (tmp_path / "d.sqlite-pictures").rglob("*.0.png")
+        place.unlink()
+        before = await docket.frames(DIGEST)
+        await docket.keep_picture(three_frames())
+        return before, await docket.frames(DIGEST)
+
+    assert with_docket(tmp_path / "d.sqlite", scene) == ([], [b"f0", b"f1", b"f2"])
+
+
+@pytest.mark.parametrize("name", ["", "..", "../d", "a/b", "a" * 200, "\0"])
+def test_what_is_no_digest_names_no_picture(tmp_path, name):
+    (tmp_path / "d.0.png").write_bytes(b"not to be read")
+    assert with_docket(tmp_path / "d.sqlite", lambda docket: docket.frames(name)) == []
+
+
+def test_a_place_that_is_none_is_refused_without_repeating_it(tmp_path):
+    with pytest.raises(BadRequest) as refused:
+        SqlDocket.open(tmp_path / "d.sqlite", pictures="nonsense://user:secret@host/x")
+    assert "secret" not in refused.value.message and refused.value.field == "pictures"
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable):
+        ObjectPictures.open(tmp_path / "file")

@@ -1,0 +1,174 @@
+"""Entries of the log: canonical JSON of anything, headers, commitments, bodies."""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import rfc8785
+
+from court.events import TrialOpened, VerdictGiven
+from serving.docket.log.entries import Erased, body_of, check, erased_of, event_of, make
+from serving.docket.log.errors import BadEntry
+from serving.docket.log.loggable import canonical, loggable, parse, plain
+from tests.dockets import NIGHTLY, NOON, events_of
+
+# RFC 8785, appendix B: an IEEE 754 number in hex, and how it is written.
+NUMBERS = {
+    "0000000000000000": "0",
+    "8000000000000000": "0",
+    "0000000000000001": "5e-324",
+    "8000000000000001": "-5e-324",
+    "7fefffffffffffff": "1.7976931348623157e+308",
+    "ffefffffffffffff": "-1.7976931348623157e+308",
+    "4340000000000000": "9007199254740992",
+    "c340000000000000": "-9007199254740992",
+    "4430000000000000": "295147905179352830000",
+    "44b52d02c7e14af5": "9.999999999999997e+22",
+    "44b52d02c7e14af6": "1e+23",
+    "44b52d02c7e14af7": "1.0000000000000001e+23",
+    "444b1ae4d6e2ef4e": "999999999999999700000",
+    "444b1ae4d6e2ef4f": "999999999999999900000",
+    "444b1ae4d6e2ef50": "1e+21",
+    "3eb0c6f7a0b5ed8c": "9.999999999999997e-7",
+    "3eb0c6f7a0b5ed8d": "0.000001",
+    "41b3de4355555553": "333333333.3333332",
+    "41b3de4355555554": "333333333.33333325",
+    "41b3de4355555555": "333333333.3333333",
+    "41b3de4355555556": "333333333.3333334",
+    "41b3de4355555557": "333333333.33333343",
+    "becbf647612f3696": "-0.0000033333333333333333",
+    "43143ff3c1cb0959": "1424953923781206.2",
+}
+WORDS = [
+    "a",
+    "$",
+    "$text",
+    "$text:",
+    "$int",
+    "\\",
+    "\\ud800",
+    "\ud800",
+    "\udfff",
+    "é",
+    "\U0001f600",
+    "\ue000",
+    '"',
+    "\n",
+]
+WORDS += ["\x7f", "\u2028", "\x01", "\u202e", "5"]
+FLOATS = [math.nan, math.inf, -math.inf, -0.0, 1.0, 1e16, 9999999999999998.0, 1e21, 1e-6, 1e-7, 0.0001, 0.00009999]
+
+
+def test_numbers_are_written_as_the_standard_has_them() -> None:
+    for bits, written in NUMBERS.items():
+        (number,) = struct.unpack(">d", bytes.fromhex(bits))
+        assert canonical([number]) == f"[{written}]"
+
+
+def test_keys_and_text_are_written_as_the_standard_has_them() -> None:
+    """RFC 8785, 3.2.2 and 3.2.3: escapes, and an order of keys that is neither that of UTF-8 nor of code points."""
+    value = {"\u20ac": 1, "\r": 2, "\ufb33": 3, "1": 4, "\U0001f600": 5, "\x80": 6, "\xf6": 7}
+    assert canonical(value) == '{"\\r":2,"1":4,"\x80":6,"ö":7,"€":1,"😀":5,"\ufb33":3}'
+    assert canonical('\u20ac$\x0f\nA\'B"\\\\"/') == '"€$\\u000f\\nA\'B\\"\\\\\\\\\\"/"'
+    assert canonical([56, {"d": True, "10": None, "1": []}]) == '[56,{"1":[],"10":null,"d":true}]'
+
+
+def test_anything_is_written_as_the_library_writes_it_and_comes_back() -> None:
+    chance = random.Random(8785)
+    for _ in range(100_000 if NIGHTLY else 3_000):
+        value = something(chance)
+        written = canonical(value)
+        assert written.encode() == rfc8785.dumps(loggable(value))
+        assert same(parse(written), value)
+
+
+def test_what_json_does_not_have_is_marked() -> None:
+    assert loggable(math.nan) == {"$float": "nan"} and loggable(2**53) == {"$int": "9007199254740992"}
+    assert loggable("a\\b\ud800") == {"$text": "a\\\\b\\ud800"} and loggable(2**53 - 1) == 2**53 - 1
+    assert loggable({"$int": "5"}) == {"$$int": "5"}  # a model that says so is not taken at its word
+    for bad in ({"$int": 5}, {"$new": 1}, {"$float": "five"}):
+        with pytest.raises(ValueError, match=r"mark|could not convert"):
+            plain(bad)
+    for no_json in ({1: 2}, b"bytes", object()):
+        with pytest.raises(TypeError):
+            loggable(no_json)
+
+
+def test_an_event_comes_back_out_of_its_body() -> None:
+    for event in events_of():
+        assert event_of(body_of(event)) == event
+    opened = events_of()[0]
+    assert isinstance(opened, TrialOpened)
+    odd: dict[str, Any] = {"huge": 2**70, "nan": [math.nan], "$int": "no mark", "lone": "\ud800", "neg": -1e300}
+    back = event_of(body_of(opened.model_copy(update={"settings": odd})))
+    assert isinstance(back, TrialOpened) and same(back.settings, odd)
+
+
+def test_a_header_holds_nothing_of_the_body() -> None:
+    (given,) = (event for event in events_of() if isinstance(event, VerdictGiven))
+    body = body_of(given)
+    entry = make(7, kind=given.kind, trial_id="t", seq=given.seq, at="2026-01-02T12:00:00.000000+00:00", body=body)
+    header = entry.header().decode()
+    assert header == (
+        f'{{"at":"2026-01-02T12:00:00.000000+00:00","commitment":"{entry.commitment.hex()}","kind":"VerdictGiven",'
+        f'"number":7,"seq":{given.seq},"trial":"t","v":1}}'
+    )
+    check(entry)
+    check(replace(entry, body=None, salt=None))
+    # The same body twice: nobody can tell from the headers.
+    assert make(7, kind=given.kind, trial_id="t", seq=given.seq, at="", body=body).commitment != entry.commitment
+    for altered in (
+        replace(entry, body=body[:-1] + " }"),
+        replace(entry, body=None),
+        replace(entry, salt=None),
+        replace(entry, salt=bytes(32)),
+        replace(entry, commitment=bytes(32)),
+    ):
+        with pytest.raises(BadEntry, match=r"entry 7|Entry 7"):
+            check(altered)
+
+
+def test_erasures() -> None:
+    erased = Erased(trial_id="t", at=NOON, who="ada", why="asked to", numbers=(3, 4))
+    assert erased_of(body_of(erased)) == erased
+    for bad in ("", "[]", body_of(erased).replace("numbers", "others")):
+        with pytest.raises(BadEntry):
+            erased_of(bad)
+
+
+def something(chance: random.Random, depth: int = 0) -> Any:
+    """A value of any kind that a model may say, of those that are hard to write too."""
+    kind = chance.randrange(10 if depth < 4 else 7)
+    if kind == 0:
+        return chance.choice([None, True, False])
+    if kind == 1:
+        most = chance.choice([10, 2**53, 2**80])
+        return chance.choice([chance.randrange(-most, most), 2**53, 2**53 - 1, 1 - 2**53, -(2**53)])
+    if kind == 2:
+        (any_float,) = struct.unpack("d", struct.pack("Q", chance.getrandbits(64)))
+        return chance.choice([chance.random() * 10.0 ** chance.randrange(-12, 25), any_float, chance.choice(FLOATS)])
+    if kind < 7:
+        return text(chance)
+    if kind == 7:
+        return [something(chance, depth + 1) for _ in range(chance.randrange(4))]
+    return {text(chance): something(chance, depth + 1) for _ in range(chance.randrange(4))}
+
+
+def text(chance: random.Random) -> str:
+    return "".join(chance.choices(WORDS, k=chance.randrange(5)))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, where NaN is NaN, and 1.0 is 1."""
+    if isinstance(one, float) or isinstance(other, float):
+        return bool(one == other or (one != one and other != other))
+    if isinstance(one, list):
+        return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(one == other) and type(one) is type(other)

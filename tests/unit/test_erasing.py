@@ -1,0 +1,160 @@
+"""PR-1: after a trial is erased, no byte of its meme is in any file of the docket. What it does: test_docket_log.py."""
+
+import asyncio
+import hashlib
+import random
+import sqlite3
+
+import pytest
+
+from court.errors import Unavailable
+from court.events import PrecedentsCited, ReviewOutcome, TextRead, VerdictGiven
+from court.verdict import Label
+from serving.docket.sql import SqlDocket
+from serving.docket.store import RequestName
+from tests.dockets import NIGHTLY, NOON, append_all, events_of, reviewing, with_docket
+from tests.fakes import a_picture
+
+MEMES = 100 if NIGHTLY else 12
+
+
+class Marked:
+    """A trial of a meme that can be told from all others, wherever it is looked for."""
+
+    def __init__(self, number, chance):
+        self.trial_id = f"t{number}"
+        self.precedent = f"from t{number}"
+        kinds = ("text", "post", "request", "saying", "look", "key")
+        words = [f"{word}{chance.getrandbits(48):012x}" for word in kinds]
+        self.text, self.post, self.request, self.saying, self.look, self.key = words
+        self.pixels = hashlib.sha256(self.text.encode()).hexdigest()
+        self.bytes = hashlib.sha256(self.pixels.encode()).hexdigest()
+        self.png = f"pixels of {self.text}".encode()
+        self.padding = "".join(chance.choices("abcdefgh ", k=chance.choice([0, 300, 5000, 30_000])))
+
+    def traces(self):
+        """Everything that a file might still hold of it."""
+        found = [self.text, self.post, self.request, self.saying, self.look, self.key, self.pixels, self.bytes]
+        return [*(one.encode() for one in found), bytes.fromhex(self.pixels), bytes.fromhex(self.bytes)]
+
+    def events(self):
+        whole = events_of(self.trial_id)
+        opened = whole[0]
+        meme = opened.meme.model_copy(
+            update={"pixels_sha256": self.pixels, "bytes_sha256": self.bytes, "content_id": self.post}
+        )
+        whole[0] = opened.model_copy(update={"meme": meme, "request_id": self.request})
+        for place, event in enumerate(whole):
+            if isinstance(event, TextRead):
+                whole[place] = event.model_copy(update={"text": f"{self.padding}{self.text}"})
+            if isinstance(event, VerdictGiven):
+                verdict = event.verdict.model_copy(update={"rationale": f"{self.saying}{self.padding}"})
+                whole[place] = event.model_copy(update={"verdict": verdict})
+        return whole
+
+    def picture(self):
+        picture = a_picture(self.pixels)
+        frame = picture.frames[0]
+        return type(picture)(
+            picture.format, self.bytes, self.pixels, 1, 1, 1, (type(frame)(self.png, frame.width, frame.height, 0),)
+        )
+
+    async def keep(self, docket):
+        await docket.keep_picture(self.picture())
+        await docket.claim(RequestName("n", self.request), payload=self.bytes, trial_id=self.trial_id, owner="A")
+        await append_all(docket, self.events())
+        await asyncio.gather(docket.know(self.key, self.trial_id), docket.keep_look(self.trial_id, self.look.encode()))
+        await reviewing(docket, self.trial_id, ReviewOutcome.UPHELD, Label.HARMFUL, reviewer=self.saying)
+
+    async def quoted(self, docket, by):
+        """A later trial that is shown this meme as a precedent."""
+        whole = events_of(by)
+        for place, event in enumerate(whole):
+            if isinstance(event, PrecedentsCited):
+                shown, *more = event.findings.exhibits
+                shown = shown.model_copy(update={"id": self.precedent, "text": self.text})
+                findings = event.findings.model_copy(update={"exhibits": (shown, *more)})
+                whole[place] = event.model_copy(update={"findings": findings})
+        await append_all(docket, whole)
+
+
+def held(folder):
+    """All bytes of all files below a folder, and their names."""
+    return {
+        path: str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def found(folder, traces):
+    files = held(folder)
+    return {trace: [path.name for path, data in files.items() if trace in data] for trace in traces}
+
+
+def test_nothing_of_erased_memes_is_in_any_file(tmp_path):
+    chance = random.Random(11)
+    memes = [Marked(number, chance) for number in range(MEMES)]
+    doomed = chance.sample(memes, MEMES // 2)
+    kept = [meme for meme in memes if meme not in doomed]
+
+    async def scene(docket):
+        for meme in memes:  # in turns with others, so that pages are divided with all of them in it
+            await meme.keep(docket)
+            await asyncio.gather(*(append_all(docket, events_of(f"{meme.trial_id} {n}")) for n in range(4)))
+        for meme in memes:
+            await meme.quoted(docket, f"quotes {meme.trial_id}")
+        before = [found(tmp_path, meme.traces()) for meme in doomed]
+        for meme in doomed:
+            await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=[meme.precedent])
+        while_open = [found(tmp_path, meme.traces()) for meme in doomed]
+        records = [await docket.record(meme.trial_id) for meme in kept]
+        return before, while_open, records, [await docket.frames(meme.pixels) for meme in kept]
+
+    before, while_open, records, frames = with_docket(tmp_path / "d.sqlite", scene)
+    for traces in before:
+        hexed = {trace: files for trace, files in traces.items() if len(trace) < 65 and trace.isalnum()}
+        assert all(hexed.values()), {trace: "was not there to be found" for trace, files in hexed.items() if not files}
+    afterwards = [found(tmp_path, meme.traces()) for meme in doomed]
+    for traces in (*while_open, *afterwards):
+        assert not any(traces.values()), {trace: files for trace, files in traces.items() if files}
+    assert [record.text.text for record in records] == [f"{meme.padding}{meme.text}" for meme in kept]
+    assert frames == [[meme.png] for meme in kept]
+
+
+def test_where_somebody_goes_on_reading_it_is_said_that_files_still_hold_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("serving.docket.sql._SCRUB_S", 0.2)
+    meme = Marked(1, random.Random(12))
+
+    async def scene(docket):
+        await meme.keep(docket)
+        reader = sqlite3.connect(tmp_path / "d.sqlite", isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM entries").fetchone()
+        with pytest.raises(Unavailable) as unfinished:
+            await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON)
+        assert unfinished.value.reason == "ERASURE_UNFINISHED"
+        assert any(found(tmp_path, meme.traces()).values())
+        reader.close()
+        await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON)
+        assert not any(found(tmp_path, meme.traces()).values())
+        return [entry for entry in await docket.entries(0, 99) if entry.kind == "Erased"]
+
+    assert len(with_docket(tmp_path / "d.sqlite", scene, patience=0.2)) == 1
+
+
+def test_a_picture_that_can_not_be_removed_leaves_the_record_to_be_erased_again(tmp_path):
+    meme = Marked(1, random.Random(13))
+
+    async def scene(docket: SqlDocket):
+        await meme.keep(docket)
+        (tmp_path / "d.sqlite-pictures").rename(tmp_path / "away")
+        with pytest.raises(Unavailable):
+            await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON)
+        (tmp_path / "away").rename(tmp_path / "d.sqlite-pictures")
+        assert await docket.frames(meme.pixels)
+        await docket.record(meme.trial_id)
+        await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON)
+        assert not await docket.frames(meme.pixels)
+
+    with_docket(tmp_path / "d.sqlite", scene)

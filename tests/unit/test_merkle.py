@@ -1,0 +1,230 @@
+"""The Merkle tree of RFC 6962, against published vectors and against the definition itself."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from serving.docket.log.errors import BadProof
+from serving.docket.log.merkle import (
+    EMPTY_ROOT,
+    TILE_WIDTH,
+    Frontier,
+    Node,
+    TileNodes,
+    consistency_proof,
+    inclusion_proof,
+    leaf_hash,
+    node_hash,
+    pieces,
+    root_at,
+    tile_widths,
+    verify_consistency,
+    verify_inclusion,
+)
+
+# Of certificate-transparency's reference implementation: cpp/merkletree/merkle_tree_test.cc.
+LEAVES = ["", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f"]
+ROOTS = [
+    "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d",
+    "fac54203e7cc696cf0dfcb42c92a1d9dbaf70ad9e621f4bd8d98662f00e3c125",
+    "aeb6bcfe274b70a14fb067a5e5578264db0fa9b51af5e0ba159158f329e06e77",
+    "d37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7",
+    "4e3bbb1f7b478dcfe71fb631631519a3bca12c9aefca1612bfce4c13a86264d4",
+    "76e67dadbcdf1e10e1b74ddc608abd2f98dfb16fbce75277b5232a127f2087ef",
+    "ddb89be403809e325750d3d263cd78929c2942b7942a34b77e122c9594a74c8c",
+    "5dc9da79a70659a9ad559cb701ded9a2ab9d823aad2f4960cfe370eff4604328",
+]
+PATHS = {  # (number, size)
+    (0, 1): [],
+    (0, 8): [
+        "96a296d224f285c67bee93c30f8a309157f0daa35dc5b87e410b78630a09cfc7",
+        "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
+        "6b47aaf29ee3c2af9af889bc1fb9254dabd31177f16232dd6aab035ca39bf6e4",
+    ],
+    (5, 8): [
+        "bc1a0643b12e4d2d7c77918f44e0f4f79a838b6cf9ec5b5c283e1f4d88599e6b",
+        "ca854ea128ed050b41b35ffc1b87b8eb2bde461e9e3b5596ece6b9d5975a0ae0",
+        "d37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7",
+    ],
+    (2, 3): ["fac54203e7cc696cf0dfcb42c92a1d9dbaf70ad9e621f4bd8d98662f00e3c125"],
+    (1, 5): [
+        "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d",
+        "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
+        "bc1a0643b12e4d2d7c77918f44e0f4f79a838b6cf9ec5b5c283e1f4d88599e6b",
+    ],
+}
+CONSISTENCY = {  # (old, new)
+    (1, 1): [],
+    (1, 8): [
+        "96a296d224f285c67bee93c30f8a309157f0daa35dc5b87e410b78630a09cfc7",
+        "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
+        "6b47aaf29ee3c2af9af889bc1fb9254dabd31177f16232dd6aab035ca39bf6e4",
+    ],
+    (6, 8): [
+        "0ebc5d3437fbe2db158b9f126a1d118e308181031d0a949f8dededebc558ef6a",
+        "ca854ea128ed050b41b35ffc1b87b8eb2bde461e9e3b5596ece6b9d5975a0ae0",
+        "d37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7",
+    ],
+    (2, 5): [
+        "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
+        "bc1a0643b12e4d2d7c77918f44e0f4f79a838b6cf9ec5b5c283e1f4d88599e6b",
+    ],
+}
+
+
+def unhexed(proof: list[str]) -> list[bytes]:
+    return [bytes.fromhex(one) for one in proof]
+
+
+def root_of(leaves: list[bytes]) -> bytes:
+    """MTH as RFC 6962 §2.1 defines it, slowly."""
+    if not leaves:
+        return EMPTY_ROOT
+    if len(leaves) == 1:
+        return leaves[0]
+    middle = 1
+    while middle * 2 < len(leaves):
+        middle *= 2
+    return node_hash(root_of(leaves[:middle]), root_of(leaves[middle:]))
+
+
+class Stored:
+    """A tree with its tiles, as a docket keeps them."""
+
+    def __init__(self, leaves: list[bytes]) -> None:
+        self.leaves = leaves
+        self.tiles: dict[tuple[int, int], bytes] = {}
+        frontier, nodes = Frontier(), list[Node]()
+        for leaf in leaves:
+            nodes += frontier.append(leaf)
+        self.add(nodes)
+        self.root = frontier.root()
+
+    def add(self, nodes: list[Node]) -> None:
+        for piece in pieces(nodes):
+            there = self.tiles.get((piece.level, piece.index), b"")
+            assert len(there) == 32 * piece.first
+            self.tiles[piece.level, piece.index] = there + piece.hashes
+
+    def nodes(self) -> TileNodes:
+        return TileNodes(lambda level, index: self.tiles[level, index])
+
+
+def some_leaves(count: int) -> list[bytes]:
+    return [leaf_hash(b"entry %d" % number) for number in range(count)]
+
+
+CT = Stored([leaf_hash(bytes.fromhex(data)) for data in LEAVES])
+
+
+def test_hashes_are_the_published_ones() -> None:
+    assert leaf_hash(b"L123456").hex() == "395aa064aa4c29f7010acfe3f25db9485bbd4b91897b6ad7ad547639252b4d56"
+    assert node_hash(b"N123", b"N456").hex() == "aa217fe888e47007fa15edab33c2b492a722cb106c64667fc2b044444de66bbb"
+    frontier, roots = Frontier(), [EMPTY_ROOT.hex()]
+    for leaf in CT.leaves:
+        frontier.append(leaf)
+        roots.append(frontier.root().hex())
+    assert roots == ROOTS
+    assert [root_at(size, CT.nodes()).hex() for size in range(9)] == ROOTS
+
+
+@pytest.mark.parametrize(("number", "size"), PATHS)
+def test_audit_paths_are_the_published_ones(number: int, size: int) -> None:
+    proof = inclusion_proof(number, size, CT.nodes())
+    assert [one.hex() for one in proof] == PATHS[number, size]
+    verify_inclusion(number, size, CT.leaves[number], proof, bytes.fromhex(ROOTS[size]))
+
+
+@pytest.mark.parametrize(("old", "new"), CONSISTENCY)
+def test_consistency_proofs_are_the_published_ones(old: int, new: int) -> None:
+    proof = consistency_proof(old, new, CT.nodes())
+    assert [one.hex() for one in proof] == CONSISTENCY[old, new]
+    verify_consistency(old, new, bytes.fromhex(ROOTS[old]), bytes.fromhex(ROOTS[new]), proof)
+
+
+def test_all_proofs_of_small_trees_hold_and_no_other_does() -> None:
+    """Every place and pair of sizes up to 20: the right proof holds; one altered in any single way does not."""
+    chance = random.Random(7)
+    tree = Stored(some_leaves(20))
+    roots = [root_of(tree.leaves[:size]) for size in range(21)]
+    for size in range(1, 21):
+        for number in range(size):
+            proof = inclusion_proof(number, size, tree.nodes())
+            verify_inclusion(number, size, tree.leaves[number], proof, roots[size])
+            wrong = chance.randbytes(32)
+            altered = [[*proof, wrong], [wrong, *proof]]
+            if proof:
+                altered += [proof[:-1], proof[1:], [*proof[:-1], wrong]]
+            for other in altered:
+                with pytest.raises(BadProof):
+                    verify_inclusion(number, size, tree.leaves[number], other, roots[size])
+            for other_number in {number - 1, number + 1, size} - {number}:
+                with pytest.raises(BadProof):
+                    verify_inclusion(other_number, size, tree.leaves[number], proof, roots[size])
+            with pytest.raises(BadProof):
+                verify_inclusion(number, size, tree.leaves[number], proof, roots[size - 1])
+            with pytest.raises(BadProof):
+                verify_inclusion(number, size, wrong, proof, roots[size])
+        for old in range(size + 1):
+            proof = consistency_proof(old, size, tree.nodes())
+            verify_consistency(old, size, roots[old], roots[size], proof)
+            altered = [[*proof, chance.randbytes(32)]] + ([proof[:-1], proof[1:]] if proof else [])
+            for other in altered:
+                with pytest.raises(BadProof):
+                    verify_consistency(old, size, roots[old], roots[size], other)
+            for pair in ((roots[old], chance.randbytes(32)), (chance.randbytes(32), roots[size])):
+                if old or pair[0] != roots[0]:  # of the empty log every log is a continuation
+                    with pytest.raises(BadProof):
+                        verify_consistency(old, size, *pair, proof)
+    with pytest.raises(BadProof):
+        verify_consistency(3, 2, roots[3], roots[2], [])
+
+
+def test_a_tree_grows_to_what_the_definition_says_and_can_be_taken_up_anywhere() -> None:
+    leaves = some_leaves(300)
+    frontier = Frontier()
+    for size, leaf in enumerate(leaves):
+        if size in (0, 1, 2, 3, 7, 128, 255, 256, 257):
+            assert frontier.root() == root_of(leaves[:size])
+        frontier = Frontier.from_bytes(frontier.to_bytes())
+        frontier.append(leaf)
+    assert frontier.size == 300 and frontier.root() == root_of(leaves)
+    for damaged in (b"", frontier.to_bytes()[:-1], frontier.to_bytes()[:-32], bytes(8) + bytes(32)):
+        with pytest.raises(BadProof, match="damaged"):
+            Frontier.from_bytes(damaged)
+
+
+def test_tiles_hold_what_c2sp_says() -> None:
+    """C2SP tlog-tiles, "Partial Tiles": what a tree of 70,000 entries consists of."""
+    widths = list(tile_widths(70_000))
+    assert [width for level, _, width in widths if level == 0] == [256] * 273 + [112]
+    assert [(level, width) for level, _, width in widths if level] == [(1, 256), (1, 17), (2, 1)]
+    assert list(tile_widths(256)) == [(0, 0, 256), (1, 0, 1)]
+    assert list(tile_widths(0)) == []
+
+
+def test_what_is_stored_of_a_tree_gives_every_node_and_proof() -> None:
+    leaves = some_leaves(TILE_WIDTH * 3 + 77)
+    tree = Stored(leaves)
+    assert {tile: len(hashes) // 32 for tile, hashes in tree.tiles.items()} == {
+        (level, index): width for level, index, width in tile_widths(len(leaves))
+    }
+    assert tree.tiles[1, 0][:32] == root_of(leaves[:256])
+    read = tree.nodes()
+    assert read(3, 5) == root_of(leaves[40:48]) and read(9, 0) == root_of(leaves[:512])
+    assert root_at(len(leaves), read) == tree.root
+    chance = random.Random(3)
+    for _ in range(60):
+        size = chance.randrange(1, len(leaves) + 1)
+        number, old = chance.randrange(size), chance.randrange(size + 1)
+        root = root_at(size, read)
+        verify_inclusion(number, size, leaves[number], inclusion_proof(number, size, read), root)
+        verify_consistency(old, size, root_at(old, read), root, consistency_proof(old, size, read))
+    with pytest.raises(BadProof, match="lacks hashes"):
+        tree.nodes()(3, len(leaves) // 8)
+    for number, size in ((5, 5), (-1, 5)):
+        with pytest.raises(BadProof, match="has no entry"):
+            inclusion_proof(number, size, read)

@@ -1,0 +1,162 @@
+"""Signed notes, checkpoints and keys of C2SP, against published vectors."""
+
+from __future__ import annotations
+
+import pytest
+
+from serving.docket.log.errors import BadNote
+from serving.docket.log.notes import (
+    Checkpoint,
+    SigningKey,
+    VerifierKey,
+    open_checkpoint,
+    open_note,
+    read_checkpoint,
+    sign_checkpoint,
+    sign_note,
+    split_note,
+)
+
+# Of Go's golang.org/x/mod/sumdb/note (example_test.go, note_test.go), which the format comes from.
+PETER = "PRIVATE+KEY+PeterNeumann+c74f20a3+AYEKFALVFGyNhPJEMzD1QIDr+Y7hfZx09iUvxdXHKDFz"
+PETER_PUBLIC = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW"
+ENOCH_PUBLIC = "EnochRoot+af0cfe78+ATtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop"
+TEXT = "If you think cryptography is the answer to your problem,\nthen you don't know what your problem is.\n"
+PETER_SIGNED = (
+    "— PeterNeumann x08go/ZJkuBS9UG/SffcvIAQxVBtiFupLLr8pAcElZInNIuGUgYN1FFYC2pZSNXgKvqfqdngotpRZb6KE6RyyBwJnAM=\n"
+)
+ENOCH_SIGNED = (
+    "— EnochRoot rwz+eBzmZa0SO3NbfRGzPCpDckykFXSdeX+MNtCOXm2/5n2tiOHp+vAF1aGrQ5ovTG01oOTGwnWLox33WWd1RvMc+QQ=\n"
+)
+# Of C2SP's signed-note.
+SPEC_PUBLIC = "example.com/foo+530d903a+AekyeRrm56hApGFkyQR4ZCbV54Id2LKaANYcrnKv3U2k"
+SPEC_NOTE = (
+    "This is an example message.\n\n"
+    "— example.com/foo Uw2QOkn8srV1yJGh2VYRlL1Tnagv1YEq6TfXppzi2ONncAlTgK7Ztg1ERYNZXsYjOBH3mFXmRKuwHjG1Yu72IneyaQM=\n"
+)
+# Of C2SP's tlog-checkpoint; its key is not published, so that only the text can be held against it.
+SPEC_CHECKPOINT = (
+    "example.com/behind-the-sofa\n20852163\nCsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=\n\n"
+    "— example.com/behind-the-sofa Az3grlgtzPICa5OS8npVmf1Myq/5IZniMp+ZJurmRDeOoRDe4URYN7u5/Zhcyv2q1gGzGku9nTo+zyWE+xeMcTOAYQ8=\n"  # noqa: E501
+)
+
+
+def test_a_note_is_signed_as_the_reference_signs_it() -> None:
+    key = SigningKey.parse(PETER)
+    assert str(key.verifier) == PETER_PUBLIC and key.secret() == PETER
+    assert sign_note(TEXT, [key]) == f"{TEXT}\n{PETER_SIGNED}"
+    peter, enoch = VerifierKey.parse(PETER_PUBLIC), VerifierKey.parse(ENOCH_PUBLIC)
+    both = f"{TEXT}\n{PETER_SIGNED}{ENOCH_SIGNED}"
+    for keys in ([peter], [enoch], [peter, enoch]):
+        assert open_note(both, keys) == TEXT
+    assert open_note(SPEC_NOTE, [VerifierKey.parse(SPEC_PUBLIC)]) == "This is an example message.\n"
+
+
+def test_a_note_is_not_opened_by_what_is_altered_unknown_or_torn() -> None:
+    peter, enoch = VerifierKey.parse(PETER_PUBLIC), VerifierKey.parse(ENOCH_PUBLIC)
+    note = f"{TEXT}\n{PETER_SIGNED}"
+    with pytest.raises(BadNote, match="None of the given keys"):
+        open_note(note, [enoch])
+    with pytest.raises(BadNote, match="None of the given keys"):
+        open_note(note, [])
+    with pytest.raises(BadNote, match="altered"):
+        open_note(note.replace("answer", "question"), [peter])
+    # One bad signature of a known key spoils the note, even beside a good one.
+    spoilt = ENOCH_SIGNED.replace("ovTG01", "ovTG02")
+    with pytest.raises(BadNote, match="altered"):
+        open_note(f"{TEXT}\n{PETER_SIGNED}{spoilt}", [peter, enoch])
+    assert open_note(f"{TEXT}\n{PETER_SIGNED}{spoilt}", [peter]) == TEXT
+    for torn in (
+        TEXT,
+        TEXT + PETER_SIGNED,
+        note[:-1],
+        note.replace("— ", "- "),
+        note.replace("PeterNeumann x", "PeterNeumann  x"),
+        note.replace("AM=\n", "AM\n"),
+        note.replace("AM=\n", "AN=\n"),  # bits that base64 has no use for
+        note.replace(" is ", "\ris "),
+        "\ud800" + note,
+        f"{TEXT}\n— PeterNeumann AAAA\n",
+        f"{TEXT}\n" + PETER_SIGNED * 101,
+        "a" * 1_100_000 + note,
+    ):
+        with pytest.raises(BadNote):
+            open_note(torn, [peter])
+
+
+def test_a_text_may_hold_empty_lines() -> None:
+    key = SigningKey.create("a.example/log")
+    text = "one\n\n— two\n\nthree\n"
+    note = sign_note(text, [key])
+    assert open_note(note, [key.verifier]) == text and len(split_note(note)[1]) == 1
+    for bad in ("", "no newline", "tab\there\n", "\ud800\n"):
+        with pytest.raises(BadNote):
+            sign_note(bad, [key])
+
+
+@pytest.mark.parametrize(("text", "kind"), [(PETER_PUBLIC, VerifierKey), (PETER, SigningKey)])
+def test_no_mangled_key_is_taken(text: str, kind: type[VerifierKey] | type[SigningKey]) -> None:
+    """As note_test.go has it: every part of the text, and every letter put one further."""
+    kind.parse(text)
+    parts = {text[start:end] for start in range(len(text)) for end in range(start + 1, len(text) + 1)} - {text}
+    altered = {text[:place] + chr(ord(text[place]) + 1) + text[place + 1 :] for place in range(len(text))}
+    for bad in parts | altered:
+        with pytest.raises(BadNote):
+            kind.parse(bad)
+
+
+def test_keys_of_other_kinds_are_refused() -> None:
+    for bad in (
+        "PeterNeumann+cc469956+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TWBADKEY==",  # too long, its id right
+        "PeterNeumann+173116ae+ZRpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW",  # another algorithm, its id right
+        "",
+    ):
+        with pytest.raises(BadNote):
+            VerifierKey.parse(bad)
+    for name in ("", "two words", "a+b", "line\nbreak", "\x00"):
+        with pytest.raises(BadNote, match="name of a key"):
+            SigningKey.create(name)
+
+
+def test_a_private_key_does_not_show_itself() -> None:
+    key = SigningKey.parse(PETER)
+    assert "AYEKFA" not in repr(key) and "AYEKFA" not in str(key)
+    for damaged in (PETER[:-4], PETER.replace("c74f20a3", "c74f20a4")):
+        with pytest.raises(BadNote) as told:
+            SigningKey.parse(damaged)
+        assert "AYEKFA" not in str(told.value)
+
+
+def test_checkpoints() -> None:
+    text, signatures = split_note(SPEC_CHECKPOINT)
+    spec = read_checkpoint(text)
+    assert (spec.origin, spec.size, spec.text) == ("example.com/behind-the-sofa", 20852163, text)
+    assert [(name, id_.hex(), len(rest)) for name, id_, rest in signatures] == [(spec.origin, "033de0ae", 64)]
+    key = SigningKey.create("court.example/docket")
+    note = sign_checkpoint(key, key.name, 5, bytes(range(32)))
+    assert open_checkpoint(note, [key.verifier]) == Checkpoint("court.example/docket", 5, bytes(range(32)))
+    with pytest.raises(BadNote, match="another log"):
+        open_checkpoint(sign_checkpoint(key, "other.example/docket", 5, bytes(32)), [key.verifier])
+    # Witnesses may add lines below, and signatures of their own.
+    witness = SigningKey.create("witness.example")
+    more = sign_note(f"{spec.text}witnessed\n", [witness])
+    assert read_checkpoint(open_note(more, [witness.verifier])) == spec
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a.example\n5\n",
+        "a.example\n5\nAAAA\n",
+        "a.example\n05\nCsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=\n",
+        "a.example\n-5\nCsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=\n",
+        "a.example\n٥\nCsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=\n",
+        "a.example\n5 \nCsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=\n",
+        "a.example\n5\nCsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I\n",
+        "\n5\nCsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=\n",
+        "a.example\n5\nCsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=\n\nmore\n",
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(text: str) -> None:
+    with pytest.raises(BadNote):
+        read_checkpoint(text)

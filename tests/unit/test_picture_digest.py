@@ -1,0 +1,83 @@
+"""The digest of a picture from its kept frames: as the reader gave it, and of nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import zlib
+
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from court.backends.picture_digest import pixels_sha256
+from court.backends.picture_reader import GuardedPictureReader
+from court.meme import Picture
+from tests.pictures import animation, chunk, encode, exif, quarters
+
+
+def read_all(files: list[bytes]) -> list[Picture]:
+    async def whole() -> list[Picture]:
+        reader = GuardedPictureReader()
+        try:
+            return [await reader.read(data) for data in files]
+        finally:
+            await reader.aclose()
+
+    return asyncio.run(whole())
+
+
+def kept(still: Image.Image, **options: object) -> bytes:
+    out = io.BytesIO()
+    still.save(out, "PNG", **options)
+    return out.getvalue()
+
+
+def test_what_a_reader_gave_is_computed_again_from_what_is_kept() -> None:
+    """Whatever came: other modes, turned, animated, scaled down."""
+    stills = [quarters().rotate(angle) for angle in (0, 90, 180)]
+    files = [
+        encode(quarters(), "PNG"),
+        encode(quarters().convert("RGBA"), "PNG"),
+        encode(quarters().convert("L"), "PNG"),
+        encode(quarters((2000, 1500)), "JPEG"),
+        encode(quarters(), "JPEG", exif=exif(6)),
+        encode(quarters(), "WEBP"),
+        animation("GIF", stills),
+    ]
+    pictures = read_all(files)
+    assert len(pictures[-1].frames) == 3 and max(pictures[3].frames[0].width, 0) == 1280
+    for picture in pictures:
+        frames = [frame.png for frame in picture.frames]
+        assert pixels_sha256(frames) == picture.pixels_sha256
+        if len(frames) > 1:
+            assert pixels_sha256(frames[::-1]) != picture.pixels_sha256
+            assert pixels_sha256(frames[:-1]) != picture.pixels_sha256
+
+
+def test_what_is_no_frame_of_ours_is_refused() -> None:
+    good = kept(quarters())
+    about = PngInfo()
+    about.add_text("Comment", "people from Blueland")
+    place = good.index(b"IDAT") + 6
+    for bad in (
+        b"",
+        b"no picture",
+        good[:-3],
+        good + b"more",
+        good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :],
+        kept(quarters(), pnginfo=about),
+        kept(quarters().convert("RGBA")),
+        kept(quarters((1281, 3))),
+        encode(quarters(), "JPEG"),
+        animation("PNG", [quarters(), quarters().rotate(90)]),
+        good.replace(b"IEND", b"IENT"),
+        # Hardly any bytes, and a very large canvas.
+        good[:8]
+        + chunk(b"IHDR", (60_000).to_bytes(4, "big") * 2 + b"\x08\x02\x00\x00\x00")
+        + chunk(b"IDAT", zlib.compress(bytes(1000)))
+        + chunk(b"IEND", b""),
+    ):
+        with pytest.raises(ValueError, match="a frame"):
+            pixels_sha256([bad])
+    assert pixels_sha256([good]) != pixels_sha256([kept(quarters().rotate(90))])
