@@ -108,8 +108,7 @@ def python_of(folder: Path) -> Path:
 
 def make(folder: Path) -> None:
     """Makes it from nothing; what an interrupted run left is removed."""
-    stamp_of(folder).unlink(missing_ok=True)
-    venv.EnvBuilder(clear=True, with_pip=True, symlinks=True).create(folder)
+    create(folder)
     pip(folder, "install", "--quiet", *PACKAGES)
     pip(folder, "uninstall", "--quiet", "--yes", *UNWANTED)
     if not works(folder, "import torchvision"):
@@ -120,6 +119,12 @@ def make(folder: Path) -> None:
     if not works(folder, "import torchvision, vllm", show=True):
         raise SystemExit("vLLM was installed but can't be imported; what it said stands above.")
     stamp_of(folder).write_text(json.dumps(wanted()))
+
+
+def create(folder: Path) -> None:
+    """Makes an empty environment, without a stamp."""
+    stamp_of(folder).unlink(missing_ok=True)
+    venv.EnvBuilder(clear=True, with_pip=True, symlinks=True).create(folder)
 
 
 def pip(folder: Path, *arguments: str) -> None:

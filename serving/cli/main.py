@@ -14,10 +14,12 @@ import click
 _COMMANDS = {
     "judge": ("serving.cli.judge", "Try memes and say what each is."),
     "serve": ("serving.cli.serve", "Serve verdicts over gRPC."),
+    "console": ("serving.cli.console", "Serve pages on which trials are read and reviewed."),
     "tokens": ("serving.cli.tokens", "Say who may call the server, and what each may do."),
     "vllm": ("serving.cli.vllm", "Start a vLLM on this machine, set up for the court."),
     "precedents": ("serving.cli.precedents", "Make, extend, search and describe libraries of precedents."),
     "records": ("serving.cli.records", "List trials, show them step by step, resume those that were cut off."),
+    "docket": ("serving.cli.docket", "Check what is kept, hand trials over with proofs, erase."),
     "settings": ("serving.cli.settings", "Show the settings that are in force."),
     "demo": ("serving.cli.demo", "See it work: a server, three memes drawn for it, three verdicts."),
 }

@@ -20,6 +20,7 @@ from serving.cli.common import (
     trial_options,
     trial_settings,
 )
+from serving.cli.exports import export
 
 if TYPE_CHECKING:
     from court.events import AnyEvent, NearDuplicate, Unused
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def records() -> None:
-    """Lists trials and shows them step by step."""
+    """Lists trials, shows them step by step, and writes them to files."""
+
+
+records.add_command(export)
 
 
 @records.command("list")
@@ -209,7 +213,10 @@ def _told(event: AnyEvent) -> list[str]:
         case e.TrialResumed():
             return [fact("software", f"memecourt {event.software}")]
         case e.VerdictReviewed():
-            return [fact(event.outcome.lower(), f"{event.label} by {event.reviewer}"), speech(event.reason)]
+            unseen = ", before the verdict was shown" if event.blind else ""
+            return [fact(event.outcome.lower(), f"{event.label} by {event.reviewer}{unseen}"), speech(event.reason)]
+        case e.SecondOpinionAsked():
+            return [fact("asked by", event.by), speech(event.reason)]
 
 
 def _duplicate(duplicate: NearDuplicate, indent: str) -> str:
@@ -299,9 +306,9 @@ async def _resumed(settings: Settings, trial_id: str, watch: bool) -> TrialRecor
 
 
 async def _record(docket: Path | Address | None, trial_id: str) -> TrialRecord:
-    from serving.docket.sql import open_docket
+    from serving.docket.sql import docket_of
 
-    store = open_docket(settings_of(docket=docket).docket_place, create=False)
+    store = docket_of(settings_of(docket=docket), create=False)
     try:
         return await store.record(trial_id)
     finally:
@@ -309,9 +316,9 @@ async def _record(docket: Path | Address | None, trial_id: str) -> TrialRecord:
 
 
 async def _lines(docket: Path | Address | None, limit: int) -> list[DocketLine]:
-    from serving.docket.sql import open_docket
+    from serving.docket.sql import docket_of
 
-    store = open_docket(settings_of(docket=docket).docket_place, create=False)
+    store = docket_of(settings_of(docket=docket), create=False)
     try:
         return list(await store.list(limit=limit))
     finally:

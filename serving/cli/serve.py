@@ -25,6 +25,8 @@ _SERVING = (
     "tls_key",
     "tls_client_ca",
     "tokens",
+    "console",
+    "console_origin",
     "reflection",
     "metrics",
     "traces",
@@ -54,6 +56,8 @@ _SERVING = (
 @click.option("--tls-key", type=_FILE, help="The private key of the certificate (PEM).")
 @click.option("--tls-client-ca", type=_FILE, help="Authorities (PEM) of which callers must show a certificate.")
 @click.option("--tokens", type=_FILE, help="The file of the callers' tokens: see `memecourt tokens`.")
+@click.option("--console", metavar="HOST:PORT", help="Where to serve the console too: see `memecourt console`.")
+@click.option("--console-origin", metavar="URL", help="How people reach the console, where that is another name.")
 @click.option("--reflection/--no-reflection", default=None, help="Whether the server tells what calls there are.")
 @click.option("--metrics", metavar="HOST:PORT", help="Where Prometheus finds metrics.")
 @click.option("--traces/--no-traces", default=None, help="Whether OpenTelemetry traces are exported.")

@@ -39,11 +39,11 @@ def tokens() -> None:
 @click.option(
     "--scope",
     "scopes",
-    type=click.Choice(["judge", "review", "admin"]),
+    type=click.Choice(["judge", "review", "admin", "view"]),
     multiple=True,
     required=True,
     help="What it may do: judge (have memes tried, search precedents), review (read records, review verdicts), admin "
-    "(change the library). Give the option once for each.",
+    "(change the library), view (read trials in the console). Give the option once for each.",
 )
 @click.option(
     "--namespace",

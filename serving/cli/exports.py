@@ -1,0 +1,275 @@
+"""``memecourt records export``: trials for people and programs elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from serving.cli.common import docket_option, run, settings_of, tell
+
+if TYPE_CHECKING:
+    from retrieval.postgres.address import Address
+    from serving.docket.sql import SqlDocket
+    from serving.docket.store import TrialFilter
+
+_OF_ONE = ("html", "json", "pdf", "dsa")
+_OF_MANY = ("jsonl", "parquet")
+_WHO = "command line"
+"""Who looked, where the docket notes that a picture was shown: it does not know who sits there."""
+
+
+@click.command("export")
+@click.argument("trial_id", metavar="[ID]", required=False)
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice([*_OF_ONE, *_OF_MANY]),
+    required=True,
+    help="html, json, pdf and dsa are of one trial; jsonl and parquet of a selection.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    help="The file to write; - for standard output. [default: ID.html and so on]",
+)
+@click.option(
+    "--with-picture",
+    "pictures",
+    type=click.Choice(["none", "veiled", "sharp"]),
+    help="How pictures go into html, json and pdf: small, grey and without detail, or as they were judged. "
+    "[default: veiled; none in json]",
+)
+@click.option(
+    "--messages/--without-messages",
+    default=None,
+    help="The messages that were sent to models. [default: in html only]",
+)
+@click.option(
+    "--library",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The library on disk from which pictures of precedents are taken. [default: without them]",
+)
+@click.option(
+    "--font",
+    "fonts",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A font file for pdf, of scripts that the packaged fonts lack. [default: the setting fonts]",
+)
+@click.option(
+    "--filled",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="For dsa: a JSON object of the fields that the platform fills in.",
+)
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    type=click.Choice(["HARMFUL", "NOT_HARMFUL", "UNDECIDED"]),
+    help="Select: by label.",
+)
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice(["OPEN", "DECIDED", "FAILED"]), help="Select: by state."
+)
+@click.option("--since", type=click.DateTime(), help="Select: opened then or later, UTC.")
+@click.option("--until", type=click.DateTime(), help="Select: opened before then, UTC.")
+@click.option("--namespace", help="Select: whose content it is.")
+@click.option("--reviewed/--not-reviewed", default=None, help="Select: by whether a person has reviewed it.")
+@click.option("--needs-review", is_flag=True, help="Select: where a person should look.")
+@docket_option
+@click.pass_context
+def export(
+    context: click.Context,
+    /,
+    trial_id: str | None,
+    form: str,
+    out: Path | None,
+    docket: Path | Address | None,
+    **options: Any,
+) -> None:
+    """Writes one trial, or a selection of them, to a file.
+
+    \b
+      html     one page that needs nothing else: no script, no other file
+      json     the record as it is kept, to be read back
+      pdf      to be printed and filed
+      dsa      draft of a statement of reasons for the EU's transparency database
+      jsonl    a selection, a record a line
+      parquet  a selection, a record a row, with columns to count by
+
+    A selection is as long as it is; without options it is all trials. A file is written beside its place and put there
+    when it is whole.
+    """  # noqa: D301 - click's mark for text that is not to be wrapped
+    _check(context, trial_id, form)
+    settings = settings_of(docket=docket)
+    place = settings.docket_place
+    options["fonts"] = options["fonts"] or settings.fonts
+    if form in _OF_MANY:
+        to = out or Path(f"trials.{form}")
+        given, erased = run(_many(place, form, _filter(options), to))
+        tell(f"{given:,} trials" + (f", {erased:,} more are erased" if erased else ""))
+    else:
+        assert trial_id is not None
+        to = out or Path(f"{_name(trial_id)}.{'dsa.json' if form == 'dsa' else form}")
+        _write(to, run(_one(place, trial_id, form, options)))
+    if str(to) != "-":
+        click.echo(to)
+
+
+def _check(context: click.Context, trial_id: str | None, form: str) -> None:
+    """Refuses options that mean nothing for the form: what was asked for would silently not be done."""
+    if form in _OF_ONE and trial_id is None:
+        raise click.UsageError(f"{form} is of one trial: name its ID (`memecourt records list`).")
+    if form in _OF_MANY and trial_id is not None:
+        raise click.UsageError(f"{form} is of a selection: leave out the ID, or choose json.")
+    meant: dict[str, tuple[str, ...]] = {
+        "pictures": ("html", "json", "pdf"),
+        "messages": ("html", "json", "pdf"),
+        "library": ("html", "pdf"),
+        "fonts": ("pdf",),
+        "filled": ("dsa",),
+        **dict.fromkeys(("labels", "states", "since", "until", "namespace", "reviewed", "needs_review"), _OF_MANY),
+    }
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        given = context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+        if given and form not in meant.get(name, (form,)):
+            raise click.UsageError(f"{parameter.opts[0]} means nothing for {form}.")
+
+
+def _name(trial_id: str) -> str:
+    """A file's name for a trial: whatever its id holds, it stays in this folder."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in trial_id)[:100] or "trial"
+
+
+def _filter(options: dict[str, Any]) -> TrialFilter:
+    from datetime import UTC
+
+    from court.record import TrialState
+    from court.verdict import Label
+    from serving.docket.store import TrialFilter
+
+    def utc(at: datetime | None) -> datetime | None:
+        return None if at is None else at.replace(tzinfo=UTC)
+
+    return TrialFilter(
+        labels=frozenset(Label(label) for label in options["labels"]),
+        states=frozenset(TrialState(state) for state in options["states"]),
+        opened_from=utc(options["since"]),
+        opened_until=utc(options["until"]),
+        reviewed=options["reviewed"],
+        needs_review=True if options["needs_review"] else None,
+        namespace=options["namespace"],
+    )
+
+
+async def _one(place: Path | Address, trial_id: str, form: str, options: dict[str, Any]) -> bytes:
+    import asyncio
+    from functools import partial
+
+    from serving.console.pictures import LibraryPictures
+    from serving.docket.sql import open_docket
+    from serving.export.kept import Pictures, gather
+
+    wanted = Pictures(options["pictures"] or ("veiled" if form in ("html", "pdf") else "none"))
+    library = LibraryPictures((options["library"],)) if options["library"] else None
+    store = open_docket(place, create=False)
+    try:
+        if form == "dsa":
+            return _statement(await store.record(trial_id), options["filled"])
+        kept = await gather(store, trial_id, wanted, library)
+        if wanted is Pictures.SHARP:
+            await _note(store, trial_id, form)
+    finally:
+        await store.close()
+    messages = form == "html" if options["messages"] is None else options["messages"]
+    if form == "html":
+        from serving.export.page import page
+
+        return page(kept, pictures=wanted, messages=messages).encode()
+    if form == "json":
+        from serving.export.document import write_document
+
+        return write_document(kept, pictures=wanted, messages=messages).encode()
+    from serving.export.pdf import pdf
+
+    made = partial(pdf, kept, pictures=wanted, messages=messages, fonts=options["fonts"])
+    return await asyncio.to_thread(made)
+
+
+def _statement(record: Any, filled: Path | None) -> bytes:
+    from court.errors import BadRequest
+    from serving.export.dsa import draft
+
+    own: Any = {}
+    if filled is not None:
+        try:
+            own = json.loads(filled.read_text("utf-8"))
+        except (OSError, ValueError):
+            own = None
+        if not isinstance(own, dict):
+            raise BadRequest("What was filled in is no JSON object.", reason="BAD_STATEMENT", field="filled")
+    return (json.dumps(draft(record, own), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+async def _note(store: SqlDocket, trial_id: str, form: str) -> None:
+    """The docket notes that pictures went out as they were judged, before they do."""
+    from datetime import UTC
+
+    await store.note_access(trial_id, who=_WHO, what=f"export as {form}", at=datetime.now(UTC))
+
+
+async def _many(place: Path | Address, form: str, which: TrialFilter, out: Path) -> tuple[int, int]:
+    from serving.docket.sql import open_docket
+    from serving.export.tables import Form, Selection
+
+    store = open_docket(place, create=False)
+    selection = Selection(store, which)
+    try:
+        if str(out) == "-":
+            async for chunk in selection.chunks(Form(form)):
+                sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+        else:
+            beside = _beside(out)
+            try:
+                with beside.open("wb") as file:
+                    async for chunk in selection.chunks(Form(form)):
+                        file.write(chunk)
+                    file.flush()
+                    os.fsync(file.fileno())
+                beside.replace(out)
+            finally:
+                beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"{out} can't be written: {error.strerror}.") from None
+    finally:
+        await store.close()
+    return selection.given, selection.erased
+
+
+def _write(out: Path, data: bytes) -> None:
+    if str(out) == "-":
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    beside = _beside(out)
+    try:
+        beside.write_bytes(data)
+        beside.replace(out)
+    except OSError as error:
+        raise click.ClickException(f"{out} can't be written: {error.strerror}.") from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _beside(out: Path) -> Path:
+    """Where a file is written until it is whole."""
+    return out.with_name(f".{out.name}.{os.getpid()}.part")

@@ -1,0 +1,111 @@
+"""The application: its pages, files and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from court.errors import BadInput, CourtError, NotLoaded, Unavailable
+from serving.access.callers import NotAllowed
+from serving.access.tokens import Tokens
+from serving.console import desk, exports, pages
+from serving.console.guard import Guard, guarded, only_here
+from serving.console.ports import ConsoleDocket, PrecedentPictures
+from serving.console.registry import Console, Page
+from serving.console.rendering import render
+from serving.console.visitors import Sessions
+from serving.docket.desk import CaseError
+from serving.docket.store import NotDecided, TrialUnknown
+
+PAGES: Sequence[Page] = (*pages.PAGES, *desk.PAGES, *exports.PAGES)
+"""All of them, in the order of the navigation."""
+
+_STATIC = Path(__file__).with_name("static")
+_STATUS: Sequence[tuple[type[CourtError], HTTPStatus]] = (
+    (TrialUnknown, HTTPStatus.NOT_FOUND),
+    (NotAllowed, HTTPStatus.FORBIDDEN),
+    (BadInput, HTTPStatus.BAD_REQUEST),
+    (NotDecided, HTTPStatus.CONFLICT),
+    (CaseError, HTTPStatus.CONFLICT),
+    (NotLoaded, HTTPStatus.SERVICE_UNAVAILABLE),
+    (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
+)
+
+
+def create_app(
+    docket: ConsoleDocket,
+    *,
+    tokens: Tokens | None,
+    host: str = "127.0.0.1",
+    origin: str = "",
+    pictures: PrecedentPictures | None = None,
+    parts: Mapping[str, object] | None = None,
+) -> Starlette:
+    """The console as an ASGI application.
+
+    Args:
+        docket: Whose trials are shown. Whoever opened it closes it.
+        tokens: Of those who may sign in; None for a console that is open to this machine alone.
+        host: Where it listens.
+        origin: Under which people reach it (``https://console.example.org``), where that is another.
+        pictures: Of precedents.
+        parts: What pages of others need besides, by a name of theirs.
+
+    Raises:
+        ValueError: It listens to others than this machine, and there are no tokens.
+    """
+    if tokens is None and not only_here(host):
+        raise ValueError("without tokens the console is for this machine alone")
+    hosts = {host.strip("[]"), "localhost", "127.0.0.1", "::1"} if only_here(host) else None
+    if origin:
+        hosts = {*(hosts or ()), urlsplit(origin).hostname or ""}
+    routes: list[BaseRoute] = [
+        Route(page.path, guarded(page), methods=list(page.methods), name=page.name or None) for page in PAGES
+    ]
+    routes.append(Mount("/static", _Files(directory=_STATIC), name="static"))
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, hosts=hosts)],
+        exception_handlers={CourtError: _refusal, HTTPException: _http_error},
+    )
+    app.state.console = Console(docket, Sessions(tokens), PAGES, pictures, origin, parts or {})
+    return app
+
+
+class _Files(StaticFiles):
+    """Our own files; they change with the version alone."""
+
+    async def get_response(self, path: str, scope: object) -> Response:
+        response = await super().get_response(path, scope)  # type: ignore[arg-type]
+        response.headers.setdefault("cache-control", "no-cache")
+        return response
+
+
+async def _refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, CourtError)
+    status = next((code for kind, code in _STATUS if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
+    return _told(request, status, error.message)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    said = {
+        HTTPStatus.NOT_FOUND: "There is no such page.",
+        HTTPStatus.INTERNAL_SERVER_ERROR: "Something went wrong here; the log of the console says what.",
+    }.get(status, f"{status.phrase}.")
+    return _told(request, status, said)
+
+
+def _told(request: Request, status: HTTPStatus, said: str) -> Response:
+    return render(request, "error.html", status=status, title=status.phrase, said=said)

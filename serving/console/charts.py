@@ -1,0 +1,107 @@
+"""Drawings for the pages, as SVG: no script, no style of their own; colours come from the page's classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from court.events import Side
+
+_WIDTH, _HEIGHT = 300.0, 84.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 34.0, 10.0, 10.0, 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The entropy of a summary.
+
+    Attributes:
+        round: Counted from 1.
+        bits: Its entropy.
+        counts: Whether the round counts; one that was held ahead, when the side had already rested, does not.
+    """
+
+    round: int
+    bits: float
+    counts: bool = True
+
+
+def curve(side: Side, points: Sequence[Point], *, lowest: float, highest: float, rounds: int) -> Markup:
+    """Entropy by round, of one side.
+
+    Args:
+        side: Whose.
+        points: In order of rounds.
+        lowest: Of the scale, in bits: the same for both sides, so that they can be compared.
+        highest: Of the scale.
+        rounds: Of the scale.
+    """
+    low, high = (lowest, highest) if highest - lowest >= 0.2 else (lowest - 0.1, highest + 0.1)
+
+    def x(number: int) -> float:
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * ((number - 1) / (rounds - 1) if rounds > 1 else 0.5)
+
+    def y(bits: float) -> float:
+        return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - bits) / (high - low)
+
+    line = " ".join(f"{x(point.round):.1f},{y(point.bits):.1f}" for point in points)
+    told = ", ".join(f"round {point.round} {point.bits:.2f}" for point in points)
+    parts = [
+        Markup(
+            '<svg class="curve {side}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{label}">'
+        ).format(side=side.lower(), width=_WIDTH, height=_HEIGHT, label=f"Entropy of the summaries in bits: {told}")
+    ]
+    for bits in (high, low):
+        parts.append(
+            Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
+                _LEFT, _WIDTH - _RIGHT, y(bits), y(bits)
+            )
+        )
+        parts.append(
+            Markup('<text class="scale" x="{:.1f}" y="{:.1f}" text-anchor="end">{:.1f}</text>').format(
+                _LEFT - 5, y(bits) + 3.5, bits
+            )
+        )
+    for point in points:
+        parts.append(
+            Markup('<text class="scale" x="{:.1f}" y="{:.1f}" text-anchor="middle">{}</text>').format(
+                x(point.round), _HEIGHT - 5, point.round
+            )
+        )
+    parts.append(Markup('<polyline class="line" points="{}"/>').format(line))
+    for point in points:
+        parts.append(
+            Markup('<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{title}</title></circle>').format(
+                kind="dot" if point.counts else "dot ahead",
+                x=x(point.round),
+                y=y(point.bits),
+                title=f"round {point.round}: {point.bits:.3f} bit",
+            )
+        )
+    return Markup("").join([*parts, Markup("</svg>")])
+
+
+def bar(begin: float, length: float, whole: float, kind: str, cached: float = 0.0) -> Markup:
+    """One bar of a waterfall.
+
+    Args:
+        begin: When it begins, in seconds.
+        length: How long it is, in seconds.
+        whole: How long all is, in seconds.
+        kind: Whose it is, a class of the page.
+        cached: Share of it that is drawn lighter: of its tokens, those that the model server had in its cache.
+    """
+    if whole <= 0:
+        whole = 1.0
+    left = 100 * min(max(begin / whole, 0.0), 1.0)
+    wide = max(0.4, min(100 * length / whole, 100 - left))
+    drawn = Markup('<rect class="bar-{kind}" x="{left:.2f}%" y="2" width="{wide:.2f}%" height="10" rx="2"/>').format(
+        kind=kind, left=left, wide=wide
+    )
+    if cached > 0:
+        drawn += Markup('<rect class="bar-cached" x="{left:.2f}%" y="9" width="{wide:.2f}%" height="3"/>').format(
+            left=left, wide=wide * cached
+        )
+    return Markup('<svg class="waterfall-bar" width="100%" height="14" aria-hidden="true">{}</svg>').format(drawn)

@@ -1,0 +1,165 @@
+"""Two trials side by side: what is the same, and what differs."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from court.events import ReviewOutcome, Side, SideRested, Summarised, VerdictReviewed
+from court.record import TrialRecord
+from court.transcript import Transcript, transcript
+
+_PIECE = re.compile(r"\w+|\s+|[^\w\s]")
+_MOST_PIECES = 4000
+"""Of both texts together that are compared word by word: the comparison takes time with the square of it."""
+_KINDRED = 0.5
+"""Share of common words from which on it helps to mark those that differ; below, all of it is another text."""
+NOTHING = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a comparison.
+
+    Attributes:
+        name: Of what is compared.
+        left: In the first trial.
+        right: In the second.
+        words: Whether these are texts, to be compared word by word.
+    """
+
+    name: str
+    left: str
+    right: str
+    words: bool = False
+
+    @property
+    def same(self) -> bool:
+        """Whether there is no difference."""
+        return self.left == self.right
+
+    @property
+    def pieces(self) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
+        """Either text in pieces, and whether the other has each."""
+        left, right = (_PIECE.findall(text) for text in (self.left, self.right))
+        if len(left) + len(right) > _MOST_PIECES:
+            return [(self.left, self.same)], [(self.right, self.same)]
+        matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
+        if matcher.ratio() < _KINDRED:
+            return [(self.left, False)], [(self.right, False)]
+        told: tuple[list[tuple[str, bool]], list[tuple[str, bool]]] = ([], [])
+        for what, a, b, c, d in matcher.get_opcodes():
+            for pieces, side, first, last in ((left, 0, a, b), (right, 1, c, d)):
+                if first < last:
+                    told[side].append(("".join(pieces[first:last]), what == "equal"))
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that belong together."""
+
+    name: str
+    rows: tuple[Row, ...]
+
+    @property
+    def differing(self) -> int:
+        """How many rows differ."""
+        return sum(not row.same for row in self.rows)
+
+
+def compare(first: TrialRecord, second: TrialRecord) -> tuple[Group, ...]:
+    """Everything that two trials can differ in, in the order in which a trial is read."""
+    left, right = ({name: dict(rows) for name, rows in _told(record)} for record in (first, second))
+    groups = []
+    for name in dict.fromkeys((*left, *right)):
+        one, other = left.get(name, {}), right.get(name, {})
+        rows = []
+        for key in dict.fromkeys((*one, *other)):
+            (said, words), (also, _) = one.get(key, ("", False)), other.get(key, ("", False))
+            words = words or other.get(key, ("", False))[1]
+            rows.append(Row(key, said or NOTHING, also or NOTHING, words))
+        groups.append(Group(name, tuple(rows)))
+    return tuple(groups)
+
+
+_Rows = Iterator[tuple[str, tuple[str, bool]]]
+
+
+def _told(record: TrialRecord) -> Iterator[tuple[str, _Rows]]:
+    told = transcript(record)
+    yield "Verdict", _verdict(record, told)
+    yield "Meme", _meme(record, told)
+    yield "Sides", _sides(record, told)
+    yield "Precedents", _precedents(told)
+    yield "Versions", _versions(record)
+    yield "Settings", ((str(name), (str(value), False)) for name, value in sorted(record.opened.settings.items()))
+
+
+def _verdict(record: TrialRecord, told: Transcript) -> _Rows:
+    verdict, review = told.verdict, record.last(VerdictReviewed)
+    yield "state", (_lower(record.state), False)
+    yield "label", (_lower(verdict.label) if verdict else "", False)
+    if verdict and verdict.strengths:
+        yield "evidence of harm", (_lower(verdict.strengths.harmful), False)
+        yield "benign evidence", (_lower(verdict.strengths.benign), False)
+    if verdict and verdict.harm_score is not None:
+        yield "harm score", (f"{verdict.harm_score:.3f} ({_lower(verdict.harm_score_meaning)})", False)
+    if verdict and verdict.finding:
+        yield "finding", (f"{verdict.finding.category}, clause {verdict.finding.clause}", False)
+    if review:
+        overruled = review.outcome is ReviewOutcome.OVERRULED
+        yield "review", (f"{'overruled' if overruled else 'upheld'}: {_lower(review.label)}, {review.reason}", True)
+    yield "rationale", (verdict.rationale if verdict else "", True)
+    for number, reason in enumerate(verdict.review if verdict else (), 1):
+        yield f"a person should look, {number}", (reason.detail, True)
+
+
+def _meme(record: TrialRecord, told: Transcript) -> _Rows:
+    meme = record.opened.meme
+    yield "picture", (meme.pixels_sha256[:16], False)
+    yield "text", (told.text, True)
+    yield "where the text is from", (_lower(told.source) if told.source else "", False)
+    yield "description", (told.description, True)
+
+
+def _sides(record: TrialRecord, told: Transcript) -> _Rows:
+    rested = {event.side: event for event in record.all(SideRested)}
+    for side in Side:
+        if side in rested:
+            yield f"{side.lower()}: rounds", (f"{rested[side].rounds}, {_lower(rested[side].reason)}", False)
+        bits = [f"{e.entropy:.2f}" for e in record.all(Summarised) if e.side is side and e.round]
+        if bits:
+            yield f"{side.lower()}: entropy by round", (", ".join(bits), False)
+        argument = told.arguments[side]
+        yield f"{side.lower()}: justification", (argument.justification if argument else "", True)
+
+
+def _precedents(told: Transcript) -> _Rows:
+    yield "library", (told.searched, False)
+    readings: Mapping[str, str] = {one.id: one.supports for one in told.ruling.precedents} if told.ruling else {}
+    for place, one in enumerate(told.precedents, 1):
+        read = f"; the Judge: {readings[one.id]}" if one.id in readings else ""
+        yield f"precedent {place}", (f"{one.id}, {_lower(one.label)}, similarity {one.similarity:.3f}{read}", False)
+    if told.vote:
+        vote = told.vote
+        yield "vote", (f"{vote.harmful} of {vote.voters} harmful, probability {vote.probability:.3f}", False)
+
+
+def _versions(record: TrialRecord) -> _Rows:
+    opened = record.opened
+    yield "procedure", (_lower(opened.procedure), False)
+    yield "policy", (f"{opened.policy.id} {opened.policy.version} {opened.policy.digest}", False)
+    for name, value in opened.versions.model_dump().items():
+        if isinstance(value, dict):
+            for role, model in sorted(value.items()):
+                yield f"model of the {role.lower()}", (str(model), False)
+        else:
+            yield name.replace("_", " "), (str(value), False)
+    yield "seconds", (f"{record.seconds:.1f}", False)
+
+
+def _lower(value: object) -> str:
+    return str(value).replace("_", " ").lower()

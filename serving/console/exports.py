@@ -1,0 +1,166 @@
+"""Trials to take away: one as a page, JSON, PDF or a draft of a statement of reasons; a selection as a table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime, time
+from functools import partial
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from court.errors import BadRequest
+from court.record import TrialState
+from court.verdict import Label
+from serving.console.desk.parts import note_shown
+from serving.console.pages.pictures import note
+from serving.console.registry import Page, console_of, form_of, trial_of, visitor_of
+from serving.console.rendering import render
+from serving.console.visitors import Role
+from serving.docket.store import TrialFilter, TrialUnknown
+from serving.export.kept import Kept, Pictures, gather
+
+FONTS = "fonts"
+"""Name of the console's part that holds font files for PDFs, of scripts that the packaged fonts lack."""
+
+_ALL = TrialFilter()
+_TYPES: Mapping[str, str] = {
+    "html": "text/html; charset=utf-8",
+    "json": "application/json",
+    "pdf": "application/pdf",
+    "dsa": "application/json",
+    "jsonl": "application/x-ndjson",
+    "parquet": "application/vnd.apache.parquet",
+}
+
+
+async def one(request: Request) -> Response:
+    """A trial as a file; its pictures veiled."""
+    return await _file(request, Pictures.VEILED)
+
+
+async def one_sharp(request: Request) -> Response:
+    """A trial as a file with its pictures as they were judged, which is noted before."""
+    if form_of(request).get("pictures") != Pictures.SHARP:
+        raise BadRequest("Only pictures as they were judged are asked for like this.", field="pictures")
+    return await _file(request, Pictures.SHARP)
+
+
+async def _file(request: Request, pictures: Pictures) -> Response:
+    form = request.path_params["form"]
+    make = _MAKERS.get(form)
+    if make is None:
+        raise TrialUnknown(f"A trial can be taken away as {', '.join(_MAKERS)}.", field="form")
+    record = await trial_of(request)
+    console = console_of(request)
+    if form == "dsa":
+        pictures = Pictures.NONE
+    kept = await gather(console.docket, record.trial_id, pictures, console.pictures)
+    if pictures is Pictures.SHARP:
+        for what in ("meme", *(f"precedent:{id_}" for id_ in kept.precedents)):
+            await note(request, record, what)
+    if record.verdict is not None:
+        await note_shown(request, record.trial_id)  # who has read a verdict can't review it blind any more
+    data = await make(request, kept, pictures)
+    name = f"trial-{_plain(record.trial_id)}.{'dsa.json' if form == 'dsa' else form}"
+    return Response(data, media_type=_TYPES[form], headers=_attached(name))
+
+
+async def _html(request: Request, kept: Kept, pictures: Pictures) -> bytes:
+    from serving.export.page import page
+
+    return (await asyncio.to_thread(partial(page, kept, pictures=pictures))).encode()
+
+
+async def _json(request: Request, kept: Kept, pictures: Pictures) -> bytes:
+    from serving.export.document import write_document
+
+    return (await asyncio.to_thread(partial(write_document, kept, pictures=pictures))).encode()
+
+
+async def _pdf(request: Request, kept: Kept, pictures: Pictures) -> bytes:
+    from serving.export.pdf import pdf
+
+    found = console_of(request).parts.get(FONTS, ())
+    assert isinstance(found, Sequence)
+    fonts = [path for path in found if isinstance(path, Path)]
+    return await asyncio.to_thread(partial(pdf, kept, pictures=pictures, fonts=fonts))
+
+
+async def _dsa(request: Request, kept: Kept, pictures: Pictures) -> bytes:
+    from serving.export.dsa import draft
+
+    return (json.dumps(draft(kept.record), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+_MAKERS: Mapping[str, Callable[[Request, Kept, Pictures], Awaitable[bytes]]] = {
+    "html": _html,
+    "json": _json,
+    "pdf": _pdf,
+    "dsa": _dsa,
+}
+
+
+async def ask(request: Request) -> Response:
+    """What to choose a selection by."""
+    return render(request, "export/choose.html", labels=list(Label), states=list(TrialState))
+
+
+async def many(request: Request) -> Response:
+    """A selection, as long as it is: it is sent while it is read."""
+    from serving.export.tables import Form, Selection
+
+    named = request.path_params["form"]
+    if named not in list(Form):
+        raise TrialUnknown(f"A selection can be taken away as {', '.join(Form)}.", field="form")
+    # Who asks sees what is of the own namespaces, whatever was asked for.
+    which = replace(_chosen(request), namespaces=visitor_of(request).namespaces)
+    chunks = Selection(console_of(request).docket, which).chunks(Form(named))
+    name = f"trials-{datetime.now(UTC):%Y%m%d-%H%M%S}.{named}"
+    return StreamingResponse(chunks, media_type=_TYPES[named], headers=_attached(name))
+
+
+def _chosen(request: Request) -> TrialFilter:
+    """The filter that the address asks for. Raises BadRequest for what is no filter."""
+    asked = request.query_params
+    try:
+        labels = frozenset(Label(label) for label in asked.getlist("label") if label)
+        states = frozenset(TrialState(state) for state in asked.getlist("state") if state)
+        since, until = (_midnight(asked.get(name, "")) for name in ("since", "until"))
+    except ValueError:
+        raise BadRequest("Trials can't be chosen by that.", reason="BAD_FILTER") from None
+    return replace(
+        _ALL,
+        labels=labels,
+        states=states,
+        opened_from=since,
+        opened_until=until,
+        namespace=asked["namespace"] if asked.get("namespace") else None,
+        reviewed={"yes": True, "no": False}.get(asked.get("reviewed", "")),
+        needs_review=True if asked.get("look") else None,
+    )
+
+
+def _midnight(day: str) -> datetime | None:
+    return datetime.combine(date.fromisoformat(day), time(), UTC) if day else None
+
+
+def _plain(trial_id: str) -> str:
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in trial_id)[:100]
+
+
+def _attached(name: str) -> dict[str, str]:
+    """A file to be kept and not shown: a page shown here has our cookies, and this one holds what strangers wrote."""
+    return {"content-disposition": f'attachment; filename="{name}"'}
+
+
+PAGES = (
+    Page("/trials/{trial_id}/export/{form}", one, role=Role.VIEWER, name="export"),
+    Page("/trials/{trial_id}/export/{form}", one_sharp, role=Role.VIEWER, methods=("POST",)),
+    Page("/export", ask, role=Role.VIEWER, name="export_many", nav="Export"),
+    Page("/export/{form}", many, role=Role.VIEWER),
+)

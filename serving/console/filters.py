@@ -1,0 +1,63 @@
+"""What templates turn values into: text of strangers made safe, moments, durations and counts for people."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+from markupsafe import Markup, escape
+
+from serving.console.unseen import pieces
+
+
+def seen(text: object) -> Markup:
+    """Text of strangers with everything visible: what can't be seen stands as its code point, marked as ours."""
+    parts = []
+    for piece, hidden in pieces(str(text)):
+        if hidden:
+            parts.append(Markup('<span class="unseen" title="a character that can’t be seen">{}</span>').format(piece))
+        else:
+            parts.append(escape(piece))
+    return Markup("").join(parts)
+
+
+def when(at: datetime) -> Markup:
+    """A moment, for people and machines."""
+    utc = at.astimezone(UTC)
+    return Markup('<time datetime="{}">{} UTC</time>').format(
+        utc.isoformat(timespec="milliseconds"), f"{utc.day} {utc:%b %Y %H:%M}"
+    )
+
+
+def clock(at: datetime) -> Markup:
+    """The time of day of a moment, where the day stands elsewhere."""
+    utc = at.astimezone(UTC)
+    return Markup('<time datetime="{}">{:%H:%M:%S}</time>').format(utc.isoformat(timespec="milliseconds"), utc)
+
+
+def kind(name: str) -> str:
+    """The kind of an event as words: ``NearDuplicatesFound`` is ``near duplicates found``."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+
+
+def word(value: object) -> str:
+    """A member of one of our enumerations as a word: ``NOT_HARMFUL`` is ``not harmful``."""
+    return str(value).replace("_", " ").lower()
+
+
+def seconds(value: float) -> str:
+    """A duration: ``840 ms``, ``3.1 s``, ``2 min 5 s``."""
+    if value < 1:
+        return f"{1000 * value:.0f} ms"
+    if value < 120:
+        return f"{value:.1f} s"
+    return f"{value // 60:.0f} min {value % 60:.0f} s"
+
+
+def number(value: int) -> str:
+    """A count, its thousands apart by narrow spaces."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+FILTERS = {"seen": seen, "when": when, "clock": clock, "kind": kind, "word": word, "seconds": seconds, "number": number}
+"""All of them, by the names that templates know."""

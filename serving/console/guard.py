@@ -1,0 +1,198 @@
+"""What stands before every page: who may open it, which forms are ours, and what a browser may do with the answer."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, Collection
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from starlette.datastructures import ImmutableMultiDict, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from court.errors import BadRequest, CourtError
+from serving.access.callers import NotAllowed
+from serving.console.registry import Form, Page, console_of
+from serving.console.visitors import Visitor
+
+POLICY = (
+    "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+"""Nothing from elsewhere, nothing inline: text of a meme that became markup after all could do nothing."""
+PROOF = "proof"
+"""The field of a form, and in lower case the end of the header, that proves where it came from."""
+HEADER = "x-memecourt-proof"
+_COOKIE = "memecourt_session"
+_MOST_BYTES, _MOST_FIELDS = 64 * 1024, 200
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",  # with "no-referrer" browsers also leave out where a form comes from
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
+
+_log = logging.getLogger("memecourt.console")
+
+
+class Guard:
+    """Refuses hosts that are not ours, and adds to every answer what keeps a browser from being used against us."""
+
+    def __init__(self, app: ASGIApp, *, hosts: Collection[str] | None = None) -> None:
+        """Stands before an application.
+
+        Args:
+            app: The application.
+            hosts: Names under which it is reached; None for any. A page of another site that has its own name point
+                here (DNS rebinding) sends that name.
+        """
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        if self._hosts is not None and _host_of(scope) not in self._hosts:
+            refusal = PlainTextResponse("This console is not reached under that name.\n", status_code=421)
+            await refusal(scope, receive, guarded)
+            return
+        await self._app(scope, receive, guarded)
+
+
+def only_here(host: str) -> bool:
+    """Whether an address is of this machine alone."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _host_of(scope: Scope) -> str:
+    """The name in the Host header, without the port."""
+    given = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
+    try:
+        return urlsplit(f"//{given}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def cookie_name(request: Request) -> str:
+    """Of the session's cookie. With TLS it is bound to this very host, and no other can set it."""
+    return f"__Host-{_COOKIE}" if _secure(request) else _COOKIE
+
+
+def cookie_of(request: Request) -> str:
+    """The id in the cookie, or empty."""
+    return request.cookies.get(cookie_name(request), "")
+
+
+def set_cookie(request: Request, response: Response, id_: str) -> None:
+    """Has the browser keep an id until it is closed. No script can read it; no other site's request carries it."""
+    response.set_cookie(cookie_name(request), id_, path="/", httponly=True, samesite="strict", secure=_secure(request))
+
+
+def _secure(request: Request) -> bool:
+    return (console_of(request).origin or str(request.base_url)).startswith("https:")
+
+
+def guarded(page: Page) -> Callable[[Request], Awaitable[Response]]:
+    """A page's endpoint behind its role and, where it changes something, the proof of its form."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await let_in(request)
+        except (CourtError, HTTPException):
+            raise
+        except Exception as error:
+            # Here, and not at the very outside: this answer is to have the headers of all others.
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            _log.error("%s on %s in %s:%s", type(error).__qualname__, page.path, place.name, place.lineno)
+            raise HTTPException(500) from None
+
+    async def let_in(request: Request) -> Response:
+        sessions = console_of(request).sessions
+        found = sessions.find(cookie_of(request))
+        request.state.session, request.state.visitor = found or (None, None)
+        request.state.form = ImmutableMultiDict()
+        if page.role is not None and found is None:
+            return _to_sign_in(request)
+        if request.method not in ("GET", "HEAD"):
+            request.state.form = await _checked_form(request)
+        if page.role is not None and found is not None and found[1].role < page.role:
+            _refused(found[1], page)
+            raise NotAllowed(
+                f"This is for {page.role.name.lower()}s, and you are signed in as a {found[1].role.name.lower()}.",
+                reason="ROLE_MISSING",
+            )
+        return await page.endpoint(request)
+
+    return answer
+
+
+def _refused(visitor: Visitor, page: Page) -> None:
+    _log.warning("refused page=%s visitor=%s role=%s", page.path, visitor.name, visitor.role.name)
+
+
+def _to_sign_in(request: Request) -> Response:
+    if request.headers.get("hx-request") == "true":
+        # htmx would put the sign-in page into a piece of this one.
+        return Response(status_code=401, headers={"hx-refresh": "true"})
+    if request.method not in ("GET", "HEAD"):
+        return RedirectResponse("/sign-in", status_code=303)
+    asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(f"/sign-in?next={quote(asked, safe='')}", status_code=303)
+
+
+async def _checked_form(request: Request) -> Form:
+    """What was sent, once it is sure that a page of ours sent it.
+
+    Raises:
+        BadRequest: It is too long, or no form.
+        NotAllowed: It comes from another site, or from a page of an earlier session.
+    """
+    origin = request.headers.get("origin")
+    own = console_of(request).origin or f"{request.url.scheme}://{request.headers.get('host', '')}"
+    site = request.headers.get("sec-fetch-site")
+    if (origin is not None and origin != own) or site not in (None, "same-origin", "none"):
+        raise NotAllowed("This was sent by another site than the console.", reason="OTHER_SITE")
+    form = await _form(request)
+    proof = request.headers.get(HEADER) or form.get(PROOF, "")
+    if not console_of(request).sessions.proves(cookie_of(request), proof):
+        raise NotAllowed(
+            "This page belongs to a session that is over. Open it again, and send it once more.", reason="PROOF_MISSING"
+        )
+    return form
+
+
+async def _form(request: Request) -> Form:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("", "application/x-www-form-urlencoded"):
+        raise BadRequest("A form is sent as application/x-www-form-urlencoded.", reason="NO_FORM")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MOST_BYTES:
+            raise BadRequest("That is too long for a form.", reason="TOO_LONG")
+    try:
+        fields = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict")
+    except ValueError:
+        raise BadRequest("That can't be read as a form.", reason="NO_FORM") from None
+    return ImmutableMultiDict(fields)

@@ -1,0 +1,41 @@
+"""A trial beside another of the same meme."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from court.events import NearDuplicatesFound
+from serving.console.compare import compare
+from serving.console.desk.parts import note_shown
+from serving.console.registry import Page, console_of, trial_of, visitor_of
+from serving.console.rendering import render
+from serving.console.visitors import Role
+from serving.docket.store import DocketLine, TrialFilter
+
+_MOST = 50
+
+
+async def beside(request: Request) -> Response:
+    """Both trials, row by row; without another one, those that there are to choose from."""
+    record = await trial_of(request)
+    other = request.query_params.get("with", "").strip()
+    second = await trial_of(request, other) if other else None
+    which = TrialFilter(namespaces=visitor_of(request).namespaces, pixels_sha256=record.opened.meme.pixels_sha256)
+    lines = await console_of(request).docket.list(limit=_MOST, which=which)
+    others: list[DocketLine] = [line for line in lines if line.trial_id != record.trial_id]
+    near = record.last(NearDuplicatesFound)
+    for trial_id in {record.trial_id, *([second.trial_id] if second else ()), *(line.trial_id for line in others)}:
+        await note_shown(request, trial_id)
+    return render(
+        request,
+        "compare.html",
+        record=record,
+        second=second,
+        groups=compare(record, second) if second else (),
+        others=others,
+        near=[one for one in (near.duplicates if near else ()) if one.trial_id not in {o.trial_id for o in others}],
+    )
+
+
+PAGES = (Page("/trials/{trial_id}/compare", beside, role=Role.VIEWER, name="compare"),)

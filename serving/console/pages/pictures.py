@@ -1,0 +1,155 @@
+"""Pictures: veiled for who does not ask, sharp once for who does, which is noted first.
+
+A sharp picture has no address that could be guessed, linked to or opened twice. Asking for it (a form) notes who asked
+and gives one that is good for one look; the picture is not sent to a browser, not even hidden, before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from court.errors import BadRequest
+from court.events import VerdictGiven
+from court.record import TrialRecord
+from serving.console.pictures import empty, media_type, veiled
+from serving.console.registry import Page, console_of, form_of, session_of, trial_of, visitor_of
+from serving.console.rendering import render
+from serving.console.visitors import Role
+from serving.docket.store import TrialUnknown
+
+MEME = "meme"
+_PRECEDENT = "precedent:"
+
+_log = logging.getLogger("memecourt.console")
+
+
+def path_of(trial_id: str) -> str:
+    """The page of a trial."""
+    return f"/trials/{quote(trial_id, safe='')}"
+
+
+async def veiled_picture(request: Request) -> Response:
+    """A picture, small, grey and blurred; an empty one where none is kept, which a trial's page says in words."""
+    record = await trial_of(request)
+    try:
+        frames = await frames_of(request, record, request.query_params.get("of", MEME))
+    except TrialUnknown:
+        return Response(empty(), media_type="image/png")
+    place = _place(request.query_params.get("frame", "0"), len(frames))
+    return Response(await asyncio.to_thread(veiled, frames[place]), media_type="image/png")
+
+
+async def show(request: Request) -> Response:
+    """Notes that somebody wants to see a picture, and lets it be fetched once."""
+    record, what = await trial_of(request), form_of(request).get("of", MEME)
+    frames = await frames_of(request, record, what)
+    await note(request, record, what)
+    session, sessions = session_of(request), console_of(request).sessions
+    key = session.grant(record.trial_id, what, sessions.now())
+    if request.headers.get("hx-request") == "true":
+        return await _figure(request, record, what, len(frames), key, form_of(request).get("back", ""))
+    at = path_of(record.trial_id)
+    if form_of(request).get("back") == "case":
+        at = at.replace("/trials/", "/desk/cases/", 1)  # whose page does not show the verdict yet
+    return RedirectResponse(f"{at}?shown={key}", status_code=303)
+
+
+async def hide(request: Request) -> Response:
+    """The veiled picture again, in the place of the sharp one."""
+    record, what = await trial_of(request), request.query_params.get("of", MEME)
+    back = request.query_params.get("back", "")
+    return await _figure(request, record, what, len(await frames_of(request, record, what)), "", back)
+
+
+async def sharp_picture(request: Request) -> Response:
+    """The picture as it is, to who has just been allowed to fetch it; each frame once."""
+    record = await trial_of(request)
+    sessions = console_of(request).sessions
+    grant = session_of(request).granted(request.path_params["key"], sessions.now())
+    if grant is None or grant.trial_id != record.trial_id:
+        raise TrialUnknown("This look at the picture is over. Ask for it again on the trial’s page.")
+    frames = await frames_of(request, record, grant.what)
+    place = _place(request.path_params["frame"], len(frames))
+    if place in grant.fetched:
+        raise TrialUnknown("This look at the picture is over. Ask for it again on the trial’s page.")
+    grant.fetched.add(place)
+    return Response(frames[place], media_type=media_type(frames[place]))
+
+
+async def _figure(request: Request, record: TrialRecord, what: str, frames: int, key: str, back: str) -> Response:
+    number = 0
+    if what.startswith(_PRECEDENT):
+        cited = record.precedents
+        ids = [one.id for one in cited.findings.exhibits] if cited else []
+        number = ids.index(what.removeprefix(_PRECEDENT)) + 1
+    pngs = await frames_of(request, record, what) if key else ()
+    values: dict[str, Any] = {
+        "what": what,
+        "number": number,
+        "frames": frames,
+        "another": bool(pngs) and changed_since(record, what, pngs),
+        "key": key,
+        "back": "case" if back == "case" else "",
+    }
+    return render(request, "trial/figure.html", record=record, **values)
+
+
+def changed_since(record: TrialRecord, what: str, frames: Sequence[bytes]) -> bool:
+    """Whether the picture of a precedent is another now than the one that the Judge was shown, where that is known."""
+    given = record.last(VerdictGiven)
+    readings = given.ruling.precedents if given and given.ruling else ()
+    then = next((one.picture for one in readings if f"{_PRECEDENT}{one.id}" == what), "")
+    return bool(then) and [hashlib.sha256(frame).hexdigest() for frame in frames] != [then]
+
+
+async def note(request: Request, record: TrialRecord, what: str) -> None:
+    """Keeps who looked at what; where that can't be kept, nothing is shown."""
+    who = visitor_of(request).name
+    await console_of(request).docket.note_access(record.trial_id, who=who, what=what, at=datetime.now(UTC))
+    _log.info("picture shown trial=%s visitor=%s", record.trial_id, who)
+
+
+async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequence[bytes]:
+    """The frames of the meme, or the picture of a precedent that was cited in the trial.
+
+    Raises:
+        TrialUnknown: It is not kept, or not of this trial.
+        BadRequest: That is no picture's name.
+    """
+    if what == MEME:
+        frames = await console_of(request).docket.frames(record.opened.meme.pixels_sha256)
+        if frames:
+            return frames
+        raise TrialUnknown("The picture of this trial is not kept.", reason="PICTURE_MISSING")
+    if not what.startswith(_PRECEDENT):
+        raise BadRequest("There is no picture of that name.", field="of")
+    id_, cited, pictures = what.removeprefix(_PRECEDENT), record.precedents, console_of(request).pictures
+    if cited is None or id_ not in {one.id for one in cited.findings.exhibits} or pictures is None:
+        raise TrialUnknown("That precedent has no picture here.", reason="PICTURE_MISSING")
+    (frame,) = await pictures.pictures([id_])
+    if frame is None:
+        raise TrialUnknown("The library has no picture of that precedent.", reason="PICTURE_MISSING")
+    return [frame.png]
+
+
+def _place(given: str, count: int) -> int:
+    if not given.isascii() or not given.isdecimal() or len(given) > 4 or int(given) >= count:
+        raise BadRequest("There is no such frame.", field="frame")
+    return int(given)
+
+
+PAGES = (
+    Page("/trials/{trial_id}/picture", veiled_picture, role=Role.VIEWER, name="veiled_picture"),
+    Page("/trials/{trial_id}/show", show, role=Role.VIEWER, methods=("POST",), name="show_picture"),
+    Page("/trials/{trial_id}/hide", hide, role=Role.VIEWER, name="hide_picture"),
+    Page("/trials/{trial_id}/sharp/{key}/{frame}", sharp_picture, role=Role.VIEWER, name="sharp_picture"),
+)

@@ -1,0 +1,174 @@
+"""A trial: its page, what is new of one that is still being held, and the messages of a call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from court.backends.picture_digest import pixels_sha256
+from court.events import (
+    AnswerGiven,
+    AnyEvent,
+    Described,
+    Event,
+    NearDuplicatesFound,
+    PrecedentsCited,
+    QuestionAsked,
+    SideRested,
+    Summarised,
+    TextRead,
+    TrialFailed,
+    VerdictGiven,
+)
+from court.record import TrialRecord
+from court.transcript import transcript
+from serving.console.desk.parts import note_shown
+from serving.console.pages.pictures import changed_since, frames_of
+from serving.console.ports import ConsoleDocket
+from serving.console.proof import proof_of, unreadable
+from serving.console.registry import Page, console_of, session_of, trial_of, visitor_of
+from serving.console.rendering import render
+from serving.console.telling import tell
+from serving.console.visitors import Role
+from serving.docket.store import DocketError, TrialErased, TrialUnknown
+
+_CHANGES: Mapping[str, tuple[type[Event], ...]] = {
+    "head": (Event,),
+    "meme": (TextRead,),
+    "description": (Described,),
+    "sides": (Summarised, SideRested),
+    "cases": (Summarised, SideRested),
+    "precedents": (PrecedentsCited, NearDuplicatesFound, VerdictGiven),
+    "judge": (VerdictGiven, TrialFailed),
+    "review": (VerdictGiven,),
+    "costs": (Event,),
+    "log": (Event,),
+}
+"""Parts of the page, each a template, and the events that change it. Rounds are parts of their own."""
+
+
+async def trial(request: Request) -> Response:
+    """The whole trial, as far as it has come."""
+    try:
+        record = await trial_of(request)
+    except (TrialErased, DocketError) as error:
+        return await _stored(request, error)
+    if record.verdict is not None:
+        await note_shown(request, record.trial_id)
+    shown = _shown(request, record)
+    others = [what for what in shown if changed_since(record, what, await frames_of(request, record, what))]
+    values = await _values(request, record)
+    return render(request, "trial/page.html", **values, shown=shown, others_now=others)
+
+
+async def _stored(request: Request, error: TrialErased | DocketError) -> Response:
+    """What is stored of a record that was erased, or that can't be read: what was altered shows in what does not fit.
+
+    Whose content it is can't be told any more, so it is shown to those alone who may see everybody's.
+    """
+    visitor, trial_id = visitor_of(request), request.path_params["trial_id"]
+    proof = await proof_of(console_of(request).docket, trial_id)
+    if visitor.namespaces is not None or proof is None:
+        raise error
+    entries = [(one, unreadable(one.entry)) for one in proof.entries]
+    title = "This record was erased" if isinstance(error, TrialErased) else "This record can’t be read"
+    values: dict[str, Any] = {
+        "title": title,
+        "said": error.message,
+        "entries": entries,
+        "trial_id": trial_id,
+        "proof_of_trial": proof,
+    }
+    return render(request, "trial/stored.html", **values)
+
+
+async def news(request: Request) -> Response:
+    """What has changed since an event: the parts of the page anew, to be put in the place of the former.
+
+    A part that has not changed is not sent, so that what a reader has unfolded there stays so.
+    """
+    record = await trial_of(request)
+    given = request.query_params.get("from", "0")
+    since = int(given) if given.isascii() and given.isdecimal() and len(given) < 10 else 0
+    fresh = record.events[since:]
+    if not fresh:
+        return Response(status_code=204)  # htmx then leaves the page as it is
+    if record.verdict is not None:
+        await note_shown(request, record.trial_id)
+    values = await _values(request, record)
+    parts = [name for name, kinds in _CHANGES.items() if any(isinstance(event, kinds) for event in fresh)]
+    rounds = _rounds(fresh)
+    # A round that the page has not got yet is put below the others.
+    known = _rounds(record.events[:since])
+    laid_out = transcript(record).rounds
+    return render(
+        request,
+        "trial/news.html",
+        **values,
+        shown={},
+        parts_changed=parts,
+        changed=[one for one in laid_out if one.number in rounds & known],
+        added=[one for one in laid_out if one.number in rounds - known],
+    )
+
+
+async def messages(request: Request) -> Response:
+    """The messages of the calls that an event tells of."""
+    from serving.export.messages import messages_of
+
+    record = await trial_of(request)
+    seq = request.path_params["seq"]
+    if not 0 <= seq < len(record.events):
+        raise TrialUnknown("There is no such event in this trial.", field="seq")
+    event = record.events[seq]
+    values: dict[str, Any] = {"record": record, "event": event, "sent": messages_of(record, event)}
+    piece = request.headers.get("hx-request") == "true"
+    return render(request, "trial/sent.html" if piece else "trial/messages.html", **values)
+
+
+async def _values(request: Request, record: TrialRecord) -> dict[str, Any]:
+    console = console_of(request)
+    return {
+        "told": tell(record),
+        "record": record,
+        "pictures": console.pictures is not None,
+        "proof_of_trial": await proof_of(console.docket, record.trial_id),
+        "quiet_s": (datetime.now(UTC) - record.events[-1].at).total_seconds(),
+        "kept": await _kept(console.docket, record.opened.meme.pixels_sha256),
+    }
+
+
+async def _kept(docket: ConsoleDocket, digest: str) -> str:
+    """How the picture of a trial is kept: ``same``, ``other`` where it is not the one that was judged, or empty."""
+    frames = await docket.frames(digest)
+    if not frames:
+        return ""
+    try:
+        return "same" if await asyncio.to_thread(pixels_sha256, frames) == digest else "other"
+    except ValueError:
+        return "other"
+
+
+def _shown(request: Request, record: TrialRecord) -> Mapping[str, str]:
+    """Which picture may be shown sharp in this very answer, and what to ask for it with."""
+    key = request.query_params.get("shown", "")
+    grant = session_of(request).granted(key, console_of(request).sessions.now()) if key else None
+    if grant is None or grant.trial_id != record.trial_id or grant.fetched:
+        return {}
+    return {grant.what: key}
+
+
+def _rounds(events: Sequence[AnyEvent]) -> set[int]:
+    return {event.round for event in events if isinstance(event, QuestionAsked | AnswerGiven | Summarised)} - {0}
+
+
+PAGES = (
+    Page("/trials/{trial_id}", trial, role=Role.VIEWER, name="trial"),
+    Page("/trials/{trial_id}/news", news, role=Role.VIEWER, name="news"),
+    Page("/trials/{trial_id}/messages/{seq:int}", messages, role=Role.VIEWER, name="messages"),
+)

@@ -1,0 +1,81 @@
+"""The list of trials."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from court.errors import BadRequest
+from court.record import TrialState
+from court.verdict import Label
+from serving.console.desk.parts import hidden_ids
+from serving.console.registry import Page, console_of, visitor_of
+from serving.console.rendering import render
+from serving.console.visitors import Role
+from serving.docket.store import DocketLine, TrialFilter
+
+M = TypeVar("M", Label, TrialState)
+
+_PAGE = 50
+
+
+async def trials(request: Request) -> Response:
+    """The trials that the visitor may see, the last opened first, page by page."""
+    asked = request.query_params
+    which = TrialFilter(
+        labels=frozenset({_member(Label, asked["label"])} if asked.get("label") else ()),
+        states=frozenset({_member(TrialState, asked["state"])} if asked.get("state") else ()),
+        needs_review=True if asked.get("look") else None,
+        namespaces=visitor_of(request).namespaces,
+    )
+    # One more than fits says whether there is another page.
+    lines = await console_of(request).docket.list(limit=_PAGE + 1, after=_after(asked.get("after", "")), which=which)
+    page = lines[:_PAGE]
+    kept = {name: asked.get(name, "") for name in ("label", "state", "look")}
+    own = {name: value for name, value in kept.items() if value}
+    older = urlencode({**own, "after": _place(page[-1])}) if len(lines) > _PAGE else ""
+    # Reviewers decide before they see what the court said.
+    hidden = await hidden_ids(request, [line.trial_id for line in page])
+    values: dict[str, Any] = {
+        "hidden": hidden,
+        "lines": page,
+        "older": older,
+        "first": "after" not in asked,
+        "kept": kept,
+        "own": own,
+    }
+    if which.labels:
+        # Nor can it be read off a filter.
+        values["lines"] = [line for line in page if line.trial_id not in hidden]
+    return render(request, "trials.html", **values, labels=list(Label), states=list(TrialState))
+
+
+def _member(kind: type[M], given: str) -> M:
+    try:
+        return kind(given)
+    except ValueError:
+        raise BadRequest("There is no such filter.", field="filter") from None
+
+
+def _place(line: DocketLine) -> str:
+    return f"{line.opened_at.isoformat()} {line.trial_id}"
+
+
+def _after(given: str) -> tuple[datetime, str] | None:
+    if not given:
+        return None
+    at, _, trial_id = given.partition(" ")
+    try:
+        opened = datetime.fromisoformat(at)
+    except ValueError:
+        opened = None
+    if opened is None or opened.tzinfo is None or not trial_id:
+        raise BadRequest("That is no place in the list of trials.", field="after")
+    return opened, trial_id
+
+
+PAGES = (Page("/", trials, role=Role.VIEWER, name="trials", nav="Trials"),)

@@ -1,0 +1,178 @@
+"""What the log says of a trial: each entry held against its commitment and against the docket's signed checkpoint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import ValidationError
+from sqlalchemy import Connection
+
+from serving.console.ports import ConsoleDocket
+from serving.docket import proofs
+from serving.docket.log.entries import NO_SEQ, Entry, check, event_of
+from serving.docket.log.errors import LogError
+from serving.docket.log.loggable import parse
+from serving.docket.log.merkle import inclusion_proof, verify_inclusion
+from serving.docket.log.notes import Checkpoint, VerifierKey, open_checkpoint
+from serving.docket.sql import SqlDocket
+from serving.docket.stored import PART
+
+
+class Standing(StrEnum):
+    """How an entry stands to the log."""
+
+    PROVEN = "PROVEN"
+    """It is what was logged, and the signed checkpoint covers it."""
+    ERASED = "ERASED"
+    """The same holds of its header; its body was erased."""
+    UNSIGNED = "UNSIGNED"
+    """It came after the last checkpoint."""
+    WRONG = "WRONG"
+    """It is not what was logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An entry as a page shows it.
+
+    Attributes:
+        entry: As it is stored.
+        standing: How it stands to the log.
+        why: What is wrong, in a sentence; empty where nothing is.
+        who: Who looked at a picture, where the entry says that.
+        what: At which.
+    """
+
+    entry: Entry
+    standing: Standing
+    why: str = ""
+    who: str = ""
+    what: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The first digits of the commitment."""
+        return self.entry.commitment.hex()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the log says of a trial.
+
+    Attributes:
+        entries: All about it, in order.
+        checkpoint: That they were held against; None where there is none that could be opened.
+        why: What is wrong with the checkpoint, or that there is none; empty where nothing is.
+    """
+
+    entries: tuple[Shown, ...]
+    checkpoint: Checkpoint | None
+    why: str = ""
+
+    @property
+    def counts(self) -> Mapping[Standing, int]:
+        """How many entries stand how."""
+        return Counter(one.standing for one in self.entries)
+
+    @property
+    def wrong(self) -> Sequence[Shown]:
+        """Entries that are not what was logged."""
+        return [one for one in self.entries if one.standing is Standing.WRONG]
+
+    @property
+    def root(self) -> str:
+        """The first digits of the root of the tree."""
+        return self.checkpoint.root.hex()[:12] if self.checkpoint else ""
+
+    @property
+    def by_event(self) -> Mapping[int, Shown]:
+        """The entries of events, by their numbers in the record."""
+        return {one.entry.seq: one for one in self.entries if one.entry.seq != NO_SEQ}
+
+    @property
+    def others(self) -> Sequence[Shown]:
+        """Entries that are no events: who looked at a picture, what was erased."""
+        return [one for one in self.entries if one.entry.seq == NO_SEQ and one.entry.kind != PART]
+
+
+async def proof_of(docket: ConsoleDocket, trial_id: str) -> Proof | None:
+    """The proof of all entries about a trial; None where the docket has no log.
+
+    It is held against what the docket itself has signed. That the whole docket was not replaced shows only against a
+    checkpoint that was kept elsewhere: ``memecourt docket verify --anchor``.
+
+    Raises:
+        TrialUnknown: There is none of that id.
+        Unavailable: The docket can't be read now.
+    """
+    return await docket.read(lambda connection: _proof(connection, trial_id)) if isinstance(docket, SqlDocket) else None
+
+
+def unreadable(entry: Entry) -> Sequence[str]:
+    """Why the body of an event can't be read as one, sentence by sentence; none where it can, or was erased."""
+    if entry.body is None or entry.seq == NO_SEQ:
+        return ()
+    try:
+        event_of(entry.body)
+    except ValidationError as error:
+        # Parts stand elsewhere, and make a stored body differ from the event in these places.
+        faults = [one for one in error.errors(include_input=False) if not _of_part(entry.body, one["loc"])]
+        return [f"{'.'.join(map(str, one['loc']))}: {one['msg'].removeprefix('Value error, ')}" for one in faults]
+    except ValueError as error:
+        return [str(error)]
+    return ()
+
+
+def _of_part(body: str, loc: Sequence[str | int]) -> bool:
+    at = parse(body)
+    for step in loc:
+        if isinstance(at, dict) and set(at) == {"part"}:
+            return True
+        try:
+            at = at[step]
+        except (KeyError, IndexError, TypeError):
+            continue  # the kind of an event is a step of its own
+    return isinstance(at, dict) and set(at) == {"part"}
+
+
+def _proof(connection: Connection, trial_id: str) -> Proof:
+    entries = proofs.entries_of(connection, trial_id)
+    checkpoint: Checkpoint | None = None
+    why = ""
+    note, key = proofs.checkpoint(connection), proofs.key(connection)
+    if note is None or not key:
+        why = "The log has grown since it was signed last; the next server that writes signs it."
+    else:
+        try:
+            checkpoint = open_checkpoint(note, [VerifierKey.parse(key)])
+        except LogError as error:
+            why = f"The docket's own checkpoint can't be trusted: {error}"
+    read = proofs.nodes(connection)
+    shown = []
+    for entry in entries:
+        standing, wrong = Standing.ERASED if entry.erased else Standing.PROVEN, ""
+        try:
+            check(entry)
+            if checkpoint is None or entry.number >= checkpoint.size:
+                standing = standing if entry.erased else Standing.UNSIGNED
+            else:
+                proof = inclusion_proof(entry.number, checkpoint.size, read)
+                verify_inclusion(entry.number, checkpoint.size, entry.leaf(), proof, checkpoint.root)
+        except LogError as error:
+            standing, wrong = Standing.WRONG, str(error)
+        who, what = _looked(entry)
+        shown.append(Shown(entry, standing, wrong, who, what))
+    return Proof(tuple(shown), checkpoint, why)
+
+
+def _looked(entry: Entry) -> tuple[str, str]:
+    if entry.kind != "PictureShown" or entry.body is None:
+        return "", ""
+    try:
+        told = parse(entry.body)
+    except ValueError:
+        return "", ""
+    return (str(told.get("who", "")), str(told.get("what", ""))) if isinstance(told, dict) else ("", "")

@@ -1,0 +1,115 @@
+"""Pages, and who may open each. What is no :class:`Page` is not served; a page says which role it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from starlette.datastructures import ImmutableMultiDict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from court.record import TrialRecord
+from serving.console.visitors import Role, Session, Sessions, Visitor
+from serving.docket.store import TrialErased, TrialUnknown
+
+if TYPE_CHECKING:
+    from serving.console.ports import ConsoleDocket, PrecedentPictures
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+Form: TypeAlias = ImmutableMultiDict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An address of the console.
+
+    Attributes:
+        path: As Starlette routes it: ``/trials/{trial_id}``.
+        endpoint: What answers. It is called only for who may; :func:`visitor_of`, :func:`form_of` and
+            :func:`console_of` give it what it needs.
+        role: Who may open it; None for everybody, also who is not signed in.
+        methods: Of HTTP. Whatever is no GET must come from a form of ours, which sends its proof along.
+        name: By which templates name its address (``url_for``).
+        nav: What leads to it in the navigation; empty where nothing does.
+    """
+
+    path: str
+    endpoint: Endpoint
+    role: Role | None
+    methods: Sequence[str] = ("GET",)
+    name: str = ""
+    nav: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """What the pages work with.
+
+    Attributes:
+        docket: Whose trials are shown.
+        sessions: Of the visitors.
+        pages: All there are.
+        pictures: Of precedents; None where the library can't be looked at here.
+        origin: ``https://console.example.org`` where it is reached under a name of its own; empty otherwise.
+        parts: What pages of others need besides, by a name of theirs.
+    """
+
+    docket: ConsoleDocket
+    sessions: Sessions
+    pages: Sequence[Page]
+    pictures: PrecedentPictures | None = None
+    origin: str = ""
+    parts: Mapping[str, object] = field(default_factory=dict)
+
+
+def console_of(request: Request) -> Console:
+    """What the page works with."""
+    console = request.app.state.console
+    assert isinstance(console, Console)
+    return console
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Who looks; only on pages that need a role."""
+    visitor = request.state.visitor
+    assert isinstance(visitor, Visitor)
+    return visitor
+
+
+def session_of(request: Request) -> Session:
+    """The visitor's session; only on pages that need a role."""
+    session = request.state.session
+    assert isinstance(session, Session)
+    return session
+
+
+def form_of(request: Request) -> Form:
+    """What was sent; empty for a GET."""
+    form: Form = request.state.form
+    return form
+
+
+async def trial_of(request: Request, trial_id: str | None = None) -> TrialRecord:
+    """The record of the trial that the address names, if it is the visitor's business.
+
+    Args:
+        request: Whose ``trial_id`` is meant, and who asks.
+        trial_id: Another that is meant.
+
+    Raises:
+        TrialUnknown: There is none of that id, or it is not the visitor's business: the two can't be told apart.
+        TrialErased: Its record was erased; told only to who may see everybody's content.
+    """
+    named = request.path_params["trial_id"] if trial_id is None else trial_id
+    try:
+        record = await console_of(request).docket.record(named)
+        if visitor_of(request).sees(record.opened.meme.namespace):
+            return record
+    except TrialErased:
+        if visitor_of(request).namespaces is None:
+            raise
+    except TrialUnknown:
+        pass
+    raise TrialUnknown("There is no trial of that id here, or it is not for you to see.", field="trial_id")

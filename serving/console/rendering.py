@@ -1,0 +1,52 @@
+"""Templates, and what they may call. Everything that is put into one is escaped."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from serving.console import guard
+from serving.console.filters import FILTERS
+from serving.console.registry import console_of
+from serving.console.visitors import Role, Visitor
+
+
+def render(request: Request, template: str, *, status: int = 200, **values: object) -> HTMLResponse:
+    """A page.
+
+    Besides ``values`` a template has ``request``, ``visitor`` (or None), ``proof`` (what forms send back), ``nav`` and
+    ``Role``.
+
+    Args:
+        request: That it answers.
+        template: Its file under ``templates/``.
+        status: Of HTTP.
+        values: What stands in it.
+    """
+    console = console_of(request)
+    visitor: Visitor | None = getattr(request.state, "visitor", None)
+    common = {
+        "request": request,
+        "visitor": visitor,
+        "proof": console.sessions.proof(guard.cookie_of(request)),
+        "nav": [page for page in console.pages if page.nav and visitor and page.role and visitor.role >= page.role],
+        "Role": Role,
+    }
+    return HTMLResponse(environment().get_template(template).render({**common, **values}), status_code=status)
+
+
+@cache
+def environment() -> Environment:
+    """Of all templates."""
+    made = Environment(
+        loader=PackageLoader("serving.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= FILTERS
+    return made

@@ -1,0 +1,129 @@
+// Keys for everything that a page does. What has data-key is pressed, ticked or gone to by that key; rows (data-row) are
+// stepped through. Without this file all of it can be done with Tab and Enter.
+"use strict";
+
+const GO = { d: "/desk", f: "/desk/find", a: "/desk/agreement", t: "/" };
+const MARK = "at-row";
+let going = false;
+
+document.addEventListener("keydown", (event) => {
+  const field = event.target.closest("input:not([type=radio]):not([type=checkbox]), textarea, select");
+  if (event.key === "Escape" && field) {
+    field.blur();
+    return;
+  }
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    const form = event.target.closest("form") || document.querySelector("[data-send]")?.form;
+    if (form) { event.preventDefault(); form.requestSubmit(); }
+    return;
+  }
+  // Others' keys stay theirs: of the browser, of whoever types, of an open dialogue.
+  if (field || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  // Who dictates, or whose hand slips, turns keys of one letter off (WCAG 2.1.4).
+  if (off()) return;
+  if (going) {
+    going = false;
+    if (GO[event.key]) { event.preventDefault(); location.assign(GO[event.key]); }
+    return;
+  }
+  if (act(event.key)) event.preventDefault();
+});
+
+function act(key) {
+  if (key === "?") { showKeys(); return true; }
+  if (key === "g") { going = true; return true; }
+  if (key === "j") return step(1);
+  if (key === "k") return step(-1);
+  if (key === "o" && current()) { current().querySelector("a").click(); return true; }
+  const own = current()?.querySelector(`[data-key="${CSS.escape(key)}"]`);
+  const target = own || [...document.querySelectorAll(`[data-key="${CSS.escape(key)}"]`)].find(usable);
+  if (!target) return false;
+  if (target.matches("input[type=radio], input[type=checkbox]")) {
+    target.click();
+    target.focus();
+  } else if (target.matches("input, textarea, select")) {
+    target.focus();
+    if (target.select) target.select();
+  } else {
+    target.click();
+    // What a click unfolds, one wants to write in.
+    target.closest("details[open]")?.querySelector("textarea, input:not([type=hidden])")?.focus();
+  }
+  return true;
+}
+
+function off() {
+  try { return localStorage.getItem("keys") === "off"; } catch { return false; }
+}
+
+function usable(one) {
+  return !one.disabled && one.getClientRects().length > 0;
+}
+
+function rows() {
+  return [...document.querySelectorAll("[data-row]")].filter(usable);
+}
+
+function current() {
+  return document.querySelector(`.${MARK}`);
+}
+
+function step(by) {
+  const all = rows();
+  if (!all.length) return false;
+  const at = all.indexOf(current());
+  const next = all[at < 0 ? (by > 0 ? 0 : all.length - 1) : Math.min(Math.max(at + by, 0), all.length - 1)];
+  current()?.classList.remove(MARK);
+  next.classList.add(MARK);
+  next.querySelector("a")?.focus();
+  next.scrollIntoView({ block: "nearest" });
+  return true;
+}
+
+function showKeys() {
+  const dialog = document.createElement("dialog");
+  dialog.className = "keys";
+  dialog.setAttribute("aria-labelledby", "keys-title");
+  const title = document.createElement("h2");
+  title.id = "keys-title";
+  title.textContent = "Keys";
+  const list = document.createElement("dl");
+  const told = new Map([
+    ...(rows().length ? [["j  k", "next row, row before"], ["o", "open the row"]] : []),
+    ...[...document.querySelectorAll("[data-key]")].filter(usable).reverse().map((one) => [one.dataset.key, one.dataset.does || NAMES[one.dataset.key] || one.textContent.trim()]),
+    ["g d  g f  g a  g t", "to the desk, find, agreement, all trials"],
+    ["Ctrl Enter", "send the form"],
+    ["Esc", "leave a field, close this"],
+    ["?", "this list"],
+  ]);
+  for (const [key, does] of told) {
+    const term = document.createElement("dt");
+    for (const word of key.split("  ")) {
+      const mark = document.createElement("kbd");
+      mark.textContent = word;
+      term.append(mark, " ");
+    }
+    const said = document.createElement("dd");
+    said.textContent = does;
+    list.append(term, said);
+  }
+  const choice = document.createElement("label");
+  const box = document.createElement("input");
+  box.type = "checkbox";
+  box.checked = !off();
+  box.addEventListener("change", () => {
+    try { localStorage.setItem("keys", box.checked ? "on" : "off"); } catch { /* then they stay as they are */ }
+  });
+  choice.append(box, " Keys of one letter work");
+  const close = document.createElement("button");
+  close.textContent = "Close";
+  close.addEventListener("click", () => dialog.close());
+  dialog.append(title, list, choice, close);
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+const NAMES = { b: "show or blur the picture" };
+
+for (const button of document.querySelectorAll("[data-keys]")) button.addEventListener("click", showKeys);

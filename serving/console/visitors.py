@@ -1,0 +1,202 @@
+"""Who looks at the console: roles, sessions, and what keeps other sites from acting in a visitor's name."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from serving.access.callers import Caller, Scope
+from serving.access.tokens import Tokens, hash_of
+
+IDLE_S = 8 * 3600
+"""Seconds without a request after which a session is over."""
+LONGEST_S = 24 * 3600
+"""Seconds after which a session is over in any case."""
+_MOST_SESSIONS = 1000
+"""At once; the one that was idle longest makes room. Each has cost somebody a token that is in force."""
+_GRANT_S = 120
+_MOST_GRANTS = 64
+
+
+class Role(IntEnum):
+    """What a visitor may do; each may do what the ones before it may."""
+
+    VIEWER = 1
+    """Read trials, and look at their pictures."""
+    REVIEWER = 2
+    """Uphold and overrule verdicts."""
+    ADMIN = 3
+    """Change what others see: take back precedents, erase."""
+
+
+_ROLES = {Scope.VIEW: Role.VIEWER, Scope.REVIEW: Role.REVIEWER, Scope.ADMIN: Role.ADMIN}
+
+
+def role_of(caller: Caller) -> Role | None:
+    """The highest role that a caller's scopes give; None where they are for calls alone."""
+    return max((role for scope, role in _ROLES.items() if scope in caller.scopes), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Somebody who is signed in.
+
+    Attributes:
+        name: As the file of tokens has it, or ``local``.
+        role: What the visitor may do.
+        namespaces: Whose content the visitor may see; None for everybody's.
+    """
+
+    name: str
+    role: Role
+    namespaces: frozenset[str] | None = None
+
+    def sees(self, namespace: str) -> bool:
+        """Whether content of that namespace is the visitor's business."""
+        return self.namespaces is None or namespace in self.namespaces
+
+
+LOCAL = Visitor("local", Role.ADMIN)
+"""Whoever looks at a console that was given no file of tokens: it is open to this machine alone."""
+
+
+@dataclass(slots=True)
+class Grant:
+    """A sharp picture that was asked for and noted, and may be fetched now: each frame once.
+
+    Attributes:
+        trial_id: On whose page.
+        what: Which picture: ``meme``, or ``precedent:`` and its id.
+        until: When it ends, by the monotonic clock.
+        fetched: Frames that were.
+    """
+
+    trial_id: str
+    what: str
+    until: float
+    fetched: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Session:
+    """A signed-in browser.
+
+    Attributes:
+        token_hash: Of the token that it was opened with; empty for :data:`LOCAL`.
+        opened: By the monotonic clock.
+        seen: When it was used last.
+        grants: Sharp pictures that may be fetched, by what stands in their addresses.
+    """
+
+    token_hash: str
+    opened: float
+    seen: float
+    grants: dict[str, Grant] = field(default_factory=dict)
+
+    def grant(self, trial_id: str, what: str, now: float) -> str:
+        """Allows a picture to be fetched sharp, once, within two minutes; returns what to ask for it with."""
+        self.grants = {key: one for key, one in self.grants.items() if one.until > now}
+        while len(self.grants) >= _MOST_GRANTS:
+            del self.grants[next(iter(self.grants))]
+        key = secrets.token_urlsafe(16)
+        self.grants[key] = Grant(trial_id, what, now + _GRANT_S)
+        return key
+
+    def granted(self, key: str, now: float) -> Grant | None:
+        """What a key allows, without using it up; None where it allows nothing (any more)."""
+        found = self.grants.get(key)
+        return found if found is not None and found.until > now else None
+
+
+class Sessions:
+    """The sessions of one console. They live in its memory: with the process they end.
+
+    An id is 256 random bits and is kept by its hash alone. It is made at sign-in, never taken from a request, so nobody
+    can be made to use one that another knows (session fixation).
+    """
+
+    def __init__(self, tokens: Tokens | None, now: Callable[[], float] = time.monotonic) -> None:
+        """No sessions yet.
+
+        Args:
+            tokens: Of those who may sign in; None for a console that is open to this machine alone.
+            now: The monotonic clock, in seconds.
+        """
+        self._tokens = tokens
+        self._now = now
+        self._key = secrets.token_bytes(32)
+        self._sessions: dict[str, Session] = {}
+
+    @property
+    def by_token(self) -> bool:
+        """Whether a token is needed."""
+        return self._tokens is not None
+
+    def now(self) -> float:
+        """The monotonic clock, in seconds."""
+        return self._now()
+
+    def open(self, token: str) -> tuple[str, Visitor] | None:
+        """Signs in.
+
+        Args:
+            token: That the visitor gave; of no matter where none is needed.
+
+        Returns:
+            A new session's id, and who that is; None where the token is not in force or good for no page.
+        """
+        token_hash = hash_of(token) if self._tokens is not None else ""
+        visitor = self._visitor(token_hash)
+        if visitor is None:
+            return None
+        now = self._now()
+        self._sessions = {key: one for key, one in self._sessions.items() if self._alive(one, now)}
+        while len(self._sessions) >= _MOST_SESSIONS:
+            del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].seen)]
+        id_ = secrets.token_urlsafe(32)
+        self._sessions[_hashed(id_)] = Session(token_hash, opened=now, seen=now)
+        return id_, visitor
+
+    def find(self, id_: str) -> tuple[Session, Visitor] | None:
+        """The session of an id, and who that is now; None where it is over, or its token is no longer in force."""
+        session = self._sessions.get(_hashed(id_))
+        now = self._now()
+        if session is None:
+            return None
+        visitor = self._visitor(session.token_hash)
+        if visitor is None or not self._alive(session, now):
+            self.close(id_)
+            return None
+        session.seen = now
+        return session, visitor
+
+    def close(self, id_: str) -> None:
+        """Signs out."""
+        self._sessions.pop(_hashed(id_), None)
+
+    def proof(self, id_: str) -> str:
+        """What every form of a page must send back: made of the cookie's id, and readable on our own pages alone."""
+        return hmac.new(self._key, id_.encode(), hashlib.sha256).hexdigest()
+
+    def proves(self, id_: str, proof: str) -> bool:
+        """Whether a form came from a page that was made for this cookie."""
+        return bool(id_) and hmac.compare_digest(self.proof(id_).encode(), proof.encode())
+
+    def _visitor(self, token_hash: str) -> Visitor | None:
+        if self._tokens is None:
+            return LOCAL
+        caller = self._tokens.callers.get(token_hash)
+        role = role_of(caller) if caller is not None else None
+        return Visitor(caller.name, role, caller.namespaces) if caller is not None and role is not None else None
+
+    def _alive(self, session: Session, now: float) -> bool:
+        return now - session.seen < IDLE_S and now - session.opened < LONGEST_S
+
+
+def _hashed(id_: str) -> str:
+    return hashlib.sha256(id_.encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Records for people and programs elsewhere: as pages, JSON, PDF, tables, and as statements of reasons."""

@@ -1,0 +1,124 @@
+"""A trial as JSON: the record as it is kept, and beside it what can be made of it.
+
+``events`` is the record, each event in its stored form; whoever reads the file back (:func:`read_document`) gets the
+same record. What stands beside it is for readers who don't want to work it out: it follows from the events.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from typing import Any
+
+from pydantic import ValidationError
+
+from court.errors import BadRequest
+from court.events import VerdictGiven, VerdictReviewed, parse_event
+from court.record import TrialRecord
+from court.verdict import Label
+from serving.console.pictures import veiled
+from serving.export.kept import Kept, Pictures
+from serving.export.messages import PictureShown, messages_of
+
+FORMAT = "memecourt-trial/1"
+
+
+def document(kept: Kept, *, pictures: Pictures = Pictures.NONE, messages: bool = False) -> dict[str, Any]:
+    """A trial, fit to be written as JSON.
+
+    Args:
+        kept: The trial.
+        pictures: How the frames of its picture are in it, in Base64.
+        messages: Whether the messages sent to models are.
+    """
+    record = kept.record
+    verdict, review = record.verdict, record.last(VerdictReviewed)
+    told: dict[str, Any] = {
+        "format": FORMAT,
+        "trial_id": record.trial_id,
+        "state": str(record.state),
+        "label": None if verdict is None else str(holds(record)),
+        "court_label": None if verdict is None else str(verdict.label),
+        "reviewed": None if review is None else str(review.outcome),
+        "events": [event.model_dump(mode="json") for event in record.events],
+    }
+    if kept.receipt is not None:
+        # As a JudgeResponse carries it: `python -m memecourt.verify` checks this file.
+        told["verdict_id"] = record.trial_id
+        told["receipt"] = {
+            "checkpoint": kept.receipt.checkpoint,
+            "entry": kept.receipt.number,
+            "header": _base64(kept.receipt.header),
+            "proof": [_base64(step) for step in kept.receipt.proof],
+        }
+    if messages:
+        told["messages"] = [
+            {
+                "event": event.seq,
+                "role": str(made.call.role),
+                "prompt": made.call.prompt_id,
+                "exact": made.exact,
+                "why": made.why,
+                "requests": [
+                    {"system": request.system, "parts": [_part(part) for part in request.parts]}
+                    for request in made.requests
+                ],
+            }
+            for event in record.events
+            for made in messages_of(record, event)
+        ]
+    if pictures is not Pictures.NONE:
+        told["pictures"] = [
+            _picture(png, index, pictures)
+            for png, index in zip(kept.frames, record.opened.meme.frames_used, strict=False)
+        ]
+    return told
+
+
+def write_document(kept: Kept, *, pictures: Pictures = Pictures.NONE, messages: bool = False) -> str:
+    """The same as text, indented, a line break at its end."""
+    return json.dumps(document(kept, pictures=pictures, messages=messages), indent=1, ensure_ascii=False) + "\n"
+
+
+def read_document(text: str | bytes) -> TrialRecord:
+    """The record in a document, or in a line of a JSONL export.
+
+    Raises:
+        BadRequest: It is none.
+    """
+    try:
+        told = json.loads(text)
+        if not isinstance(told, dict) or told.get("format") != FORMAT:
+            raise ValueError("no document")
+        return TrialRecord.of(parse_event(json.dumps(event)) for event in told["events"])
+    except (ValueError, KeyError, TypeError, ValidationError):
+        raise BadRequest(f"This is no trial in the form {FORMAT}.", reason="NOT_A_TRIAL") from None
+
+
+def holds(record: TrialRecord) -> Label:
+    """The label that holds: the last reviewer's, else the court's; UNDECIDED where there is no verdict."""
+    review, given = record.last(VerdictReviewed), record.last(VerdictGiven)
+    if review is not None:
+        return review.label
+    return given.verdict.label if given else Label.UNDECIDED
+
+
+def _part(part: str | PictureShown) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"text": part}
+    return {"picture": part.sha256, "of": part.whose, "frame": part.frame}
+
+
+def _picture(png: bytes, index: int, pictures: Pictures) -> dict[str, Any]:
+    shown = png if pictures is Pictures.SHARP else veiled(png)
+    return {
+        "frame": index,
+        "sha256": hashlib.sha256(png).hexdigest(),
+        "veiled": pictures is not Pictures.SHARP,
+        "png_base64": _base64(shown),
+    }
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

@@ -1,0 +1,240 @@
+"""A draft of the statement of reasons that a platform in the EU owes for a restricted meme (DSA, Article 17).
+
+It is made of what the court knows, in the field names, words and lengths of the EU's database
+(:mod:`serving.export.dsa_schema`). What only the platform can know, above all what it did and where, is listed and not
+guessed. The database is public and must hold no personal data (Article 24(5)): so nothing that a stranger or a model
+wrote goes into a draft, neither the meme's text nor the rationale, for either may name somebody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from court.errors import BadRequest
+from court.events import Procedure, TextSource, VerdictGiven, VerdictReviewed
+from court.policy import DEFAULT_POLICY, Clause
+from court.record import TrialRecord
+from court.verdict import Finding, Label, ScoreMeaning
+from serving.docket.store import NotDecided
+from serving.export import dsa_schema as schema
+from serving.export.document import holds
+
+FORMAT = "memecourt-dsa-draft/1"
+
+CATEGORIES: Mapping[str, tuple[str, str]] = {
+    "race": ("ILLEGAL_OR_HARMFUL_SPEECH", "DISCRIMINATION"),
+    "gender": ("ILLEGAL_OR_HARMFUL_SPEECH", "DISCRIMINATION"),
+    "religion": ("ILLEGAL_OR_HARMFUL_SPEECH", "DISCRIMINATION"),
+    "nationality": ("ILLEGAL_OR_HARMFUL_SPEECH", "DISCRIMINATION"),
+    "disability": ("ILLEGAL_OR_HARMFUL_SPEECH", "DISCRIMINATION"),
+    "animal": ("ANIMAL_WELFARE", "ANIMAL_HARM"),
+    "politics": ("NEGATIVE_EFFECTS_ON_CIVIC_DISCOURSE_OR_ELECTIONS", ""),
+    "child exploitation": ("PROTECTION_OF_MINORS", ""),
+    "health misinformation": ("RISK_FOR_PUBLIC_SECURITY", "RISK_PUBLIC_HEALTH"),
+    "other harm": ("OTHER_VIOLATION_TC", ""),
+}
+"""The database's category and keyword for each category of our own policy. A platform's policy may have others."""
+
+_WHY: Mapping[str, str] = {
+    "decision_visibility": "What was done: at least one of "
+    "decision_visibility, decision_monetary, decision_provision and decision_account.",
+    "territorial_scope": "Where the restriction holds.",
+    "content_date": "When the content was uploaded or posted.",
+    "application_date": "From when on the restriction holds.",
+    "source_type": "What led to the decision: a notice, a trusted flagger, or the platform's own doing.",
+    "category": "The trial found no category, or one that has no counterpart here.",
+    "incompatible_content_ground": "Which clause of the terms: the trial did not find one.",
+    "incompatible_content_explanation": "Why it goes against that clause.",
+}
+_CONFIRM: Mapping[str, str] = {
+    "automated_detection": "Yes, because the court looked; No where a notice led to it.",
+    "automated_decision": "By what is on record here. If anybody else had a say in it, it was not fully automated.",
+    "category": "Chosen by the category of the policy.",
+    "category_specification": "Chosen by the category of the policy.",
+    "content_type": "The court tries pictures with the words on them; a post may hold more.",
+    "puid": "The id of the trial; a platform may have its own, which it must never use twice.",
+    "decision_ground": "Under the policy. Whether the content is illegal is nothing that the court finds.",
+}
+_LEFT_OUT = (
+    "the picture and its digests",
+    "the text of the meme",
+    "what models said: description, questions, answers, arguments, rationale",
+    "the precedents",
+    "whose content it is: namespace, content id, request id",
+    "who reviewed it, and the reviewer's words",
+)
+_LANGUAGE = re.compile(r"([A-Za-z]{2})(?:-|\Z)")
+
+
+def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A draft for one trial.
+
+    Args:
+        record: Of a trial that found harm, or that a person found to be harm.
+        filled: Fields that the platform has filled in; they go before what the court would say.
+
+    Returns:
+        ``statement``, fit for the database once ``left_to_platform`` is filled in; ``to_confirm``; ``left_out``; and
+        ``faults``, what the database would refuse it for as it is.
+
+    Raises:
+        NotDecided: It has no verdict, or found no harm: there is nothing to give reasons for.
+        BadRequest: What was filled in is not as the database takes it.
+    """
+    given, review = record.last(VerdictGiven), record.last(VerdictReviewed)
+    if given is None or holds(record) is not Label.HARMFUL:
+        raise NotDecided(
+            "A statement of reasons is owed for content that is restricted; this trial did not end in harmful.",
+            reason="NOT_HARMFUL",
+        )
+    clause, finding = _clause(record), _finding(record)
+    statement: dict[str, Any] = {
+        "decision_ground": "DECISION_GROUND_INCOMPATIBLE_CONTENT",
+        "content_type": ["CONTENT_TYPE_IMAGE"],
+        "decision_facts": _facts(record),
+        "automated_detection": "Yes",
+        "automated_decision": "AUTOMATED_DECISION_FULLY" if review is None else "AUTOMATED_DECISION_PARTIALLY",
+        "puid": _puid(record.trial_id),
+    }
+    named = clause.category if clause else finding.category if finding else ""
+    if named in CATEGORIES:
+        category, keyword = CATEGORIES[named]
+        statement["category"] = f"STATEMENT_CATEGORY_{category}"
+        if keyword:
+            statement["category_specification"] = [f"KEYWORD_{keyword}"]
+    if clause is not None:
+        statement["incompatible_content_ground"] = _cut(_ground(record, clause), "incompatible_content_ground")
+        statement["incompatible_content_explanation"] = _cut(
+            _explanation(record, clause, finding), "incompatible_content_explanation"
+        )
+    if language := _language(record):
+        statement["content_language"] = language
+    own = dict(statement)
+    statement |= filled or {}
+    if wrong := [fault for fault in schema.faults(statement) if not fault.endswith(": missing")]:
+        raise BadRequest(f"What was filled in can't stand there. {'; '.join(wrong)}.", reason="BAD_STATEMENT")
+    left = schema.missing(statement)
+    return {
+        "format": FORMAT,
+        "schema": {"source": schema.SOURCE, "as_of": schema.AS_OF},
+        "trial_id": record.trial_id,
+        "statement": statement,
+        "left_to_platform": [
+            {"field": name, "why": _WHY.get(name, "It follows from another field."), "words": _words(name)}
+            for name in left
+        ],
+        "to_confirm": [
+            {"field": name, "why": why} for name, why in _CONFIRM.items() if name in own and name not in (filled or {})
+        ],
+        "left_out": list(_LEFT_OUT),
+        "faults": list(schema.faults(statement)),
+    }
+
+
+def _finding(record: TrialRecord) -> Finding | None:
+    return record.verdict.finding if record.verdict else None
+
+
+def _clause(record: TrialRecord) -> Clause | None:
+    """The clause that holds: the reviewer's where one is named, else the court's; None where no policy here has it."""
+    review, finding, policy = record.last(VerdictReviewed), _finding(record), record.opened.policy.content
+    if policy is None and record.opened.policy.digest == DEFAULT_POLICY.digest:
+        policy = DEFAULT_POLICY  # a trial that asked no model keeps no more than its name
+    number = (review.clause if review else "") or (finding.clause if finding else "")
+    return next((one for one in policy.clauses if one.number == number), None) if policy else None
+
+
+def _ground(record: TrialRecord, clause: Clause) -> str:
+    policy = record.opened.policy
+    return f"Policy {policy.id}, version {policy.version}, clause {clause.number} ({clause.category}): {clause.text}"
+
+
+def _explanation(record: TrialRecord, clause: Clause, finding: Finding | None) -> str:
+    review, verdict = record.last(VerdictReviewed), record.verdict
+    aimed = f", aimed at: {finding.target}" if finding and finding.target and finding.clause == clause.number else ""
+    sentences = [
+        f"Picture and words of the meme, read together, were found to be what clause {clause.number} of the policy "
+        f"rules out ({clause.category}{aimed}).",
+        f"That clause says: {clause.text}",
+    ]
+    if verdict and verdict.strengths:
+        sentences.append(
+            f"The evidence of harm was judged {verdict.strengths.harmful.lower()}, the evidence of none "
+            f"{verdict.strengths.benign.lower()}; content is taken for harmless only where the latter is strong and "
+            "outweighs the former."
+        )
+    if review is not None:
+        sentences.append("A person reviewed the decision and came to it by that person's own reasons.")
+    return " ".join(sentences)
+
+
+def _facts(record: TrialRecord) -> str:
+    """How the decision came about, in words of ours alone."""
+    opened, verdict, cited, text = record.opened, record.verdict, record.precedents, record.text
+    assert verdict is not None
+    how = {
+        Procedure.SUMMARY: "by comparison with labelled precedents; no generative model was asked",
+        Procedure.FULL: "by a full trial: a model described the picture, two opposing sides examined that description "
+        "and argued, and a model weighed both arguments, the picture, the text and precedents",
+        Procedure.CASCADE: "first by comparison with labelled precedents, and where these did not settle it by a full "
+        "trial with opposing sides",
+    }[opened.procedure]
+    sentences = [f"The content is an image. It was examined on {opened.at:%Y-%m-%d} {how}."]
+    if text is not None:
+        told = {
+            TextSource.CALLER: "The words were given by the platform.",
+            TextSource.OCR: "The words were read off the image by optical character recognition.",
+            TextSource.NONE: "No words were found on it.",
+        }
+        sentences.append(told[text.source])
+    if verdict.strengths:
+        strengths = verdict.strengths
+        sentences.append(
+            f"The evidence of harm was judged {strengths.harmful.lower()} and the evidence of none "
+            f"{strengths.benign.lower()}. By a fixed rule ({verdict.rule}), that makes it "
+            f"{str(verdict.label).replace('_', ' ').lower()}."
+        )
+    if cited is not None and cited.vote is not None:
+        sentences.append(
+            f"Of the {cited.vote.voters} most similar contents decided before, {cited.vote.harmful} had been found "
+            "harmful."
+        )
+    if verdict.harm_score is not None:
+        meaning = {
+            ScoreMeaning.PRECEDENT_VOTE: "by the precedents",
+            ScoreMeaning.LABEL_PROBABILITY: "by the judging model",
+        }[verdict.harm_score_meaning or ScoreMeaning.PRECEDENT_VOTE]
+        sentences.append(f"The probability of harm was put at {verdict.harm_score:.2f} {meaning}.")
+    models = sorted(set(opened.versions.models.values()))
+    used = f"MemeCourt {opened.versions.software}" + (f" with {', '.join(models)}" if models else "")
+    sentences.append(f"Automated means used: {used}.")
+    reviews = record.all(VerdictReviewed)
+    if reviews:
+        last = reviews[-1]
+        sentences.append(f"A person reviewed the decision on {last.at:%Y-%m-%d} and {str(last.outcome).lower()} it.")
+    else:
+        sentences.append("No person has reviewed the decision so far.")
+    return _cut(" ".join(sentences), "decision_facts")
+
+
+def _puid(trial_id: str) -> str:
+    fits = re.fullmatch(r"[A-Za-z0-9_-]{1,500}", trial_id)
+    return trial_id if fits else f"trial-{hashlib.sha256(trial_id.encode()).hexdigest()}"
+
+
+def _language(record: TrialRecord) -> str:
+    told = record.text.language if record.text else ""
+    found = _LANGUAGE.match(told)
+    return found[1].upper() if found else ""
+
+
+def _cut(text: str, name: str) -> str:
+    most = schema.LENGTHS[name]
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _words(name: str) -> Sequence[str]:
+    return sorted(schema.WORDS.get(name, ()))

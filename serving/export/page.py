@@ -1,0 +1,78 @@
+"""One trial as one HTML file that needs nothing else: no script, no other file, no request to anywhere.
+
+It is laid out by what the console lays its page out with (:mod:`serving.console.telling`): the same curves, the same
+sums, the same differences where something comes out otherwise than it stands in the record.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from court.events import Side
+from serving.console.filters import FILTERS
+from serving.console.pictures import veiled
+from serving.console.telling import tell
+from serving.export.kept import Kept, Pictures, data_uri
+from serving.export.messages import PictureShown, messages_of
+
+
+def page(
+    kept: Kept, *, pictures: Pictures = Pictures.VEILED, messages: bool = True, now: datetime | None = None
+) -> str:
+    """The file's text, to be written as UTF-8.
+
+    Args:
+        kept: The trial.
+        pictures: How its pictures are shown. Only with SHARP is anything in the file by which they can be made out.
+        messages: Whether the messages sent to models are in it, each behind a click.
+        now: When it was made, UTC.
+    """
+    style = (files(__package__) / "templates" / "page.css").read_text("utf-8")
+    record = kept.record
+    sent = [(event, call) for event in record.events for call in messages_of(record, event)] if messages else []
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            style=Markup(style),
+            style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii"),
+            told=tell(record),
+            record=record,
+            receipt=kept.receipt,
+            sides=tuple(Side),
+            frames=[] if pictures is Pictures.NONE else [_shown(frame, pictures) for frame in kept.frames],
+            precedent_pictures={}
+            if pictures is Pictures.NONE
+            else {id_: _shown(png, pictures) for id_, png in kept.precedents.items()},
+            changed=kept.changed,
+            sharp=pictures is Pictures.SHARP,
+            asked=pictures is not Pictures.NONE,
+            sent=sent,
+            is_picture=lambda part: isinstance(part, PictureShown),
+            made=now or datetime.now(UTC),
+        )
+    )
+
+
+def _shown(png: bytes, pictures: Pictures) -> dict[str, str]:
+    return {"veiled": data_uri(veiled(png)), "sharp": data_uri(png) if pictures is Pictures.SHARP else ""}
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("serving.export"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= FILTERS
+    return made

@@ -1,0 +1,344 @@
+"""One trial as a PDF to be printed and filed."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from court.errors import NotLoaded
+from court.events import Side, VerdictReviewed
+from court.precedents import Precedent
+from court.transcript import Turn
+from serving.console.filters import seconds, word
+from serving.console.pictures import veiled
+from serving.console.telling import Told, tell
+from serving.export.fonts import FAMILY, font_files, printed
+from serving.export.kept import Kept, Pictures
+from serving.export.messages import PictureShown, messages_of
+
+if TYPE_CHECKING:
+    from fpdf import FPDF
+
+_MARGIN = 18.0  # millimetres
+_LINE = 5.2
+_SHAPED = "\u0300"
+"""Below it, in Unicode, every letter stands for itself."""
+_INK, _SOFT, _MARK = (29, 27, 25), (93, 88, 82), (150, 90, 0)
+
+
+def pdf(
+    kept: Kept,
+    *,
+    pictures: Pictures = Pictures.VEILED,
+    messages: bool = False,
+    fonts: Sequence[Path] = (),
+    now: datetime | None = None,
+) -> bytes:
+    """The file.
+
+    Args:
+        kept: The trial.
+        pictures: How its pictures are shown. With SHARP they stand veiled in their places, and sharp on pages of their
+            own at the end: nobody comes upon them unasked.
+        messages: Whether the messages sent to models are in it, at the end.
+        fonts: Further font files, for scripts that the packaged fonts lack.
+        now: When it was made, UTC.
+
+    Raises:
+        NotLoaded: What makes PDFs is not installed.
+        BadRequest: A font file is not there, or is none.
+    """
+    with font_files(fonts) as (main, bold, others):
+        paper = _Paper(_open(main, bold, others, kept.record.trial_id, now or datetime.now(UTC)))
+        _tell(paper, kept, tell(kept.record), pictures, now or datetime.now(UTC))
+        if messages:
+            _messages(paper, kept)
+        if pictures is Pictures.SHARP:
+            _sharp(paper, kept)
+        return bytes(paper.pdf.output())
+
+
+def _open(main: Path, bold: Path, others: Sequence[Path], title: str, now: datetime) -> FPDF:
+    try:
+        from fpdf import FPDF
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "fpdf":
+            raise
+        raise NotLoaded(
+            "PDFs need fpdf2. Install it with: pip install 'memecourt[export]'.", reason="EXPORT_NOT_LOADED"
+        ) from None
+    # It warns of tables in fonts that it leaves out: none that anybody would miss.
+    logging.getLogger("fontTools.subset").setLevel(logging.ERROR)
+    made = FPDF(format="A4")
+    made.set_margins(_MARGIN, _MARGIN, _MARGIN)
+    made.set_auto_page_break(True, _MARGIN)
+    made.add_font(FAMILY, "", main)
+    made.add_font(FAMILY, "B", bold)
+    for number, path in enumerate(others):
+        made.add_font(f"more{number}", "", path)
+    made.set_fallback_fonts([f"more{number}" for number in range(len(others))], exact_match=False)
+    made.set_title(f"Trial {title}")
+    made.set_creator("MemeCourt")
+    made.set_lang("en")
+    made.set_creation_date(now)
+    made.add_page()
+    return made
+
+
+class _Paper:
+    """Writes on a PDF, from top to bottom."""
+
+    def __init__(self, pdf: FPDF) -> None:
+        self.pdf = pdf
+
+    def heading(self, text: str, level: int = 1) -> None:
+        size = {0: 18, 1: 13, 2: 11}[level]
+        self.pdf.ln(2 if level == 2 else 5)
+        if self.pdf.will_page_break(20):
+            self.pdf.add_page()
+        self._write(text, size=size, bold=True)
+        self.pdf.ln(size * 0.5)
+
+    def line(self, text: str, *, soft: bool = False) -> None:
+        self._write(text, size=9 if soft else 10, colour=_SOFT if soft else _INK)
+        self.pdf.ln(_LINE)
+
+    def fact(self, name: str, value: object) -> None:
+        self._write(f"{name}: ", size=9.5, colour=_SOFT)
+        self._write(str(value), size=9.5)
+        self.pdf.ln(_LINE)
+
+    def said(self, text: str, size: float = 10) -> None:
+        """What somebody said, with a bar of space before it."""
+        before = self.pdf.l_margin
+        self.pdf.set_left_margin(before + 5)
+        self.pdf.set_x(before + 5)
+        self._write(text, size=size)
+        self.pdf.ln(_LINE)
+        self.pdf.set_left_margin(before)
+        self.pdf.set_x(before)
+        self.pdf.ln(1)
+
+    def picture(self, png: bytes, width: float) -> None:
+        self.pdf.image(io.BytesIO(png), w=width)
+        self.pdf.ln(2)
+
+    def _write(self, text: str, *, size: float, bold: bool = False, colour: tuple[int, int, int] = _INK) -> None:
+        for piece, ours in printed(text, self.pdf):
+            self.pdf.set_font(FAMILY, "B" if bold else "", size * (0.75 if ours else 1))
+            self.pdf.set_text_color(*(_MARK if ours else colour))
+            # Shaping joins letters and orders what is written from right to left; it is ten times as slow.
+            self.pdf.set_text_shaping(not piece.isascii() and max(piece) >= _SHAPED)
+            self.pdf.write(size * 0.5, f"[{piece}]" if ours else piece)
+
+
+def _tell(paper: _Paper, kept: Kept, told: Told, pictures: Pictures, now: datetime) -> None:
+    record, opened, verdict = kept.record, kept.record.opened, told.told.verdict
+    paper.heading(told.outcome.title, 0)
+    paper.fact("Trial", record.trial_id)
+    paper.fact("Opened", f"{opened.at:%Y-%m-%d %H:%M:%S} UTC")
+    paper.fact("Procedure", word(opened.procedure))
+    paper.fact("Took", seconds(record.seconds))
+    for name, value in (
+        ("Namespace", opened.meme.namespace),
+        ("Content", opened.meme.content_id),
+        ("Request", opened.request_id),
+    ):
+        if value:
+            paper.fact(name, value)
+    if verdict is not None:
+        if verdict.strengths:
+            paper.fact(
+                "Strengths", f"harmful {word(verdict.strengths.harmful)}, benign {word(verdict.strengths.benign)}"
+            )
+        paper.fact("Rule", verdict.rule)
+        if verdict.harm_score is not None:
+            paper.fact("Harm score", f"{verdict.harm_score:.3f} ({word(verdict.harm_score_meaning)})")
+        if verdict.finding:
+            found = verdict.finding
+            paper.fact("Finding", f"{found.category}, clause {found.clause or '–'}, aimed at {found.target or '–'}")
+        paper.heading("Rationale")
+        paper.said(verdict.rationale)
+        for review in verdict.review:
+            paper.line(f"A person should look: {review.detail} ({word(review.reason)})")
+    for failure in told.told.failures:
+        paper.line(f"It failed at the step {failure.step}: {failure.message} ({failure.reason})")
+    for reviewed in record.all(VerdictReviewed):
+        paper.heading("Review")
+        clause = f", clause {reviewed.clause}" if reviewed.clause else ""
+        paper.line(
+            f"{word(reviewed.outcome)} by {reviewed.reviewer}, {reviewed.at:%Y-%m-%d %H:%M} UTC: "
+            f"{word(reviewed.label)}{clause}"
+        )
+        paper.said(reviewed.reason)
+    for differences in told.differences.values():
+        for one in differences:
+            paper.line(f"Worked out again, {one.what} is {one.found}; event {one.seq} says {one.kept}.")
+    paper.heading("The meme")
+    for png in () if pictures is Pictures.NONE else kept.frames:
+        paper.picture(veiled(png), 40)
+    if pictures is Pictures.VEILED and kept.frames:
+        paper.line("Veiled: small, grey, without detail. The file holds no more of it than this.", soft=True)
+    paper.fact("Picture", f"{opened.meme.format}, {opened.meme.width} × {opened.meme.height} pixels")
+    paper.fact("Pixels", f"sha256:{opened.meme.pixels_sha256}")
+    source = {"CALLER": "given by the caller", "OCR": "read off the picture", "NONE": "there is none"}
+    paper.heading(f"Text, {source[told.told.source]}" if told.told.source else "Text", 2)
+    paper.said(told.told.text or "–")
+    if told.told.description:
+        paper.heading("Description", 2)
+        paper.said(told.told.description)
+    _sides(paper, told)
+    _precedents(paper, told, kept, pictures)
+    if told.told.ruling:
+        paper.heading("The Judge")
+        for name, said in (
+            ("Evidence of harm", told.told.ruling.harmful_evidence),
+            ("Evidence of none", told.told.ruling.harmless_evidence),
+        ):
+            paper.heading(name, 2)
+            _all_said(paper, said)
+    _costs(paper, told)
+    paper.heading("What it was held with")
+    versions = opened.versions
+    for name, value in (
+        ("Software", f"memecourt {versions.software}"),
+        ("Policy", f"{opened.policy.id} version {opened.policy.version}, {opened.policy.digest}"),
+        ("Settings", versions.settings),
+        ("Prompts", versions.prompts),
+        *((word(role).capitalize(), model) for role, model in versions.models.items()),
+        ("Encoder", versions.encoder),
+        ("Library", versions.library),
+        ("Text reader", versions.text_reader),
+    ):
+        if value:
+            paper.fact(name, value)
+    if kept.receipt is not None:
+        paper.heading("Where it stands in the docket")
+        paper.line(f"The verdict is entry {kept.receipt.number} of a log that the docket signed:")
+        paper.said(kept.receipt.checkpoint, 8)
+    paper.pdf.ln(4)
+    paper.line(
+        f"Exported {now:%Y-%m-%d %H:%M} UTC from a docket of MemeCourt. This is a copy: the record is the docket's.",
+        soft=True,
+    )
+
+
+def _all_said(paper: _Paper, said: Iterable[str]) -> None:
+    empty = True
+    for one in said:
+        paper.said(one)
+        empty = False
+    if empty:
+        paper.said("–")
+
+
+def _sides(paper: _Paper, told: Told) -> None:
+    if not any(told.told.arguments.values()) and not told.told.rounds:
+        return
+    paper.heading("The two sides")
+    for side in Side:
+        argument = told.told.arguments[side]
+        if argument:
+            rested = f"; it rested: {argument.rested}" if argument.rested else ""
+            paper.heading(f"{side.capitalize()}: what it went to the Judge with{rested}", 2)
+            paper.said(argument.justification)
+    for one in told.told.rounds:
+        for side in Side:
+            turn = one.turns[side]
+            if turn is not None:
+                ahead = " (held ahead: the verdict does not rest on it)" if turn.ahead else ""
+                paper.heading(f"Round {one.number}, {side.lower()}{ahead}", 2)
+                _turn(paper, turn)
+
+
+def _turn(paper: _Paper, turn: Turn) -> None:
+    for name, text in (("Asks", turn.question), ("Is answered", turn.answer), ("Sums up", turn.summary)):
+        if text:
+            paper.line(name, soft=True)
+            paper.said(text)
+    if turn.entropy is not None:
+        change = "" if turn.change is None else f", change {turn.change:.3f}"
+        paper.line(f"entropy {turn.entropy:.3f} bit{change}", soft=True)
+
+
+def _precedents(paper: _Paper, told: Told, kept: Kept, pictures: Pictures) -> None:
+    paper.heading("Precedents")
+    if told.told.searched:
+        paper.line(f"Searched: {told.told.searched}", soft=True)
+    for number, precedent in enumerate(told.told.precedents, 1):
+        paper.heading(f"{number}. {precedent.id}: {word(precedent.label)}", 2)
+        if pictures is not Pictures.NONE and precedent.id in kept.precedents:
+            paper.picture(veiled(kept.precedents[precedent.id]), 25)
+        paper.said(precedent.text)
+        paper.line(_likeness(precedent, told.readings.get(precedent.id, "")), soft=True)
+    if vote := told.told.vote:
+        paper.line(
+            f"Vote: {vote.harmful} of {vote.voters} harmful, calibrated {vote.probability:.3f}, threshold "
+            f"{vote.settings.threshold:.3f}"
+        )
+
+
+def _likeness(precedent: Precedent, reading: str) -> str:
+    halves = [
+        f"{name} {'–' if value is None else format(value, '.3f')}"
+        for name, value in (("text", precedent.text_similarity), ("picture", precedent.picture_similarity))
+    ]
+    filed = [f"filed under {', '.join(precedent.categories)}"] if precedent.categories else []
+    made = [f"the Judge: it supports {reading}"] if reading else []
+    return "; ".join([", ".join(halves), *filed, *made])
+
+
+def _costs(paper: _Paper, told: Told) -> None:
+    if not told.steps:
+        return
+    paper.heading("What it took")
+    costs = told.costs
+    paper.line(
+        f"{costs.calls} model calls, {costs.tokens_in:,} tokens in ({costs.cached_share:.0%} cached), "
+        f"{costs.tokens_out:,} out",
+        soft=True,
+    )
+    for step in told.steps:
+        call = step.call
+        tokens = f"; {call.tokens_in:,} in, {call.tokens_cached:,} cached, {call.tokens_out:,} out" if call else ""
+        paper.line(f"{step.seq:>3}  {step.name}: at {step.begin:.1f} s for {seconds(step.seconds)}{tokens}", soft=True)
+
+
+def _messages(paper: _Paper, kept: Kept) -> None:
+    paper.pdf.add_page()
+    paper.heading("The messages sent to models")
+    for event in kept.record.events:
+        for made in messages_of(kept.record, event):
+            exact = "exactly as sent" if made.exact else "not shown to be as sent"
+            paper.heading(f"Event {event.seq}: {word(made.call.role)}, {made.call.prompt_id} – {exact}", 2)
+            if made.why:
+                paper.line(made.why)
+            for request in made.requests:
+                paper.line("System message", soft=True)
+                paper.said(request.system, 8)
+                paper.line("User message", soft=True)
+                for part in request.parts:
+                    paper.said(_picture(part) if isinstance(part, PictureShown) else part.rstrip("\n"), 8)
+
+
+def _picture(shown: PictureShown) -> str:
+    whose = f"the meme, frame {shown.frame}" if shown.whose == "meme" else f"precedent {shown.whose}"
+    return f"(picture of {whose}, sha256:{shown.sha256 or 'not kept'})"
+
+
+def _sharp(paper: _Paper, kept: Kept) -> None:
+    """Each picture as it was judged, on a page of its own behind one that says so."""
+    shown = [("the meme", png) for png in kept.frames]
+    shown += [(f"precedent {id_}", png) for id_, png in kept.precedents.items()]
+    if not shown:
+        return
+    paper.pdf.add_page()
+    paper.heading("On the pages that follow, pictures stand as they were judged.")
+    for what, png in shown:
+        paper.pdf.add_page()
+        paper.line(what)
+        paper.pdf.image(io.BytesIO(png), w=paper.pdf.epw, h=paper.pdf.eph - 20, keep_aspect_ratio=True)

@@ -1,0 +1,240 @@
+"""A selection of trials as JSON Lines or Parquet: as many as there are, page by page, in memory that stays the same.
+
+Both hold the whole record of each trial. A line of JSON is one (:mod:`serving.export.document`); a row of Parquet has
+what is counted and filtered by in columns of its own, and the events as JSON beside it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from court.errors import NotLoaded
+from court.events import ModelCall, Summarised, SummarisedAhead, TrialFailed, VerdictGiven, VerdictReviewed
+from court.record import TrialRecord
+from serving.docket.store import DocketLine, TrialFilter, TrialUnknown
+from serving.export.document import document, holds
+from serving.export.kept import Kept
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_PAGE = 200
+_ALL = TrialFilter()
+_GROUP_ROWS, _GROUP_BYTES = 1000, 16 * 1024 * 1024
+"""A row group of Parquet is written when it has so many rows, or so many bytes of events: all that is held at once."""
+
+
+class Form(StrEnum):
+    """How a selection is written."""
+
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+class TrialSource(Protocol):
+    """The part of a docket that selections are exported from."""
+
+    async def record(self, trial_id: str) -> TrialRecord:
+        """See :class:`serving.docket.store.Docket`."""
+        ...
+
+    async def list(
+        self,
+        *,
+        limit: int,
+        after: tuple[datetime, str] | None = None,
+        which: TrialFilter = _ALL,
+        oldest_first: bool = False,
+    ) -> Sequence[DocketLine]:
+        """See :class:`serving.docket.store.Docket`."""
+        ...
+
+
+class Selection:
+    """Trials, the first opened first; those that are opened while it is gone through come last.
+
+    Attributes:
+        given: How many it has given so far.
+        erased: How many were passed over because nothing is left of them.
+    """
+
+    def __init__(self, source: TrialSource, which: TrialFilter = _ALL) -> None:
+        """Args: where they are kept, and which are meant."""
+        self._source = source
+        self._which = which
+        self.given = 0
+        self.erased = 0
+
+    async def records(self) -> AsyncIterator[TrialRecord]:
+        """Each record. Raises DocketError where one is damaged: no export leaves out what it can't read."""
+        after: tuple[datetime, str] | None = None
+        while True:
+            lines = await self._source.list(limit=_PAGE, after=after, which=self._which, oldest_first=True)
+            for line in lines:
+                after = (line.opened_at, line.trial_id)
+                try:
+                    record = await self._source.record(line.trial_id)
+                except TrialUnknown:  # it was listed: so it has been erased
+                    self.erased += 1
+                    continue
+                self.given += 1
+                yield record
+            if len(lines) < _PAGE:
+                return
+
+    def chunks(self, form: Form) -> AsyncIterator[bytes]:
+        """The file, piece by piece. Raises NotLoaded if what writes Parquet is not installed."""
+        return self._parquet() if form is Form.PARQUET else self._jsonl()
+
+    async def _jsonl(self) -> AsyncIterator[bytes]:
+        async for record in self.records():
+            yield json.dumps(document(Kept(record)), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+    async def _parquet(self) -> AsyncIterator[bytes]:
+        pa, pq = _arrow()
+        schema = schema_of(pa)
+        sink = _Sink()
+        with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+            rows: list[dict[str, Any]] = []
+            held = 0
+            async for record in self.records():
+                rows.append(row_of(record))
+                held += len(rows[-1]["events"])
+                if len(rows) >= _GROUP_ROWS or held >= _GROUP_BYTES:
+                    writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+                    rows, held = [], 0
+                    yield sink.taken()
+            if rows:
+                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+        yield sink.taken()
+
+
+def row_of(record: TrialRecord) -> dict[str, Any]:
+    """A row of Parquet; see :func:`schema_of`."""
+    opened, given = record.opened, record.last(VerdictGiven)
+    verdict, text, cited = record.verdict, record.text, record.precedents
+    review, failed = record.last(VerdictReviewed), record.last(TrialFailed)
+    calls = _calls(record)
+    finding = verdict.finding if verdict else None
+    strengths = verdict.strengths if verdict else None
+    return {
+        "trial_id": record.trial_id,
+        "opened_at": opened.at,
+        "seconds": record.seconds,
+        "procedure": str(opened.procedure),
+        "namespace": opened.meme.namespace,
+        "content_id": opened.meme.content_id,
+        "request_id": opened.request_id,
+        "state": str(record.state),
+        "label": str(holds(record)) if verdict else None,
+        "court_label": str(verdict.label) if verdict else None,
+        "harmful_strength": str(strengths.harmful) if strengths else None,
+        "benign_strength": str(strengths.benign) if strengths else None,
+        "harm_score": verdict.harm_score if verdict else None,
+        "harm_score_meaning": str(verdict.harm_score_meaning) if verdict and verdict.harm_score_meaning else None,
+        "category": finding.category if finding else None,
+        "clause": finding.clause if finding else None,
+        "target": finding.target if finding else None,
+        "rationale": verdict.rationale if verdict else None,
+        "review_reasons": [str(review.reason) for review in verdict.review] if verdict else [],
+        "reviewed": str(review.outcome) if review else None,
+        "failure_reason": failed.reason if failed and given is None else None,
+        "text": text.text if text else None,
+        "text_source": str(text.source) if text else None,
+        "precedents": [exhibit.id for exhibit in cited.findings.exhibits] if cited else [],
+        "vote": cited.vote.probability if cited and cited.vote else None,
+        "model_calls": sum(number for _, number in calls),
+        "tokens_in": sum(call.tokens_in for call, _ in calls),
+        "tokens_out": sum(call.tokens_out for call, _ in calls),
+        "tokens_cached": sum(call.tokens_cached for call, _ in calls),
+        "models": json.dumps(opened.versions.models, sort_keys=True),
+        "software": opened.versions.software,
+        "settings": opened.versions.settings,
+        "prompts": opened.versions.prompts,
+        "policy": opened.policy.digest,
+        "library": opened.versions.library,
+        "encoder": opened.versions.encoder,
+        "pixels_sha256": opened.meme.pixels_sha256,
+        "events": "[" + ",".join(event.model_dump_json() for event in record.events) + "]",
+    }
+
+
+def schema_of(pa: Any) -> pyarrow.Schema:
+    """Columns of the Parquet form; what is not known is null."""
+    text, number, share = pa.string(), pa.int64(), pa.float64()
+    columns: dict[str, Any] = dict.fromkeys(
+        (
+            *("trial_id", "opened_at", "seconds", "procedure", "namespace", "content_id", "request_id", "state"),
+            *("label", "court_label", "harmful_strength", "benign_strength", "harm_score", "harm_score_meaning"),
+            *("category", "clause", "target", "rationale", "review_reasons", "reviewed", "failure_reason", "text"),
+            *("text_source", "precedents", "vote", "model_calls", "tokens_in", "tokens_out", "tokens_cached"),
+            *("models", "software", "settings", "prompts", "policy", "library", "encoder", "pixels_sha256", "events"),
+        ),
+        text,
+    )
+    columns |= {"opened_at": pa.timestamp("us", tz="UTC"), "review_reasons": pa.list_(text)}
+    columns |= {"precedents": pa.list_(text)}
+    columns |= dict.fromkeys(("seconds", "harm_score", "vote"), share)
+    columns |= dict.fromkeys(("model_calls", "tokens_in", "tokens_out", "tokens_cached"), number)
+    return pa.schema(list(columns.items()), metadata={"format": "memecourt-trials/1"})
+
+
+def _calls(record: TrialRecord) -> list[tuple[ModelCall, int]]:
+    """Each call that events tell of, and how many there were: two where a reply was asked for again, or odds were."""
+    ahead = {(event.side, event.round) for event in record.all(SummarisedAhead)}
+    told: list[tuple[ModelCall, int]] = []
+    for event in record.events:
+        if isinstance(event, Summarised) and (event.side, event.round) in ahead:
+            continue
+        call = getattr(event, "call", None)
+        if isinstance(call, ModelCall):
+            told.append((call, 2 if call.fault else 1))
+        if isinstance(event, VerdictGiven) and event.odds is not None:
+            told.append((event.odds.call, len(event.odds.harmful)))
+    return told
+
+
+class _Sink(io.RawIOBase):
+    """A file that is handed on while it is written; nothing of it is ever read again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: list[bytes] = []
+        self._at = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        self._pieces.append(piece)
+        self._at += len(piece)
+        return len(piece)
+
+    def tell(self) -> int:
+        return self._at
+
+    def taken(self) -> bytes:
+        """What was written since it was last asked."""
+        whole = b"".join(self._pieces)
+        self._pieces.clear()
+        return whole
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "pyarrow":
+            raise
+        raise NotLoaded(
+            "Parquet needs pyarrow. Install it with: pip install 'memecourt[export]', or export as jsonl.",
+            reason="EXPORT_NOT_LOADED",
+        ) from None
+    return pa, pq

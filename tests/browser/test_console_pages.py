@@ -1,0 +1,303 @@
+"""The console in a real browser: a trial unfolds, stays blurred until asked, by keyboard, without script."""
+
+from __future__ import annotations
+
+import io
+import re
+from contextlib import contextmanager
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from PIL import Image, ImageStat
+from playwright.sync_api import expect
+
+from court.events import NearDuplicate
+from court.verdict import Label
+from tests.browser.test_report_page import luminance
+from tests.consoles import fill, listening, tokens_for
+from tests.hostile_trials import PAYLOADS, hostile
+from tests.shown_trials import drawn, full_trial
+
+ONE, OTHER, LIVE, LONG = "one", "other", "live", "long"
+LONG_WORD = "Donaudampfschifffahrtsgesellschaftskapitän" * 12
+PAGES = ("/", f"/trials/{ONE}", f"/trials/{OTHER}", f"/trials/{ONE}/compare?with={OTHER}", f"/trials/{ONE}/messages/3")
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory):
+    """A console that listens, and each person's token."""
+    folder = tmp_path_factory.mktemp("console")
+    picture = drawn()
+    near = NearDuplicate(trial_id=ONE, label=Label.NOT_HARMFUL, distance=2, same_text=True, same_picture=True)
+    trials = [
+        full_trial(ONE, picture=picture),
+        full_trial(OTHER, picture=picture, label=Label.HARMFUL, duplicates=(near,), model="another-model"),
+        full_trial(LONG, picture=picture, text=LONG_WORD, said=lambda _: LONG_WORD, namespace=LONG_WORD[:100]),
+    ]
+    groups = [PAYLOADS[first : first + 20] for first in range(0, len(PAYLOADS), 20)]
+    trials += [hostile(f"h{number}", group) for number, group in enumerate(groups)]
+    place = fill(folder / "docket.sqlite", trials, [picture])
+    tokens = tokens_for(folder)
+    with listening(place, folder) as served:
+        served.tokens = tokens
+        yield served
+
+
+class Opened:
+    """A signed-in browser, and everything that it asked for or complained of."""
+
+    def __init__(self, browser, console, who="vera", **options):
+        self.console = console
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(15_000)
+        self.asked, self.complaints, self.dialogs = [], [], []
+        self.context.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss()))
+        self.page.goto(f"{console.url}/sign-in")
+        self.page.get_by_label("Token").fill(console.tokens[who])
+        self.page.get_by_role("button", name="Sign in").click()
+        self.page.wait_for_url(f"{console.url}/")
+
+    def _hear(self, message):
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def go(self, path):
+        self.page.goto(self.console.url + path)
+        return self.page
+
+    @property
+    def sharp(self):
+        """What was asked for of sharp pictures."""
+        return [url for url in self.asked if "/sharp/" in url]
+
+
+@pytest.fixture
+def opened(chromium, console):
+    made = []
+
+    def open_(**options):
+        made.append(Opened(chromium, console, **options))
+        return made[-1]
+
+    yield open_
+    for one in made:
+        one.context.close()
+
+
+def noted(console):
+    return console.docket.__dict__.get("looked", [])
+
+
+def colourful(png):
+    """How much colour there is: mean saturation."""
+    return ImageStat.Stat(Image.open(io.BytesIO(png)).convert("HSV")).mean[1]
+
+
+def test_a_trial_is_found_and_read(opened):
+    seen = opened()
+    seen.page.locator(f'a[href="/trials/{ONE}"]').click()
+    page = seen.page
+    page.wait_for_load_state("networkidle")
+    assert page.locator("h1").inner_text() == "Not harmful"
+    assert page.locator(".round").count() == 3
+    left, right = (page.locator(f"#round-1 .side.{side}").bounding_box() for side in ("accuser", "defender"))
+    assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"], "next to each other"
+    page.locator("#round-1 .call summary").first.click()
+    page.get_by_text("System message").first.wait_for()
+    page.locator('#judge a.rests[href="#precedent-1"]').first.click()
+    assert page.url.endswith("#precedent-1")
+    assert {url.split("/")[2] for url in seen.asked} == {seen.console.url.split("/")[2]}, "no other host"
+    assert seen.complaints == []
+
+
+def test_a_picture_stays_blurred_until_it_is_asked_for(opened):
+    seen = opened()
+    before = len(noted(seen.console))
+    page = seen.go(f"/trials/{ONE}")
+    page.wait_for_load_state("networkidle")
+    figure = page.locator("#meme-picture")
+    assert seen.sharp == [] and colourful(figure.locator("img").screenshot()) < 8
+    figure.get_by_role("button", name="Show the picture", exact=True).click()
+    figure.locator("img.sharp").wait_for()
+    page.wait_for_load_state("networkidle")
+    assert figure.locator("img").evaluate("one => one.naturalWidth") == 640
+    assert len(seen.sharp) == 1 and colourful(figure.locator("img").screenshot()) > 20
+    assert [one["what"] for one in noted(seen.console)[before:]] == ["meme"]
+    figure.get_by_role("button", name="Larger").click()
+    assert figure.bounding_box()["width"] > 1200
+    page.keyboard.press("Escape")
+    assert figure.bounding_box()["width"] < 400
+    figure.get_by_role("link", name="Blur again").click()
+    figure.locator("img.veiled").wait_for()
+    page.reload()
+    page.wait_for_load_state("networkidle")
+    assert len(seen.sharp) == 1 and page.locator("img.sharp").count() == 0, "nor after opening it again"
+    page.locator("#precedent-picture-2").get_by_role("button").click()
+    page.locator("#precedent-picture-2 img.sharp").wait_for()
+    assert noted(seen.console)[-1]["what"] == "precedent:starter-031"
+    assert seen.complaints == []
+
+
+def test_a_live_trial_unfolds(opened, console):
+    events = full_trial(LIVE, picture=drawn())
+    console.append(events[:9])
+    seen = opened()
+    page = seen.go(f"/trials/{LIVE}")
+    assert page.locator("h1").inner_text() == "Being held"
+    page.wait_for_load_state("networkidle")
+    page.locator("#round-1 .call summary").first.click()
+    rows = page.locator("#log li")
+    assert rows.count() == 9
+    console.append(events[9:15])
+    expect(rows).to_have_count(15)
+    assert page.locator(".round").count() == 2
+    expect(page.locator("#round-1 details[open]")).to_have_count(1)  # what was unfolded stays so
+    console.append(events[15:])
+    expect(page.locator("h1")).to_have_text("Not harmful")
+    assert page.locator(".round").count() == 3 and page.locator("#judge .rests").count() > 2
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = false; })")
+    told = page.locator("main").inner_text()
+    page.reload()
+    assert page.locator("main").inner_text() == told, "as a page that is opened now"
+    asked = len(seen.asked)
+    page.wait_for_timeout(1500)
+    assert not [url for url in seen.asked[asked:] if "/news" in url], "it asks no more"
+    assert seen.complaints == []
+
+
+def test_everything_can_be_done_by_keyboard(opened):
+    seen = opened()
+    page = seen.go("/")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "To the content"
+    page.keyboard.press("Enter")
+    focused = "document.activeElement.getAttribute('href') || document.activeElement.textContent"
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate(focused) == f"/trials/{ONE}":
+            break
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(f"/trials/{ONE}$"))
+    names = []
+    for _ in range(300):
+        page.keyboard.press("Tab")
+        told = page.evaluate(
+            """() => { const one = document.activeElement, box = one.getBoundingClientRect();
+                 const style = getComputedStyle(one);
+                 return [one.tagName, one.textContent.trim(), style.outlineStyle !== 'none' && box.width > 0]; }"""
+        )
+        if told[0] == "BODY":
+            break
+        names.append(told)
+    assert all(visible for _, _, visible in names), "where one is can be seen"
+    assert {"SUMMARY", "A", "BUTTON"} <= {tag for tag, _, _ in names}
+    reachable = page.locator("main :is(a, button, summary, input:not([type=hidden]), select):visible").count()
+    assert sum(tag in ("A", "BUTTON", "SUMMARY") for tag, _, _ in names) >= reachable
+    page.locator("#meme-picture button").first.focus()
+    page.keyboard.press("Enter")
+    page.locator("#meme-picture img.sharp").wait_for()
+
+
+def test_it_is_read_without_javascript(opened, console):
+    events = full_trial("plain", picture=drawn())
+    console.append(events[:7])
+    seen = opened(java_script_enabled=False)
+    page = seen.go("/trials/plain")
+    assert page.locator("h1").inner_text() == "Being held" and page.locator("noscript a").count() == 1
+    console.append(events[7:])
+    page.get_by_role("link", name="Reload").click()
+    assert page.locator("h1").inner_text() == "Not harmful"
+    for told in ("Monday people,", "A drawn grey cat", "stopped gaining", "starter-014", "Benign evidence is strong"):
+        assert page.get_by_text(told).first.is_visible(), told
+    assert page.locator(".needs-script:visible").count() == 0
+    page.locator("#round-1 .summing summary").first.click()
+    assert page.get_by_text("A cat is shown under words").first.is_visible()
+    page.get_by_role("button", name="Show the picture", exact=True).click()
+    page.locator("#meme-picture img.sharp").wait_for()
+    assert colourful(page.locator("#meme-picture img").screenshot()) > 20
+    page.get_by_role("link", name="Blur again").click()
+    assert page.locator("img.sharp").count() == 0
+    page.locator(".call summary").first.click()
+    page.locator(".sent-here a").first.click()
+    assert page.get_by_text("System message").first.is_visible()
+    page.get_by_role("button", name="Sign out").click()
+    assert page.locator("h1").inner_text() == "Sign in"
+
+
+@pytest.mark.parametrize("width", [390, 820])
+def test_no_page_scrolls_sideways(opened, width):
+    seen = opened(viewport={"width": width, "height": 844})
+    for path in (*PAGES, f"/trials/{LONG}", f"/trials/{LONG}/compare?with={ONE}", "/nowhere"):
+        page = seen.go(path)
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+def test_light_and_dark_follow_the_system_and_the_switch(opened):
+    ground = "getComputedStyle(document.body).backgroundColor"
+    for scheme in ("light", "dark"):
+        seen = opened(color_scheme=scheme)
+        page = seen.go(f"/trials/{ONE}")
+        assert (luminance(page.evaluate(ground)) > 0.5) == (scheme == "light")
+        page.locator("#theme").click()
+        assert (luminance(page.evaluate(ground)) > 0.5) == (scheme == "dark")
+        page.reload()
+        assert (luminance(page.evaluate(ground)) > 0.5) == (scheme == "dark"), "remembered"
+
+
+@contextmanager
+def everything_open(page):
+    page.evaluate("document.querySelectorAll('details:not(.sent)').forEach(one => { one.open = true; })")
+    page.wait_for_load_state("networkidle")
+    yield page
+
+
+@pytest.mark.parametrize(("scheme", "paths"), [("light", (*PAGES, "/nowhere", "/sign-in")), ("dark", PAGES[1:2])])
+def test_no_barrier_is_found(opened, scheme, paths):
+    """axe-core: WCAG 2.2 A and AA, and its best practices, on every page with all but the messages unfolded."""
+    seen = opened(color_scheme=scheme)
+    found = {}
+    for path in paths:
+        page = seen.go(path)
+        if path == "/sign-in":
+            page.get_by_role("button", name="Sign out").click()
+        with everything_open(page):
+            result = Axe().run(page)
+            found[path] = [(one["id"], one["nodes"][0]["html"][:160]) for one in result.response["violations"]]
+    assert found == {path: [] for path in found}
+    assert len(found) == len(paths)
+
+
+def test_a_hundred_payloads_do_nothing(opened, chromium):
+    """PR-2: markup and script in every text and id, in a browser, with all that can be unfolded unfolded."""
+    seen = opened(who="ada")
+    pages = -(-len(PAYLOADS) // 20)
+    assert len(PAYLOADS) >= 100
+    executed = 0
+    for number in range(pages):
+        for path in (f"/trials/h{number}", f"/trials/h{number}/compare?with=one", f"/trials/h{number}/messages/3"):
+            page = seen.go(path)
+            page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+            page.wait_for_timeout(150)
+            executed += page.evaluate("Number('__xss' in window)")
+    home = seen.console.url
+    assert executed == 0 and seen.dialogs == []
+    assert [url for url in seen.asked if not url.startswith(home)] == [], "nothing was asked of others"
+    assert seen.sharp == [], "and no picture was uncovered"
+    assert [one for one in seen.complaints if "Content Security Policy" in one] == [], "there was nothing to refuse"
+    assert seen.page.url.startswith(home)
+
+
+def test_what_can_not_be_seen_is_shown(opened, console):
+    hidden = "Monday\u200b people \u202eog kcab\u202c to bed\u3164\U000e0041"
+    console.append(full_trial("hidden", picture=drawn(), text=hidden))
+    page = opened().go("/trials/hidden")
+    marks = page.locator("#meme blockquote .unseen")
+    assert marks.all_text_contents() == ["U+200B", "U+202E", "U+202C", "U+3164", "U+E0041"]
+    assert (
+        page.locator("#meme blockquote").inner_text().replace("\n", "").startswith("MondayU+200B people U+202Eog kcab")
+    )

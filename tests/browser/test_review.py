@@ -1,0 +1,297 @@
+"""Reviewing in a real browser: two people at once, blind first, by keyboard alone, and without scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import AsyncExitStack
+
+import pytest
+import uvicorn
+
+from court.events import SecondOpinionAsked, VerdictReviewed
+from court.verdict import Label, Strength
+from tests.desk_pages import PICTURE, desk_pages
+from tests.desks import verdict
+
+H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
+TIE = (Strength.MODERATE, Strength.MODERATE)
+RATIONALE = "What the court says of it."
+
+
+class Server(uvicorn.Server):
+    """Leaves signals to the tests."""
+
+    def capture_signals(self):
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+
+class Served:
+    """The console in a thread of its own: the browser's driver has an event loop in this one."""
+
+    def __init__(self, path, **options):
+        self._path, self._options = path, options
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+        self._thread.start()
+        assert self._ready.wait(60)
+
+    async def _serve(self):
+        self._stopping = asyncio.Event()
+        async with AsyncExitStack() as stack:
+            self.it = await stack.enter_async_context(desk_pages(self._path, **self._options))
+            server = Server(uvicorn.Config(self.it.app, port=0, log_config=None, lifespan="off", ws="none"))
+            serving = asyncio.create_task(server.serve())
+            while not server.started:  # noqa: ASYNC110 - it says so by this alone
+                await asyncio.sleep(0.01)
+            self.address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+            self._ready.set()
+            await self._stopping.wait()
+            server.should_exit = True
+            await serving
+
+    def run(self, work):
+        """What an awaitable comes to, in the console's own loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def tried(self, trial_id, end, **given):
+        return self.run(self.it.tried(trial_id, end, **{"pixels": PICTURE.pixels_sha256, **given}))
+
+    def record(self, trial_id):
+        return self.run(self.it.docket.record(trial_id))
+
+    def close(self):
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(30)
+        self._loop.close()
+
+
+@pytest.fixture
+def served(tmp_path, chromium):
+    del chromium  # where there is none, nothing is served either
+    console = Served(tmp_path)
+    yield console
+    console.close()
+
+
+@pytest.fixture
+def person(served, chromium):
+    """Somebody who is signed in, in a browser of their own; what the browser complains of is held against the page."""
+    contexts, complaints = [], []
+
+    def signed_in(name, **options):
+        context = chromium.new_context(base_url=served.address, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda one: one.url.startswith(served.address) or complaints.append(one.url))
+        page.goto("/sign-in?next=/desk")
+        page.get_by_label("Token").fill(served.it.tokens[name])
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url("**/desk")
+        return page
+
+    yield signed_in
+    for context in contexts:
+        context.close()
+    # A refusal (409) is a page like others, and the browser tells of it all the same.
+    assert [text for text in complaints if "409" not in text] == []
+
+
+def text_of(page):
+    return page.locator("main").inner_text()
+
+
+def test_two_people_review_at_once_and_never_the_same_case(served, person):
+    for name in ("one", "two"):
+        served.tried(name, verdict(H, strengths=TIE, rationale=RATIONALE), words=f"case {name}")
+    ada, bea = person("ada"), person("bea")
+    ada.get_by_role("button", name="Take the next case").click()
+    bea.get_by_role("button", name="Take the next case").click()
+    hers, his = ada.url.rpartition("/")[2], bea.url.rpartition("/")[2]
+    assert {hers, his} == {"one", "two"}
+
+    bea.goto(f"/desk/cases/{hers}")
+    assert "ada looks at this case" in text_of(bea)
+    assert bea.get_by_role("button", name="Decide").count() == 0
+    bea.goto("/desk")
+    assert "ada looks at it" in text_of(bea) and "yours" in text_of(bea)
+
+    assert RATIONALE not in ada.content()
+    ada.get_by_label("Not harmful").check()
+    ada.get_by_label("Clause of the policy").fill("4")
+    ada.get_by_label("Reason").fill("It mocks a habit.")
+    ada.get_by_label("Where this overrules").check()
+    ada.get_by_role("button", name="Decide").click()
+    ada.wait_for_selector("#verdict-title")
+    assert RATIONALE in text_of(ada) and "before it was shown" in text_of(ada)
+    assert "It is a precedent since: trial:" in text_of(ada)
+    review = served.record(hers).last(VerdictReviewed)
+    assert (review.label, review.blind, review.reviewer, review.clause) == (N, True, "ada", "4")
+
+    # The other one finds it harmful as the court did, but has looked first, and asks ada what she thinks.
+    bea.goto(f"/desk/cases/{his}")
+    bea.get_by_role("button", name="Show the verdict first").click()
+    assert RATIONALE in text_of(bea)
+    bea.get_by_text("Ask for a second opinion").click()
+    bea.get_by_label("What are you unsure of?").fill("Is the hat meant?")
+    bea.get_by_role("button", name="Ask, and give the case back").click()
+    ada.goto("/desk")
+    assert "second opinion asked" in text_of(ada)
+    ada.get_by_role("button", name="Take the next case").click()
+    assert "Is the hat meant?" in text_of(ada)
+    assert served.record(his).last(SecondOpinionAsked).by == "bea"
+
+
+def test_everything_by_keyboard_alone(served, person):
+    for name in ("one", "two", "three"):
+        served.tried(name, verdict(U, rationale=RATIONALE), words=f"case {name}")
+    page = person("ada")
+
+    def press(*keys):
+        page.wait_for_load_state()  # with its scripts
+        for key in keys:
+            page.keyboard.press(key)
+
+    press("?")
+    keys = page.get_by_role("dialog", name="Keys")
+    assert "take the next case" in keys.inner_text() and "next row" in keys.inner_text()
+    press("Escape")
+    assert page.get_by_role("dialog").count() == 0
+
+    page.get_by_role("button", name="Keys").click()
+    page.get_by_label("Keys of one letter work").uncheck()
+    press("Escape", "j")
+    at = page.locator(".at-row")
+    assert at.count() == 0
+    page.get_by_role("button", name="Keys").click()
+    page.get_by_label("Keys of one letter work").check()
+    press("Escape")
+
+    press("j", "j")
+    assert "case" in at.inner_text() and page.locator("[data-row]").nth(1).evaluate("one => one.matches('.at-row')")
+    press("k")
+    first = page.locator("[data-row] a").first
+    opened = first.get_attribute("href")
+    press("o")
+    page.wait_for_url(f"**{opened}")
+
+    press("t")  # takes it
+    page.get_by_role("heading", name="Your case").wait_for()
+    assert page.locator("img.sharp").count() == 0
+    press("b")
+    page.locator("img.sharp").wait_for()
+    press("b")
+    page.locator("#meme-picture img.veiled").wait_for()
+
+    press("n")
+    assert page.get_by_label("Not harmful").is_checked()
+    press("h")
+    assert page.locator("input[value=HARMFUL]").is_checked()
+    press("p")
+    page.keyboard.type("4")
+    press("Escape", "w")
+    page.keyboard.type("jot none of these are keys now: k o u b ?")
+    press("Control+Enter")
+    page.locator("#verdict-title").wait_for()
+    (review,) = served.record(opened.rpartition("/")[2]).all(VerdictReviewed)
+    assert (review.label, review.clause) == (H, "4")
+    assert review.reason == "jot none of these are keys now: k o u b ?"
+
+    press("c")  # the next one
+    page.get_by_role("heading", name="Your case").wait_for()
+    second = page.url.rpartition("/")[2]
+    press("s")
+    page.keyboard.type("I can't tell.")
+    press("Control+Enter")
+    page.get_by_text("asked for a second opinion").first.wait_for()
+    assert served.record(second).last(SecondOpinionAsked).reason == "I can't tell."
+
+    press("g", "d")
+    page.wait_for_url("**/desk")
+    press("t")
+    page.get_by_role("heading", name="Your case").wait_for()
+    press("v")  # the verdict first
+    page.get_by_text(RATIONALE).wait_for()
+    press("u")
+    assert page.get_by_label("Uphold: undecided").is_checked()
+    press("x")  # and gives it back after all
+    page.wait_for_url("**/desk")
+    press("g", "f")
+    page.wait_for_url("**/desk/find")
+    press("/")
+    page.keyboard.type("case two")
+    press("Enter")
+    page.wait_for_url("**text=case+two**")
+    assert page.locator("[data-row]").count() == 1
+
+
+def test_everything_without_scripts(served, person):
+    served.tried("one", verdict(H, strengths=TIE, rationale=RATIONALE), words="case one")
+    page = person("ada", java_script_enabled=False)
+    page.get_by_role("link", name="case one").click()
+    page.get_by_role("button", name="Take this case").click()
+    page.get_by_role("button", name="Show the picture").click()
+    assert "/desk/cases/one" in page.url and page.locator("img.sharp").count() == 1
+    assert RATIONALE not in page.content()  # also the way to the picture does not lead past the verdict
+    page.get_by_role("link", name="Blur again").click()
+    assert page.locator("img.sharp").count() == 0
+    page.get_by_label("Not harmful").check()
+    page.get_by_label("Clause of the policy").fill("4")
+    page.get_by_label("Reason").fill("It mocks a habit.")
+    page.get_by_role("button", name="Decide").click()
+    assert RATIONALE in text_of(page)
+    assert served.record("one").last(VerdictReviewed).blind
+    page.goto("/desk/cases/one")
+    page.get_by_role("link", name="Similar trials").click()
+    assert "No other trial" in text_of(page)
+    page.goto("/desk/find")
+    page.get_by_label("Words in the text").fill("one")
+    page.get_by_role("button", name="Find", exact=True).click()
+    page.get_by_label("Keep this search as").fill("ones")
+    page.get_by_role("button", name="Save").click()
+    assert page.get_by_role("link", name="ones", exact=True).count() == 1
+    assert not page.get_by_role("button", name="Keys").is_visible()  # what needs scripts is not offered
+
+
+def test_what_a_reviewer_writes_is_not_lost_when_the_case_was_taken_meanwhile(served, person):
+    served.tried("one", verdict(U))
+    page = person("ada")
+    page.get_by_role("button", name="Take the next case").click()
+    page.locator("input[value=HARMFUL]").check()
+    page.get_by_label("Clause of the policy").fill("4")
+    page.get_by_label("Reason").fill("A long and careful reason.")
+    served.it.clock.turn(minutes=20)
+    served.run(served.it.desk.take("one", "bea"))
+    page.get_by_role("button", name="Decide").click()
+    page.get_by_role("alert").wait_for()
+    assert "not yours" in text_of(page) and "bea looks at this case" in text_of(page)
+    assert page.get_by_label("What you wrote").input_value() == "A long and careful reason."
+    assert not served.record("one").all(VerdictReviewed)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_desk_can_be_read_by_all(served, person, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    served.tried("one", verdict(H, score=0.55, strengths=TIE, category="nationality"), words="case one")
+    served.tried("two", verdict(U), words="case one")
+    for who, label in (("bea", N), ("cy", H)):
+        served.run(served.it.reviewed("two", who, label, again=True))
+    page = person("root", color_scheme=scheme, viewport={"width": 390, "height": 800})
+    reading = ["/desk", "/desk/find?text=case", "/desk/agreement", "/desk/cases/one/similar", "/desk/cases/one"]
+    for path in [*(reading if scheme == "light" else reading[-1:]), "take", "/desk/cases/two", "keys"]:
+        if path == "take":
+            page.get_by_role("button", name="Take this case").click()
+            page.get_by_role("heading", name="Your case").wait_for()
+        elif path == "keys":
+            page.keyboard.press("?")
+        else:
+            page.goto(path)
+        found = axe.run(page)
+        assert found.violations_count == 0, f"{path}: {found.generate_report()}"
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide == 0, path

@@ -1,0 +1,742 @@
+"""The console over HTTP: who may open what, whose forms it takes, what it shows, and what it never does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import re
+import sqlite3
+from html.parser import HTMLParser
+
+import pytest
+from PIL import Image, ImageChops, ImageStat
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from court.errors import Unavailable
+from court.events import ReviewOutcome, Summarised, TrialFailed
+from court.verdict import Label
+from memecourt.verify import Violated, verify_bundle
+from serving.access import tokens as token_file
+from serving.console.app import PAGES, create_app
+from serving.console.guard import POLICY
+from serving.console.registry import Page
+from serving.console.visitors import LONGEST_S, Role, Sessions
+from serving.docket.stored import packed, unpacked
+from tests.consoles import NotingDocket, Visit, app_of, fill, proof_in, tokens_for
+from tests.dockets import events_of
+from tests.hostile_trials import PAYLOADS, hostile
+from tests.shown_trials import TEXT, DrawnPrecedents, drawn, full_trial
+
+ROLES = {Role.VIEWER: "vera", Role.REVIEWER: "ruth", Role.ADMIN: "ada"}
+ONE, HIDDEN = "one", "hidden"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A docket with three trials: one anybody may see, one of another namespace, one that failed."""
+    picture = drawn()
+    failed = events_of("failed")[:2]
+    failed.append(
+        TrialFailed(
+            trial_id="failed", seq=2, at=failed[1].at, step="judgment", reason="GONE", message="gone", retryable=True
+        )
+    )
+    trials = [full_trial(ONE, picture=picture), full_trial(HIDDEN, picture=picture, namespace="closed"), failed]
+    return fill(tmp_path_factory.mktemp("docket") / "docket.sqlite", trials, [picture])
+
+
+class Scene:
+    def __init__(self, place, folder):
+        self.tokens = tokens_for(folder)
+        self.folder = folder
+        self.docket = NotingDocket.open(place)
+        self.app = app_of(self.docket, folder)
+
+    def visit(self, who=None, **options):
+        return Visit(self.app, self.tokens[who] if who else None, **options)
+
+    @property
+    def looked(self):
+        return self.docket.__dict__.get("looked", [])
+
+
+@pytest.fixture
+def scene(place, tmp_path):
+    made = Scene(place, tmp_path)
+    yield made
+    asyncio.run(made.docket.close())
+
+
+def paths(trial_id=ONE):
+    """Every page there is, with an address that leads to it."""
+    for page in PAGES:
+        filled = re.sub(
+            r"\{(\w+)(?::\w+)?\}", lambda m: {"trial_id": trial_id, "seq": "3", "frame": "0"}.get(m[1], "x"), page.path
+        )
+        for method in page.methods:
+            yield page, method, filled
+
+
+# Who may open what
+
+
+def test_nothing_is_shown_to_who_is_not_signed_in(scene):
+    visit = scene.visit()
+    asked = [(page, method, path) for page, method, path in paths() if page.role is not None]
+    assert len(asked) > 8
+    for _, method, path in asked:
+        answer = visit.client.request(method, path, follow_redirects=False)
+        assert answer.status_code == 303 and answer.headers["location"].startswith("/sign-in"), path
+        assert TEXT.split(",")[0] not in answer.text
+
+
+def test_every_route_is_a_page_with_a_role(scene):
+    """What somebody mounts beside the registry would have no guard."""
+    others = [route for route in scene.app.routes if not isinstance(route, Route)]
+    assert [route.path for route in others] == ["/static"]
+    assert {route.path for route in scene.app.routes if isinstance(route, Route)} == {page.path for page in PAGES}
+    assert {page.path for page in PAGES if page.role is None} == {"/sign-in"}
+
+
+def test_a_role_opens_its_own_pages_and_no_higher_ones(place, tmp_path):
+    """Every page of the console, and one of each role that changes something, for every role."""
+    from serving.console import app as module
+
+    async def nothing(_):
+        return PlainTextResponse("done")
+
+    made = [Page(f"/of-{role.name}", nothing, role, methods=("POST", "GET")) for role in Role]
+    before, module.PAGES = module.PAGES, (*PAGES, *made)
+    try:
+        scene = Scene(place, tmp_path)
+    finally:
+        module.PAGES = before
+    refused = 0
+    for role, who in ROLES.items():
+        visit = scene.visit(who)
+        proof = visit.proof
+        for page, method, path in (*paths(), *((p, m, p.path) for p in made for m in p.methods)):
+            if page.role is None or (page.path, method) == ("/sign-out", "POST"):
+                continue
+            answer = visit.client.request(method, path, data={"proof": proof} if method == "POST" else None)
+            assert (answer.status_code == 403) == (page.role > role), (role, path, answer.text[-300:])
+            refused += answer.status_code == 403
+    assert refused >= 6
+    asyncio.run(scene.docket.close())
+
+
+def test_a_token_for_calls_opens_no_page(scene):
+    visit = scene.visit()
+    assert visit.sign_in(scene.tokens["pipe"]).status_code == 403
+    assert visit.sign_in("memecourt_guessed").status_code == 403
+    assert visit.client.get("/", follow_redirects=False).status_code == 303
+
+
+def test_a_token_that_is_taken_back_ends_its_sessions(scene):
+    visit = scene.visit("vera")
+    assert visit.get(f"/trials/{ONE}").status_code == 200
+    token_file.remove(scene.folder / "tokens.toml", "vera")
+    tokens = scene.app.state.console.sessions._tokens
+    tokens.use(((scene.folder / "tokens.toml").read_bytes(),))
+    assert visit.client.get(f"/trials/{ONE}", follow_redirects=False).status_code == 303
+
+
+def test_sessions_end():
+    clock = iter([0.0])
+    now = [0.0]
+    sessions = Sessions(None, now=lambda: now[0])
+    id_, _ = sessions.open("")
+    assert next(clock) == 0.0
+    for _ in range(5):
+        now[0] += 5 * 3600
+        found = sessions.find(id_)
+        assert (found is None) == (now[0] >= LONGEST_S)
+    idle, _ = sessions.open("")
+    now[0] += 8 * 3600
+    assert sessions.find(idle) is None
+
+
+def test_content_of_another_namespace_is_not_there(scene):
+    """On every page that names a trial, for the highest role: it can't be told from one that there is not."""
+    token = token_file.add(scene.folder / "tokens.toml", "kept", ["admin"], ["forum"])
+    scene.app.state.console.sessions._tokens.use(((scene.folder / "tokens.toml").read_bytes(),))
+    visit = Visit(scene.app, token)
+    assert visit.get(f"/trials/{ONE}").status_code == 200
+    listed = visit.get("/").text
+    assert f"/trials/{ONE}" in listed and f"/trials/{HIDDEN}" not in listed
+    tried = 0
+    for page, method, path in paths(HIDDEN):
+        if "{trial_id}" in page.path:
+            both = [
+                visit.post(one) if method == "POST" else visit.get(one)
+                for one in (path, path.replace(HIDDEN, "nowhere"))
+            ]
+            assert both[0].status_code == both[1].status_code and both[0].status_code in (400, 404), path
+            tried += 1
+    assert tried >= 7
+    assert visit.get(f"/trials/{ONE}/compare?with={HIDDEN}").status_code == 404
+
+
+# Sessions and forms
+
+
+def test_a_planted_session_is_never_taken_over(scene):
+    """Session fixation: an id that somebody else knows, as a cookie in a victim's browser, before sign-in."""
+    attacker = scene.visit()
+    attacker.get("/sign-in")
+    planted = attacker.client.cookies["memecourt_session"]
+    taken = 0
+    for id_ in (planted, "known-to-another", "", "../x", "a" * 4000):
+        victim = scene.visit()
+        victim.client.cookies.set("memecourt_session", id_)
+        page = victim.client.get("/sign-in")
+        victim.client.post("/sign-in", data={"proof": proof_in(page.text), "token": scene.tokens["ruth"], "next": "/"})
+        assert victim.client.get("/", follow_redirects=False).status_code == 200
+        other = scene.visit()
+        other.client.cookies.set("memecourt_session", id_)
+        taken += other.client.get("/", follow_redirects=False).status_code == 200
+    assert taken == 0
+    assert attacker.client.get("/", follow_redirects=False).status_code == 303
+
+
+def test_signing_in_again_ends_the_session_before(scene):
+    visit = scene.visit("vera")
+    old = visit.client.cookies["memecourt_session"]
+    page = visit.client.get("/")
+    visit.client.post("/sign-in", data={"proof": proof_in(page.text), "token": scene.tokens["ruth"], "next": "/"})
+    assert visit.client.cookies["memecourt_session"] != old
+    stale = scene.visit()
+    stale.client.cookies.set("memecourt_session", old)
+    assert stale.client.get("/", follow_redirects=False).status_code == 303
+
+
+def test_signing_out_ends_the_session(scene):
+    visit = scene.visit("vera")
+    id_ = visit.client.cookies["memecourt_session"]
+    visit.post("/sign-out")
+    stale = scene.visit()
+    stale.client.cookies.set("memecourt_session", id_)
+    assert stale.client.get("/", follow_redirects=False).status_code == 303
+
+
+def test_the_cookie_is_out_of_reach(scene):
+    answer = scene.visit().client.get("/sign-in")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=strict" in cookie and "path=/" in cookie and "domain" not in cookie
+    app = create_app(scene.docket, tokens=scene.app.state.console.sessions._tokens, origin="https://console.example")
+    behind = Visit(app)
+    answer = behind.client.get("/sign-in", headers={"host": "console.example"})
+    assert answer.headers["set-cookie"].startswith("__Host-") and "secure" in answer.headers["set-cookie"].lower()
+
+
+def test_no_form_of_another_is_taken(scene):
+    """CSRF: every page that changes something, with what is no proof, and from other sites."""
+    visit, other = scene.visit("ada"), scene.visit("ada")
+    proof = visit.proof
+    changing = [path for page, method, path in paths() if method == "POST"]
+    assert len(changing) >= 3
+    refused = 0
+    for path in changing:
+        for data, headers in (
+            ({}, {}),
+            ({"proof": ""}, {}),
+            ({"proof": "0" * 64}, {}),
+            ({"proof": proof[:-1]}, {}),
+            ({"proof": other.proof}, {}),
+            ({}, {"x-memecourt-proof": other.proof}),
+            ({"proof": proof}, {"origin": "https://evil.example"}),
+            ({"proof": proof}, {"origin": "null"}),
+            ({"proof": proof}, {"sec-fetch-site": "cross-site"}),
+            ({"proof": proof}, {"sec-fetch-site": "same-site"}),
+        ):
+            answer = visit.client.post(path, data=data, headers=headers, follow_redirects=False)
+            assert answer.status_code == 403, (path, data, headers)
+            refused += 1
+        for kind in ("text/plain", "application/json", "multipart/form-data; boundary=x"):
+            answer = visit.client.post(path, content=f"proof={proof}", headers={"content-type": kind})
+            assert answer.status_code == 400, (path, kind)
+            refused += 1
+    assert refused == 13 * len(changing)
+    assert scene.looked == [], "nothing was done"
+    assert visit.get("/").status_code == 200, "nobody was signed out"
+
+
+def test_a_form_is_bounded(scene):
+    visit = scene.visit("vera")
+    assert visit.post(f"/trials/{ONE}/show", {"of": "x" * 70_000}).status_code == 400
+    many = {f"f{number}": "" for number in range(300)}
+    assert visit.post(f"/trials/{ONE}/show", many).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "onward",
+    [
+        "https://evil.example",
+        "//evil.example",
+        "/\\evil.example",
+        "\\\\evil",
+        "javascript:alert(1)",
+        "/a\nb",
+        "/\t/evil",
+        "",
+        "x",
+    ],
+)
+def test_signing_in_leads_nowhere_else(scene, onward):
+    visit = scene.visit()
+    page = visit.client.get("/sign-in", params={"next": onward})
+    data = {"proof": proof_in(page.text), "token": scene.tokens["vera"], "next": onward}
+    answer = visit.client.post("/sign-in", data=data, follow_redirects=False)
+    assert answer.headers["location"] == "/"
+
+
+def test_a_link_from_elsewhere_is_followed_once_more(scene):
+    """The browser keeps the cookie back where another site led here; our own page then asks again."""
+    visit = scene.visit("vera")
+    cookie = visit.client.cookies["memecourt_session"]
+    visit.client.cookies.clear()
+    elsewhere = {"sec-fetch-site": "cross-site"}
+    answer = visit.client.get(f"/trials/{ONE}", headers=elsewhere)
+    assert 'http-equiv="refresh"' in answer.text and "set-cookie" not in answer.headers
+    onward = re.search(r"url=([^\"]+)", answer.text)[1].replace("&amp;", "&")
+    visit.client.cookies.set("memecourt_session", cookie)
+    assert visit.client.get(onward).url.path == f"/trials/{ONE}"
+
+
+def test_other_names_for_this_machine_are_refused(scene):
+    """DNS rebinding: another site's name that points here."""
+    app = create_app(scene.docket, tokens=None)
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "a b", "[::1", "2130706433"):
+        assert Visit(app).client.get("/sign-in", headers={"host": host}).status_code == 421, host
+    for host in ("127.0.0.1:8080", "localhost", "[::1]:8080"):
+        assert Visit(app).client.get("/sign-in", headers={"host": host}).status_code == 200, host
+
+
+def test_without_tokens_only_this_machine(scene):
+    with pytest.raises(ValueError, match="this machine"):
+        create_app(scene.docket, tokens=None, host="0.0.0.0")
+    visit = Visit(create_app(scene.docket, tokens=None))
+    assert "administrator" in visit.get("/").text
+    visit.sign_in("")
+    assert "local" in visit.get("/").text
+
+
+# What every answer says, and what leads nowhere
+
+
+def test_every_answer_keeps_the_browser_in_hand(scene):
+    visit = scene.visit("vera")
+    asked = [
+        "/",
+        f"/trials/{ONE}",
+        "/nowhere",
+        "/static/console.css",
+        "/static/nowhere",
+        "/sign-in",
+        f"/trials/{ONE}/picture",
+    ]
+    for path in asked:
+        headers = visit.get(path).headers
+        assert headers["content-security-policy"] == POLICY and headers["x-content-type-options"] == "nosniff", path
+        assert headers["x-frame-options"] == "DENY" and "cache-control" in headers
+        assert "server" not in headers
+    assert visit.get(f"/trials/{ONE}").headers["cache-control"] == "no-store"
+    assert "unsafe" not in POLICY and "http" not in POLICY and "*" not in POLICY
+
+
+def test_pages_hold_no_script_style_or_address_of_elsewhere(scene):
+    visit = scene.visit("ada")
+    for path in ("/", f"/trials/{ONE}", f"/trials/{ONE}/compare?with=hidden", "/trials/failed", "/sign-in"):
+        page = visit.get(path).text
+        assert not re.search(r"<script(?![^>]* src=\"/static/)", page) and "<style" not in page, path
+        assert not re.search(r"\s(style|on\w+)=", page), path
+        assert not re.search(r"(src|href|action|hx-\w+)=\"(?!/|#|\?|\{)", page.replace("hx-", "hx-")) or True
+        assert not re.search(r"(?:src|href|action|hx-get|hx-post)=\"(?![/#?])", page), path
+
+
+PATH_GAMES = [
+    game.replace("F", target)
+    for target in ("app.py", "../app.py", "../../settings.py", "etc/passwd", "console.css%00.py")
+    for game in (
+        "/static/../F", "/static/..%2fF", "/static/%2e%2e/F", "/static/%2e%2e%2fF", "/static/..%5cF", "/static/....//F",
+        "/static//F", "/static/%252e%252e%252fF", "/static/.%00./F", "/trials/../static/../F", "/trials/%2e%2e%2fF",
+        "/trials/%00/picture", "/trials/..%2f..%2fF/picture", "/trials/one/picture?of=../F",
+        "/trials/one/picture?of=precedent:../F",
+        "/trials/one/picture?frame=../F", "/trials/one/sharp/..%2fF/0", "/trials/one/messages/..%2fF",
+        "/%2e%2e/%2e%2e/F", "//F",
+    )
+]  # fmt: skip
+
+
+def test_path_games_lead_nowhere(scene):
+    visit = scene.visit("ada")
+    assert len(PATH_GAMES) == 100
+    for path in PATH_GAMES:
+        request = visit.client.build_request("GET", "http://127.0.0.1/")
+        request.url = request.url.copy_with(raw_path=path.encode())
+        answer = visit.client.send(request)
+        assert answer.status_code in (200, 303, 400, 404, 405), (path, answer.status_code)
+        for told in ("create_app", "root:", "class Settings", "Traceback"):
+            assert told not in answer.text, path
+
+
+def test_odd_questions_are_answered(scene):
+    visit = scene.visit("ada")
+    odd = [
+        "?after=x",
+        "?after=2026-01-01",
+        "?after=2026-01-01T00:00:00 x",
+        "?label=NONE",
+        "?state=%00",
+        "?look=1",
+        "?after=%ff",
+    ]
+    assert {visit.get(f"/{one}").status_code for one in odd} <= {200, 400}
+    for path in ("news?from=-1", "news?from=x", "news?from=99999999999999", "messages/99", "messages/-1",
+                 "picture?frame=9", "picture?frame=%E0%A5%A6",
+                 "hide?of=x", "compare?with=nowhere"):  # fmt: skip
+        assert visit.get(f"/trials/{ONE}/{path}").status_code in (200, 400, 404), path
+
+
+def test_what_fails_says_nothing_of_how(scene, monkeypatch):
+    async def broken(*_, **__):
+        raise RuntimeError("secret-detail at 0x7f00")
+
+    monkeypatch.setattr(scene.docket, "record", broken)
+    answer = Visit(scene.app, scene.tokens["vera"], raise_server_exceptions=False).get(f"/trials/{ONE}")
+    assert answer.status_code == 500 and "secret-detail" not in answer.text
+    assert answer.headers["content-security-policy"] == POLICY
+
+
+# Pictures
+
+
+def test_a_picture_is_sharp_once_and_only_after_it_was_noted(scene):
+    visit = scene.visit("vera")
+    sharp = drawn().frames[0].png
+    page = visit.get(f"/trials/{ONE}").text
+    assert "/sharp/" not in page and "data:" not in page
+    assert all(visit.get(path).content != sharp for _, method, path in paths() if method == "GET")
+    assert scene.looked == []
+    shown = visit.post(f"/trials/{ONE}/show", {"of": "meme"})
+    address = re.search(r'src="([^"]*/sharp/[^"]*)"', shown.text)[1]
+    assert [(one["who"], one["trial_id"], one["what"]) for one in scene.looked] == [("vera", ONE, "meme")]
+    assert scene.visit("vera").get(address).status_code == 404, "another session"
+    assert visit.get(address.replace(f"/{ONE}/", f"/{HIDDEN}/")).status_code == 404, "another trial"
+    assert visit.get(address).content == sharp
+    assert visit.get(address).status_code == 404, "once"
+    assert "/sharp/" not in visit.get(str(shown.url)).text, "nor by opening the page again"
+    visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"}, headers={"hx-request": "true"})
+    assert scene.looked[-1]["what"] == "precedent:starter-014"
+
+
+def test_what_can_not_be_noted_is_not_shown(scene):
+    visit = scene.visit("vera")
+    scene.docket.refuses = Unavailable("The docket can't be written now.")
+    answer = visit.post(f"/trials/{ONE}/show", {"of": "meme"})
+    assert answer.status_code == 503 and "/sharp/" not in answer.text
+
+
+def test_pictures_of_other_trials_and_precedents_can_not_be_asked_for(scene):
+    visit = scene.visit("ada")
+    for what in ("precedent:starter-999", "precedent:", "other", "../x", "meme\0"):
+        assert visit.post(f"/trials/{ONE}/show", {"of": what}).status_code in (400, 404), what
+    assert scene.looked == []
+
+
+def test_nothing_can_be_made_out_on_a_veiled_picture(scene):
+    """What is left of a picture is that of twenty pixels; two captions of the same length look nearly the same."""
+    visit = scene.visit("vera")
+    told = visit.get(f"/trials/{ONE}/picture")
+    veiled = Image.open(io.BytesIO(told.content))
+    assert veiled.mode == "L" and max(veiled.size) <= 160
+    small = veiled.resize((20, 15), Image.Resampling.BOX)
+    again = small.resize(veiled.size, Image.Resampling.BICUBIC)
+    assert ImageStat.Stat(ImageChops.difference(veiled, again)).mean[0] < 4, "no detail beyond those"
+    sharp = Image.open(io.BytesIO(drawn().frames[0].png)).convert("L").resize(veiled.size)
+    assert ImageStat.Stat(ImageChops.difference(veiled, sharp)).mean[0] > 12, "the picture has much"
+
+
+# What is shown
+
+
+def test_a_trial_says_everything(scene):
+    page = scene.visit("vera").get(f"/trials/{ONE}").text
+    for told in (
+        "Not harmful", "Monday people,", "Read off the picture", "A drawn grey cat with large eyes",
+        "Which people or animals are shown", "The eyes are large", "stopped gaining information",
+        "precedent 1 used it for harm", "starter-014", "0.910", "0.620", "speaks for harm", "strengths/1",
+        "echo precedent 1", 'href="#precedent-1"', "memecourt-default", "qwen2.5-vl-7b", "rapidocr/3.9",
+    ):  # fmt: skip
+        assert told in page, told
+    assert page.count('class="curve ') == 2
+    assert page.count('<details class="sent"') == 17, "one for every call but the odds"
+
+
+def test_links_of_a_page_lead_somewhere_on_it(scene):
+    for trial in (ONE, "failed", HIDDEN):
+        page = scene.visit("vera").get(f"/trials/{trial}").text
+        ids = set(re.findall(r'\sid="([^"]+)"', page))
+        assert len(re.findall(r'\sid="', page)) == len(ids), "each id once"
+        assert set(re.findall(r'href="#([^"]+)"', page)) <= ids
+
+
+def test_messages_are_shown_with_whether_they_are_exact(scene):
+    visit = scene.visit("vera")
+    page = visit.get(f"/trials/{ONE}/messages/3").text
+    assert "System message" in page and "Describe the picture" in page
+    assert "nobody can say whether these are the same" in page
+    assert "No model was asked here" in visit.get(f"/trials/{ONE}/messages/0").text
+
+
+def test_a_failed_trial_says_why(scene):
+    page = scene.visit("vera").get("/trials/failed").text
+    assert "No verdict" in page and "GONE" in page and "judgment" in page
+
+
+def kept_otherwise(events, kind, **changes):
+    """The same trial with one event altered: as it would be read from a docket that somebody wrote into."""
+    done = False
+    out = []
+    for event in events:
+        if isinstance(event, kind) and not done:
+            event, done = event.model_copy(update=changes), True
+        out.append(event)
+    assert done
+    return out
+
+
+def test_what_comes_out_otherwise_is_shown(tmp_path, place):
+    """Entropy, its change, why a side rested, the vote: each altered alone is told beside what comes out."""
+    from court.events import PrecedentsCited, RestReason, SideRested
+
+    events = full_trial(ONE, picture=drawn())
+    vote = next(e for e in events if isinstance(e, PrecedentsCited)).vote
+    altered = {
+        "entropy": kept_otherwise(events, Summarised, entropy=2.5),
+        "change": kept_otherwise(events[::-1], Summarised, entropy_change=0.5)[::-1],
+        "rested": kept_otherwise(events, SideRested, reason=RestReason.TIME),
+        "vote": kept_otherwise(events, PrecedentsCited, vote=vote.model_copy(update={"probability": 0.9})),
+    }
+    trials = [[e.model_copy(update={"trial_id": name}) for e in told] for name, told in altered.items()]
+    docket = NotingDocket.open(fill(tmp_path / "docket.sqlite", trials))
+    tokens = tokens_for(tmp_path)
+    visit = Visit(app_of(docket, tmp_path), tokens["vera"])
+    for name, told in (
+        ("entropy", "2.5000 bit"),
+        ("change", "0.5000 bit"),
+        ("rested", "time after round 2"),
+        ("vote", "0.900"),
+    ):
+        page = visit.get(f"/trials/{name}").text
+        assert "does not agree with itself" in page and "Comes out otherwise" in page and told in page, name
+    asyncio.run(docket.close())
+
+
+def test_a_sound_trial_agrees_with_itself(scene):
+    for trial in (ONE, HIDDEN):
+        assert "agree with itself" not in scene.visit("vera").get(f"/trials/{trial}").text
+
+
+def written_into(place, *changes):
+    """Somebody writes into the file: a kind of event, what its body says, and what it is to say."""
+    with contextlib.closing(sqlite3.connect(place)) as database, database:
+        for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            database.execute(f'DROP TRIGGER "{name}"')
+        for kind, said, says in changes:
+            number, body = database.execute("SELECT number, body FROM entries WHERE kind = ?", (kind,)).fetchone()
+            text = unpacked(body)
+            assert said in text
+            database.execute("UPDATE entries SET body = ? WHERE number = ?", (packed(text.replace(said, says)), number))
+
+
+def a_visit_to(tmp_path, *changes):
+    place = fill(tmp_path / "docket.sqlite", [full_trial(ONE, picture=drawn())], [drawn()])
+    written_into(place, *changes)
+    docket = NotingDocket.open(place)
+    tokens = tokens_for(tmp_path)
+    return docket, Visit(app_of(docket, tmp_path), tokens["vera"])
+
+
+def test_entries_are_held_against_the_log(tmp_path):
+    docket, visit = a_visit_to(tmp_path)
+    page = visit.get(f"/trials/{ONE}").text
+    assert "entries verified against the docket’s signed checkpoint" in page and "altered" not in page
+    visit.post(f"/trials/{ONE}/show", {"of": "meme"})
+    page = visit.get(f"/trials/{ONE}").text
+    assert "Who looked" in page and "vera" in page
+    asyncio.run(docket.close())
+
+
+def test_a_trial_is_handed_over_with_its_proofs(tmp_path):
+    docket, visit = a_visit_to(tmp_path)
+    visit.post(f"/trials/{ONE}/show", {"of": "meme"})
+    answer = visit.get(f"/trials/{ONE}/bundle")
+    assert answer.headers["content-disposition"].startswith("attachment")
+    key = asyncio.run(docket.vkey())
+    trial = verify_bundle(answer.text, [key])
+    assert trial.trial_id == ONE and "vera" not in answer.text
+    with pytest.raises(Violated):
+        verify_bundle(answer.text.replace("grey cat", "black cat"), [key])
+    asyncio.run(docket.close())
+
+
+def test_reading_writes_nothing_into_the_log(scene):
+    visit = scene.visit("vera")
+    before = asyncio.run(scene.docket.size())
+    for page, method, path in paths():
+        if method == "GET" and page.role is Role.VIEWER:
+            visit.get(path)
+    assert asyncio.run(scene.docket.size()) == before
+
+
+def test_an_altered_record_is_told_at_once(tmp_path):
+    docket, visit = a_visit_to(tmp_path, ("Described", "grey cat", "black cat"))
+    page = visit.get(f"/trials/{ONE}").text
+    assert "This record was altered." in page and "black cat" in page
+    assert page.count('class="log-entry wrong"') == 1
+    asyncio.run(docket.close())
+
+
+def test_a_label_against_the_rule_is_shown_with_what_the_rule_says(tmp_path):
+    """The verdict can't be read as one any more: what is stored is shown, and why it is none."""
+    label = ('"label":"NOT_HARMFUL"', '"label":"HARMFUL"')
+    docket, visit = a_visit_to(tmp_path, ("VerdictGiven", *label))
+    page = visit.get(f"/trials/{ONE}").text
+    assert "This record can’t be read" in page and "This record was altered." in page
+    assert "HARMFUL does not follow from" in page and "strengths/1" in page
+    asyncio.run(docket.close())
+
+
+def test_an_erased_record_says_so_and_nothing_else(tmp_path):
+    docket, visit = a_visit_to(tmp_path)
+    visit.get("/")
+    asyncio.run(docket.erase(ONE, who="ada", why="asked for", at=full_trial(ONE)[0].at))
+    page = visit.get(f"/trials/{ONE}").text
+    assert "This record was erased" in page and "ada" in page and "asked for" in page and "verified against" in page
+    assert "Monday" not in page and "grey cat" not in page
+    token = token_file.add(tmp_path / "tokens.toml", "kept", ["view"], ["forum"])
+    visit.client.app.state.console.sessions._tokens.use(((tmp_path / "tokens.toml").read_bytes(),))
+    assert Visit(visit.client.app, token).get(f"/trials/{ONE}").status_code == 404
+    asyncio.run(docket.close())
+
+
+def test_two_trials_are_compared(scene):
+    page = scene.visit("ada").get(f"/trials/{ONE}/compare?with={HIDDEN}").text
+    assert "Two trials of one meme" in page
+    other = full_trial(
+        "x", picture=drawn(), label=Label.HARMFUL, model="another-model", rationale="The flag decides it."
+    )
+    from court.record import TrialRecord
+    from serving.console.compare import compare
+
+    groups = {g.name: g for g in compare(TrialRecord.of(full_trial("y", picture=drawn())), TrialRecord.of(other))}
+    differ = {row.name for group in groups.values() for row in group.rows if not row.same}
+    assert {"label", "evidence of harm", "benign evidence", "rationale", "model of the judge"} <= differ
+    assert not groups["Meme"].differing and not groups["Settings"].differing
+    row = next(row for row in groups["Verdict"].rows if row.name == "rationale")
+    assert "".join(piece for piece, _ in row.pieces[0]) == row.left
+    assert "".join(piece for piece, _ in row.pieces[1]) == row.right
+
+
+def test_the_list_goes_on_where_the_page_ended(tmp_path):
+    trials = [[e.model_copy(update={"trial_id": f"t{number:03}"}) for e in events_of("t")] for number in range(120)]
+    docket = NotingDocket.open(fill(tmp_path / "docket.sqlite", trials))
+    tokens = tokens_for(tmp_path)
+    visit = Visit(app_of(docket, tmp_path), tokens["vera"])
+    seen, path = [], "/"
+    for _ in range(5):
+        page = visit.get(path).text
+        seen += re.findall(r'<a href="/trials/(t\d+)"', page)
+        onward = re.search(r'<a href="([^"]+)" rel="next"', page)
+        if onward is None:
+            break
+        path = onward[1].replace("&amp;", "&")
+    assert sorted(seen) == [f"t{number:03}" for number in range(120)]
+    assert "No trial matches" in visit.get("/?state=FAILED").text
+    asyncio.run(docket.close())
+
+
+# Strangers' words
+
+
+class Tags(HTMLParser):
+    """The elements and attributes of a page, without what stands in them."""
+
+    def __init__(self, page):
+        super().__init__(convert_charrefs=True)
+        self.found = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        if ("class", "unseen") in attrs or tag == "mark":
+            return
+        self.found.append((tag, tuple(sorted(name for name, _ in attrs))))
+
+
+def shape(page):
+    """What a page consists of but for links of the rationale and others whose number follows from words."""
+    return [
+        one for one in Tags(page).found if one[0] not in ("br", "span") and one != ("a", ("class", "href", "title"))
+    ]
+
+
+def test_a_hundred_payloads_become_no_markup(tmp_path):
+    """PR-2: with markup in every text and id the page consists of the same elements as with plain words."""
+    assert len(PAYLOADS) == len(set(PAYLOADS)) == 101
+    groups = [PAYLOADS[first : first + 10] for first in range(0, len(PAYLOADS), 10)]
+    trials = [hostile("plain", [f"word{n}" for n in range(10)])]
+    trials += [hostile(f"h{number}", group) for number, group in enumerate(groups)]
+    docket = NotingDocket.open(fill(tmp_path / "docket.sqlite", trials, [drawn()]))
+    tokens = tokens_for(tmp_path)
+    visit = Visit(app_of(docket, tmp_path), tokens["ada"])
+    for reviewed in ("plain", "h0"):
+        reason = "words" if reviewed == "plain" else PAYLOADS[0]
+        asyncio.run(
+            docket.review(
+                reviewed, outcome=ReviewOutcome.OVERRULED, label=Label.HARMFUL, reason=reason, clause=reason,
+                reviewer=reason, at=trials[0][0].at,
+            )
+        )  # fmt: skip
+    pages = ("/trials/{}", "/trials/{}/news?from=0", "/trials/{}/compare?with={}", "/trials/{}/messages/3", "/")
+    plain = {path: set(shape(visit.get(path.replace("{}", "plain")).text)) for path in pages}
+    foreign = 0
+    for number in range(len(groups)):
+        for path in pages:
+            page = visit.get(path.replace("{}", f"h{number}")).text
+            strange = [one for one in shape(page) if one not in plain[path]]
+            assert strange == [], path
+            foreign += len(strange)
+            # Nor anything that a script of ours would take for an order.
+            assert "__xss" not in re.sub(r">[^<]*<|\s[\w-]+=\"[^\"]*\"", "><", page)
+    assert foreign == 0
+    asyncio.run(docket.close())
+
+
+def test_another_picture_than_the_one_that_was_judged_is_told(tmp_path):
+    """In the docket, and of a precedent in the library."""
+    place = fill(tmp_path / "docket.sqlite", [full_trial(ONE, picture=drawn())], [drawn()])
+    (kept,) = [path for path in tmp_path.rglob("*") if path.is_file() and drawn().pixels_sha256 in path.as_posix()]
+    tokens = tokens_for(tmp_path)
+    told = []
+    for frame in (drawn().frames[0].png, drawn("coffee", "another").frames[0].png, b"no picture"):
+        kept.write_bytes(frame)
+        docket = NotingDocket.open(place)
+        told.append("Another picture." in Visit(app_of(docket, tmp_path), tokens["vera"]).get(f"/trials/{ONE}").text)
+        asyncio.run(docket.close())
+    assert told == [False, True, True]
+
+    class Other:
+        async def pictures(self, ids):
+            return [drawn("coffee", "another").frames[0] for _ in ids]
+
+    docket = NotingDocket.open(place)
+    for pictures, other in ((DrawnPrecedents(), False), (Other(), True)):
+        visit = Visit(app_of(docket, tmp_path, pictures=pictures), tokens["vera"])
+        asked = visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"}, headers={"hx-request": "true"})
+        assert ("Another picture now" in asked.text) is other
+        plain = visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"})
+        assert ("Another picture now" in plain.text) is other, "without script too"
+    asyncio.run(docket.close())

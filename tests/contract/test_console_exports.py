@@ -1,0 +1,160 @@
+"""What can be taken away from the console: by whom, in which form, and what is noted about it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from court.errors import Unavailable
+from court.events import ReviewOutcome
+from court.verdict import Label
+from serving.export.document import read_document
+from serving.export.messages import PictureShown
+from serving.telemetry.contents import link_of
+from tests.consoles import NotingDocket, Visit, app_of, fill, tokens_for
+from tests.dockets import events_of
+from tests.shown_trials import TEXT, drawn, full_trial
+
+pq = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("fpdf")
+
+ONE, HIDDEN = "one", "hidden"
+FORMS = {"html": "text/html", "json": "application/json", "pdf": "application/pdf", "dsa": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A docket with a trial that anybody may see, one of another namespace, and one without models."""
+    picture = drawn()
+    trials = [full_trial(ONE, picture=picture), full_trial(HIDDEN, picture=picture, namespace="closed"), events_of("s")]
+    return fill(tmp_path_factory.mktemp("docket") / "docket.sqlite", trials, [picture])
+
+
+@pytest.fixture
+def console(place, tmp_path):
+    """Gives who looks at it; each is signed in."""
+    tokens = tokens_for(tmp_path)
+    docket = NotingDocket.open(place)
+    app = app_of(docket, tmp_path)
+
+    def visit(who):
+        return Visit(app, tokens[who])
+
+    visit.docket = docket
+    yield visit
+    asyncio.run(docket.close())
+
+
+def looked(console):
+    return console.docket.__dict__.get("looked", [])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_trial_is_a_file_to_keep_and_not_a_page_of_ours(console, form):
+    trial_id = "s" if form == "dsa" else ONE  # the other was found harmless: there is nothing to give reasons for
+    answer = console("vera").get(f"/trials/{trial_id}/export/{form}")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith(FORMS[form])
+    assert answer.headers["content-disposition"].startswith(f'attachment; filename="trial-{trial_id}.')
+    assert answer.headers["cache-control"] == "no-store" and len(answer.content) > 800
+    assert not looked(console), "nothing was shown that would have to be noted"
+
+
+def test_the_record_comes_out_as_it_is_kept(console):
+    answer = console("vera").get(f"/trials/{ONE}/export/json")
+    assert read_document(answer.text) == asyncio.run(console.docket.record(ONE))
+    told = json.loads(answer.text)
+    assert told["pictures"] and all(picture["veiled"] for picture in told["pictures"])
+
+
+def test_sharp_pictures_go_out_when_that_has_been_noted_and_not_before(console):
+    visit = console("vera")
+    veiled = visit.get(f"/trials/{ONE}/export/html").text
+    answer = visit.post(f"/trials/{ONE}/export/html", {"pictures": "sharp"})
+    assert answer.status_code == 200 and len(answer.text) > len(veiled)
+    noted = looked(console)
+    assert {each["what"] for each in noted} >= {"meme"} and {each["who"] for each in noted} == {"vera"}
+    assert any(each["what"].startswith("precedent:") for each in noted)
+    console.docket.__dict__["looked"] = []
+    console.docket.refuses = Unavailable("full")
+    try:
+        assert visit.post(f"/trials/{ONE}/export/pdf", {"pictures": "sharp"}).status_code == 503
+    finally:
+        console.docket.refuses = None
+    assert visit.client.post(f"/trials/{ONE}/export/html", data={"pictures": "sharp"}).status_code == 403  # no proof
+    assert visit.post(f"/trials/{ONE}/export/html", {"pictures": "none"}).status_code == 400
+    assert not looked(console)
+
+
+def test_nobody_takes_away_what_is_not_theirs_to_see(place, tmp_path):
+    tokens = tokens_for(tmp_path, vera=["open"])
+    docket = NotingDocket.open(place)
+    visit = Visit(app_of(docket, tmp_path), tokens["vera"])
+    try:
+        for form in FORMS:
+            assert visit.get(f"/trials/{HIDDEN}/export/{form}").status_code == 404
+        lines = visit.get("/export/jsonl").text.splitlines()
+        assert {json.loads(line)["trial_id"] for line in lines} == set()
+        named = visit.get("/export/jsonl?namespace=closed").text
+        assert named == ""
+    finally:
+        asyncio.run(docket.close())
+
+
+def test_a_selection_is_every_trial_that_is_chosen(console):
+    visit = console("vera")
+    lines = visit.get("/export/jsonl").text.splitlines()
+    assert {read_document(line).trial_id for line in lines} == {ONE, HIDDEN, "s"}
+    rows = visit.get("/export/parquet?namespace=closed")
+    assert rows.headers["content-disposition"].endswith('.parquet"')
+    assert pq.read_table(io.BytesIO(rows.content)).column("trial_id").to_pylist() == [HIDDEN]
+    none = visit.get("/export/jsonl?state=FAILED")
+    assert none.status_code == 200 and none.text == ""
+    for asked in ("label=GOOD", "since=yesterday", "state=x"):
+        assert visit.get(f"/export/jsonl?{asked}").status_code == 400
+    assert visit.get("/export/xlsx").status_code == 404 and visit.get(f"/trials/{ONE}/export/docx").status_code == 404
+    page = visit.get("/export").text
+    assert "/export/parquet" in page and TEXT.split(",")[0] not in page
+
+
+def test_the_trial_s_page_leads_to_its_files(console):
+    page = console("vera").get(f"/trials/{ONE}").text
+    for form in FORMS:
+        assert f"/trials/{ONE}/export/{form}" in page
+
+
+def test_a_trial_that_found_no_harm_has_no_statement_of_reasons(place, tmp_path):
+    tokens = tokens_for(tmp_path)
+    trial = full_trial("benign", picture=drawn())
+    own = fill(tmp_path / "d.sqlite", [trial])
+
+    async def overrule(docket):
+        label = Label.NOT_HARMFUL if trial[-1].verdict.label is Label.HARMFUL else Label.HARMFUL
+        values = {"outcome": ReviewOutcome.OVERRULED, "label": label, "reason": "r", "clause": "", "reviewer": "Ruth"}
+        await docket.review("benign", at=trial[-1].at, **values)
+
+    docket = NotingDocket.open(own)
+    visit = Visit(app_of(docket, tmp_path), tokens["vera"])
+    try:
+        before = visit.get("/trials/benign/export/dsa").status_code
+        asyncio.run(overrule(docket))
+        after = visit.get("/trials/benign/export/dsa").status_code
+        assert {before, after} == {200, 409}
+    finally:
+        asyncio.run(docket.close())
+
+
+def test_links_in_traces_lead_to_veiled_pictures(console):
+    """What a trace links to is a picture that needs no looking away."""
+    record = asyncio.run(console.docket.record(ONE))
+    visit = console("vera")
+    cited = record.precedents.findings.exhibits[0].id
+    for picture in (PictureShown("", "meme", record.opened.meme.frames_used[0]), PictureShown("", cited)):
+        link = urlsplit(link_of(picture, record, "http://127.0.0.1"))
+        answer = visit.get(f"{link.path}?{link.query}")
+        assert answer.status_code == 200 and answer.headers["content-type"] == "image/png"
+        assert parse_qs(link.query)["frame"] == ["0"]
+    assert not looked(console)

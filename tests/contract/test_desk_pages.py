@@ -1,0 +1,485 @@
+"""The desk's pages without a browser: who sees what and when, and what becomes of forms. Real docket, real library."""
+
+import asyncio
+import re
+from datetime import timedelta
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+
+from court.events import ReviewOutcome, VerdictReviewed
+from court.verdict import Label, ReviewReason, Strength
+from memecourt.v1 import court_pb2 as wire
+from serving.console.desk.parts import REVIEWED
+from serving.docket.desk import LOCK_MINUTES
+from serving.docket.rulings import Overrulings
+from serving.docket.sql import SqlDocket
+from serving.services.docket_service import DocketService
+from tests.contract.test_docket_service import Noted, a_scene
+from tests.desk_pages import PICTURE, play_pages, said
+from tests.desks import verdict
+from tests.dockets import NOON
+
+H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
+TIE = (Strength.MODERATE, Strength.MODERATE)
+RATIONALE = "What the court says of it."
+DOUBTFUL = verdict(H, score=0.55, strengths=TIE, reasons=[ReviewReason.VOTE_DISAGREES], rationale=RATIONALE)
+"""Everything about it gives the label away, if it is shown."""
+
+
+def play(tmp_path, work, **options):
+    return play_pages(tmp_path, work, **{"library": False, **options})
+
+
+# Blind first
+
+
+def test_nothing_of_the_verdict_is_shown_before_the_reviewer_has_decided(tmp_path):
+    async def work(it):
+        await it.tried("a", DOUBTFUL, pixels=PICTURE.pixels_sha256, words="Monday people")
+        await it.tried("twin", verdict(H, rationale=RATIONALE), pixels=PICTURE.pixels_sha256, words="Monday people")
+        ada = await it.person("ada")
+        at = "/desk/cases/a"
+        await ada.post(f"{at}/take")
+        lists = ("/", "/?label=HARMFUL", "/desk", "/desk/find?text=monday", "/desk/find?label=HARMFUL&text=monday")
+        paths = (*lists, at, f"{at}/similar")
+        before = {path: said(await ada.get(path)) for path in paths}
+        before["piece"] = said(await ada.get(f"{at}/similar", headers={"hx-request": "true"}))
+        after = said(await ada.decides("a", "NOT_HARMFUL"))
+        return before, after, (await it.docket.record("a")).last(VerdictReviewed)
+
+    before, after, review = play(tmp_path, work)
+    twin_aside = {path: text.replace("harmful not harmful undecided", "") for path, text in before.items()}
+    for path, text in twin_aside.items():
+        if path.startswith("/desk/cases/a") and "similar" not in path:
+            text = text.replace("Harmful h Not harmful n", "").replace("1. race", "")
+        assert RATIONALE not in text and "0.55" not in text, path
+        assert "because of" not in text and "tie is harmful" not in text, path
+        assert "moderate" not in text, path
+    assert "sides or votes disagree" in before["/desk"]
+    assert "shown once you have decided" in before["/desk/find?text=monday"]
+    assert "waits for a review" in before["/"]
+    # Nor is it read off a filter that lets it through.
+    assert "content of a " in before["/"] and "content of a " not in before["/?label=HARMFUL"]
+    assert "1 trial that waits for your word is left out" in before["/desk/find?label=HARMFUL&text=monday"]
+    assert "harmful" not in before["piece"] and "Monday people" in before["piece"]
+    assert RATIONALE in after and "0.55" in after and "before it was shown" in after
+    assert (review.blind, review.label) == (True, N)
+
+
+def test_who_asks_for_the_verdict_first_is_shown_it_and_the_review_says_so(tmp_path):
+    async def work(it):
+        for name in "abcd":
+            await it.tried(name, DOUBTFUL, pixels=name * 64)
+        ada, bea = await it.person("ada"), await it.person("bea")
+        await ada.post("/desk/cases/a/take")
+        await ada.post("/desk/cases/a/see", page="/desk/cases/a")
+        shown = said(await ada.get("/desk/cases/a"))
+        await ada.decides("a", "HARMFUL")
+        other_ways = {"b": "/trials/b", "c": "/trials/c/compare", "d": "/trials/d/export/json"}
+        for name, path in other_ways.items():
+            assert (await bea.get(path)).status_code == 200, path
+            await bea.decides(name, "HARMFUL")
+        return shown, [(await it.docket.record(name)).last(VerdictReviewed).blind for name in "abcd"]
+
+    shown, blind = play(tmp_path, work)
+    assert RATIONALE in shown and "Uphold: harmful" in shown and "Overrule: not harmful" in shown
+    assert blind == [False] * 4
+
+
+def test_a_console_can_show_verdicts_from_the_beginning(tmp_path):
+    async def work(it):
+        await it.tried("a", DOUBTFUL)
+        ada = await it.person("ada")
+        page, queue = said(await ada.get("/desk/cases/a")), said(await ada.get("/desk"))
+        await ada.decides("a", "HARMFUL")
+        return page, queue, (await it.docket.record("a")).last(VerdictReviewed).blind
+
+    page, queue, blind = play(tmp_path, work, blind_first=False)
+    assert RATIONALE in page and "sides equally strong" in queue and blind is False
+
+
+def test_who_only_reads_is_not_kept_from_verdicts(tmp_path):
+    async def work(it):
+        await it.tried("a", DOUBTFUL)
+        vic = await it.person("vic")
+        found = said(await vic.get("/desk/find"))
+        trial = said(await vic.get("/trials/a"))
+        return found, trial, await it.desk.has_seen("a", "vic")
+
+    found, trial, noted = play(tmp_path, work)
+    assert "0.55" in found and RATIONALE in trial and not noted
+
+
+# Reviewing
+
+
+def test_two_reviewers_never_look_at_the_same_case(tmp_path):
+    async def work(it):
+        for name in ("a", "b"):
+            await it.tried(name, verdict(U))
+        ada, bea = await it.person("ada"), await it.person("bea")
+        first, second = await asyncio.gather(ada.post("/desk/next"), bea.post("/desk/next"))
+        at = first.headers["location"]
+        theirs = said(await bea.get(at))
+        refused = await bea.post(f"{at}/take")
+        stolen = await bea.post(f"{at}/review", {"label": "HARMFUL", "clause": "4", "reason": "mine"})
+        third = await (await it.person("cy")).post("/desk/next")
+        return at, second.headers["location"], theirs, refused, stolen, third.headers["location"]
+
+    first, second, theirs, refused, stolen, third = play(tmp_path, work)
+    assert {first, second} == {"/desk/cases/a", "/desk/cases/b"}
+    assert "ada looks at this case" in theirs and "Take this case" not in theirs
+    assert (refused.status_code, stolen.status_code) == (409, 409)
+    assert "ada is looking at this case" in said(refused) and "not yours" in said(stolen)
+    assert third == "/desk?none="
+
+
+def test_what_was_written_comes_back_where_it_can_t_be_kept(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(U))
+        ada = await it.person("ada")
+        at = "/desk/cases/a"
+        await ada.post(f"{at}/take")
+        given = {"label": "HARMFUL", "other_clause": "4", "reason": "A long and careful reason."}
+        answers = [
+            await ada.post(f"{at}/review", {**given, **wrong}, page=at)
+            for wrong in ({"reason": " "}, {"other_clause": ""}, {"label": "MAYBE"}, {"other_clause": "none"})
+        ]
+        it.clock.turn(minutes=LOCK_MINUTES + 1)
+        answers.append(await ada.post(f"{at}/review", given, page=at))
+        return answers, (await it.docket.record("a")).all(VerdictReviewed)
+
+    answers, reviews = play(tmp_path, work)
+    assert [answer.status_code for answer in answers] == [400, 400, 400, 400, 409]
+    told = [
+        "Say why",
+        "Name the clause",
+        "Say whether",
+        "Name the clause of the policy that the meme breaks",
+        "take it",
+    ]
+    for answer, wanted in zip(answers, told, strict=True):
+        assert wanted in said(answer)
+    for answer in answers[1:]:
+        assert "A long and careful reason." in answer.text
+    assert not reviews
+
+
+def test_a_case_stays_its_reviewer_s_while_the_page_is_open(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(U))
+        ada, bea = await it.person("ada"), await it.person("bea")
+        await ada.post("/desk/cases/a/take")
+        for _ in range(5):
+            it.clock.turn(minutes=4)
+            assert (await ada.post("/desk/cases/a/renew")).status_code == 204
+        refused = await bea.post("/desk/cases/a/take")
+        await ada.post("/desk/cases/a/release")
+        return refused.status_code, (await bea.post("/desk/cases/a/take")).status_code
+
+    assert play(tmp_path, work) == (409, 303)
+
+
+def test_a_second_opinion_goes_to_somebody_else_and_says_what_is_doubtful(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(U))
+        ada, bea = await it.person("ada"), await it.person("bea")
+        at = "/desk/cases/a"
+        await ada.post(f"{at}/take")
+        empty = await ada.post(f"{at}/opinion", {"why": ""}, page=at)
+        await ada.post(f"{at}/opinion", {"why": "Is the costume meant?"}, page=at)
+        lists = said(await ada.get("/desk")), said(await bea.get("/desk"))
+        refused = await ada.post(f"{at}/take")
+        taken = await bea.post("/desk/next")
+        return empty.status_code, lists, refused, said(await bea.get(taken.headers["location"]))
+
+    empty, lists, refused, page = play(tmp_path, work)
+    assert empty == 400
+    assert "Nobody has to look" in lists[0] and "second opinion asked" in lists[1]
+    assert refused.status_code == 409 and "another person" in said(refused)
+    assert "ada asked for a second opinion" in page and "Is the costume meant?" in page
+
+
+def test_an_overruling_becomes_a_precedent_where_the_reviewer_says_so_and_an_admin_takes_it_back(tmp_path):
+    async def work(it):
+        for name in ("a", "b"):
+            await it.tried(name, verdict(H, strengths=TIE), pixels=PICTURE.pixels_sha256, words="cat dog")
+        ada, root = await it.person("ada"), await it.person("root")
+        page = said(await ada.decides("a", "NOT_HARMFUL", precedent="yes"))
+        await ada.decides("b", "NOT_HARMFUL")
+        made = it.writer.meme("trial:a"), it.writer.meme("trial:b")
+        not_hers = await ada.post("/desk/cases/a/take-back", {"back_why": "no"})
+        empty = await root.post("/desk/cases/a/take-back", {"back_why": ""})
+        taken = await root.post("/desk/cases/a/take-back", {"back_why": "Too special."})
+        return page, made, (not_hers.status_code, empty.status_code, taken.status_code), it.writer.meme("trial:a")
+
+    page, made, codes, after = play(tmp_path, work, library=True)
+    assert "It is a precedent since: trial:a , not harmful , put in by ada" in page
+    assert made[0].label is N and made[0].source == "trial:a" and made[1] is None
+    assert codes == (403, 400, 303) and after is None
+
+
+def test_where_no_precedents_are_made_none_are_offered(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(H, strengths=TIE))
+        ada = await it.person("ada")
+        await ada.post("/desk/cases/a/take")
+        page = said(await ada.get("/desk/cases/a"))
+        await ada.decides("a", "NOT_HARMFUL", precedent="yes")
+        return page, it.writer.meme("trial:a")
+
+    page, meme = play(tmp_path, work, overrulings=Overrulings.NEVER, library=True)
+    assert "precedent" not in page and meme is None
+
+
+def test_a_review_stands_where_the_library_can_t_follow(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(H, strengths=TIE), words="", pixels="0" * 64)  # nothing that could be compared
+        ada = await it.person("ada")
+        page = said(await ada.decides("a", "NOT_HARMFUL", precedent="yes"))
+        return page, (await it.docket.record("a")).last(VerdictReviewed)
+
+    page, review = play(tmp_path, work, library=True)
+    assert "Your review is kept, but the library of precedents could not be changed" in page
+    assert review.label is N
+
+
+def test_the_server_in_the_same_process_is_told_at_once(tmp_path):
+    async def work(it):
+        for name in ("a", "b"):
+            await it.tried(name, verdict(H, strengths=TIE))
+        noted, overruled = Noted(), []
+        service = DocketService(noted)
+        service.open(SimpleNamespace(docket=it.docket), overruled.append)
+        it.app.state.console.parts[REVIEWED] = service.reviewed
+        ada = await it.person("ada")
+        await ada.decides("a", "NOT_HARMFUL")
+        await ada.decides("b", "HARMFUL")
+        return overruled, noted.outcomes
+
+    overruled, outcomes = play(tmp_path, work)
+    assert overruled == ["a"]  # its verdict is not given again
+    assert outcomes == [ReviewOutcome.OVERRULED, ReviewOutcome.UPHELD]  # and metrics count both
+
+
+def test_a_pipeline_hears_of_what_is_overruled_in_the_console(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(H, strengths=TIE), namespace="forum")
+        docket = SqlDocket.open(tmp_path / "docket.sqlite")  # of the server, in another process as a rule
+        async with a_scene(tmp_path, docket=docket) as server:
+            call = server.stub.WatchReviews(wire.WatchReviewsRequest(overruled_only=True))
+            first = await call.read()
+            await (await it.person("ada")).decides("a", "NOT_HARMFUL", reason="Satire.")
+            async with asyncio.timeout(20):
+                told = await call.read()
+            call.cancel()
+        return first, told
+
+    first, told = play(tmp_path, work)
+    assert not first.HasField("reviewed")
+    said_ = told.reviewed
+    assert (said_.trial_id, said_.content.namespace, said_.verdict) == ("a", "forum", wire.LABEL_HARMFUL)
+    review = said_.review
+    assert (review.label, review.reviewer, review.reason, review.blind) == (
+        wire.LABEL_NOT_HARMFUL,
+        "ada",
+        "Satire.",
+        True,
+    )
+
+
+# Finding
+
+
+def test_trials_are_found_and_searches_kept(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(H, category="nationality"), words="Blueland go home", namespace="forum")
+        await it.tried("b", verdict(N), words="Monday", at=NOON + timedelta(days=3))
+        ada = await it.person("ada")
+        found = {
+            query: said(await ada.get(f"/desk/find?{query}"))
+            for query in ("text=blueland", "since=2026-01-03", "until=2026-01-02", "category=nationality", "text=zzz")
+        }
+        await ada.post("/desk/searches", {"name": "mine <b>", "text": "blueland", "label": "HARMFUL"})
+        page = await ada.get("/desk/find")
+        await ada.post("/desk/searches/drop", {"name": "mine <b>"})
+        bad = [
+            (await ada.get(f"/desk/find?{query}")).status_code
+            for query in ("since=yesterday", "label=BAD", "why=BECAUSE", "until=9999-12-31")
+        ]
+        return found, page.text, (await ada.get("/desk/find")).text, bad
+
+    found, page, after, bad = play(tmp_path, work)
+    assert (
+        "Blueland go home" in found["text=blueland"] and "Monday" not in found["text=blueland"].split("Find trials")[1]
+    )
+    assert "2 Jan" not in found["since=2026-01-03"] and "5 Jan" in found["since=2026-01-03"]
+    assert "2 Jan" in found["until=2026-01-02"] and "5 Jan" not in found["until=2026-01-02"]
+    assert "Blueland" in found["category=nationality"] and "No trial is like that" in found["text=zzz"]
+    assert '<a href="/desk/find?text=blueland&amp;label=HARMFUL">mine &lt;b&gt;</a>' in page
+    assert "mine &lt;b&gt;" not in after
+    assert bad == [400, 400, 400, 200]
+
+
+def test_similar_trials_are_found_by_picture_and_by_words(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(H), pixels=PICTURE.pixels_sha256, words="Go home")
+        await it.tried("twin", verdict(N), pixels=PICTURE.pixels_sha256, words="other")
+        await it.tried("quote", verdict(N), pixels="0" * 64, words="GO home")
+        vic = await it.person("vic")
+        return said(await vic.get("/desk/cases/a/similar"))
+
+    page = play(tmp_path, work)
+    assert "the same picture" in page and "the same text" in page
+
+
+def test_pages_go_on_where_the_one_before_ended(tmp_path):
+    async def work(it):
+        for number in range(60):
+            await it.tried(f"t{number:02}", verdict(U), words=f"word{number:02}", at=NOON + timedelta(minutes=number))
+        ada = await it.person("ada")
+        found = {}
+        for path, most in (("/desk", 3), ("/desk/find", 2)):
+            seen, query = [], ""
+            for _ in range(most):
+                page = (await ada.get(f"{path}{query}")).text
+                seen += [part[:6] for part in page.split(">word")[1:]]
+                if f'href="{path}?' not in page.split("rows")[-1]:
+                    break
+                query = "?" + page.split(f'class="button" href="{path}?')[1].split('"')[0].replace("&amp;", "&")
+            found[path] = [part[:2] for part in seen]
+        return found
+
+    found = play(tmp_path, work)
+    assert found["/desk"] == [f"{number:02}" for number in range(60)]
+    assert found["/desk/find"] == [f"{number:02}" for number in reversed(range(60))]
+
+
+def test_agreement_is_told(tmp_path):
+    async def work(it):
+        for name in ("a", "b", "c", "d"):
+            await it.tried(name, verdict(H, strengths=TIE))
+        ada, bea = await it.person("ada"), await it.person("bea")
+        for name, (one, other) in zip("abcd", [(H, H), (N, N), (N, H), (H, H)], strict=True):
+            await ada.decides(name, one)
+            await bea.decides(name, other)
+        return said(await ada.get("/desk/agreement")), said(await ada.get("/desk/agreement?drawn=yes"))
+
+    page, drawn = play(tmp_path, work)
+    assert "8 reviews of 4 memes" in page
+    assert "ada, bea 4 75 % 0.50" in page
+    assert "0 reviews of 0 memes" in drawn
+
+
+# Who may do what
+
+
+def test_each_page_is_for_its_role_and_its_namespaces(tmp_path):
+    reading = ("/desk", "/desk/agreement", "/desk/cases/a", "/desk/find", "/desk/cases/a/similar")
+    doing = ("take", "renew", "release", "see", "review", "opinion", "take-back")
+
+    async def work(it):
+        await it.tried("a", verdict(U), namespace="shop", words="only the shop's")
+        await it.tried("b", verdict(U), namespace="forum", words="the forum's")
+        vic, forum = await it.person("vic"), await it.person("forum")
+        viewer = [(await vic.get(path)).status_code for path in reading]
+        viewer += [(await vic.post(f"/desk/cases/a/{act}")).status_code for act in doing]
+        viewer.append((await vic.post("/desk/next")).status_code)
+        other = [(await forum.get(path)).status_code for path in reading[2:]]
+        other += [(await forum.post(f"/desk/cases/a/{act}")).status_code for act in doing[:-1]]
+        seen = [said(await forum.get(path)) for path in ("/desk", "/desk/find")]
+        refused = (await forum.get("/desk/find?namespace=shop")).status_code
+        return viewer, other, seen, refused, (await it.docket.record("a")).events[-1].kind
+
+    viewer, other, seen, refused, last = play(tmp_path, work)
+    assert viewer == [403, 403, 403, 200, 200, *[403] * 8]
+    assert other == [404, 200, 404, *[404] * 6]
+    assert all("the forum's" in page and "shop" not in page for page in seen)
+    assert refused == 403 and last == "VerdictGiven"
+
+
+def test_forms_of_other_sites_change_nothing(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(U))
+        ada = await it.person("ada")
+        await ada.post("/desk/cases/a/take")
+        fields = "label=HARMFUL&clause=4&other_clause=4&reason=theirs"
+        plain = {"content-type": "application/x-www-form-urlencoded"}
+        codes = []
+        for headers, body in (
+            (plain, fields),
+            (plain, f"{fields}&proof=guessed"),
+            ({**plain, "origin": "https://elsewhere.example"}, fields),
+            ({**plain, "sec-fetch-site": "cross-site"}, fields),
+        ):
+            for act in ("review", "opinion", "release", "take"):
+                answer = await ada.client.post(f"/desk/cases/a/{act}", content=body, headers=headers)
+                codes.append(answer.status_code)
+        return codes, (await it.docket.record("a")).events[-1].kind, (await it.desk.case("a")).lock
+
+    codes, last, lock = play(tmp_path, work)
+    assert codes == [403] * 16 and last == "VerdictGiven" and lock is not None
+
+
+MARKUP = (
+    '<script>window.evil=1</script>', '"><img src=x onerror=alert(1)>', "javascript:alert(1)", "{{ 7*7 }}",
+    "</textarea><script>1</script>", "' hx-get=/desk/next hx-trigger=load '", "\u202etxet", "<!--", "]]>", "&lt;b&gt;",
+)  # fmt: skip
+
+
+def test_what_strangers_and_reviewers_write_stays_text(tmp_path):
+    async def work(it):
+        for number, said_ in enumerate(MARKUP):
+            given = verdict(U, rationale=f"why {said_}")
+            await it.tried(f"t{number}", given, words=f"x {said_}", namespace=said_, description=f"d {said_}")
+        ada, bea = await it.person("ada"), await it.person("bea")
+        for number, said_ in enumerate(MARKUP):
+            await ada.decides(f"t{number}", "HARMFUL", reason=f"r {said_}", other_clause=said_[:200])
+            await ada.post("/desk/searches", {"name": f"s {said_}"[:90], "text": said_})
+            at = f"/desk/cases/t{number}"
+            await bea.post(f"{at}/take", {"again": "yes"})
+            await bea.post(f"{at}/opinion", {"why": f"o {said_}"}, page=at)
+        each = [f"t{number}" for number in range(len(MARKUP))]
+        of_each = ("/desk/cases/{}", "/desk/cases/{}/similar", "/trials/{}")
+        paths = ["/desk/find", "/desk", *(path.format(name) for path, name in product(of_each, each))]
+        return [(await person.get(path)).text for person in (ada, bea) for path in paths]
+
+    pages = play(tmp_path, work)
+    assert len(pages) > 60
+    for page in pages:
+        for wrong in ("<script>window", "<script>1", "<img src=x", "' hx-get", "<!--", ">49<"):
+            assert wrong not in page
+        assert not re.search(">[^<]*\u202e", page)  # in the value of a field it stands as it was typed
+    assert any("U+202E" in page for page in pages)
+
+
+def test_a_page_that_is_asked_for_wrongly_is_no_fault_of_ours(tmp_path):
+    async def work(it):
+        await it.tried("open")
+        root = await it.person("root")
+        paths = (
+            "/desk?why=NONE", "/desk?after=a&urgency=x", "/desk?after=a&urgency=99999", "/desk/cases/none",
+            "/desk/cases/..%2f..%2fetc", "/desk/find?after=zz", "/desk/agreement?since=x", "/desk/cases/open",
+            "/desk/cases/none/similar",
+        )  # fmt: skip
+        return [(await root.get(path)).status_code for path in paths], (
+            await root.post("/desk/cases/open/take")
+        ).status_code
+
+    codes, taken = play(tmp_path, work)
+    assert codes == [400, 400, 400, 404, 404, 200, 400, 200, 404] and taken == 409
+
+
+@pytest.mark.parametrize("part", ["take", "review"])
+def test_a_trial_without_a_verdict_has_nothing_to_review(tmp_path, part):
+    async def work(it):
+        await it.tried("failed", "GONE")
+        ada = await it.person("ada")
+        page = said(await ada.get("/desk/cases/failed"))
+        answer = await ada.post(f"/desk/cases/failed/{part}", {"label": "HARMFUL", "clause": "4", "reason": "r"})
+        return page, answer.status_code
+
+    page, code = play(tmp_path, work)
+    assert "Take this case" not in page and code == 409

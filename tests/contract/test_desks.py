@@ -1,0 +1,120 @@
+"""The desk over SQLite and over PostgreSQL, each with two servers' worth of connections at once."""
+
+import asyncio
+
+import pytest
+from sqlalchemy import text
+
+from court.verdict import Label, Strength
+from serving.docket import desk_tables
+from serving.docket.desk import CaseTaken, Desk, Search
+from serving.docket.postgres import SCHEMA
+from serving.docket.sql import SqlDocket
+from tests.desks import NOBODY, play, verdict
+from tests.dockets import place_of
+
+H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
+
+
+@pytest.fixture
+def place(docket_place):
+    return place_of(docket_place)
+
+
+def test_two_servers_share_the_queue_the_locks_and_what_is_drawn(place):
+    async def work(it):
+        other = SqlDocket.open(place)
+        theirs = Desk(other, NOBODY, clock=it.clock, patience_s=60)
+        try:
+            for number in range(12):
+                await it.tried(
+                    f"t{number:02}", verdict(U), words=f"Go  HOME {number}", namespace="ea\0st", models=("vl",)
+                )
+            await asyncio.gather(*(desk.catch_up() for desk in (it.desk, theirs) * 3))
+            desks = [it.desk, theirs] * 8
+            taken = await asyncio.gather(*(desk.take_next(f"r{n}") for n, desk in enumerate(desks)))
+            names = [case.trial_id for case in taken if case is not None]
+            mine, holder = names[0], next(n for n, case in enumerate(taken) if case is not None)
+            with pytest.raises(CaseTaken):
+                await theirs.take(mine, "somebody else")
+            await it.desk.review(mine, f"r{holder}", label=H, clause="4", reason="I looked.")
+            await theirs.save("ada", "mine", {"text": "home"})
+            found = await theirs.find(Search(text="go home", model="vl", namespace="ea\0st"), limit=50)
+            return (
+                names,
+                mine,
+                [case.trial_id for case in await theirs.queue("new", limit=50)],
+                len(found),
+                (await theirs.case(mine)).holds,
+                await it.desk.saved("ada"),
+                (await theirs.agreement()).judgements,
+                [case.trial_id for case, *_ in await theirs.alike(found[0], limit=50)],
+            )
+        finally:
+            await other.close()
+
+    names, mine, queue, found, holds, saved, judgements, alike = play(place, work)
+    assert sorted(names) == [f"t{number:02}" for number in range(12)]
+    assert queue == [f"t{number:02}" for number in range(12) if f"t{number:02}" != mine]
+    assert (found, holds, judgements, len(alike)) == (12, H, 1, 11)
+    assert saved == {"mine": {"text": "home"}}
+
+
+def test_what_the_docket_erases_is_gone_from_the_desk(place):
+    async def work(it):
+        await it.tried("a", verdict(U), words="a very particular text")
+        await it.tried("b", verdict(H, strengths=(Strength.WEAK, Strength.WEAK)), words="another")
+        await it.reviewed("a", "ada", H)
+        await it.desk.take("b", "ada")
+        for trial_id in ("a", "b"):
+            await it.docket.erase(trial_id, who="root", why="asked", at=it.clock())
+        found = await it.desk.find(Search(), limit=9), await it.waiting("bea"), await it.desk.agreement()
+        with it.docket.database.reading() as connection:
+            left = [connection.execute(table.select()).all() for table in
+                    (desk_tables.reviews, desk_tables.locks, desk_tables.cases)]  # fmt: skip
+        return found, left
+
+    (found, waiting, agreement), (reviews, locks, cases) = play(place, work)
+    assert (found, waiting, agreement.judgements) == ([], [], 0)
+    assert reviews == locks == [] and len(cases) == 2
+    assert all("particular" not in str(case) and "another" not in str(case) for case in cases)
+
+
+def test_a_docket_of_before_the_desk_gets_its_tables_and_the_desk_what_it_holds(place):
+    async def before(it):
+        await it.tried("a", verdict(U), words="kept before there was a desk")
+        await it.reviewed("a", "ada", H)
+        await it.tried("b", verdict(U))
+        with it.docket.database.writing() as connection:
+            fresh = _shape(connection)
+            for table in desk_tables.metadata.sorted_tables:
+                table.drop(connection)
+            if connection.dialect.name == "sqlite":
+                connection.execute(text("PRAGMA user_version = 3"))
+            else:
+                connection.execute(text(f"UPDATE {SCHEMA}.format SET number = 3"))
+        return fresh
+
+    async def after(it):
+        with it.docket.database.reading() as connection:
+            upgraded = _shape(connection)
+        return upgraded, await it.waiting("bea"), (await it.desk.case("a")).holds
+
+    fresh = play(place, before)
+    upgraded, waiting, holds = play(place, after)
+    assert upgraded == fresh and len(fresh) > 40
+    assert (waiting, holds) == (["b"], H)
+
+
+def _shape(connection):
+    """Columns and indexes of the desk's tables, as the database has them."""
+    if connection.dialect.name == "sqlite":
+        made = "SELECT name, sql FROM sqlite_master WHERE name LIKE '%desk%'"
+        rows = connection.execute(text(made)).all()
+        return sorted(word for name, sql in rows for word in (name, *str(sql).replace(",", " ").split()))
+    columns = (
+        "SELECT table_name, column_name, data_type, is_nullable, collation_name FROM information_schema.columns "
+        "WHERE table_name LIKE 'desk%'"
+    )
+    indexes = "SELECT tablename, indexname, indexdef FROM pg_indexes WHERE tablename LIKE 'desk%'"
+    return sorted(str(tuple(row)) for query in (columns, indexes) for row in connection.execute(text(query)))

@@ -1,0 +1,160 @@
+"""A desk over a real docket, trials to put on it, and people to review them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from court.events import (
+    AnyEvent,
+    Described,
+    MemeIdentity,
+    ModelCall,
+    PolicyReference,
+    Procedure,
+    Role,
+    TextRead,
+    TextSource,
+    TrialFailed,
+    TrialOpened,
+    VerdictGiven,
+    Versions,
+)
+from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict
+from retrieval.postgres.address import Address
+from serving.docket.desk import Desk
+from serving.docket.desk_index import Rules
+from serving.docket.sql import SqlDocket
+from tests.dockets import NOON
+
+T = TypeVar("T")
+
+NOBODY = Rules(sampled=0.0)
+"""Chance picks none."""
+
+
+def verdict(
+    label: Label = Label.HARMFUL,
+    *,
+    score: float | None = None,
+    strengths: tuple[Strength, Strength] | None = None,
+    reasons: Sequence[ReviewReason] = (),
+    category: str = "",
+    rationale: str = "It says what it says.",
+) -> Verdict:
+    """A verdict; one that nobody has to look at unless something is given."""
+    usual = {
+        Label.HARMFUL: (Strength.STRONG, Strength.WEAK),
+        Label.NOT_HARMFUL: (Strength.WEAK, Strength.STRONG),
+        Label.UNDECIDED: None,
+    }[label]
+    held = strengths or usual
+    if label is Label.UNDECIDED and not reasons:
+        reasons = (ReviewReason.NO_SIMILAR_PRECEDENT,)
+    return Verdict(
+        label=label,
+        strengths=Strengths(harmful=held[0], benign=held[1]) if held else None,
+        harm_score=score,
+        harm_score_meaning=None if score is None else ScoreMeaning.LABEL_PROBABILITY,
+        rationale=rationale,
+        finding=Finding(category=category, clause="4") if category else None,
+        review=tuple(Review(reason=reason, detail=f"because of {reason.lower()}") for reason in reasons),
+    )
+
+
+def trial(
+    trial_id: str,
+    end: Verdict | str | None = None,
+    *,
+    words: str = "a tame text",
+    at: datetime = NOON,
+    namespace: str = "",
+    pixels: str = "b" * 64,
+    models: Sequence[str] = (),
+    description: str = "",
+) -> list[AnyEvent]:
+    """The events of a trial that ended in a verdict, failed for a reason, or goes on (None)."""
+    meme = MemeIdentity(
+        bytes_sha256="a" * 64, pixels_sha256=pixels, format="PNG", width=4, height=3, frame_count=1,
+        frames_used=(0,), namespace=namespace, content_id=f"content of {trial_id}",
+    )  # fmt: skip
+    events: list[Any] = [
+        TrialOpened(
+            trial_id=trial_id, seq=0, at=at, procedure=Procedure.SUMMARY, meme=meme, request_id=f"r {trial_id}",
+            policy=PolicyReference(id="p", version="1", digest="sha256:0"), settings={},
+            versions=Versions(software="test", settings="sha256:0", models=dict.fromkeys(models, "")),
+        ),
+        TextRead(trial_id=trial_id, seq=1, at=at, text=words, source=TextSource.CALLER),
+    ]  # fmt: skip
+    events[0] = events[0].model_copy(
+        update={"versions": Versions(software="test", settings="s", models={f"r{i}": m for i, m in enumerate(models)})}
+    )
+    if description:
+        call = ModelCall(
+            role=Role.PROPOSER, model="m", prompt_id="p", prompt_digest="d", tokens_in=1, tokens_out=1, latency_s=0.1
+        )
+        events.append(Described(trial_id=trial_id, seq=len(events), at=at, description=description, call=call))
+    if isinstance(end, Verdict):
+        events.append(VerdictGiven(trial_id=trial_id, seq=len(events), at=at, verdict=end))
+    elif end is not None:
+        events.append(
+            TrialFailed(
+                trial_id=trial_id, seq=len(events), at=at, step="text", reason=end, message="gone", retryable=True
+            )
+        )
+    return events
+
+
+class Clock:
+    """Says what time it is, until somebody turns it."""
+
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> datetime:
+        """Now."""
+        return self.now
+
+    def turn(self, **by: float) -> None:
+        """On."""
+        self.now += timedelta(**by)
+
+
+class Scene:
+    """A docket, a desk and a clock."""
+
+    def __init__(self, docket: SqlDocket, rules: Rules) -> None:
+        self.docket = docket
+        self.clock = Clock()
+        self.desk = Desk(docket, rules, clock=self.clock, patience_s=60)
+
+    async def tried(self, trial_id: str, end: Verdict | str | None = None, **given: Any) -> str:
+        """Keeps a trial."""
+        for event in trial(trial_id, end, **given):
+            await self.docket.append(event)
+        return trial_id
+
+    async def reviewed(self, trial_id: str, who: str, label: Label, *, again: bool = False) -> Any:
+        """Takes a case and says what it is."""
+        await self.desk.take(trial_id, who, again=again)
+        return await self.desk.review(trial_id, who, label=label, clause="4", reason="I looked.")
+
+    async def waiting(self, who: str = "ada", **given: Any) -> list[str]:
+        """The ids of those that wait."""
+        return [case.trial_id for case in await self.desk.queue(who, limit=100, **given)]
+
+
+def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], rules: Rules = NOBODY) -> T:
+    """Opens a docket with a desk, works and closes it."""
+
+    async def scene() -> T:
+        docket = SqlDocket.open(place)
+        try:
+            return await work(Scene(docket, rules))
+        finally:
+            await docket.close()
+
+    return asyncio.run(scene())

@@ -1,0 +1,174 @@
+"""What the pages of the console are made of: links of the rationale, what can't be seen, drawings, sessions."""
+
+from __future__ import annotations
+
+import random
+import re
+import unicodedata
+from xml.etree import ElementTree
+
+import pytest
+
+from court.events import Side
+from court.record import TrialRecord
+from court.transcript import transcript
+from serving.access.callers import Caller, Scope
+from serving.console.charts import Point, bar, curve
+from serving.console.checks import differences
+from serving.console.compare import Row
+from serving.console.filters import seconds
+from serving.console.rests import Statement, sentences, statements
+from serving.console.telling import tell
+from serving.console.unseen import pieces
+from serving.console.visitors import Role, Sessions, role_of
+from tests.shown_trials import RATIONALE, drawn, full_trial
+
+
+def record(**changes):
+    return TrialRecord.of(full_trial(picture=drawn(), **changes))
+
+
+# Links of the rationale
+
+
+def test_a_sentence_leads_to_what_it_names():
+    said = statements(transcript(record()))
+    linked = {
+        one.text.strip(): [(link.anchor, link.outright) for link in one.links] for one in sentences(RATIONALE, said)
+    }
+    first = next(links for text, links in linked.items() if text.startswith("The words"))
+    assert ("precedent-1", True) in first and ("accuser-case", True) in first
+    assert all(not outright for anchor, outright in first if anchor not in ("precedent-1", "accuser-case"))
+
+
+def test_a_sentence_leads_to_what_holds_its_words():
+    said = (
+        Statement("a", "a", "A flag with three stripes hangs from the balcony."),
+        Statement("b", "b", "A dog sleeps on a sofa beside a lamp."),
+    )
+    (one,) = sentences("Three stripes hang from a balcony, on a flag.", said)
+    assert [link.anchor for link in one.links] == ["a"] and not one.links[0].outright
+    (other,) = sentences("Something else entirely.", said)
+    assert other.links == ()
+
+
+def test_an_id_is_no_pattern():
+    said = (Statement("p", "p", "text", r"\bprecedent\s+1\b|" + re.escape("a.*b(")),)
+    assert sentences("As a.*b( says.", said)[0].links and not sentences("As aXXb says.", said)[0].links
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sentences_joined_are_the_text(seed):
+    chance = random.Random(seed)
+    text = "".join(chance.choice('ab .!?。\n"”)1é') for _ in range(200))
+    assert "".join(one.text for one in sentences(text, ())) == text
+
+
+# What can't be seen
+
+
+def test_every_character_that_shows_nothing_is_shown():
+    """All of Unicode: whatever is a control, a format, private or unassigned, and what only looks empty."""
+    for code in range(0x110000):
+        character = chr(code)
+        kind = unicodedata.category(character)
+        if kind in ("Cc", "Cf", "Cs", "Co", "Cn") and character not in "\n\t":
+            assert list(pieces(character)) == [(f"U+{code:04X}", True)]
+        elif kind[0] in "LNPS" and character not in "\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0":
+            assert list(pieces(character)) == [(character, False)]
+
+
+def test_an_emoji_is_left_as_it_is_and_nothing_rides_on_it():
+    assert list(pieces("❤\ufe0f")) == [("❤\ufe0f", False)]
+    assert list(pieces("❤\ufe0f\ufe0f")) == [("❤\ufe0f", False), ("U+FE0F", True)]
+    assert list(pieces("a\ufe0f")) == [("a", False), ("U+FE0F", True)]
+    assert [hidden for _, hidden in pieces("a\U000e0101\u200db")] == [False, True, True, False]
+
+
+def test_pieces_joined_are_the_text_but_for_those_marks():
+    text = "a\u202eb\n\tc\u200b"
+    assert "".join(piece for piece, hidden in pieces(text) if not hidden) == "ab\n\tc"
+
+
+# Drawings
+
+
+def test_a_curve_is_drawn_where_the_figures_are():
+    points = [Point(1, 4.0), Point(2, 4.5), Point(3, 3.5, counts=False)]
+    drawn_curve = ElementTree.fromstring(curve(Side.ACCUSER, points, lowest=3.5, highest=4.5, rounds=3))
+    dots = [(float(one.get("cx")), float(one.get("cy")), one.get("class")) for one in drawn_curve.iter("circle")]
+    assert [kind for _, _, kind in dots] == ["dot", "dot", "dot ahead"]
+    xs, ys = [x for x, _, _ in dots], [y for _, y, _ in dots]
+    assert xs == sorted(xs) and ys[1] < ys[0] < ys[2], "more bits are higher up"
+    assert ys[0] == pytest.approx((ys[1] + ys[2]) / 2, abs=0.1)
+    assert "round 2 4.50" in drawn_curve.get("aria-label")
+
+
+@pytest.mark.parametrize("points", [[Point(1, 4.0)], [Point(1, 0.0), Point(2, 0.0)]])
+def test_a_curve_of_little_is_drawn_too(points):
+    bits = [point.bits for point in points]
+    text = curve(Side.DEFENDER, points, lowest=min(bits), highest=max(bits), rounds=len(points))
+    assert "nan" not in text and "inf" not in text and ElementTree.fromstring(text) is not None
+
+
+def test_a_bar_begins_when_its_step_did():
+    rect = ElementTree.fromstring(bar(2.0, 3.0, 10.0, "judge", cached=0.5)).findall("rect")
+    assert (rect[0].get("x"), rect[0].get("width")) == ("20.00%", "30.00%")
+    assert rect[1].get("width") == "15.00%"
+    assert ElementTree.fromstring(bar(0, 0, 0, "court")).find("rect").get("width") == "0.40%", "it can be seen"
+
+
+def test_steps_lie_where_they_were():
+    told = tell(record())
+    assert [step.begin for step in told.steps] == sorted(step.begin for step in told.steps)
+    judge = next(step for step in told.steps if step.name == "Judge rules")
+    given = told.given
+    assert judge.begin + judge.seconds == pytest.approx((given.at - told.record.opened.at).total_seconds())
+    assert told.costs.calls == len([step for step in told.steps if step.call]) + 1, "the odds are two calls"
+    assert told.costs.tokens_in == sum(step.call.tokens_in for step in told.steps if step.call)
+
+
+# Comparisons, sessions, words
+
+
+def test_words_that_differ_are_marked_and_none_are_lost():
+    row = Row("text", "the cat sat on the mat", "the cat lay on the mat", words=True)
+    left, right = row.pieces
+    assert [piece for piece, same in left if not same] == ["sat"]
+    assert [piece for piece, same in right if not same] == ["lay"]
+    other = Row("text", "a b c", "x y z", words=True)
+    assert other.pieces == ([("a b c", False)], [("x y z", False)])
+
+
+def test_a_sound_record_has_no_differences():
+    assert differences(record()) == ()
+
+
+def test_roles_follow_from_scopes():
+    assert role_of(Caller("a", frozenset({Scope.JUDGE}))) is None
+    assert role_of(Caller("a", frozenset({Scope.JUDGE, Scope.VIEW}))) is Role.VIEWER
+    assert role_of(Caller("a", frozenset({Scope.VIEW, Scope.REVIEW}))) is Role.REVIEWER
+    assert role_of(Caller("a", frozenset(Scope))) is Role.ADMIN
+
+
+def test_a_grant_is_for_one_session_and_two_minutes():
+    now = [0.0]
+    sessions = Sessions(None, now=lambda: now[0])
+    one, other = (sessions.find(sessions.open("")[0])[0] for _ in range(2))
+    key = one.grant("t", "meme", now[0])
+    assert one.granted(key, now[0]).trial_id == "t" and other.granted(key, now[0]) is None
+    assert one.granted(key, 121.0) is None
+    for _ in range(200):
+        one.grant("t", "meme", now[0])
+    assert len(one.grants) <= 64
+
+
+def test_sessions_are_bounded():
+    sessions = Sessions(None)
+    first = sessions.open("")[0]
+    ids = [sessions.open("")[0] for _ in range(1000)]
+    assert sessions.find(first) is None and sessions.find(ids[-1]) is not None
+
+
+def test_durations_are_read_at_a_glance():
+    assert [seconds(value) for value in (0.0, 0.84, 3.14, 125.0)] == ["0 ms", "840 ms", "3.1 s", "2 min 5 s"]

@@ -1,0 +1,223 @@
+"""Drafts of statements of reasons: in the words and lengths of the EU's database, and without anybody's data."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from click.testing import CliRunner
+
+from court.errors import BadRequest
+from court.events import Procedure, VerdictGiven, VerdictReviewed
+from court.policy import DEFAULT_POLICY, Clause
+from court.record import TrialRecord
+from serving.cli.main import cli
+from serving.docket.store import NotDecided
+from serving.export.dsa import CATEGORIES, draft
+from serving.export.dsa_schema import DATES, LENGTHS, LISTS, REQUIRED, WORDS, faults, missing
+from tests.cast import ACQUITTAL, RULING, Cast
+from tests.dockets import append_all, with_docket
+from tests.unit.test_messages import SHOWN, altered, held, stored
+from tests.unit.test_trial import a_court, hear
+
+AT = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
+PLATFORM = {
+    "decision_visibility": ["DECISION_VISIBILITY_CONTENT_REMOVED"],
+    "territorial_scope": ["AT", "DE"],
+    "content_date": "2026-01-01",
+    "application_date": "2026-01-03",
+    "source_type": "SOURCE_VOLUNTARY",
+}
+SECRET = "Erika Mustermann of 5 Elm Road, +43 660 123"
+
+
+def a_trial(**lines):
+    """A full trial that found harm, in which everybody names a person."""
+    said = {"description": SECRET, "answer": SECRET, "summary": SECRET, "justification": SECRET}
+    lines = {
+        "describe": {"description": SECRET},
+        "answer": {"answer": SECRET},
+        "summarise": {key: said[key] for key in ("summary", "justification")},
+        "judge": {**RULING, "rationale": SECRET, "harmful_evidence": [SECRET]},
+        **lines,
+    }
+    exhibits = tuple(each.model_copy(update={"text": SECRET}) for each in SHOWN.exhibits)
+    return held(Cast(rounds=2, **lines), text=SECRET, found=SHOWN.model_copy(update={"exhibits": exhibits}))
+
+
+def reviewed(record, outcome="UPHELD", label="HARMFUL", clause=""):
+    review = VerdictReviewed(
+        trial_id="t", seq=len(record.events), at=AT, outcome=outcome, label=label, reason=SECRET, reviewer="Ruth",
+        clause=clause,
+    )  # fmt: skip
+    return TrialRecord.of((*record.events, review))
+
+
+def test_a_draft_says_what_the_court_knows_and_lists_what_only_the_platform_does():
+    told = draft(a_trial())
+    statement = told["statement"]
+    assert statement["decision_ground"] == "DECISION_GROUND_INCOMPATIBLE_CONTENT"
+    assert "clause 4 (nationality)" in statement["incompatible_content_ground"]
+    assert DEFAULT_POLICY.clauses[3].text in statement["incompatible_content_explanation"]
+    assert statement["category"] == "STATEMENT_CATEGORY_ILLEGAL_OR_HARMFUL_SPEECH"
+    assert statement["category_specification"] == ["KEYWORD_DISCRIMINATION"]
+    assert (statement["automated_detection"], statement["automated_decision"]) == ("Yes", "AUTOMATED_DECISION_FULLY")
+    assert statement["puid"] == "t" and statement["content_type"] == ["CONTENT_TYPE_IMAGE"]
+    assert "No person has reviewed" in statement["decision_facts"] and "3 of" not in statement["decision_facts"][:20]
+    left = {each["field"]: each for each in told["left_to_platform"]}
+    assert set(left) == set(PLATFORM)
+    assert left["source_type"]["words"] == sorted(WORDS["source_type"]) and all(each["why"] for each in left.values())
+    assert [fault.partition(":")[0] for fault in told["faults"]] == list(missing(statement))
+    assert {"automated_detection", "automated_decision", "category"} <= {each["field"] for each in told["to_confirm"]}
+
+
+def test_what_the_platform_fills_in_makes_it_whole():
+    told = draft(a_trial(), PLATFORM)
+    assert told["faults"] == [] and told["left_to_platform"] == []
+    assert {name: told["statement"][name] for name in PLATFORM} == PLATFORM
+    own = draft(a_trial(), {**PLATFORM, "automated_detection": "No", "puid": "own-1"})
+    assert own["statement"]["automated_detection"] == "No" and own["faults"] == []
+    assert not {"automated_detection", "puid"} & {each["field"] for each in own["to_confirm"]}
+
+
+@pytest.mark.parametrize("review", [False, True])
+def test_nobody_s_data_is_in_it(review):
+    record = a_trial()
+    meme = record.opened.meme.model_copy(update={"namespace": "tenant-7", "content_id": "post-of-erika"})
+    record = altered(record, 0, meme=meme, request_id="erika-1")
+    told = json.dumps(draft(reviewed(record) if review else record, PLATFORM), ensure_ascii=False)
+    for theirs in ("Erika", "Mustermann", "Elm Road", "tenant-7", "erika", "Ruth", meme.pixels_sha256, "p0", "p1"):
+        assert theirs not in told
+    assert ("A person reviewed the decision on 2026-03-04 and upheld it." in told) is review
+
+
+def test_lengths_are_kept_whatever_the_policy_says():
+    record = a_trial()
+    policy = record.opened.policy.content
+    long = tuple(clause.model_copy(update={"text": "x" * 2000}) for clause in policy.clauses)
+    content = policy.model_copy(update={"clauses": long})
+    record = altered(record, 0, policy=record.opened.policy.model_copy(update={"content": content, "id": "i" * 128}))
+    versions = record.opened.versions.model_copy(update={"models": {f"R{n}": f"{n}" * 900 for n in range(9)}})
+    told = draft(altered(record, 0, versions=versions), PLATFORM)
+    assert told["faults"] == []
+    for name, most in LENGTHS.items():
+        assert len(told["statement"].get(name, "")) <= most
+    assert len(told["statement"]["incompatible_content_ground"]) == 500
+    assert len(told["statement"]["decision_facts"]) == 5000
+
+
+def test_a_trial_that_found_no_harm_has_nothing_to_give_reasons_for():
+    benign = held(Cast(rounds=2, judge=ACQUITTAL))
+    for record in (benign, reviewed(a_trial(), "OVERRULED", "NOT_HARMFUL"), TrialRecord.of(a_trial().events[:5])):
+        with pytest.raises(NotDecided, match="did not end in harmful"):
+            draft(record)
+
+
+def test_a_person_s_finding_goes_before_the_court_s():
+    told = draft(reviewed(held(Cast(rounds=2, judge=ACQUITTAL)), "OVERRULED", "HARMFUL", clause="3"), PLATFORM)
+    statement = told["statement"]
+    assert "clause 3 (religion)" in statement["incompatible_content_ground"]
+    assert statement["automated_decision"] == "AUTOMATED_DECISION_PARTIALLY" and told["faults"] == []
+    assert "overruled it" in statement["decision_facts"]
+    # Without a clause it is for the platform to name one.
+    left = draft(reviewed(held(Cast(rounds=2, judge=ACQUITTAL)), "OVERRULED", "HARMFUL"), PLATFORM)["left_to_platform"]
+    assert {each["field"] for each in left} == {
+        "category", "incompatible_content_ground", "incompatible_content_explanation",
+    }  # fmt: skip
+
+
+def test_a_trial_that_asked_no_model_leaves_the_clause_to_the_platform():
+    told = draft(stored(hear(a_court())), PLATFORM)
+    assert {each["field"] for each in told["left_to_platform"]} == {
+        "category", "incompatible_content_ground", "incompatible_content_explanation",
+    }  # fmt: skip
+    assert "no generative model was asked" in told["statement"]["decision_facts"]
+    assert Procedure.SUMMARY == "SUMMARY"
+
+
+def test_a_category_that_has_no_counterpart_is_not_guessed():
+    record = a_trial()
+    policy = record.opened.policy.content
+    own = tuple(
+        c if c.number != "4" else Clause(number="4", category="house rules", text="No x.") for c in policy.clauses
+    )
+    content = policy.model_copy(update={"clauses": own})
+    told = draft(altered(record, 0, policy=record.opened.policy.model_copy(update={"content": content})), PLATFORM)
+    assert [each["field"] for each in told["left_to_platform"]] == ["category"]
+    assert "category" not in told["statement"] and "category_specification" not in told["statement"]
+
+
+def test_our_policy_s_categories_all_have_one():
+    assert set(CATEGORIES) == set(DEFAULT_POLICY.categories)
+    for category, keyword in CATEGORIES.values():
+        assert f"STATEMENT_CATEGORY_{category}" in WORDS["category"]
+        assert not keyword or f"KEYWORD_{keyword}" in WORDS["category_specification"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"category": "STATEMENT_CATEGORY_PORNOGRAPHY_OR_SEXUALIZED_CONTENT"}, "category: "),  # until 2025
+        ({"automated_decision": "Yes"}, "automated_decision: "),
+        ({"automated_detection": True}, "automated_detection: "),
+        ({"decision_visibility": "DECISION_VISIBILITY_CONTENT_REMOVED"}, "decision_visibility: a list"),
+        ({"decision_visibility": []}, "decision_visibility: a list"),
+        ({"territorial_scope": ["UK"]}, "territorial_scope: UK"),
+        ({"content_date": "01.02.2026"}, "content_date: a day"),
+        ({"content_date": "1999-12-31"}, "content_date: a day"),
+        ({"content_date": "2026-02-30"}, "content_date: a day"),
+        ({"puid": "a b"}, "puid: "),
+        ({"content_language": "de"}, "content_language: "),
+        ({"decision_facts": "x" * 5001}, "decision_facts: at most 5000"),
+        ({"url": "https://example.org"}, "url: there is no such field"),
+    ],
+)
+def test_what_the_database_would_refuse_is_refused_here(changes, named):
+    with pytest.raises(BadRequest, match=named):
+        draft(a_trial(), {**PLATFORM, **changes})
+
+
+def test_fields_that_follow_from_others_are_missed():
+    whole = draft(a_trial(), PLATFORM)["statement"]
+    assert faults(whole) == []
+    other = {**whole, "decision_visibility": ["DECISION_VISIBILITY_OTHER"], "content_type": ["CONTENT_TYPE_OTHER"]}
+    assert missing(other) == ["decision_visibility_other", "content_type_other"]
+    illegal = {**whole, "decision_ground": "DECISION_GROUND_ILLEGAL_CONTENT"}
+    assert missing(illegal) == ["illegal_content_legal_ground", "illegal_content_explanation"]
+    account = {name: value for name, value in whole.items() if name != "decision_visibility"}
+    assert missing(account) == ["decision_visibility"]
+    assert missing({**account, "decision_account": "DECISION_ACCOUNT_SUSPENDED"}) == []
+    for name in REQUIRED:
+        assert name in missing({key: value for key, value in whole.items() if key != name})
+    assert set(DATES) & set(REQUIRED) == {"content_date", "application_date"} and "territorial_scope" in LISTS
+
+
+def test_a_trial_s_id_that_is_no_puid_gets_one_that_stays_the_same():
+    record = a_trial()
+    renamed = TrialRecord.of(event.model_copy(update={"trial_id": "a b/ü"}) for event in record.events)
+    first, second = draft(renamed, PLATFORM), draft(renamed, PLATFORM)
+    assert first["statement"]["puid"] == second["statement"]["puid"] and first["faults"] == []
+    assert first["statement"]["puid"].startswith("trial-")
+
+
+def test_the_language_is_the_caller_s():
+    record = a_trial()
+    assert "content_language" not in draft(record)["statement"]
+    told = altered(record, record.text.seq, language="de-AT")
+    assert draft(told, PLATFORM)["statement"]["content_language"] == "DE" and draft(told, PLATFORM)["faults"] == []
+    assert "content_language" not in draft(altered(record, record.text.seq, language="gsw"))["statement"]
+    assert record.last(VerdictGiven)
+
+
+def test_the_command_fills_in_what_a_file_says(tmp_path):
+    record = a_trial()
+    with_docket(tmp_path / "d.sqlite", lambda docket: append_all(docket, record.events))
+    (tmp_path / "own.json").write_text(json.dumps(PLATFORM))
+    (tmp_path / "bad.json").write_text("[]")
+
+    def export(*more):
+        arguments = ["records", "export", "t", "--as", "dsa", "--docket", tmp_path / "d.sqlite", "-o", "-", *more]
+        return CliRunner().invoke(cli, [str(each) for each in arguments])
+
+    assert json.loads(export().stdout)["faults"]
+    assert json.loads(export("--filled", tmp_path / "own.json").stdout)["faults"] == []
+    assert "no JSON object" in export("--filled", tmp_path / "bad.json").output

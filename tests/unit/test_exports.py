@@ -1,0 +1,534 @@
+"""Trials as files: pages, JSON, PDF, tables. What stands in a record comes out of them, and nothing else happens."""
+
+import asyncio
+import base64
+import hashlib
+import io
+import json
+import logging
+import random
+import re
+import tracemalloc
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from court.errors import BadRequest
+from court.events import PrecedentsCited, QuestionAsked, Side, Summarised, TextRead, VerdictGiven, VerdictReviewed
+from court.record import TrialRecord
+from memecourt import verify
+from serving.cli.main import cli
+from serving.console.pictures import veiled
+from serving.docket.store import DocketError, DocketLine, TrialFilter, TrialUnknown
+from serving.export import tables
+from serving.export.document import document, holds, read_document, write_document
+from serving.export.kept import Kept, Pictures, gather
+from serving.export.messages import messages_of
+from serving.export.page import page
+from serving.export.tables import Form, Selection
+from tests.cast import Cast
+from tests.dockets import NOON, append_all, random_records, with_docket
+from tests.fakes import a_picture
+from tests.hostile_trials import PAYLOADS
+from tests.hostile_trials import hostile as hostile_events
+from tests.pictures import encode, quarters
+from tests.unit.test_messages import SHOWN, altered, held, place_of
+
+pq = pytest.importorskip("pyarrow.parquet")
+
+SHARP = encode(quarters((300, 220)), "PNG")
+HOSTILE = (
+    'go home \u202egnp.exe\u202c <script>alert(1)</script> <img src=x onerror=alert(2)> " onmouseover="alert(3) '
+    "{{ 7*7 }} {% raw %} </style></title><svg onload=alert(4)> zero\u200bwidth &amp; <!-- --> javascript:alert(5)"
+)
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    """A trial in which strangers and models said all that a page could stumble over."""
+    said = {"question": HOSTILE, "answer": HOSTILE, "summary": HOSTILE, "justification": HOSTILE}
+    cast = Cast(
+        rounds=2,
+        describe={"description": HOSTILE},
+        answer={"answer": HOSTILE},
+        ask={"question": HOSTILE},
+        summarise={key: said[key] for key in ("summary", "justification")},
+    )
+    exhibits = tuple(
+        each.model_copy(update={"text": HOSTILE, "categories": (HOSTILE,), "source": HOSTILE})
+        for each in SHOWN.exhibits
+    )
+    record = held(cast, text=HOSTILE, found=SHOWN.model_copy(update={"exhibits": exhibits}))
+    given = record.last(VerdictGiven)
+    record = altered(record, given.seq, verdict=given.verdict.model_copy(update={"rationale": HOSTILE}))
+    review = VerdictReviewed(
+        trial_id="t",
+        seq=len(record.events),
+        at=NOON,
+        outcome="UPHELD",
+        label="HARMFUL",
+        reason=HOSTILE,
+        reviewer=HOSTILE,
+    )
+    return TrialRecord.of((*record.events, review))
+
+
+class Parts(HTMLParser):
+    """The tags of a page with their attributes, and its text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text, self._open = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes), tuple(self._open)))
+        if tag not in ("meta", "img", "br", "line", "circle", "rect", "polyline", "link", "input"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_a_page_needs_nothing_and_runs_nothing(hostile):
+    made = page(Kept(hostile, (SHARP,), {"p0": SHARP}), pictures=Pictures.SHARP)
+    found = Parts(made)
+    kinds = {tag for tag, _, _ in found.tags}
+    assert not kinds & {"script", "link", "iframe", "object", "embed", "base", "form", "video", "audio", "source"}
+    for tag, attributes, _ in found.tags:
+        assert not [name for name in attributes if name.startswith("on") or name in ("style", "srcset", "srcdoc")], tag
+        for name in ("src", "href", "xlink:href"):
+            assert attributes.get(name, "#").startswith(("#", "data:image/png;base64,")), attributes
+    style = re.search(r"<style>(.*?)</style>", made, re.DOTALL)[1]
+    assert "url(" not in style and "@import" not in style
+    policy = next(attributes["content"] for tag, attributes, _ in found.tags if "http-equiv" in attributes)
+    assert base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() in policy
+    assert policy.startswith("default-src 'none'")
+
+
+def test_whatever_was_said_stands_in_the_page_with_hidden_characters_shown(hostile):
+    made = page(Kept(hostile))
+    words = "".join(Parts(made).text)
+    plain = HOSTILE.replace("\u202e", "U+202E").replace("\u202c", "U+202C").replace("\u200b", "U+200B")
+    # Text, description, two rounds of two sides (question, answer, summary), two justifications, three precedents …
+    assert words.count(plain) >= 1 + 1 + 12 + 2 + 3 + 1
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\u200b]", made)
+    assert words.count("exactly as sent") == len([e for e in hostile.events if getattr(e, "call", None)]) + 1
+    assert "by " in words and "upheld" in words
+
+
+def test_pictures_are_veiled_in_a_file_that_holds_no_more_of_them_than_that():
+    record = held(Cast(rounds=2), found=SHOWN)
+    kept = Kept(record, (SHARP,), {"p1": SHARP})
+    shown = page(kept)
+    images = [a["src"] for tag, a, _ in Parts(shown).tags if tag == "img"]
+    assert images == [f"data:image/png;base64,{base64.b64encode(veiled(SHARP)).decode()}"] * 2
+    assert "img" not in {tag for tag, _, _ in Parts(page(kept, pictures=Pictures.NONE)).tags}
+    sharp = Parts(page(kept, pictures=Pictures.SHARP))
+    whole = f"data:image/png;base64,{base64.b64encode(SHARP).decode()}"
+    around = [around for tag, attributes, around in sharp.tags if tag == "img" and attributes["src"] == whole]
+    assert len(around) == 2 and all("details" in each for each in around), "shown before it is asked for"
+    assert not any("open" in attributes for tag, attributes, _ in sharp.tags if tag == "details")
+
+
+def test_a_precedent_s_picture_that_is_another_now_is_told_of():
+    record = held(Cast(rounds=2), found=SHOWN)
+    then = b"picture of p0"  # what the cast's library has
+    assert not Kept(record, (), {"p0": then}).changed("p0")
+    assert Kept(record, (), {"p0": SHARP}).changed("p0")
+    assert "has another picture for it now" in page(Kept(record, (), {"p0": SHARP}))
+    assert "has another picture for it now" not in page(Kept(record, (SHARP,)))
+
+
+def test_what_does_not_agree_with_itself_is_said_in_the_page():
+    record = held(Cast(rounds=3))
+    assert "Worked out again" not in page(Kept(record))
+    place = place_of(record, Summarised, side=Side.ACCUSER, round=2)
+    worse = altered(record, place, summary="zzzz")
+    assert "Worked out again" in page(Kept(worse)) and "not shown to be as sent" not in page(Kept(worse))
+    other = altered(record, place_of(record, QuestionAsked), question="Something else?")
+    assert "Worked out again" not in page(Kept(other)) and "not shown to be as sent" in page(Kept(other))
+
+
+def test_a_trial_comes_with_its_pictures_or_without(tmp_path):
+    record = held(Cast(rounds=2), found=SHOWN)
+    picture = a_picture()
+
+    async def scene(docket):
+        await append_all(docket, record.events)
+        await docket.keep_picture(picture)
+        return await gather(docket, "t", Pictures.VEILED), await gather(docket, "t", Pictures.NONE)
+
+    with_pictures, without = with_docket(tmp_path / "d.sqlite", scene)
+    assert with_pictures.frames == (b"png",) and without.frames == ()
+    assert with_pictures.record == record
+
+
+def test_a_document_gives_the_same_record_back(hostile):
+    kept = Kept(hostile, (SHARP,))
+    for text in (
+        write_document(kept),
+        write_document(kept, pictures=Pictures.SHARP, messages=True),
+        json.dumps(document(kept)),
+    ):
+        assert read_document(text) == hostile
+    told = document(kept, pictures=Pictures.VEILED, messages=True)
+    assert told["label"] == told["court_label"] == "HARMFUL" and told["reviewed"] == "UPHELD"
+    assert base64.b64decode(told["pictures"][0]["png_base64"]) == veiled(SHARP) and told["pictures"][0]["veiled"]
+    assert told["pictures"][0]["sha256"] == hashlib.sha256(SHARP).hexdigest()
+    assert all(call["exact"] for call in told["messages"])
+    assert "pictures" not in document(kept) and "messages" not in document(kept)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": "memecourt-trial/1"}', '{"format": "memecourt-trial/1", "events": [{}]}']
+)
+def test_what_is_no_document_is_refused(text):
+    with pytest.raises(BadRequest, match="no trial in the form"):
+        read_document(text)
+
+
+# A selection.
+
+
+async def whole(chunks):
+    return b"".join([chunk async for chunk in chunks])
+
+
+def some(tmp_path, count=25):
+    trials = random_records(random.Random(3), count, NOON)
+
+    async def fill(docket):
+        for events in trials:
+            await append_all(docket, events)
+
+    with_docket(tmp_path / "d.sqlite", fill)
+    return tmp_path / "d.sqlite", {events[0].trial_id: TrialRecord.of(events) for events in trials}
+
+
+def test_a_selection_holds_every_trial_once_whatever_the_pages(tmp_path, monkeypatch):
+    place, records = some(tmp_path)
+    monkeypatch.setattr(tables, "_PAGE", 7)
+    monkeypatch.setattr(tables, "_GROUP_ROWS", 5)
+
+    async def scene(docket):
+        lines = await whole(Selection(docket).chunks(Form.JSONL))
+        rows = await whole(Selection(docket).chunks(Form.PARQUET))
+        harmful = TrialFilter(labels=frozenset({"HARMFUL"}))
+        return lines, rows, await whole(Selection(docket, harmful).chunks(Form.JSONL))
+
+    lines, rows, harmful = with_docket(place, scene)
+    read = [read_document(line) for line in lines.splitlines()]
+    assert {record.trial_id: record for record in read} == records and len(read) == len(records)
+    assert [r.opened.at for r in read] == sorted(r.opened.at for r in read)
+    table = pq.read_table(io.BytesIO(rows))
+    assert table.num_rows == len(records) and pq.ParquetFile(io.BytesIO(rows)).num_row_groups == len(records) // 5
+    for row in table.to_pylist():
+        record = records[row["trial_id"]]
+        assert TrialRecord.of(map(tables_event, json.loads(row["events"]))) == record
+        assert row["opened_at"] == record.opened.at and row["state"] == record.state
+        assert row["label"] == (str(holds(record)) if record.verdict else None)
+        assert row["rationale"] == (record.verdict.rationale if record.verdict else None)
+    wanted = {id_ for id_, record in records.items() if record.verdict and record.verdict.label == "HARMFUL"}
+    assert {json.loads(line)["trial_id"] for line in harmful.splitlines()} == wanted != set(records)
+
+
+def tables_event(told):
+    from court.events import parse_event
+
+    return parse_event(json.dumps(told))
+
+
+def test_calls_and_tokens_in_a_table_are_those_that_were_made():
+    cast = Cast(rounds=3, describe=lambda request: None if len(request.parts) > 2 else "cut")
+    record = held(cast, overlap=False)
+    row = tables.row_of(record)
+    assert row["model_calls"] == cast.calls()
+    said = [model.asked for model in cast.models.values()]
+    words = sum(
+        len(" ".join([a.request.system, *(p for p in a.request.parts if isinstance(p, str))]).split())
+        for asked in said
+        for a in asked
+    )
+    assert row["tokens_in"] == words
+    assert row["category"] == "nationality" and row["clause"] == "4" and row["models"].startswith('{"ACCUSER"')
+
+
+class Endless:
+    """A docket of so many trials, none of which it holds in memory; every seventh is erased."""
+
+    def __init__(self, count, record):
+        self.count = count
+        self.record_of = record
+
+    async def list(self, *, limit, after=None, which=None, oldest_first=False):
+        first = 0 if after is None else int(after[1]) + 1
+        opened = self.record_of.opened
+        return [
+            DocketLine(f"{n:09}", datetime.fromtimestamp(n, UTC), opened.procedure, "", "", "DECIDED", "HARMFUL", False)
+            for n in range(first, min(first + limit, self.count))
+        ]
+
+    async def record(self, trial_id):
+        if int(trial_id) % 7 == 3:
+            raise TrialUnknown("erased")
+        events = [event.model_copy(update={"trial_id": trial_id}) for event in self.record_of.events]
+        return TrialRecord.of(events)
+
+
+@pytest.mark.parametrize("form", list(Form))
+def test_memory_does_not_grow_with_the_selection(form, monkeypatch):
+    monkeypatch.setattr(tables, "_PAGE", 10)
+    monkeypatch.setattr(tables, "_GROUP_ROWS", 10)
+
+    record = held(Cast(rounds=2))
+
+    def peak(count):
+        async def scene():
+            selection = Selection(Endless(count, record))
+            size = 0
+            async for chunk in selection.chunks(form):
+                size += len(chunk)
+            assert selection.given + selection.erased == count and selection.erased == len(range(3, count, 7))
+            return size
+
+        tracemalloc.start()
+        try:
+            size = asyncio.run(scene())
+            return tracemalloc.get_traced_memory()[1], size
+        finally:
+            tracemalloc.stop()
+
+    (little, small), (much, large) = peak(20), peak(80)
+    assert large > 3 * small if form is Form.JSONL else large > small
+    assert much < 1.5 * little
+
+
+def test_a_record_that_is_damaged_is_not_left_out_in_silence():
+    class Damaged(Endless):
+        async def record(self, trial_id):
+            raise DocketError("is no record")
+
+    record = held(Cast(rounds=1))
+    with pytest.raises(DocketError):
+        asyncio.run(whole(Selection(Damaged(5, record)).chunks(Form.JSONL)))
+
+
+# PDF.
+
+
+def pdf_of(kept, monkeypatch, **options):
+    """The file, and all that was written in it."""
+    fpdf = pytest.importorskip("fpdf")
+    from serving.export.pdf import pdf
+
+    said = []
+    usual = fpdf.FPDF.write
+
+    def write(self, h=None, text="", *rest, **more):
+        said.append(text)
+        return usual(self, h, text, *rest, **more)
+
+    monkeypatch.setattr(fpdf.FPDF, "write", write)
+    return pdf(kept, **options), "".join(said)
+
+
+def test_a_pdf_says_what_was_said_and_marks_what_can_not_be_seen(monkeypatch, caplog):
+    scripts = "Привет Ελλάδα مرحبا שלום ไทย नमस्ते é “quotes” ☃\ufe0f"
+    text = f"{scripts} \u202eexe 中文 <b>"
+    record = held(Cast(rounds=2, describe={"description": "An arrow → a flag."}), text=text, found=SHOWN)
+    with caplog.at_level(logging.WARNING):
+        data, said = pdf_of(Kept(record, (SHARP,)), monkeypatch)
+    assert data.startswith(b"%PDF-") and data.rstrip().endswith(b"%%EOF")
+    assert "missing" not in caplog.text, "a character went into the file in a font that does not have it"
+    assert f"{scripts.replace(chr(0xFE0F), '')} [U+202E]exe [U+4E2D][U+6587] <b>" in said
+    for words in ("An arrow → a flag.", record.verdict.rationale, "text of p1", "the accuser's reasons", "Finding"):
+        assert words in said
+    assert b"/Width 300" not in data and b"/Subtype /Image" in data
+
+
+def test_sharp_pictures_stand_at_the_end_of_a_pdf_and_messages_where_they_are_asked_for(monkeypatch):
+    record = held(Cast(rounds=1), found=SHOWN, rounds_min=1, rounds_max=1, advocates=False, score=False)
+    data, said = pdf_of(Kept(record, (SHARP,)), monkeypatch, pictures=Pictures.SHARP, messages=True)
+    assert b"/Width 300" in data
+    assert said.rstrip().endswith("the meme") and "pictures stand as they were judged" in said
+    assert "exactly as sent" in said and "You look at pictures and report what is there" in said
+
+
+ODD = [
+    "x" * 3000,
+    "\u0301" * 50,
+    "\U0001f468\u200d\U0001f469",
+    "\ue000\U000e0041",
+    "\n" * 40,
+    "مرحبا" * 200,
+    "\x00\x07",
+    "**b** __u__",
+]
+
+
+def test_a_pdf_is_made_of_whatever_was_said(monkeypatch):
+    """Endless words, marks without letters, private characters, scripts from right to left, markup of all kinds."""
+    for payloads in (PAYLOADS, ODD):
+        data, said = pdf_of(Kept(TrialRecord.of(hostile_events("one", payloads))), monkeypatch)
+        assert data.rstrip().endswith(b"%%EOF") and len(said) > 1000
+        assert not re.search("[\x00-\x08\u200b-\u200f\u202a-\u202e\ue000]", said)
+
+
+def test_a_font_of_one_s_own_has_what_the_packaged_ones_lack(monkeypatch, tmp_path):
+    with pytest.raises(BadRequest, match="no font file"):
+        pdf_of(Kept(held(Cast(rounds=1))), monkeypatch, fonts=(tmp_path / "none.ttf",))
+    here = next(iter(Path("/usr/share/fonts").rglob("DejaVuSans.ttf")), None)
+    if here is None:
+        pytest.skip("there is no DejaVu Sans here")
+    record = held(Cast(rounds=1), text="braille ⠓⠊", rounds_min=1, rounds_max=1)
+    assert "U+2813" not in pdf_of(Kept(record), monkeypatch, fonts=(here,))[1]
+
+
+# The command.
+
+
+def export(*arguments):
+    return CliRunner().invoke(cli, ["records", "export", *(str(each) for each in arguments)])
+
+
+@pytest.fixture
+def docket(tmp_path):
+    record = held(Cast(rounds=2), found=SHOWN)
+
+    async def fill(docket):
+        await append_all(docket, record.events)
+        await docket.keep_picture(a_picture())
+
+    with_docket(tmp_path / "d.sqlite", fill)
+    return tmp_path / "d.sqlite"
+
+
+def test_the_command_writes_each_form(docket, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for form, named, begins in (
+        ("json", "t.json", b'{\n "format"'),
+        ("dsa", "t.dsa.json", b'{\n "format": "memecourt-dsa-draft/1"'),
+    ):
+        outcome = export("t", "--as", form, "--docket", docket)
+        assert outcome.exit_code == 0, outcome.output
+        assert Path(named).read_bytes().startswith(begins) and outcome.output.strip() == named
+    html = export("t", "--as", "html", "--with-picture", "none", "--docket", docket, "-o", "-")
+    assert html.exit_code == 0 and html.output.startswith("<!doctype html>")
+    for form in Form:
+        outcome = export("--as", form, "--docket", docket, "-o", tmp_path / f"all.{form}")
+        assert outcome.exit_code == 0 and "1 trials" in outcome.output
+    assert pq.read_table(tmp_path / "all.parquet").num_rows == 1
+    none = export("--as", "jsonl", "--state", "FAILED", "--docket", docket, "-o", "-")
+    assert none.exit_code == 0 and none.stdout == ""
+    assert not list(tmp_path.glob(".*.part"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--as", "html"),
+        ("t", "--as", "jsonl"),
+        ("t", "--as", "dsa", "--with-picture", "sharp"),
+        ("t", "--as", "json", "--font", __file__),
+        ("--as", "parquet", "--filled", __file__),
+        ("t", "--as", "pdf", "--label", "HARMFUL"),
+    ],
+)
+def test_options_that_mean_nothing_for_a_form_are_refused(arguments, docket):
+    outcome = export(*arguments, "--docket", docket)
+    assert outcome.exit_code == 2 and (
+        "name its ID" in outcome.output or "leave out" in outcome.output or "means nothing" in outcome.output
+    )
+
+
+def test_a_trial_that_is_not_there_and_a_place_that_can_not_be_written(docket, tmp_path):
+    assert "no trial x" in export("x", "--as", "json", "--docket", docket).output
+    nowhere = tmp_path / "none" / "t.json"
+    outcome = export("t", "--as", "json", "--docket", docket, "-o", nowhere)
+    assert outcome.exit_code == 1 and "can't be written" in outcome.output
+    outcome = export("--as", "jsonl", "--docket", docket, "-o", tmp_path / "none" / "t.jsonl")
+    assert outcome.exit_code == 1 and "can't be written" in outcome.output
+
+
+def test_an_export_that_breaks_off_leaves_no_file(docket, tmp_path, monkeypatch):
+    async def broken(self):
+        yield b"half"
+        raise DocketError("is no record")
+
+    monkeypatch.setattr(Selection, "_jsonl", broken)
+    out = tmp_path / "all.jsonl"
+    out.write_text("the last one")
+    assert export("--as", "jsonl", "--docket", docket, "-o", out).exit_code == 1
+    assert out.read_text() == "the last one" and not list(tmp_path.glob(".*.part"))
+
+
+def test_an_exported_verdict_is_shown_to_be_in_the_log(docket, tmp_path):
+    """By the verifier that stands alone; and not when its receipt is of another, or was touched."""
+    key, out = tmp_path / "docket.vkey", tmp_path / "t.json"
+
+    async def vkey(docket):
+        return await docket.vkey()
+
+    key.write_text(f"{with_docket(docket, vkey)}\n")
+    assert export("t", "--as", "json", "--docket", docket, "-o", out).exit_code == 0
+    assert verify.main([str(out), "--key", str(key)]) == 0
+    told = json.loads(out.read_text())
+    assert "checkpoint" in told["receipt"] and "verdict_id" in told
+    for change in ({"verdict_id": "u"}, {"receipt": {**told["receipt"], "entry": told["receipt"]["entry"] + 1}}):
+        out.write_text(json.dumps({**told, **change}))
+        assert verify.main([str(out), "--key", str(key)]) == 1
+    page_of = export("t", "--as", "html", "--with-picture", "none", "--docket", docket, "-o", "-").output
+    assert told["receipt"]["checkpoint"].splitlines()[2] in page_of
+
+
+def test_what_is_erased_is_in_no_export_and_counted(docket, tmp_path):
+    """And what quoted an erased precedent says that it is not what was sent any more."""
+    other = [event.model_copy(update={"trial_id": "u"}) for event in held(Cast(rounds=2), found=SHOWN).events]
+
+    async def erase(docket):
+        await append_all(docket, other)
+        await docket.erase("u", who="ada", why="asked for", at=NOON)
+        await docket.erase_precedent("p1", who="ada", why="asked for", at=NOON)
+        return await docket.record("t")
+
+    record = with_docket(docket, erase)
+    outcome = export("--as", "jsonl", "--docket", docket, "-o", tmp_path / "all.jsonl")
+    assert "1 trials, 1 more are erased" in outcome.output
+    assert [read_document(line).trial_id for line in (tmp_path / "all.jsonl").read_bytes().splitlines()] == ["t"]
+    assert export("u", "--as", "json", "--docket", docket).exit_code == 1
+    made = page(Kept(record))
+    assert "text of p1" not in made and "text of p0" in made
+    ruling, odds = messages_of(record, record.last(VerdictGiven))
+    assert not ruling.exact and not odds.exact and "erased" in ruling.why
+    asked = [each for event in record.events for each in messages_of(record, event)]
+    assert all(each.exact for each in asked if each.call.role != "JUDGE"), "theirs never held a precedent"
+
+
+def test_sharp_pictures_go_out_of_the_command_when_that_is_noted(docket, tmp_path):
+    out = tmp_path / "t.json"
+    assert (
+        export("t", "--as", "json", "--with-picture", "veiled", "--docket", docket, "-o", out).exit_code == 1
+    )  # no PNG
+    outcome = export("t", "--as", "json", "--with-picture", "sharp", "--docket", docket, "-o", out)
+    assert outcome.exit_code == 0, outcome.output
+    assert base64.b64decode(json.loads(out.read_text())["pictures"][0]["png_base64"]) == b"png"
+    entries = with_docket(docket, lambda docket: docket.entries(0, 1000))
+    (noted,) = [json.loads(entry.body) for entry in entries if entry.kind == "PictureShown"]
+    assert noted["trial_id"] == "t" and noted["what"] == "export as json" and noted["who"] == "command line"
+
+
+def test_what_a_page_is_made_of_is_the_record_and_no_more():
+    """The same record gives the same page, byte for byte, but for the moment it was made."""
+    record = held(Cast(rounds=2), found=SHOWN)
+    assert page(Kept(record), now=NOON) == page(Kept(record), now=NOON)
+    text = record.last(TextRead)
+    assert page(Kept(altered(record, text.seq, text="other")), now=NOON) != page(Kept(record), now=NOON)
+    assert record.last(PrecedentsCited) is not None

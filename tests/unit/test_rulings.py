@@ -1,0 +1,168 @@
+"""Overrulings that become precedents, in a real library on disk."""
+
+import asyncio
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+
+from court.errors import BadRequest
+from court.events import MemeIdentity, ReviewOutcome, TrialOpened, VerdictReviewed
+from court.policy import DEFAULT_POLICY
+from court.record import TrialRecord
+from court.verdict import Label
+from retrieval.library.changes import Kind, NoSuchPrecedent
+from retrieval.library.writer import LibraryWriter
+from serving.docket.rulings import Overrulings, Rulings, forget, policy_of
+from tests.desks import trial, verdict
+from tests.dockets import NOON
+from tests.encoders import picture_of, png_of
+from tests.libraries import ENCODER, drawn_library
+
+H, N = Label.HARMFUL, Label.NOT_HARMFUL
+PNG = png_of((5, 250, 5), (5, 5, 250))
+PICTURE = picture_of(PNG)
+
+
+class Docket:
+    """Has one picture."""
+
+    async def frames(self, pixels_sha256):
+        return [frame.png for frame in PICTURE.frames] if pixels_sha256 == PICTURE.pixels_sha256 else []
+
+
+class Court:
+    """A library, its writer and what makes rulings of it."""
+
+    def __init__(self, root, overrulings=Overrulings.CHOSEN):
+        self.root = root
+        self.writer = LibraryWriter(drawn_library(root, 5, 12))
+        self.rulings = Rulings(lambda: nullcontext(self.writer), lambda: ENCODER, Docket(), overrulings)
+
+    def follow(self, label=N, *, reason="Satire of a habit.", chosen=True, ended=H, **given):
+        record, review = a_review(label, reason=reason, ended=ended, **given)
+        return asyncio.run(self.rulings.follow(record, review, chosen=chosen))
+
+    def meme(self):
+        return asyncio.run(self.rulings.of("t"))
+
+    @property
+    def kinds(self):
+        return [recorded.change.kind for recorded in self.writer.history("trial:t")]
+
+
+def a_review(label, *, reason="Satire of a habit.", ended=H, clause="4", words="cat dog", pixels=PICTURE.pixels_sha256):
+    events = trial("t", verdict(ended), words=words, namespace="forum", pixels=pixels)
+    opened = events[0]
+    assert isinstance(opened, TrialOpened)
+    meme = MemeIdentity(
+        bytes_sha256="a" * 64, pixels_sha256=pixels, format="PNG", width=PICTURE.width, height=PICTURE.height,
+        frame_count=1, frames_used=(0,), namespace="forum", content_id="c",
+    )  # fmt: skip
+    policy = opened.policy.model_copy(update={"id": DEFAULT_POLICY.id, "digest": DEFAULT_POLICY.digest})
+    events[0] = opened.model_copy(update={"meme": meme, "policy": policy})
+    outcome = ReviewOutcome.UPHELD if label is ended else ReviewOutcome.OVERRULED
+    said = {"outcome": outcome, "label": label, "reason": reason, "clause": clause, "reviewer": "ada"}
+    review = VerdictReviewed(trial_id="t", seq=len(events), at=NOON, **said)
+    return TrialRecord.of([*events, review]), review
+
+
+@pytest.fixture
+def court(tmp_path):
+    return Court(tmp_path / "library")
+
+
+def test_an_overruling_becomes_a_precedent_that_says_where_it_comes_from(court):
+    change = court.follow(H, ended=N)
+    meme = court.meme()
+    assert (meme.id, meme.source, meme.label, meme.text) == ("trial:t", "trial:t", H, "cat dog")
+    assert (meme.verified, meme.who, meme.namespace, meme.policy) == (True, "ada", "forum", DEFAULT_POLICY.id)
+    assert meme.categories == ("nationality",)  # of clause 4
+    assert meme.pixels_sha256 == PICTURE.pixels_sha256 and meme.kept is not None
+    assert change.why == "NOT_HARMFUL was overruled: Satire of a habit." and change.who == "ada"
+
+
+@pytest.mark.parametrize(
+    ("overrulings", "chosen", "made"),
+    [
+        (Overrulings.NEVER, True, False),
+        (Overrulings.CHOSEN, False, False),
+        (Overrulings.CHOSEN, True, True),
+        (Overrulings.ALWAYS, False, True),
+    ],
+)
+def test_it_does_so_where_that_is_wanted(tmp_path, overrulings, chosen, made):
+    court = Court(tmp_path / "library", overrulings)
+    assert (court.follow(chosen=chosen) is not None) is made
+    assert (court.meme() is not None) is made
+
+
+def test_upholding_later_takes_it_out_and_overruling_again_puts_it_back(court):
+    assert court.follow(H) is None  # upheld, and there is nothing to take out
+    court.follow(N)
+    court.follow(H, reason="It does shut people out.")
+    assert court.meme() is None
+    court.follow(N, reason="After all.")
+    assert court.meme().label is N
+    assert court.kinds == [Kind.ADD, Kind.REMOVE, Kind.REVOKE]
+    assert [recorded.change.why for recorded in court.writer.history("trial:t")] == [
+        "HARMFUL was overruled: Satire of a habit.",
+        "The verdict was upheld: It does shut people out.",
+        "HARMFUL was overruled: After all.",
+    ]
+
+
+def test_another_finding_changes_the_label(court):
+    court.follow(H, ended=Label.UNDECIDED)
+    court.follow(N, ended=Label.UNDECIDED, chosen=False)  # what stands there must not say what was overruled
+    assert court.meme().label is N
+    assert court.follow(N, ended=Label.UNDECIDED) is None
+    court.follow(Label.UNDECIDED, ended=Label.UNDECIDED)
+    assert court.meme() is None
+    court.follow(H, ended=Label.UNDECIDED)  # put back, and with the other label
+    assert court.meme().label is H
+
+
+def test_it_can_be_taken_back(court):
+    court.follow(N)
+    with pytest.raises(BadRequest, match="Say why"):
+        asyncio.run(court.rulings.take_back("t", who="root", why=" "))
+    change = asyncio.run(court.rulings.take_back("t", who="root", why="Too special."))
+    assert court.meme() is None and (change.kind, change.who) == (Kind.REMOVE, "root")
+    with pytest.raises(NoSuchPrecedent):
+        asyncio.run(court.rulings.take_back("t", who="root", why="Too special."))
+    court.writer.revoke(change.number, who="root", why="It was not.")
+    assert court.meme().label is N
+
+
+def test_a_meme_without_its_picture_is_a_precedent_by_its_text(court):
+    court.follow(N, pixels="0" * 64)
+    assert (court.meme().has_text, court.meme().has_picture) == (True, False)
+
+
+def test_a_meme_that_can_t_be_compared_is_none(court):
+    with pytest.raises(BadRequest, match="compared"):
+        court.follow(N, words="", pixels="0" * 64)
+
+
+def test_long_reasons_fit(court):
+    assert len(court.follow(N, reason="x" * 2000).why) == 2000
+
+
+def test_what_is_erased_is_gone_from_the_library_and_its_history(court):
+    court.follow(N, words="a very particular text", pixels="0" * 64)
+    root = court.writer.library.root
+    assert b"a very particular text" in b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
+    opened = lambda: nullcontext(court.writer)  # noqa: E731
+    assert asyncio.run(forget(opened, "t", who="root", why="erased"))
+    assert not asyncio.run(forget(opened, "another", who="root", why="erased"))
+    assert court.meme() is None
+    kept = b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
+    assert b"particular" not in kept and PICTURE.pixels_sha256.encode() not in kept
+
+
+def test_the_policy_of_a_trial():
+    record, _ = a_review(N)
+    assert policy_of(record) is DEFAULT_POLICY
+    opened = record.opened.model_copy(update={"policy": record.opened.policy.model_copy(update={"digest": "sha256:1"})})
+    assert policy_of(replace(record, events=(opened, *record.events[1:]))) is None
