@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from eval.commands.ablate import ablate
+from eval.commands.arena import arena
 from eval.commands.compare import compare
 from eval.commands.datasets import datasets
 from eval.commands.duplicates import duplicates
 from eval.commands.export import export
 from eval.commands.poison import poison
+from eval.commands.probe import probe
 from eval.commands.report import report
 from eval.commands.run import run
 from eval.commands.score import score
@@ -194,11 +196,13 @@ def _told(scores: Scores, remarks: dict[str, str], as_json: bool, report: dict[s
 
 
 cli.add_command(ablate)
+cli.add_command(arena)
 cli.add_command(compare)
 cli.add_command(datasets)
 cli.add_command(duplicates)
 cli.add_command(export)
 cli.add_command(poison)
+cli.add_command(probe)
 cli.add_command(report)
 cli.add_command(run)
 cli.add_command(score)

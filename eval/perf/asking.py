@@ -46,6 +46,7 @@ class Job:
         most: Requests at most, those for warming up not counted; 0 for as many as there is time for.
         rate: Requests a second, evenly spaced and whether or not there are answers; 0 to have each client ask again as
             soon as it has its answer.
+        named: Whether each request has an id of its own.
         text: What stands before the number in texts that are all different; empty to leave the text as it is.
     """
 
@@ -56,6 +57,7 @@ class Job:
     warm_s: float = 1.0
     most: int = 0
     rate: float = 0.0
+    named: bool = True
     text: str = ""
 
 
@@ -68,6 +70,7 @@ class Outcome:
         seconds: That it took, from the first request to the last answer.
         p50_ms: Median time of an answer, from when it was due to be asked for.
         p99_ms: That which one in a hundred exceeded.
+        p95_ms: That which one in twenty exceeded.
         answer_bytes: Of the last answer.
         cpu_s: Time of the clients on a processor, the warming up included.
     """
@@ -76,6 +79,7 @@ class Outcome:
     seconds: float
     p50_ms: float
     p99_ms: float
+    p95_ms: float
     answer_bytes: int
     cpu_s: float
 
@@ -149,7 +153,9 @@ class _Clients:
         """One request, counted."""
         number = next(self._numbers)
         name = f"{self._run}-{number}"
-        message = self.messages[number % len(self.messages)] + with_field(REQUEST_ID, name.encode())
+        message = self.messages[number % len(self.messages)]
+        if self.job.named:
+            message += with_field(REQUEST_ID, name.encode())
         if self.job.text:
             message += with_field(TEXT, f"{self.job.text} {name}".encode())
         began = time.perf_counter() if due is None else due
@@ -210,6 +216,7 @@ async def do(job: Job, messages: Sequence[bytes]) -> Outcome:
         seconds=seconds,
         p50_ms=1000 * percentile(took, 0.5),
         p99_ms=1000 * percentile(took, 0.99),
+        p95_ms=1000 * percentile(took, 0.95),
         answer_bytes=clients.answer_bytes,
         cpu_s=time.process_time(),
     )

@@ -23,10 +23,14 @@ BENCHMARKS = {
     "service": ("eval.perf.service", "requests a second whose verdict is ready, over those of a bare gRPC echo"),
     "service-summary": ("eval.perf.service_summary", "summary trials a second of a server over what its encoder does"),
     "slow-streams": ("eval.perf.slow_streams", "p99 of normal load beside 1,000 slow or half-open callers"),
+    "bombs": ("eval.perf.bombs", "p95 of normal load beside 20 hostile pictures a second"),
     "memory": ("eval.perf.service_memory", "memory of a server after 100,000 requests over that after 10,000"),
     "overload": ("eval.perf.overload", "goodput at four times the capacity over the best, and what the rest is told"),
     "soak": ("eval.perf.soak", "20 minutes of full trials at saturation with faults: no growth, nothing lost"),
     "call-cpu": ("eval.perf.call_cpu", "CPU time of this process for a call of a model"),
+    "docket": ("eval.perf.docket", "events a second that 32 trials append over what the database alone takes"),
+    "docket-verify": ("eval.perf.docket_verify", "events of a docket of 10^5 that are verified a second"),
+    "ranking": ("eval.perf.ranking", "CPU time of ranking 10^6 battles over evalica's, and what intervals cover"),
 }
 """Name of each benchmark, the module that holds its ``measure() -> Result``, and what it measures."""
 

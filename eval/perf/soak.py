@@ -33,8 +33,9 @@ from memecourt.retries import Retries
 SECONDS_VARIABLE = "MEMECOURT_PERF_SOAK_S"
 SPEED = Speed(call_s=0.02, output_token_s=0.0005)
 FAULTS = ("503@0.01", "429:1@0.01", "slow:0.5@0.02", "reset@0.005", "cut@0.005", "garbage@0.005", "wrong_schema@0.005")
-INJECTED = ("MODEL_", "REPLY_", "OUTPUT_", "DEADLINE")
-"""How the reasons begin that such faults can end a trial with."""
+INJECTED = ("MODEL_", "REPLY_", "OUTPUT_", "DEADLINE", "QUARANTINED")
+"""How the reasons begin that such faults can end a trial with: a picture at which the model server has broken off twice
+is in quarantine."""
 _LOOK_S = 2.0
 _USUAL_S = 1200.0
 
@@ -113,7 +114,11 @@ def _figures(
         "verdicts_missing": sum(
             name not in rows or rows[name][0] != 1 or rows[name][2] != "DECIDED" for name in told.verdicts
         ),
-        "ends_missing": sum(state not in ("DECIDED", "FAILED") for _, _, state in rows.values()),
+        # One that was refused before its trial was opened has none.
+        "ends_missing": sum(
+            state not in ("DECIDED", "FAILED") and not (state == "" and name in told.errors)
+            for name, (_, _, state) in rows.items()
+        ),
         "ends_twice": sum(verdicts > 1 for verdicts, _, _ in rows.values()),
         "verdicts": len(told.verdicts),
         "errors": len(told.errors),
@@ -157,9 +162,10 @@ def _ends(docket: Path) -> dict[str, tuple[int, int, str]]:
     with closing(sqlite3.connect(f"file:{docket}?mode=ro", uri=True)) as file:
         rows = file.execute(
             "SELECT r.request_id, "
-            "(SELECT COUNT(*) FROM events e WHERE e.trial_id = r.trial_id AND e.kind = 'VerdictGiven'), "
-            "(SELECT COUNT(*) FROM events e WHERE e.trial_id = r.trial_id AND e.kind = 'TrialFailed'), "
-            "COALESCE((SELECT t.state FROM trials t WHERE t.trial_id = r.trial_id), '') FROM requests r"
+            "(SELECT COUNT(*) FROM entries e WHERE e.trial_id = r.trial_id AND e.kind = 'VerdictGiven'), "
+            "(SELECT COUNT(*) FROM entries e WHERE e.trial_id = r.trial_id AND e.kind = 'TrialFailed'), "
+            "COALESCE((SELECT t.state FROM trials t WHERE t.trial_id = r.trial_id), '') FROM requests r "
+            "WHERE r.namespace NOT LIKE '\\0%'"  # claims of memes, which no request is named by
         )
         return {name: (verdicts, failures, state) for name, verdicts, failures, state in rows}
 

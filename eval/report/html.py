@@ -1,34 +1,15 @@
-"""The report as one HTML page that needs nothing else: no network, no other file, no script to be read.
-
-Everything that a stranger or a model wrote is escaped by the template engine; beyond that, the page's own security
-policy lets no script run but the one that is named there by its digest, and nothing be fetched.
-"""
+"""The report as one HTML page that needs nothing else (:mod:`eval.report.page`)."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from court.errors import NotLoaded
+from court.transcript import transcript
 from eval.report import words
 from eval.report.gather import Group, Report, RunView, Table
-from eval.report.transcript import transcript
+from eval.report.page import Drawn, need_page, render
 from eval.report.wrong import Fault
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A figure of the page, or why there is none."""
-
-    title: str
-    svg: str
-    """Empty where there is nothing to draw."""
-    caption: str
-    """What is to be seen; where nothing is, why."""
 
 
 def as_html(report: Report) -> str:
@@ -37,58 +18,16 @@ def as_html(report: Report) -> str:
     Raises:
         NotLoaded: jinja2 or matplotlib is not installed.
     """
-    _need()
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("eval.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        seen=_seen,
-        plain=words.plain,
-        data_uri=_data_uri,
-        digest=_digest,
-        pretty=_pretty,
-        percent=words.percent,
-        percent_span=words.percent_span,
-        places=words.places,
-        places_span=words.places_span,
-        points=words.points,
-        points_span=words.points_span,
-        lower=words.lower,
-    )
-    loader = environment.loader
-    assert loader is not None
-    style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
-    return environment.get_template("page.html").render(
+    need_page()
+    return render(
+        "page.html",
         report=report,
-        style=_own(style),
-        script=_own(script),
-        style_digest=_source(style),
-        script_digest=_source(script),
         title=_title(report.groups),
         faults=list(Fault),
         tables={table.key: _figures_of(table) for group in report.groups for table in group.tables},
         examinations={run.key: _examination_of(run) for run in report.runs},
         transcript=transcript,
-        nothing=words.NOTHING,
     )
-
-
-def _need() -> None:
-    try:
-        import jinja2  # noqa: F401
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise NotLoaded(
-            f"A report as a page needs {error.name}, which is not installed: pip install 'memecourt[eval]'. "
-            "Without --html there is nothing more to install.",
-            reason="REPORT_NOT_INSTALLED",
-        ) from None
 
 
 def _title(groups: Sequence[Group]) -> str:
@@ -165,41 +104,3 @@ def _examination_of(run: RunView) -> list[Drawn]:
             else none,
         ),
     ]
-
-
-def _seen(text: object) -> Any:
-    """Text of strangers, escaped, with invisible characters made visible."""
-    from markupsafe import Markup
-
-    return Markup("").join(
-        Markup('<span class="invisible" title="an invisible character">{}</span>').format(piece) if hidden else piece
-        for piece, hidden in words.pieces(str(text))
-    )
-
-
-def _data_uri(jpeg: bytes) -> str:
-    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
-
-
-def _digest(digest: str) -> str:
-    """The first digits: enough to tell two apart by eye. The whole one stands beside it as a title."""
-    kind, _, digits = digest.rpartition(":")
-    return f"{kind}:{digits[:12]}" if kind else digits[:12]
-
-
-def _pretty(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _own(text: str) -> Any:
-    """Our own style or script, as it stands."""
-    from markupsafe import Markup
-
-    if "</" in text:
-        raise ValueError("style and script of the page may not hold what ends them")
-    return Markup(text)
-
-
-def _source(text: str) -> str:
-    """By which the page's security policy knows it."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -5,7 +5,7 @@
 ``memes.jsonl``        the memes to be judged, in order, with gold labels (:class:`JudgedMeme`)
 ``excluded.jsonl``     precedents that were left out because they are too near to what is judged
 ``predictions.jsonl``  what was said, a line a meme, in the order in which they were done
-``docket.sqlite``      the records of all trials
+``docket.sqlite``      the records of all trials, with ``docket.sqlite-pictures`` and ``docket.key``
 ``library/``           the precedents that the run was held with
 =====================  =================================================================================
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from court.events import (
+    AFTERWARDS,
     AnswerGiven,
     Described,
     ModelCall,
@@ -17,7 +18,6 @@ from court.events import (
     TrialResumed,
     Unused,
     VerdictGiven,
-    VerdictReviewed,
 )
 from court.record import TrialRecord
 from court.verdict import Label, Strength, Verdict
@@ -158,7 +158,7 @@ def _seconds(record: TrialRecord) -> float:
     """Of the trial itself: the time in which nobody held it, until it was taken up again, does not count."""
     total, before = 0.0, record.opened.at
     for event in record.events:
-        if isinstance(event, VerdictReviewed):
+        if isinstance(event, AFTERWARDS):
             break
         if not isinstance(event, TrialResumed):
             total += (event.at - before).total_seconds()

@@ -1,0 +1,127 @@
+"""How far the panel agrees with people, where people have judged some of the same battles."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from eval.arena.events import Event, Judged
+from eval.arena.words import OVERALL
+from serving.docket.agreement import Kappa, cohen, fleiss
+
+Key = tuple[str, int, str, str]
+
+
+class HumanVerdict(BaseModel):
+    """What one person says of one battle; one line of ``--humans``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    meme: str
+    task: int
+    one: str
+    other: str
+    who: str
+    """A name that stands for the person, and need not be theirs."""
+    better: Literal["one", "other", "tie"]
+
+
+@dataclass(frozen=True, slots=True)
+class HumanAgreement:
+    """The figures.
+
+    Attributes:
+        battles: That both the panel and somebody judged.
+        accuracy: Share of them in which the panel's majority is the people's; None without any.
+        decided: The same, of those that neither side has as a tie; None without any.
+        kappa: Cohen's, panel and people.
+        people: Fleiss', among people.
+        judges: Cohen's, of each judge with the people's majority.
+        even: Battles on which the votes of one side are even, so that there is no majority; they are in no figure.
+    """
+
+    battles: int
+    accuracy: float | None
+    decided: float | None
+    kappa: Kappa
+    people: Kappa
+    judges: Mapping[str, Kappa]
+    even: int
+
+
+def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> HumanAgreement:
+    """Compares overall verdicts.
+
+    Args:
+        events: Of an arena.
+        humans: What people said; of battles that the panel has not judged, nothing is made but the agreement among
+            people.
+    """
+    panel: dict[Key, list[str]] = defaultdict(list)
+    by_judge: dict[str, dict[Key, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for event in events:
+        if isinstance(event, Judged) and event.study == "arena":
+            word = _word(event.verdicts[OVERALL].score, event.a, event.b)
+            key = _key(event.meme, event.task, event.a, event.b)
+            panel[key].append(word)
+            by_judge[event.judge][key].append(word)
+    people: dict[Key, dict[str, str]] = defaultdict(dict)
+    for said in humans:
+        score = {"one": 1.0, "other": 0.0, "tie": 0.5}[said.better]
+        people[_key(said.meme, said.task, said.one, said.other)][said.who] = _word(score, said.one, said.other)
+    voted = {key: _majority(list(words.values())) for key, words in people.items()}
+    pairs, even = [], 0
+    for key in voted.keys() & panel.keys():
+        theirs, ours = voted[key], _majority(panel[key])
+        if theirs is None or ours is None:
+            even += 1
+        else:
+            pairs.append((ours, theirs))
+    decided = [(ours, theirs) for ours, theirs in pairs if "tie" not in (ours, theirs)]
+    return HumanAgreement(
+        battles=len(pairs),
+        accuracy=_hits(pairs),
+        decided=_hits(decided),
+        kappa=cohen(pairs),
+        people=fleiss([list(words.values()) for words in people.values()]),
+        judges={judge: cohen(_with(found, voted)) for judge, found in sorted(by_judge.items())},
+        even=even,
+    )
+
+
+def _with(found: Mapping[Key, Sequence[str]], voted: Mapping[Key, str | None]) -> list[tuple[str, str]]:
+    pairs = []
+    for key, words in found.items():
+        ours, theirs = _majority(words), voted.get(key)
+        if ours is not None and theirs is not None:
+            pairs.append((ours, theirs))
+    return pairs
+
+
+def _hits(pairs: Sequence[tuple[str, str]]) -> float | None:
+    return sum(ours == theirs for ours, theirs in pairs) / len(pairs) if pairs else None
+
+
+def _key(meme: str, task: int, one: str, other: str) -> Key:
+    first, second = sorted((one, other))
+    return meme, task, first, second
+
+
+def _word(score: float, one: str, other: str) -> str:
+    """Whether the one whose name comes first won, so that words mean the same whoever was shown first."""
+    if score == 0.5:
+        return "tie"
+    winner = one if score > 0.5 else other
+    return "first" if winner == min(one, other) else "second"
+
+
+def _majority(words: Sequence[str]) -> str | None:
+    """What most say; None where two words are said equally often."""
+    counted = Counter(words).most_common(2)
+    if len(counted) == 2 and counted[0][1] == counted[1][1]:
+        return None
+    return counted[0][0]

@@ -1,0 +1,295 @@
+"""How far judges can be trusted: whether they favour themselves, and how much the reference and the panel steady them.
+
+Each judge judges the same battles under each setting, in the same order. Its ranking is by counted win rates, which are
+there whatever the table looks like.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eval.arena.events import Event, Judged
+from eval.arena.ranking.battles import Floats, battles, win_rates, wins
+from eval.arena.ranking.bootstrap import draw_memes, tails
+from eval.arena.words import OVERALL, Setting
+
+_PANELS = 60
+"""Panels of one size that are looked at, at most."""
+
+
+def ndcg(said: Mapping[str, float], reference: Mapping[str, float]) -> float:
+    """How much of a reference ranking another one keeps, at its top above all.
+
+    As MemeArena defines it: the model at place p of the reference, of P models, has relevance P − p; the ranking's gain
+    is the sum of relevance / log2(p + 1) over its own places p, and is divided by the reference's own. Models that are
+    level share their places: each counts with their mean relevance, which is what drawing their order comes to.
+
+    Args:
+        said: A score of each model, the highest first.
+        reference: A score of each of the same models.
+
+    Returns:
+        1 for the same order; less for another.
+    """
+    relevance = _shared(reference, [len(reference) - place for place in range(1, len(reference) + 1)])
+    discount = 1 / np.log2(np.arange(2, len(reference) + 2))
+    discounts = _shared(said, discount.tolist())
+    gained = sum(relevance[model] * discounts[model] for model in reference)
+    ideal_discounts = _shared(reference, discount.tolist())
+    ideal = sum(relevance[model] * ideal_discounts[model] for model in reference)
+    return float(gained / ideal) if ideal else 1.0
+
+
+def _shared(scores: Mapping[str, float], by_place: Sequence[float]) -> dict[str, float]:
+    """What belongs to each place, for each model; those that are level share theirs."""
+    ordered = sorted(scores, key=lambda model: -scores[model])
+    given: dict[str, float] = {}
+    place = 0
+    for _, level in itertools.groupby(ordered, key=lambda model: scores[model]):
+        names = list(level)
+        share = float(np.mean(by_place[place : place + len(names)]))
+        given.update(dict.fromkeys(names, share))
+        place += len(names)
+    return given
+
+
+def kendall(said: Mapping[str, float], reference: Mapping[str, float]) -> float | None:
+    """Kendall's τ-b of two rankings of the same models; None where one of them has everybody level."""
+    from scipy.stats import kendalltau
+
+    models = list(reference)
+    value = kendalltau([said[model] for model in models], [reference[model] for model in models]).statistic
+    return None if np.isnan(value) else float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCase:
+    """What a judge makes of its own answers, beside what the rest of the panel makes of them.
+
+    Attributes:
+        judge: Who.
+        own: Its win rate by its own judgement.
+        others: Its win rate in the same battles by the judgement of those who have no part in them.
+        lift: The difference.
+        low: Of the 95 % interval of the difference, by bootstrap over memes; None where there are too few.
+        high: Likewise.
+    """
+
+    judge: str
+    own: float
+    others: float
+    lift: float
+    low: float | None
+    high: float | None
+
+    @property
+    def favours_itself(self) -> bool:
+        """Whether the interval lies above 0."""
+        return self.low is not None and self.low > 0
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeAgreement:
+    """One judge's ranking beside that of the rest of the panel, their own cases left out.
+
+    Attributes:
+        judge: Who.
+        ndcg: Of its ranking, the others' as reference.
+        tau: Kendall's, of the two; None where one has everybody level.
+    """
+
+    judge: str
+    ndcg: float
+    tau: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnderSetting:
+    """The panel under one setting.
+
+    Attributes:
+        setting: What judges were shown as a reference.
+        battles: Judgements.
+        judges: Each beside the others.
+        ndcg: Their mean.
+        tau: Their mean, of those that there are; None where there are none.
+        own_cases: Each judge in its own case.
+        first_wins: Share of what was won by the answer shown first, of battles that were not tied; None without any.
+    """
+
+    setting: Setting
+    battles: int
+    judges: tuple[JudgeAgreement, ...]
+    ndcg: float
+    tau: float | None
+    own_cases: tuple[OwnCase, ...]
+    first_wins: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PanelSize:
+    """How near panels of one size come to the whole one.
+
+    Attributes:
+        size: Judges.
+        panels: How many were looked at.
+        ndcg: Mean, the ranking by the whole panel as reference.
+        tau: Likewise; None where there is none.
+    """
+
+    size: int
+    panels: int
+    ndcg: float
+    tau: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BiasReport:
+    """What became of the study.
+
+    Attributes:
+        settings: In the order of :class:`~eval.arena.words.Setting`; those that were held.
+        sizes: Under the arena's own setting, or the first that was held.
+        sized_by: That setting.
+    """
+
+    settings: tuple[UnderSetting, ...]
+    sizes: tuple[PanelSize, ...]
+    sized_by: Setting
+
+
+def bias_report(
+    events: Sequence[Event], models: Sequence[str], judges: Sequence[str], *, resamples: int, seed: int
+) -> BiasReport | None:
+    """What the battles of the study say; None where it was not held.
+
+    Args:
+        events: Of an arena.
+        models: The targets.
+        judges: The panel.
+        resamples: Of the bootstrap.
+        seed: Of the bootstrap.
+    """
+    of_study = [event for event in events if isinstance(event, Judged) and event.study == "bias"]
+    settings = []
+    for setting in Setting:
+        judged = {
+            judge: found
+            for judge in judges
+            if (found := [event for event in of_study if event.setting is setting and event.judge == judge])
+        }
+        if judged:
+            settings.append(_under(setting, judged, models, resamples, seed))
+    if not settings:
+        return None
+    sized_by = settings[0].setting
+    by_judge = {
+        judge: [event for event in of_study if event.setting is sized_by and event.judge == judge] for judge in judges
+    }
+    return BiasReport(tuple(settings), _sizes(by_judge, models, seed), sized_by)
+
+
+def _under(
+    setting: Setting, judged: Mapping[str, Sequence[Judged]], models: Sequence[str], resamples: int, seed: int
+) -> UnderSetting:
+    agreements, cases = [], []
+    for judge, own in judged.items():
+        # What somebody says in its own case is no measure of anybody else.
+        others = [
+            event
+            for other, found in judged.items()
+            for event in found
+            if other != judge and other not in (event.a, event.b)
+        ]
+        if not others:
+            continue
+        said, reference = _rates(own, models), _rates(others, models)
+        both = [model for model in models if model in said and model in reference]
+        here, there = {m: said[m] for m in both}, {m: reference[m] for m in both}
+        agreements.append(JudgeAgreement(judge, ndcg(here, there), kendall(here, there)))
+        case = _own_case(judge, own, others, resamples, seed)
+        if case is not None:
+            cases.append(case)
+    everything = [event for found in judged.values() for event in found]
+    scores = [event.verdicts[OVERALL].score for event in everything]
+    decided = [score for score in scores if score != 0.5]
+    taus = [each.tau for each in agreements if each.tau is not None]
+    return UnderSetting(
+        setting,
+        len(everything),
+        tuple(agreements),
+        float(np.mean([each.ndcg for each in agreements])) if agreements else 1.0,
+        float(np.mean(taus)) if taus else None,
+        tuple(cases),
+        float(np.mean(decided)) if decided else None,
+    )
+
+
+def _rates(events: Sequence[Judged], models: Sequence[str]) -> dict[str, float]:
+    """Counted win rates, of those that fought."""
+    rows = [(event.a, event.b, event.verdicts[OVERALL].score, event.meme) for event in events]
+    rates, _ = win_rates(wins(battles(models, rows)))
+    return {model: float(rate) for model, rate in zip(models, rates, strict=True) if not np.isnan(rate)}
+
+
+def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], resamples: int, seed: int) -> OwnCase | None:
+    """The battles of the judge's own model that others judged too: by its own judgement, and by theirs."""
+
+    def by_battle(events: Sequence[Judged]) -> dict[tuple[object, ...], list[Judged]]:
+        found: dict[tuple[object, ...], list[Judged]] = defaultdict(list)
+        for event in events:
+            if judge in (event.a, event.b):
+                found[event.meme, event.task, *sorted((event.a, event.b))].append(event)
+        return found
+
+    here, there = by_battle(own), by_battle(others)
+    mine, theirs = ([event for key in here.keys() & there.keys() for event in found[key]] for found in (here, there))
+    if not mine:
+        return None
+    memes = {meme: place for place, meme in enumerate(sorted({event.meme for event in mine}))}
+    # By meme: what it scored and in how many battles, by its own judgement and by the others'.
+    sums = np.zeros((len(memes), 4))
+    for events, column in ((mine, 0), (theirs, 2)):
+        for event in events:
+            score = event.verdicts[OVERALL].score
+            sums[memes[event.meme], column] += score if event.a == judge else 1 - score
+            sums[memes[event.meme], column + 1] += 1
+
+    def lift(total: Floats) -> Floats:
+        return np.asarray(total[..., 0] / total[..., 1] - total[..., 2] / total[..., 3])
+
+    total = sums.sum(axis=0)
+    low = high = None
+    if len(memes) > 1:
+        drawn = draw_memes(len(memes), resamples, seed) @ sums
+        with np.errstate(invalid="ignore"):
+            lifts = lift(drawn)
+        low, high = (float(end) for end in np.percentile(lifts[~np.isnan(lifts)], tails(len(memes))))
+    return OwnCase(judge, float(total[0] / total[1]), float(total[2] / total[3]), float(lift(total)), low, high)
+
+
+def _sizes(by_judge: Mapping[str, Sequence[Judged]], models: Sequence[str], seed: int) -> tuple[PanelSize, ...]:
+    judges = [judge for judge, found in by_judge.items() if found]
+    whole = _rates([event for judge in judges for event in by_judge[judge]], models)
+    rng = random.Random(f"panels {seed}")
+    sizes = []
+    for size in range(1, len(judges) + 1):
+        panels = list(itertools.combinations(judges, size))
+        if len(panels) > _PANELS:
+            panels = rng.sample(panels, _PANELS)
+        gains, taus = [], []
+        for panel in panels:
+            said = _rates([event for judge in panel for event in by_judge[judge]], models)
+            both = [model for model in models if model in said and model in whole]
+            here, there = {m: said[m] for m in both}, {m: whole[m] for m in both}
+            gains.append(ndcg(here, there))
+            taus.append(kendall(here, there))
+        known = [tau for tau in taus if tau is not None]
+        sizes.append(PanelSize(size, len(panels), float(np.mean(gains)), float(np.mean(known)) if known else None))
+    return tuple(sizes)

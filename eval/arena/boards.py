@@ -1,0 +1,247 @@
+"""Ratings in one dimension, and how sure they are."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eval.arena.events import Answered, Event, Forfeited, Judged
+from eval.arena.folder import Manifest
+from eval.arena.ranking.battles import Battles, Floats, NotRanked, battles, expected, win_rates, wins
+from eval.arena.ranking.bootstrap import Spread, spread, spread_of_elo, spread_styled
+from eval.arena.ranking.bradley_terry import NoMaximum, ratings, styled
+from eval.arena.ranking.elo import elo, elo_of_orders
+from eval.arena.words import OVERALL
+
+STYLES = ("length", "headings", "lists", "bold")
+"""Covariates of style: differences, as a share of both answers' sum (Chatbot Arena's style control)."""
+_ORDERS = 100
+"""Orders of the same battles that Elo ratings are looked at in."""
+_STYLE_RESAMPLES = 200
+_SURELY = 0.975
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure.
+
+    Attributes:
+        value: The figure.
+        low: Of its 95 % interval; None where that has no end that could be told.
+        high: Likewise.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model in one dimension.
+
+    Attributes:
+        model: Its name.
+        rating: Bradley-Terry's; None where there are no finite ratings.
+        first: The best place that the resamples leave it; None without intervals.
+        last: The worst.
+        win_rate: Counted over all its battles; None where it fought none.
+        elo: After the last battle, in the order of :func:`table_of`.
+        elo_orders: Standard deviation of its Elo rating over other orders of the same battles.
+        styled: Rating with style held equal; overall only, and None where that was not to be had.
+        against_anchor: Chance against the anchor by its rating; None without an anchor or ratings.
+        battles: How many it fought.
+    """
+
+    model: str
+    rating: Estimate | None
+    first: int | None
+    last: int | None
+    win_rate: float | None
+    elo: Estimate
+    elo_orders: float
+    styled: Estimate | None
+    against_anchor: float | None
+    battles: int
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a difference of style is worth, in points for one standard deviation of it."""
+
+    name: str
+    points: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """One dimension.
+
+    Attributes:
+        dimension: Which.
+        rows: The best first.
+        battles: How many.
+        tied: Share of them that were tied.
+        not_ranked: Why there are no ratings; empty where there are.
+        without: Resamples without finite ratings.
+        resamples: Of how many.
+        effects: Of style; overall only.
+        no_style: Why style could not be held equal; empty where it could, or was not asked for.
+        against: Win rates against each other, by names; where they met.
+    """
+
+    dimension: str
+    rows: tuple[Row, ...]
+    battles: int
+    tied: float
+    not_ranked: str
+    without: int
+    resamples: int
+    effects: tuple[Effect, ...]
+    no_style: str
+    against: dict[tuple[str, str], float]
+
+
+def board_of(manifest: Manifest, events: Sequence[Event], dimension: str) -> Board:
+    """The ratings of an arena in one dimension; it must have a battle."""
+    settings, seed = manifest.settings, manifest.seed
+    models = settings.targets
+    table, covariates = table_of(manifest, events, dimension)
+    anchor = models.index(settings.anchor) if settings.anchor else None
+    rates, against = win_rates(wins(table))
+    rating: Floats | None = None
+    found: Spread | None = None
+    not_ranked = ""
+    try:
+        rating = ratings(table, anchor=anchor)
+        found = spread(table, anchor=anchor, resamples=settings.resamples, seed=seed)
+    except NotRanked as error:
+        not_ranked = error.message
+    style: list[Estimate] | None = None
+    effects: tuple[Effect, ...] = ()
+    no_style = ""
+    if dimension == OVERALL and rating is not None:
+        style, effects, no_style = _style(manifest, table, covariates, anchor)
+    elo_now = elo(table, k=settings.elo_k)
+    elo_spread = spread_of_elo(table, k=settings.elo_k, resamples=settings.resamples, seed=seed)
+    rng = np.random.default_rng(seed)
+    orders = np.stack([rng.permutation(len(table)) for _ in range(_ORDERS)])
+    over_orders = elo_of_orders(table, orders, k=settings.elo_k).std(axis=0)
+    fights = np.bincount(table.left, minlength=len(models)) + np.bincount(table.right, minlength=len(models))
+
+    def row(place: int) -> Row:
+        first, last = _places(found, place)
+        chance = None if rating is None or anchor is None else float(expected(rating[place], rating[anchor]))
+        return Row(
+            model=models[place],
+            rating=None if rating is None else _estimate(rating, found, place),
+            first=first,
+            last=last,
+            win_rate=None if np.isnan(rates[place]) else float(rates[place]),
+            elo=_estimate(elo_now, elo_spread, place),
+            elo_orders=float(over_orders[place]),
+            styled=style[place] if style else None,
+            against_anchor=chance,
+            battles=int(fights[place]),
+        )
+
+    by = rating if rating is not None else np.nan_to_num(rates, nan=-1.0)
+    ranked = sorted(range(len(models)), key=lambda place: (-by[place], models[place]))
+    return Board(
+        dimension=dimension,
+        rows=tuple(row(place) for place in ranked),
+        battles=len(table),
+        tied=float(np.mean(table.score == 0.5)),
+        not_ranked=not_ranked,
+        without=found.without if found else 0,
+        resamples=settings.resamples,
+        effects=effects,
+        no_style=no_style,
+        against={
+            (models[i], models[j]): float(against[i, j])
+            for i, j in itertools.permutations(range(len(models)), 2)
+            if not np.isnan(against[i, j])
+        },
+    )
+
+
+def table_of(manifest: Manifest, events: Sequence[Event], dimension: str) -> tuple[Battles, Floats]:
+    """The battles of one dimension, forfeits included where the settings say so, and their differences of style.
+
+    Battles are fought side by side, and in another order where an arena was taken up again. Elo depends on it, so that
+    the seed draws the order here.
+
+    Returns:
+        The table, and covariates of shape (battles, 4), in the order of :data:`STYLES`, each scaled to a standard
+        deviation of 1.
+    """
+    settings = manifest.settings
+    style = {(e.meme, e.task, e.target): e.style for e in events if isinstance(e, Answered)}
+    fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
+    lost = [event for event in events if isinstance(event, Forfeited)] if settings.forfeits == "lose" else []
+    ordered: list[Judged | Forfeited] = [*fought, *lost]
+    ordered.sort(key=lambda event: event.model_dump_json(exclude={"call", "why"}))
+    random.Random(f"order {manifest.seed}").shuffle(ordered)
+    rows: list[tuple[str, str, float, str]] = []
+    weights: list[float] = []
+    differences: list[list[float]] = []
+    for event in ordered:
+        if isinstance(event, Forfeited):
+            rows.append((event.winner, event.loser, 1.0, event.meme))
+            weights.append(1.0)
+            differences.append([0.0] * len(STYLES))
+            continue
+        verdict = event.verdicts[dimension]
+        rows.append((event.a, event.b, verdict.score, event.meme))
+        weights.append(settings.far if verdict.far else 1.0)
+        a, b = (style[event.meme, event.task, name] for name in (event.a, event.b))
+        both = ((a.words, b.words), (a.headings, b.headings), (a.lists, b.lists), (a.bold, b.bold))
+        differences.append([_share(x, y) for x, y in both])
+    covariates = np.array(differences, dtype=np.float64).reshape(len(rows), len(STYLES))
+    spread_ = covariates.std(axis=0)
+    return battles(settings.targets, rows, weights), covariates / np.where(spread_ > 0, spread_, 1.0)
+
+
+def _share(a: float, b: float) -> float:
+    return (a - b) / (a + b) if a + b else 0.0
+
+
+def _style(
+    manifest: Manifest, table: Battles, covariates: Floats, anchor: int | None
+) -> tuple[list[Estimate] | None, tuple[Effect, ...], str]:
+    """Ratings with style held equal and what style is worth, or why there are none."""
+    resamples = min(_STYLE_RESAMPLES, manifest.settings.resamples)
+    try:
+        found = styled(table, covariates, anchor=anchor)
+    except (NotRanked, NoMaximum) as error:
+        return None, (), error.message
+    of_ratings, of_effects = spread_styled(table, covariates, anchor=anchor, resamples=resamples, seed=manifest.seed)
+    effects = tuple(
+        Effect(name, _estimate(found.effects, of_effects, place))
+        for place, name in enumerate(STYLES)
+        if covariates[:, place].any()
+    )
+    return [_estimate(found.ratings, of_ratings, place) for place in range(len(found.ratings))], effects, ""
+
+
+def _estimate(values: Floats, found: Spread | None, place: int) -> Estimate:
+    if found is None or found.low is None or found.high is None:
+        return Estimate(float(values[place]), None, None)
+    return Estimate(float(values[place]), float(found.low[place]), float(found.high[place]))
+
+
+def _places(found: Spread | None, place: int) -> tuple[int | None, int | None]:
+    """The best and the worst place: who is ahead in 97.5 % of the resamples is surely ahead.
+
+    By resamples and not by whether two intervals overlap: what two ratings have in common, such as the anchor's luck,
+    falls out.
+    """
+    if found is None or found.low is None:
+        return None, None
+    ahead = (found.draws > found.draws[:, place : place + 1]).mean(axis=0)
+    behind = (found.draws < found.draws[:, place : place + 1]).mean(axis=0)
+    return 1 + int((ahead >= _SURELY).sum()), len(ahead) - int((behind >= _SURELY).sum())

@@ -1,0 +1,65 @@
+"""Who meets whom: combinatorial coverage.
+
+To have every answer of every target compared with every other grows with the square of the targets. Of each task only
+a few meet, all pairs of them; which ones is drawn so that, over all tasks, every combination comes up equally often as
+far as the number of tasks allows, and before that every pair.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+_MOST = 200_000
+"""Combinations that are listed; beyond, some of them are drawn for each task."""
+
+
+def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[tuple[str, ...]]:
+    """For each task the targets that meet, in an order that means nothing.
+
+    Every combination is used n times before any is used n+1 times; among those that are next, the one is taken whose
+    pairs have met least so far.
+
+    Args:
+        targets: All of them.
+        tasks: How many.
+        size: How many targets meet in each.
+        seed: Of the draws.
+
+    Raises:
+        ValueError: There are fewer targets than are to meet.
+    """
+    if size > len(targets):
+        raise ValueError(f"{size} of {len(targets)} targets can't meet")
+    rng = random.Random(f"meetings {seed}")
+    met = dict.fromkeys(itertools.combinations(sorted(targets), 2), 0)
+    fresh: list[tuple[str, ...]] = []
+    chosen = []
+    for _ in range(tasks):
+        if not fresh:
+            fresh = _combinations(sorted(targets), size, rng)
+            rng.shuffle(fresh)
+        place = min(range(len(fresh)), key=lambda at: _often(fresh[at], met))
+        meeting = fresh.pop(place)
+        for pair in itertools.combinations(meeting, 2):
+            met[pair] += 1
+        shown = list(meeting)
+        rng.shuffle(shown)
+        chosen.append(tuple(shown))
+    return chosen
+
+
+def _often(meeting: tuple[str, ...], met: dict[tuple[str, str], int]) -> tuple[int, int]:
+    """How often its pairs have met: by squares first, so that one pair far too often weighs more than two a little."""
+    counts = [met[pair] for pair in itertools.combinations(meeting, 2)]
+    return sum(count * count for count in counts), sum(counts)
+
+
+def _combinations(targets: Sequence[str], size: int, rng: random.Random) -> list[tuple[str, ...]]:
+    import math
+
+    if math.comb(len(targets), size) <= _MOST:
+        return list(itertools.combinations(targets, size))
+    drawn = {tuple(sorted(rng.sample(list(targets), size))) for _ in range(2000)}
+    return sorted(drawn)

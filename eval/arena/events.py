@@ -1,0 +1,228 @@
+"""What happens in an arena, a closed union: the record of a run is the list of these, a line each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from court.prompts import Prompt
+from eval.arena.words import Relevance, Setting, Verdict
+from eval.judges.chair import Chair, Said
+
+T = TypeVar("T")
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Call(_Stored):
+    """What it took to have a model say something."""
+
+    chair: str
+    """Who was asked, by the name that the run gives it."""
+    model: str
+    """As the server names it."""
+    prompt: str
+    """Id of the prompt, its version, and the task in it."""
+    digest: str
+    """Of the prompt's words."""
+    calls: int = Field(ge=1)
+    """2 where the first reply could not be used."""
+    tokens_in: int
+    tokens_out: int
+    latency_s: float
+    fault: str = ""
+    """Why the first reply could not be used."""
+
+
+def call_of(chair: Chair, prompt: Prompt, task: str, said: Said[T]) -> Call:
+    """What a reply took."""
+    return Call(
+        chair=chair.name,
+        model=said.replies[-1].model,
+        prompt=f"{prompt.id}/{task}",
+        digest=prompt.digest,
+        calls=len(said.replies),
+        tokens_in=sum(reply.tokens_in for reply in said.replies),
+        tokens_out=sum(reply.tokens_out for reply in said.replies),
+        latency_s=sum(reply.latency_s for reply in said.replies),
+        fault=said.fault,
+    )
+
+
+class _Event(_Stored):
+    meme: str
+    """Its id."""
+
+
+class ContextSimulated(_Event):
+    """Three people were written who come across the meme."""
+
+    kind: Literal["ContextSimulated"] = "ContextSimulated"
+    high: str
+    moderate: str
+    unrelated: str
+    call: Call
+
+
+class TaskFormulated(_Event):
+    """A question was written, or came with the set."""
+
+    kind: Literal["TaskFormulated"] = "TaskFormulated"
+    task: int = Field(ge=0)
+    """Which of the meme's, counted from 0."""
+    relevance: Relevance | None
+    """Of the profile that asks; None where the question came with the set."""
+    rounds: tuple[str, ...] = Field(min_length=1)
+    """The question; several where they follow each other."""
+    language: str = ""
+    """Asked for in the answers; BCP 47, empty where none is."""
+    call: Call | None
+
+
+class Style(_Stored):
+    """What an answer looks like, whatever it says."""
+
+    words: int
+    headings: int
+    lists: int
+    bold: int
+
+
+class Answered(_Event):
+    """A target answered a task."""
+
+    kind: Literal["Answered"] = "Answered"
+    task: int
+    target: str
+    background: str
+    """Empty where the question came with the set."""
+    reasoning: tuple[str, ...]
+    """One, or one for each round."""
+    style: Style
+    calls: tuple[Call, ...]
+
+    @property
+    def tokens_out(self) -> int:
+        """Of the answer."""
+        return sum(call.tokens_out for call in self.calls)
+
+
+class NotAnswered(_Event):
+    """A target gave no answer that can be used."""
+
+    kind: Literal["NotAnswered"] = "NotAnswered"
+    task: int
+    target: str
+    reason: str
+
+
+class FusionBegun(_Event):
+    """A judge's own answer is what the guideline starts from."""
+
+    kind: Literal["FusionBegun"] = "FusionBegun"
+    task: int
+    judge: str
+
+
+class FusionRound(_Event):
+    """An answer was merged into the guideline, by a judge that did not write it."""
+
+    kind: Literal["FusionRound"] = "FusionRound"
+    task: int
+    round: int = Field(ge=1)
+    drawn: str
+    """Who wrote the answer."""
+    judge: str
+    guideline_first: bool
+    """Whether the guideline was the first of the two texts; the judge was not told which is which."""
+    background: str
+    reasoning: str
+    call: Call
+
+
+class FusionFailed(_Event):
+    """An answer could not be merged; the guideline stays as it was."""
+
+    kind: Literal["FusionFailed"] = "FusionFailed"
+    task: int
+    round: int
+    drawn: str
+    judge: str
+    reason: str
+
+
+class Forfeited(_Event):
+    """Two were to meet and only one of them has an answer."""
+
+    kind: Literal["Forfeited"] = "Forfeited"
+    task: int
+    winner: str
+    loser: str
+
+
+Study = Literal["arena", "bias"]
+
+
+class _Battle(_Event):
+    task: int
+    a: str
+    """Whose answer was shown first."""
+    b: str
+    judge: str
+    setting: Setting
+    turn: int = 0
+    """1 where the same battle is judged again with the order swapped."""
+    study: Study = "arena"
+    """What it is for: battles that only look at the judges' bias rank nobody."""
+
+
+class Judged(_Battle):
+    """A judge compared two answers."""
+
+    kind: Literal["Judged"] = "Judged"
+    verdicts: dict[str, Verdict]
+    """By dimension."""
+    why: str
+    call: Call
+
+
+class NotJudged(_Battle):
+    """A judge said nothing that can be used: no battle, and no tie."""
+
+    kind: Literal["NotJudged"] = "NotJudged"
+    reason: str
+
+
+class MemeLeftOut(_Event):
+    """Nothing could be asked about the meme."""
+
+    kind: Literal["MemeLeftOut"] = "MemeLeftOut"
+    reason: str
+
+
+class MemeDone(_Event):
+    """All of a meme's events are kept; a run that is taken up again passes it over."""
+
+    kind: Literal["MemeDone"] = "MemeDone"
+
+
+Event = (
+    ContextSimulated
+    | TaskFormulated
+    | Answered
+    | NotAnswered
+    | FusionBegun
+    | FusionRound
+    | FusionFailed
+    | Forfeited
+    | Judged
+    | NotJudged
+    | MemeLeftOut
+    | MemeDone
+)
+
+AnyEvent: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
+"""Reads a line of the record."""

@@ -1,0 +1,228 @@
+"""An arena on disk.
+
+=====================  =================================================================================
+``manifest.json``      everything that has to be the same for it to be repeated (:class:`Manifest`)
+``events.jsonl``       what happened, an event a line (:mod:`eval.arena.events`)
+``usage.json``         what each model was asked, in all sessions together (:class:`Spent`)
+``calls.sqlite``       the store of model calls, unless arenas share one
+=====================  =================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from court.errors import BadRequest
+from eval.arena.events import AnyEvent, Event, MemeDone, MemeLeftOut
+from eval.arena.settings import ArenaSettings
+
+FORMAT = 1
+MANIFEST, EVENTS, USAGE, CALLS = "manifest.json", "events.jsonl", "usage.json", "calls.sqlite"
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelEntry(_Stored):
+    """A model as it was named."""
+
+    model: str
+    family: str = ""
+    usd_in: float = 0.0
+    usd_out: float = 0.0
+
+
+class MemeEntry(_Stored):
+    """A meme of the arena: no more than tells it."""
+
+    id: str
+    harmful: bool
+    source_label: str
+    pixels_sha256: str
+
+
+class GivenTask(_Stored):
+    """A question that comes with a set, instead of being written by the controller; one line of ``--tasks``."""
+
+    meme: str
+    rounds: tuple[str, ...] = Field(min_length=1)
+    language: str = ""
+    reference: str = ""
+    """What people answered."""
+
+
+class HumanReference(_Stored):
+    """What people wrote about a meme, for one of the setting ``human``; one line of ``--references``."""
+
+    meme: str
+    background: str = ""
+    reasoning: str = Field(min_length=1)
+
+
+class Manifest(_Stored):
+    """What an arena is. ``finished`` and ``interruptions`` are all that changes."""
+
+    format: int = FORMAT
+    name: str
+    created: AwareDatetime
+    finished: AwareDatetime | None = None
+    interruptions: int = 0
+    dataset: str
+    split: str
+    data: dict[str, str]
+    limit: int | None
+    seed: int
+    settings: ArenaSettings
+    models: dict[str, ModelEntry]
+    memes: tuple[MemeEntry, ...]
+    without_picture: dict[str, str] = Field(default_factory=dict)
+    tasks: str = ""
+    """Digest of the questions that came with a set; empty where the controller wrote them."""
+    references: str = ""
+    """Digest of what people wrote, likewise."""
+    prompts: dict[str, str]
+    """Digest of each role's words."""
+    software: str
+    commit: str = ""
+    python: str
+    machine: str
+    command: str
+
+    def same_as(self, other: Manifest) -> list[str]:
+        """Names of what differs that may not."""
+        passing = {"name", "created", "finished", "interruptions", "software", "commit", "python", "machine", "command"}
+        return [
+            name
+            for name in type(self).model_fields
+            if name not in passing and getattr(self, name) != getattr(other, name)
+        ]
+
+
+class Spent(_Stored):
+    """What one model was asked, in all sessions together; of one that was killed, up to the last meme that was done."""
+
+    calls: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    repaired: int = 0
+    unusable: int = 0
+    failed: int = 0
+    usd: float = 0.0
+
+
+class ArenaFolder:
+    """A directory that holds, or will hold, an arena."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def begun(self) -> bool:
+        """Whether it holds one."""
+        return (self.root / MANIFEST).exists()
+
+    def manifest(self) -> Manifest:
+        """What it is. Raises BadRequest if there is none, or none of this format."""
+        try:
+            return Manifest.model_validate_json((self.root / MANIFEST).read_bytes())
+        except FileNotFoundError:
+            raise BadRequest(f"{self.root} holds no arena: there is no {MANIFEST}.", reason="ARENA_MISSING") from None
+        except ValidationError as error:
+            raise BadRequest(
+                f"{self.root / MANIFEST} can't be read as an arena of format {FORMAT}: {error.error_count()} fields "
+                "are wrong. It was written by another version, or changed by hand.",
+                reason="ARENA_UNREADABLE",
+            ) from None
+
+    def events(self) -> tuple[Event, ...]:
+        """What happened so far. A last line that a crash cut is passed over."""
+        path = self.root / EVENTS
+        if not path.exists():
+            return ()
+        *lines, _ = path.read_bytes().split(b"\n")
+        read = []
+        for number, line in enumerate(lines, 1):
+            try:
+                read.append(AnyEvent.validate_json(line))
+            except ValidationError:
+                raise BadRequest(
+                    f"{path}, line {number}, can't be read. It was changed by hand, or the disk is at fault.",
+                    reason="ARENA_UNREADABLE",
+                ) from None
+        return tuple(read)
+
+    def take_up(self) -> frozenset[str]:
+        """Drops the events of memes that were not done; returns the ids of those that were.
+
+        What is dropped happens again, from the store of calls.
+        """
+        events = self.events()
+        done = frozenset(event.meme for event in events if isinstance(event, MemeDone | MemeLeftOut))
+        self._write(EVENTS, "".join(line(event) for event in events if event.meme in done))
+        return done
+
+    def append(self, events: Iterable[Event]) -> None:
+        """Keeps events, before anything is done about them."""
+        with (self.root / EVENTS).open("a", encoding="utf-8") as file:
+            file.write("".join(line(event) for event in events))
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """In one step: a reader sees the old one or the new one."""
+        self._write(MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+
+    def spent(self) -> dict[str, Spent]:
+        """What each model was asked so far."""
+        path = self.root / USAGE
+        if not path.exists():
+            return {}
+        return {name: Spent.model_validate(spent) for name, spent in json.loads(path.read_bytes()).items()}
+
+    def write_spent(self, spent: Mapping[str, Spent]) -> None:
+        """In one step."""
+        content: dict[str, JsonValue] = {name: one.model_dump() for name, one in spent.items()}
+        self._write(USAGE, json.dumps(content, indent=2) + "\n")
+
+    def _write(self, name: str, content: str) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        new = self.root / f"{name}.new"
+        with new.open("w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.root / name)
+
+
+def line(event: Event) -> str:
+    """An event as it is kept: ASCII, so that no character within a text ends a line for any reader."""
+    return json.dumps(event.model_dump(mode="json"), ensure_ascii=True) + "\n"
+
+
+G = TypeVar("G", bound=BaseModel)
+
+
+def read_lines(path: Path, kind: type[G]) -> Sequence[G]:
+    """The lines of a file of questions or of references. Raises BadRequest where one can't be read."""
+    read: list[G] = []
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, ValueError):
+        raise BadRequest(f"{path} can't be read.", reason="FILE_UNREADABLE") from None
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            read.append(kind.model_validate_json(text))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise BadRequest(
+                f"{path.name}, line {number}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}.",
+                reason="FILE_UNREADABLE",
+            ) from None
+    return read

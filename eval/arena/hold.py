@@ -1,0 +1,373 @@
+"""Holding an arena: every meme goes through the same steps, and every step is kept before the next one.
+
+All that is drawn is drawn from generators named by the seed and by what is drawn for. So a run that is taken up again
+draws the same, asks the same, and finds what was said in the store of calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from court.errors import ModelRefused, Overrun, ReplyUnusable
+from court.together import together
+from eval.arena.coverage import meetings
+from eval.arena.events import (
+    Answered,
+    Call,
+    ContextSimulated,
+    Event,
+    Forfeited,
+    FusionBegun,
+    FusionFailed,
+    FusionRound,
+    Judged,
+    MemeDone,
+    MemeLeftOut,
+    NotAnswered,
+    NotJudged,
+    Study,
+    TaskFormulated,
+)
+from eval.arena.folder import ArenaFolder, GivenTask, HumanReference, Spent
+from eval.arena.settings import ArenaSettings
+from eval.arena.speakers import Given, Speaker, style_of
+from eval.arena.words import Relevance, Setting
+from eval.judges.chair import Chair
+from eval.judges.memes import ShownMeme
+
+T = TypeVar("T")
+
+_REQUEST_AT_FAULT = frozenset({400, 413, 422})
+"""With these a server refuses one request; with others (no such model, wrong key) it would refuse them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be held.
+
+    Attributes:
+        settings: Of the arena.
+        memes: In order; the place of a meme decides who meets over it.
+        chairs: The models, by the names that the settings use.
+        seed: Of all draws.
+        given: Questions that came with a set, by meme; empty where the controller writes them.
+        references: What people wrote, by meme, for the setting ``human``.
+        concurrency: Memes under way at once.
+    """
+
+    settings: ArenaSettings
+    memes: tuple[ShownMeme, ...]
+    chairs: Mapping[str, Chair]
+    seed: int = 0
+    given: Mapping[str, tuple[GivenTask, ...]] = field(default_factory=dict)
+    references: Mapping[str, HumanReference] = field(default_factory=dict)
+    concurrency: int = 4
+
+    def tasks_of(self, meme: ShownMeme) -> int:
+        """How many a meme has."""
+        return len(self.given.get(meme.id, ())) if self.given else len(Relevance)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    number: int
+    overall: int
+    """Among the tasks of all memes."""
+    rounds: tuple[str, ...]
+    language: str
+    reference: str
+
+
+async def hold(plan: Plan, folder: ArenaFolder, progress: Callable[[int, int], None] = lambda *_: None) -> None:
+    """Holds an arena, or what is missing of it.
+
+    Args:
+        plan: What is to be held.
+        folder: Where it is kept; what is done there is not done again.
+        progress: Told how many memes of how many are done.
+
+    Raises:
+        BudgetSpent: A model may not be asked any more.
+        CallsError: The store of calls can't be used.
+        Unavailable, ModelRefused: A model server is gone, or refuses whatever it is asked.
+    """
+    done = await asyncio.to_thread(folder.take_up)
+    first = list(itertools.accumulate((plan.tasks_of(meme) for meme in plan.memes), initial=0))
+    met = meetings(plan.settings.targets, first[-1], plan.settings.answers_per_task, plan.seed)
+    before = folder.spent()
+    turn = asyncio.Semaphore(plan.concurrency)
+    count = sum(meme.id in done for meme in plan.memes)
+    progress(count, len(plan.memes))
+
+    async def one(meme: ShownMeme, begin: int) -> None:
+        nonlocal count
+        async with turn:
+            await _Meme(plan, meme, begin, met[begin:], folder).go_through()
+        count += 1
+        folder.write_spent(spent(plan.chairs, before))
+        progress(count, len(plan.memes))
+
+    begins = zip(plan.memes, first, strict=False)
+    try:
+        await _all(one(meme, begin) for meme, begin in begins if meme.id not in done)
+    finally:
+        folder.write_spent(spent(plan.chairs, before))
+
+
+def spent(chairs: Mapping[str, Chair], before: Mapping[str, Spent]) -> dict[str, Spent]:
+    """What each model was asked, this time and before."""
+    told = {}
+    for name, chair in chairs.items():
+        so_far, made = before.get(name, Spent()), chair.usage.made
+        told[name] = Spent(
+            calls=so_far.calls + made.calls,
+            tokens_in=so_far.tokens_in + made.tokens_in,
+            tokens_out=so_far.tokens_out + made.tokens_out,
+            repaired=so_far.repaired + chair.usage.repaired,
+            unusable=so_far.unusable + chair.usage.unusable,
+            failed=so_far.failed + chair.usage.failed,
+            usd=so_far.usd + made.usd(chair.price),
+        )
+    return {**before, **told}
+
+
+async def _all(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What steps come to that run at once; the first one that fails ends the others."""
+    coroutines = tuple(steps)
+    return list(await together(*coroutines)) if coroutines else []
+
+
+class _Meme:
+    """One meme's way through the arena."""
+
+    def __init__(
+        self, plan: Plan, meme: ShownMeme, begin: int, met: Sequence[tuple[str, ...]], folder: ArenaFolder
+    ) -> None:
+        self._plan = plan
+        self._settings = plan.settings
+        self._meme = meme
+        self._begin = begin
+        self._met = met
+        self._folder = folder
+
+    async def go_through(self) -> None:
+        tasks = await self._said(self._tasks())
+        if isinstance(tasks, str):
+            self._keep(MemeLeftOut(meme=self._meme.id, reason=tasks))
+            return
+        await _all(self._hold(task) for task in tasks)
+        self._keep(MemeDone(meme=self._meme.id))
+
+    async def _tasks(self) -> list[_Task]:
+        if self._plan.given:
+            return [self._given(number, given) for number, given in enumerate(self._plan.given.get(self._meme.id, ()))]
+        controller = self._speaker(self._settings.controller)
+        profiles, call = await controller.profiles(self._settings.temperature)
+        told = {str(relevance): profiles.of(relevance) for relevance in Relevance}
+        self._keep(ContextSimulated(meme=self._meme.id, call=call, **told))
+
+        async def formulate(number: int, relevance: Relevance) -> _Task:
+            question, asked = await controller.question(profiles.of(relevance), self._settings.temperature)
+            return self._formulated(number, relevance, (question,), "", asked)
+
+        return await _all(formulate(number, relevance) for number, relevance in enumerate(Relevance))
+
+    def _given(self, number: int, given: GivenTask) -> _Task:
+        task = self._formulated(number, None, given.rounds, given.language, None)
+        return _Task(task.number, task.overall, task.rounds, task.language, given.reference)
+
+    def _formulated(
+        self, number: int, relevance: Relevance | None, rounds: tuple[str, ...], language: str, call: Call | None
+    ) -> _Task:
+        self._keep(
+            TaskFormulated(
+                meme=self._meme.id, task=number, relevance=relevance, rounds=rounds, language=language, call=call
+            )
+        )
+        return _Task(number, self._begin + number, rounds, language, "")
+
+    async def _hold(self, task: _Task) -> None:
+        targets = self._settings.targets
+        answers = zip(targets, await _all(self._answer(name, task) for name in targets), strict=True)
+        there = {name: answer for name, answer in answers if answer is not None}
+        guideline = None
+        if self._settings.guideline == "fused" and not self._plan.given:
+            guideline = await self._fuse(task, there)
+        pairs = self._pairs(task)
+        for one, other in pairs:
+            if (one in there) != (other in there):
+                winner, loser = (one, other) if one in there else (other, one)
+                self._keep(Forfeited(meme=self._meme.id, task=task.number, winner=winner, loser=loser))
+        await _all(
+            self._fight(task, one, other, there, guideline) for one, other in pairs if one in there and other in there
+        )
+
+    async def _answer(self, name: str, task: _Task) -> Given | None:
+        speaker = self._speaker(name)
+        calls: tuple[Call, ...]
+        if self._plan.given:
+            spoken = await self._said(speaker.converse(task.rounds, task.language))
+            if isinstance(spoken, str):
+                self._unanswered(name, task, spoken)
+                return None
+            rounds, calls = spoken
+            given = Given("", rounds)
+        else:
+            said = await self._said(speaker.answer(task.rounds[0]))
+            if isinstance(said, str):
+                self._unanswered(name, task, said)
+                return None
+            given, calls = Given(said[0].background_knowledge, (said[0].reasoning,)), (said[1],)
+        self._keep(
+            Answered(
+                meme=self._meme.id,
+                task=task.number,
+                target=name,
+                background=given.background,
+                reasoning=given.rounds,
+                style=style_of("\n".join((given.background, *given.rounds))),
+                calls=calls,
+            )
+        )
+        return given
+
+    def _unanswered(self, name: str, task: _Task, reason: str) -> None:
+        self._keep(NotAnswered(meme=self._meme.id, task=task.number, target=name, reason=reason))
+
+    async def _fuse(self, task: _Task, answers: Mapping[str, Given]) -> Given | None:
+        """Algorithm 1: what the panel's views come to; None where no judge has an answer to start from."""
+        rng = self._random("fusion", task.number)
+        able = [name for name in self._settings.judges if name in answers]
+        if not able:
+            return None
+        author = rng.choice(able)
+        guideline = answers[author]
+        self._keep(FusionBegun(meme=self._meme.id, task=task.number, judge=author))
+        rest = [name for name in self._settings.targets if name in answers and name != author]
+        rng.shuffle(rest)
+        for number, drawn in enumerate(rest, 1):
+            judge = rng.choice([name for name in self._settings.judges if name != drawn])
+            first = rng.random() < 0.5
+            shown = (guideline, answers[drawn]) if first else (answers[drawn], guideline)
+            said = await self._said(self._speaker(judge).fuse(task.rounds[0], *shown))
+            about = {"meme": self._meme.id, "task": task.number, "round": number, "drawn": drawn, "judge": judge}
+            if isinstance(said, str):
+                self._keep(FusionFailed.model_validate({**about, "reason": said}))
+                continue
+            fused, call = said
+            guideline = Given(fused.background_knowledge, (fused.reasoning,))
+            self._keep(
+                FusionRound.model_validate(
+                    {
+                        **about,
+                        "guideline_first": first,
+                        "background": fused.background_knowledge,
+                        "reasoning": fused.reasoning,
+                        "call": call,
+                    }
+                )
+            )
+        return guideline
+
+    def _pairs(self, task: _Task) -> list[tuple[str, str]]:
+        anchor = self._settings.anchor
+        if self._settings.pairing == "baseline":
+            assert anchor is not None
+            return [(anchor, name) for name in self._settings.targets if name != anchor]
+        return list(itertools.combinations(self._met[task.number], 2))
+
+    async def _fight(
+        self, task: _Task, one: str, other: str, answers: Mapping[str, Given], guideline: Given | None
+    ) -> None:
+        rng = self._random("judges", task.number, *sorted((one, other)))
+        judges = list(self._settings.judges)
+        apart = [name for name in judges if name not in (one, other)]
+        if not self._settings.own_case and len(apart) >= self._settings.judges_per_battle:
+            judges = apart
+        chosen = rng.sample(judges, self._settings.judges_per_battle)
+        written = self._written(task)
+        setting = Setting.FUSED if guideline else Setting.HUMAN if self._plan.given and written else Setting.NONE
+        reference = guideline or (written if setting is Setting.HUMAN else None)
+        asked: list[tuple[str, Setting, Given | None, Study]] = [(name, setting, reference, "arena") for name in chosen]
+        if self._settings.bias and task.overall < self._settings.bias_tasks:
+            shown = {Setting.FUSED: guideline, Setting.HUMAN: written}
+            for judge, look in itertools.product(self._settings.judges, Setting):
+                measure = answers.get(judge) if look is Setting.OWN else shown.get(look)
+                if measure is not None or look is Setting.NONE:
+                    asked.append((judge, look, measure, "bias"))
+        await _all(self._judge(task, one, other, answers, *how) for how in asked)
+
+    def _written(self, task: _Task) -> Given | None:
+        if task.reference:
+            return Given("", (task.reference,))
+        human = self._plan.references.get(self._meme.id)
+        return Given(human.background, (human.reasoning,)) if human else None
+
+    async def _judge(
+        self,
+        task: _Task,
+        one: str,
+        other: str,
+        answers: Mapping[str, Given],
+        judge: str,
+        setting: Setting,
+        reference: Given | None,
+        study: Study,
+    ) -> None:
+        # The same order in every setting, so that what differs is the reference alone.
+        flip = self._random("order", task.number, *sorted((one, other)), judge).random() < 0.5
+        a, b = sorted((one, other), reverse=flip)
+        turns = ((a, b), (b, a)) if self._settings.swapped and study == "arena" else ((a, b),)
+        for turn, (first, second) in enumerate(turns):
+            said = await self._said(
+                self._speaker(judge).compare(
+                    task.rounds, reference, answers[first], answers[second], levels=self._settings.levels
+                )
+            )
+            about = {
+                "meme": self._meme.id,
+                "task": task.number,
+                "a": first,
+                "b": second,
+                "judge": judge,
+                "setting": setting,
+                "turn": turn,
+                "study": study,
+            }
+            if isinstance(said, str):
+                self._keep(NotJudged.model_validate({**about, "reason": said}))
+                continue
+            verdicts, call = said
+            self._keep(
+                Judged.model_validate(
+                    {**about, "verdicts": dict(verdicts.by_dimension), "why": verdicts.why, "call": call}
+                )
+            )
+
+    async def _said(self, saying: Awaitable[T]) -> T | str:
+        """What was said; the reason, where the model has nothing to say that can be used.
+
+        Errors that are not about this one question go on: they end the run, which is taken up again later.
+        """
+        try:
+            return await saying
+        except ModelRefused as error:
+            if error.status not in _REQUEST_AT_FAULT:
+                raise
+            return error.reason
+        except (ReplyUnusable, Overrun) as error:
+            return error.reason
+
+    def _speaker(self, name: str) -> Speaker:
+        return Speaker(self._plan.chairs[name], self._meme, self._settings.reply_chars)
+
+    def _random(self, *names: object) -> random.Random:
+        return random.Random("\0".join(map(str, (self._plan.seed, self._meme.id, *names))))
+
+    def _keep(self, event: Event) -> None:
+        self._folder.append([event])

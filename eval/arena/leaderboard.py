@@ -1,0 +1,237 @@
+"""What an arena comes to: ratings by dimension, and all that bears on how far to trust them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from court.errors import BadRequest
+from eval.arena.agreement import HumanAgreement, HumanVerdict, human_agreement
+from eval.arena.bias import BiasReport, bias_report
+from eval.arena.boards import Board, board_of
+from eval.arena.events import (
+    Answered,
+    Call,
+    Event,
+    Forfeited,
+    FusionFailed,
+    FusionRound,
+    Judged,
+    MemeDone,
+    MemeLeftOut,
+    NotAnswered,
+    NotJudged,
+    TaskFormulated,
+)
+from eval.arena.folder import ArenaFolder, Manifest, Spent
+from eval.arena.words import DIMENSIONS, OVERALL, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What else is known of one model.
+
+    Attributes:
+        model: Its name in the arena.
+        called: Its name at the server.
+        family: Who made it.
+        answered: Tasks that it answered.
+        unanswered: Tasks that it has no usable answer to, by reason.
+        words: Mean of its answers.
+        tokens: Likewise.
+        as_judge: Battles that it judged.
+        unjudged: Battles that it was asked about and said nothing usable.
+    """
+
+    model: str
+    called: str
+    family: str
+    answered: int
+    unanswered: dict[str, int]
+    words: float
+    tokens: float
+    as_judge: int
+    unjudged: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step of the arena took, over all memes."""
+
+    name: str
+    calls: int
+    tokens_in: int
+    tokens_out: int
+    usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leaderboard:
+    """The report.
+
+    Attributes:
+        manifest: Of the arena.
+        boards: Overall first.
+        targets: In the order of the settings.
+        memes: How many are done.
+        left_out: Memes that nothing could be asked about, by reason.
+        tasks: Questions.
+        forfeits: Battles that were none for want of an answer.
+        unmerged: Answers that could not be merged into a guideline.
+        merged: Those that were.
+        first_wins: Share of decided battles won by the answer shown first, and in how many.
+        consistent: Of battles judged in both orders, the share with the same outcome, and how many; None without any.
+        both: How many ties were of two good answers, of two bad ones, and unsaid which.
+        references: How many battles were judged with which reference; where no judge had an answer to start a guideline
+            from, there is none.
+        steps: Calls, tokens and cost by step, of what is on record.
+        spent: What each model was really asked, in all sessions.
+        bias: None where it was not looked at.
+        humans: None where people's verdicts were not given.
+    """
+
+    manifest: Manifest
+    boards: tuple[Board, ...]
+    targets: tuple[Target, ...]
+    memes: int
+    left_out: dict[str, int]
+    tasks: int
+    forfeits: int
+    unmerged: int
+    merged: int
+    first_wins: tuple[float, int]
+    consistent: tuple[float, int] | None
+    both: dict[str, int]
+    references: dict[str, int]
+    steps: tuple[Step, ...]
+    spent: dict[str, Spent] = field(default_factory=dict)
+    bias: BiasReport | None = None
+    humans: HumanAgreement | None = None
+
+    def board(self, dimension: str) -> Board:
+        """Of one dimension. Raises KeyError if there is none."""
+        return {board.dimension: board for board in self.boards}[dimension]
+
+
+def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
+    """Reads an arena, finished or not.
+
+    Args:
+        root: Its folder.
+        humans: What people said of its battles.
+
+    Raises:
+        BadRequest: There is none, or no battle yet.
+    """
+    folder = ArenaFolder(root)
+    manifest, events = folder.manifest(), folder.events()
+    fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
+    if not fought:
+        raise BadRequest(f"{root} has no battle yet that could be ranked.", reason="ARENA_EMPTY")
+    decided = [s for event in fought if (s := event.verdicts[OVERALL].score) != 0.5]
+    ties = Counter(_tie(event.verdicts[OVERALL]) for event in fought if event.verdicts[OVERALL].score == 0.5)
+    settings = manifest.settings
+    return Leaderboard(
+        manifest=manifest,
+        boards=tuple(board_of(manifest, events, name) for name in (OVERALL, *DIMENSIONS[:-1])),
+        targets=_targets(manifest, events),
+        memes=sum(isinstance(event, MemeDone) for event in events),
+        left_out=dict(Counter(event.reason for event in events if isinstance(event, MemeLeftOut))),
+        tasks=sum(isinstance(event, TaskFormulated) for event in events),
+        forfeits=sum(isinstance(event, Forfeited) for event in events),
+        unmerged=sum(isinstance(event, FusionFailed) for event in events),
+        merged=sum(isinstance(event, FusionRound) for event in events),
+        first_wins=(float(np.mean(decided)) if decided else 0.5, len(decided)),
+        consistent=_consistency(fought),
+        both=dict(ties),
+        references=dict(Counter(str(event.setting) for event in fought)),
+        steps=_steps(manifest, events),
+        spent=folder.spent(),
+        bias=bias_report(events, settings.targets, settings.judges, resamples=settings.resamples, seed=manifest.seed),
+        humans=human_agreement(events, humans) if humans else None,
+    )
+
+
+def _tie(verdict: Verdict) -> str:
+    return {Verdict.BOTH_GOOD: "both good", Verdict.BOTH_BAD: "both bad"}.get(verdict, "even")
+
+
+def _consistency(fought: Sequence[Judged]) -> tuple[float, int] | None:
+    twice: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
+    for event in fought:
+        one, other = sorted((event.a, event.b))
+        score = event.verdicts[OVERALL].score
+        twice[event.meme, event.task, one, other, event.judge][event.turn] = score if event.a == one else 1 - score
+    both = [turns for turns in twice.values() if len(turns) == 2]
+    if not both:
+        return None
+    return float(np.mean([turns[0] == turns[1] for turns in both])), len(both)
+
+
+def _targets(manifest: Manifest, events: Sequence[Event]) -> tuple[Target, ...]:
+    answers: dict[str, list[Answered]] = defaultdict(list)
+    missing: dict[str, Counter[str]] = defaultdict(Counter)
+    judged: Counter[str] = Counter()
+    unjudged: Counter[str] = Counter()
+    for event in events:
+        if isinstance(event, Answered):
+            answers[event.target].append(event)
+        elif isinstance(event, NotAnswered):
+            missing[event.target][event.reason] += 1
+        elif isinstance(event, Judged):
+            judged[event.judge] += 1
+        elif isinstance(event, NotJudged):
+            unjudged[event.judge] += 1
+    told = []
+    for name in manifest.settings.targets:
+        entry, given = manifest.models[name], answers[name]
+        told.append(
+            Target(
+                model=name,
+                called=entry.model,
+                family=entry.family,
+                answered=len(given),
+                unanswered=dict(missing[name]),
+                words=float(np.mean([one.style.words for one in given])) if given else 0.0,
+                tokens=float(np.mean([one.tokens_out for one in given])) if given else 0.0,
+                as_judge=judged[name],
+                unjudged=unjudged[name],
+            )
+        )
+    return tuple(told)
+
+
+_STEPS = {
+    "ContextSimulated": "profiles",
+    "TaskFormulated": "questions",
+    "Answered": "answers",
+    "FusionRound": "fusion",
+    "Judged": "judgement",
+}
+
+
+def _steps(manifest: Manifest, events: Sequence[Event]) -> tuple[Step, ...]:
+    sums: dict[str, list[float]] = {name: [0, 0, 0, 0.0] for name in (*_STEPS.values(), "bias study")}
+    for event in events:
+        if event.kind not in _STEPS:
+            continue
+        name = "bias study" if isinstance(event, Judged) and event.study == "bias" else _STEPS[event.kind]
+        calls: tuple[Call | None, ...] = event.calls if isinstance(event, Answered) else (getattr(event, "call", None),)
+        for call in calls:
+            if call is None:
+                continue
+            price = manifest.models[call.chair]
+            into = sums[name]
+            into[0] += call.calls
+            into[1] += call.tokens_in
+            into[2] += call.tokens_out
+            into[3] += (call.tokens_in * price.usd_in + call.tokens_out * price.usd_out) / 1e6
+    return tuple(
+        Step(name, int(calls), int(tokens_in), int(tokens_out), usd)
+        for name, (calls, tokens_in, tokens_out, usd) in sums.items()
+        if calls
+    )

@@ -1,0 +1,74 @@
+"""The leaderboard page, in the look of the benchmark's report."""
+
+from __future__ import annotations
+
+from eval.arena import figures
+from eval.arena.leaderboard import Leaderboard
+from eval.report.page import Drawn, need_page, render
+
+DIMENSION_WORDS = {
+    "overall": "overall",
+    "instruction_following": "instruction following",
+    "correctness": "correctness",
+    "redundancy": "redundancy",
+    "relevance": "relevance",
+    "accuracy": "accuracy",
+}
+SETTING_WORDS = {
+    "fused": "fused guideline",
+    "own": "its own answer",
+    "human": "written by people",
+    "none": "no reference",
+}
+
+
+def as_html(board: Leaderboard) -> str:
+    """The page; the same for the same leaderboard.
+
+    Raises:
+        NotLoaded: jinja2 or matplotlib is not installed.
+    """
+    need_page()
+    overall = board.board("overall")
+    bars = figures.rating_bars(overall, "ratings")
+    heads = figures.heads(overall, "heads")
+    tokens = figures.tokens(overall, board.targets, "tokens")
+    own = figures.own_cases(board.bias, "own-cases") if board.bias else None
+    return render(
+        "leaderboard.html",
+        package="eval.arena",
+        style="leaderboard.css",
+        board=board,
+        overall=overall,
+        manifest=board.manifest,
+        settings=board.manifest.settings,
+        dimensions=DIMENSION_WORDS,
+        setting_words=SETTING_WORDS,
+        drawn=[
+            Drawn(
+                "Ratings",
+                bars or "",
+                "Overall, with 95 % intervals by bootstrap over memes." if bars else overall.not_ranked,
+            ),
+            Drawn(
+                "Rating against length",
+                tokens or "",
+                "A judge may take length for quality: a slope here is no proof of it, and no acquittal."
+                if tokens
+                else "There are no ratings to set against length.",
+            ),
+        ],
+        heads=Drawn(
+            "Against each other",
+            heads or "",
+            "Battles won, in per cent, ties half. Counted, not derived from ratings; empty where two never met.",
+        ),
+        own=Drawn(
+            "Judges in their own case",
+            own or "",
+            "Win rate that a judge gives its own answers, less what the rest of the panel gives them in the same "
+            "battles, with 95 % intervals. Right of the line: it favours itself."
+            if own
+            else "No judge had a case of its own that others judged too.",
+        ),
+    )

@@ -1,0 +1,184 @@
+"""Battles: who met whom, over which meme, and who won."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.errors import CourtError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+SCALE = 400 / np.log(10)
+"""Points of a rating for one unit of log-odds: 400 points are odds of ten to one."""
+MIDDLE = 1000.0
+"""The mean of all ratings, or the anchor's."""
+
+
+class NotRanked(CourtError):
+    """There are no finite ratings: some models were never beaten by any of the others.
+
+    Attributes:
+        groups: Models that can be rated among themselves; those of a group have never lost to those of the next one,
+            where they met at all.
+    """
+
+    default_reason = "NOT_RANKED"
+
+    def __init__(self, groups: Sequence[Sequence[str]]) -> None:
+        self.groups = tuple(tuple(group) for group in groups)
+        told = "; ".join(", ".join(group) for group in self.groups)
+        super().__init__(
+            f"Maximum likelihood has no finite ratings for these battles: they fall into {len(self.groups)} groups of "
+            f"which none has both won and lost against the others ({told}). More battles, or fewer models, are needed."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Battles:
+    """A table of battles, in the order in which they were fought.
+
+    Attributes:
+        models: Their names; everything else refers to them by their place.
+        left: Place of one model, int of shape (battles,).
+        right: Place of the other, likewise.
+        score: Of the left one: 1 won, 0.5 tied, 0 lost; float of shape (battles,).
+        meme: Place of the meme, int of shape (battles,): battles over one meme are no independent ones.
+        weight: What a battle counts, float of shape (battles,); 1 where it is like any other.
+    """
+
+    models: tuple[str, ...]
+    left: Ints
+    right: Ints
+    score: Floats
+    meme: Ints
+    weight: Floats
+
+    def __post_init__(self) -> None:
+        n = len(self.models)
+        if not (self.left.shape == self.right.shape == self.score.shape == self.meme.shape == self.weight.shape):
+            raise ValueError("a table of battles has columns of one length")
+        if self.left.size:
+            places = (self.left, self.right)
+            if min(int(p.min()) for p in places) < 0 or max(int(p.max()) for p in places) >= n:
+                raise ValueError(f"there are {n} models")
+            if bool((self.left == self.right).any()):
+                raise ValueError("nobody fights against itself")
+            if not bool(((self.score >= 0) & (self.score <= 1)).all()) or not bool((self.weight > 0).all()):
+                raise ValueError("scores lie in [0, 1] and weights above 0")
+
+    def __len__(self) -> int:
+        return int(self.left.size)
+
+    @property
+    def memes(self) -> int:
+        """How many places of memes there are; some may have no battle."""
+        return int(self.meme.max()) + 1 if len(self) else 0
+
+
+def battles(
+    models: Sequence[str],
+    rows: Sequence[tuple[str, str, float, str]],
+    weights: Sequence[float] | None = None,
+) -> Battles:
+    """A table from rows of names: left, right, score of the left one, meme.
+
+    Raises:
+        KeyError: A row names a model that is not among them.
+    """
+    place = {name: number for number, name in enumerate(models)}
+    memes: dict[str, int] = {}
+    return Battles(
+        tuple(models),
+        np.array([place[left] for left, _, _, _ in rows], dtype=np.int64),
+        np.array([place[right] for _, right, _, _ in rows], dtype=np.int64),
+        np.array([score for _, _, score, _ in rows], dtype=np.float64),
+        np.array([memes.setdefault(meme, len(memes)) for _, _, _, meme in rows], dtype=np.int64),
+        np.ones(len(rows)) if weights is None else np.asarray(weights, dtype=np.float64),
+    )
+
+
+def wins(table: Battles) -> Floats:
+    """How often each model beat each other, ties half a win each; float of shape (models, models)."""
+    n = len(table.models)
+    pair = table.left * n + table.right
+    won = np.bincount(pair, weights=table.weight * table.score, minlength=n * n).reshape(n, n)
+    fought = np.bincount(pair, weights=table.weight, minlength=n * n).reshape(n, n)
+    return np.asarray(won + (fought - won).T)
+
+
+def wins_by_meme(table: Battles) -> Floats:
+    """As :func:`wins`, by meme; float of shape (memes, models, models)."""
+    n, memes = len(table.models), table.memes
+    pair = (table.meme * n + table.left) * n + table.right
+    won = np.bincount(pair, weights=table.weight * table.score, minlength=memes * n * n).reshape(memes, n, n)
+    fought = np.bincount(pair, weights=table.weight, minlength=memes * n * n).reshape(memes, n, n)
+    return np.asarray(won + (fought - won).transpose(0, 2, 1))
+
+
+def win_rates(won: Floats) -> tuple[Floats, Floats]:
+    """Counted, not derived from ratings.
+
+    Args:
+        won: As :func:`wins` gives it.
+
+    Returns:
+        Of each model over all its battles, float of shape (models,), and against each other, (models, models); NaN
+        where there was no battle.
+    """
+    fought = won + won.T
+    with np.errstate(invalid="ignore"):
+        return won.sum(axis=1) / fought.sum(axis=1), won / fought
+
+
+def reaches(won: Floats) -> NDArray[np.bool_]:
+    """Which models beat which, directly or by way of others.
+
+    Args:
+        won: float of shape (…, models, models).
+
+    Returns:
+        bool of the same shape; everyone reaches itself.
+    """
+    n = won.shape[-1]
+    reach = (won > 0) | np.eye(n, dtype=bool)
+    for _ in range(max(1, int(np.ceil(np.log2(max(n, 2)))))):
+        reach = (reach.astype(np.float32) @ reach.astype(np.float32)) > 0
+    return np.asarray(reach)
+
+
+def connected(won: Floats) -> NDArray[np.bool_]:
+    """Whether every model reaches every other, so that there are finite ratings; bool of shape (…)."""
+    return np.asarray(reaches(won).all(axis=(-1, -2)))
+
+
+def groups(won: Floats, models: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Strongly connected components of the graph of wins, those that reach most first."""
+    reach = reaches(won)
+    both = reach & reach.T
+    found = {tuple(np.flatnonzero(row).tolist()) for row in both}
+    ordered = sorted(found, key=lambda group: (-int(reach[group[0]].sum()), group))
+    return tuple(tuple(models[place] for place in group) for group in ordered)
+
+
+def rated(theta: Floats, anchor: int | None) -> Floats:
+    """Log-odds as ratings.
+
+    Args:
+        theta: float of shape (…, models).
+        anchor: Whose rating is 1000; None where the mean is.
+    """
+    zero = theta.mean(axis=-1, keepdims=True) if anchor is None else theta[..., anchor : anchor + 1]
+    return np.asarray(MIDDLE + SCALE * (theta - zero))
+
+
+def expected(rating_a: Floats | float, rating_b: Floats | float) -> Floats:
+    """Chance of a against b, by their ratings.
+
+    ProBench prints the exponent with the opposite sign, which makes the weaker one the favourite.
+    """
+    return np.asarray(1 / (1 + 10 ** ((np.asarray(rating_b) - rating_a) / 400)))

@@ -1,0 +1,151 @@
+"""How sure ratings are: 95 % intervals by bootstrap over memes.
+
+Battles over one meme share its difficulty and its guideline. Resampling battles as if they were independent gives
+intervals that are too narrow; whole memes are drawn instead (a cluster bootstrap: Davison & Hinkley 1997, §3.8). Few
+memes make percentiles too narrow still; they are widened to what Student's t asks for (Hesterberg 2015, "expanded
+percentile intervals").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from eval.arena.ranking.battles import Battles, Floats, Ints, NotRanked, connected, rated, wins_by_meme
+from eval.arena.ranking.bradley_terry import NoMaximum, fit, ratings, styled
+from eval.arena.ranking.elo import K, elo_of_orders
+
+RESAMPLES = 1000
+_MOST_WITHOUT = 0.05
+"""Share of resamples without finite ratings from which on there is no telling where 95 % end."""
+_AT_ONCE = 1 << 22
+"""Numbers held at once, over all resamples: few megabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Ratings over resamples.
+
+    Attributes:
+        low: Of the 95 % intervals, float of shape (models,); None where they have no end that could be told.
+        high: Likewise.
+        resamples: How many were drawn.
+        without: How many of them have no finite ratings: somebody was undefeated in them.
+        draws: The ratings, float of shape (resamples that have them, models).
+    """
+
+    low: Floats | None
+    high: Floats | None
+    resamples: int
+    without: int
+    draws: Floats
+
+
+def draw_memes(memes: int, resamples: int, seed: int) -> Ints:
+    """How often each meme is drawn; int of shape (resamples, memes), each row adding up to ``memes``."""
+    drawn = np.random.default_rng(seed).integers(0, memes, (resamples, memes), dtype=np.int32)
+    place = drawn + np.arange(resamples, dtype=np.int64)[:, None] * memes
+    return np.asarray(np.bincount(place.ravel(), minlength=resamples * memes).reshape(resamples, memes))
+
+
+def tails(memes: int) -> tuple[float, float]:
+    """Percentiles between which 95 % lie, widened for how few memes there are."""
+    if memes < 2:
+        return 0.0, 100.0
+    reach = np.sqrt(memes / (memes - 1)) * _students_t(memes - 1)
+    outside = 100 * NormalDist().cdf(-float(reach))
+    return outside, 100 - outside
+
+
+def spread(table: Battles, *, anchor: int | None = None, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
+    """Of Bradley-Terry ratings, over memes drawn with replacement.
+
+    Args:
+        table: Battles.
+        anchor: Place of the model whose rating is 1000; None where the mean is.
+        resamples: How many.
+        seed: Of the generator.
+
+    Raises:
+        NotRanked: The table itself has no finite ratings.
+    """
+    ratings(table, anchor=anchor)  # or there is nothing to be sure of
+    by_meme = wins_by_meme(table)
+    there = by_meme.any(axis=(1, 2))
+    by_meme = by_meme[there]
+    return _spread_of(by_meme, anchor, resamples, seed)
+
+
+def spread_over_rows(table: Battles, *, anchor: int | None = None, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
+    """As :func:`spread`, over battles instead of memes: too narrow where a meme has several; kept to show that."""
+    rows = Battles(
+        table.models, table.left, table.right, table.score, np.arange(len(table), dtype=np.int64), table.weight
+    )
+    return spread(rows, anchor=anchor, resamples=resamples, seed=seed)
+
+
+def spread_of_elo(table: Battles, *, k: float = K, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
+    """Of Elo ratings: memes are drawn with replacement and come in the order in which they were drawn."""
+    rng = np.random.default_rng(seed)
+    present = np.unique(table.meme)
+    of_meme = [np.flatnonzero(table.meme == meme) for meme in present]
+    step = max(1, _AT_ONCE // len(table))
+    found = []
+    for begin in range(0, resamples, step):
+        size = min(step, resamples - begin)
+        drawn = rng.integers(0, len(present), (size, len(present)))
+        orders = [np.concatenate([of_meme[meme] for meme in row]) for row in drawn]
+        padded = np.full((size, max(map(len, orders))), -1, dtype=np.int64)
+        for row, order in enumerate(orders):
+            padded[row, : len(order)] = order
+        found.append(elo_of_orders(table, padded, k=k))
+    return _interval(np.concatenate(found), len(present), resamples)
+
+
+def spread_styled(
+    table: Battles, covariates: Floats, *, anchor: int | None = None, resamples: int = 200, seed: int = 0
+) -> tuple[Spread, Spread]:
+    """Of ratings with covariates held equal, and of the covariates' effects."""
+    places = np.unique(table.meme, return_inverse=True)[1]
+    memes = int(places.max()) + 1
+    found = []
+    for drawn in draw_memes(memes, resamples, seed):
+        try:
+            found.append(styled(table, covariates, anchor=anchor, weight=table.weight * drawn[places]))
+        except (NotRanked, NoMaximum):
+            continue
+    n, p = len(table.models), covariates.shape[1]
+    rated_ = np.array([each.ratings for each in found]).reshape(-1, n)
+    effects = np.array([each.effects for each in found]).reshape(-1, p)
+    return _interval(rated_, memes, resamples), _interval(effects, memes, resamples)
+
+
+def _spread_of(by_meme: Floats, anchor: int | None, resamples: int, seed: int) -> Spread:
+    memes, n, _ = by_meme.shape
+    drawn = draw_memes(memes, resamples, seed).astype(np.float64)
+    flat = by_meme.reshape(memes, n * n)
+    step = max(1, _AT_ONCE // (n * n))
+    fitted = []
+    for begin in range(0, resamples, step):
+        tables = (drawn[begin : begin + step] @ flat).reshape(-1, n, n)
+        tables = tables[connected(tables)]
+        if len(tables):
+            fitted.append(rated(fit(tables), anchor))
+    return _interval(np.concatenate(fitted) if fitted else np.zeros((0, n)), memes, resamples)
+
+
+def _interval(draws: Floats, memes: int, resamples: int) -> Spread:
+    without = resamples - len(draws)
+    if without > _MOST_WITHOUT * resamples or memes < 2:
+        return Spread(None, None, resamples, without, draws)
+    low, high = np.percentile(draws, tails(memes), axis=0)
+    return Spread(low, high, resamples, without, draws)
+
+
+def _students_t(freedom: int) -> float:
+    """97.5th percentile of Student's t."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, freedom))

@@ -1,0 +1,208 @@
+"""Bradley-Terry by maximum likelihood: Newton's method on counts, or on battles where there are covariates.
+
+The chance of i against j is ``σ(θ_i − θ_j)``, with covariates ``σ(θ_i − θ_j + x·β)`` (Bradley & Terry 1952; Hunter
+2004 for when there is a maximum). A tie is half a win each. The likelihood is concave: where every model reaches every
+other one by wins there is one maximum, up to a constant added to all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from court.errors import CourtError
+from eval.arena.ranking.battles import SCALE, Battles, Floats, NotRanked, connected, groups, rated, wins
+
+_STEPS = 200
+_CLOSE = 1e-9
+"""Newton decrement below which a step is taken whole and the next ones converge by squares."""
+_DONE = 1e-13
+"""Longest step, in log-odds, that ends it: a ten-billionth of a point."""
+
+
+class NoMaximum(CourtError):
+    """The likelihood has no finite maximum in the covariates: they tell winners from losers without fail."""
+
+    default_reason = "NO_MAXIMUM"
+
+
+def fit(won: Floats) -> Floats:
+    """Log-odds of models, their mean 0.
+
+    Args:
+        won: Counts as :func:`eval.arena.ranking.battles.wins` gives them, or several such tables: float of shape
+            (…, models, models). Every one must be connected.
+
+    Returns:
+        float of shape (…, models).
+    """
+    n = won.shape[-1]
+    tables = won.reshape(-1, n, n).astype(np.float64)
+    fought = tables + tables.transpose(0, 2, 1)
+    scored = tables.sum(axis=2)
+    theta = np.zeros((len(tables), n))
+    ones = np.full((n, n), 1.0 / n)
+    todo = np.arange(len(tables))
+    for _ in range(_STEPS):
+        t, games = theta[todo], fought[todo]
+        chance = _sigmoid(t[:, :, None] - t[:, None, :])
+        slope = scored[todo] - (games * chance).sum(axis=2)
+        bend = games * chance * (1 - chance)
+        # The Laplacian of the bends; a constant added to all changes nothing, so that direction is filled up. Scaled,
+        # for a bend may be as small as its chance is far from a half.
+        laplacian = -bend
+        laplacian[:, np.arange(n), np.arange(n)] += bend.sum(axis=2)
+        size = np.einsum("rii->r", laplacian)[:, None, None] / n
+        step = np.linalg.solve(laplacian + ones * np.maximum(size, 1e-300), slope[:, :, None])[:, :, 0]
+        step -= step.mean(axis=1, keepdims=True)
+        gain = (slope * step).sum(axis=1)
+        theta[todo] = t + _damped(tables[todo], t, step, gain)
+        todo = todo[np.abs(step).max(axis=1) > _DONE * np.maximum(1.0, np.abs(t).max(axis=1))]
+        if not todo.size:
+            theta -= theta.mean(axis=1, keepdims=True)
+            return theta.reshape(won.shape[:-1])
+    raise ArithmeticError(f"{todo.size} tables did not converge in {_STEPS} steps")
+
+
+def ratings(table: Battles, *, anchor: int | None = None) -> Floats:
+    """Ratings of the models; float of shape (models,).
+
+    Args:
+        table: Battles.
+        anchor: Place of the model whose rating is 1000; None where the mean is.
+
+    Raises:
+        NotRanked: Not every model reaches every other one by wins.
+    """
+    won = wins(table)
+    if not bool(connected(won)):
+        raise NotRanked(groups(won, table.models))
+    return rated(fit(won), anchor)
+
+
+@dataclass(frozen=True, slots=True)
+class Styled:
+    """Ratings beside what style is worth.
+
+    Attributes:
+        ratings: With the covariates held equal; float of shape (models,).
+        effects: Points for one unit of each covariate; float of shape (covariates,).
+    """
+
+    ratings: Floats
+    effects: Floats
+
+
+def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, weight: Floats | None = None) -> Styled:
+    """Ratings with covariates held equal.
+
+    Args:
+        table: Battles.
+        covariates: Left minus right, float of shape (battles, covariates); a column that is 0 throughout has no effect.
+        anchor: Place of the model whose rating is 1000; None where the mean is.
+        weight: What each battle counts, instead of the table's own; 0 for those that are not in a resample.
+
+    Raises:
+        NotRanked: Not every model reaches every other one by wins.
+        NoMaximum: The covariates tell winners from losers without fail.
+    """
+    n, p = len(table.models), covariates.shape[1]
+    counts = table.weight if weight is None else weight
+    there = counts > 0
+    left, right, score, counts = table.left[there], table.right[there], table.score[there], counts[there]
+    used = covariates[there]
+    won = wins(Battles(table.models, left, right, score, table.meme[there], counts))
+    if not bool(connected(won)):
+        raise NotRanked(groups(won, table.models))
+    spread = used.std(axis=0)
+    columns = np.flatnonzero(spread > 0)
+    x = used[:, columns] / spread[columns]
+    pair = left * n + right
+    at = np.zeros(n + len(columns))
+    gauge = np.zeros((len(at), len(at)))
+    gauge[:n, :n] = 1.0 / n
+
+    def likelihood(point: Floats) -> float:
+        z = point[left] - point[right] + x @ point[n:]
+        return float((counts * (score * _log_sigmoid(z) + (1 - score) * _log_sigmoid(-z))).sum())
+
+    now = likelihood(at)
+    for _ in range(_STEPS):
+        chance = _sigmoid(at[left] - at[right] + x @ at[n:])
+        off, bend = counts * (score - chance), counts * chance * (1 - chance)
+        slope = np.concatenate([_by(left, off, n) - _by(right, off, n), x.T @ off])
+        hessian = np.zeros((len(at), len(at)))
+        between = np.bincount(pair, weights=bend, minlength=n * n).reshape(n, n)
+        between += between.T
+        hessian[:n, :n] = np.diag(between.sum(axis=1)) - between
+        mixed = (
+            np.stack([_by(left, bend * column, n) - _by(right, bend * column, n) for column in x.T], axis=1)
+            if len(columns)
+            else np.zeros((n, 0))
+        )
+        hessian[:n, n:], hessian[n:, :n] = mixed, mixed.T
+        hessian[n:, n:] = x.T @ (bend[:, None] * x)
+        size = max(float(np.trace(hessian)) / len(at), 1e-300)
+        try:
+            step = np.linalg.solve(hessian + gauge * size, slope)
+        except np.linalg.LinAlgError:
+            raise _separated() from None
+        step[:n] -= step[:n].mean()
+        gain, size_of_step = float(slope @ step), 1.0
+        if gain > _CLOSE:
+            while (then := likelihood(at + size_of_step * step)) < now + 1e-4 * size_of_step * gain:
+                size_of_step /= 2
+                if size_of_step < 1e-6:
+                    raise _separated()
+            now = then
+        at = at + size_of_step * step
+        if not np.isfinite(at).all() or np.abs(at).max() > _FAR:
+            raise _separated()
+        if np.abs(step).max() <= _DONE * max(1.0, float(np.abs(at).max())):
+            effects = np.zeros(p)
+            effects[columns] = SCALE * at[n:] / spread[columns]
+            return Styled(rated(at[:n], anchor), effects)
+    raise _separated()
+
+
+_FAR = 60.0
+"""Log-odds that no finite table of battles comes near: it is running away."""
+
+
+def _separated() -> NoMaximum:
+    return NoMaximum(
+        "With these covariates the likelihood has no finite maximum: style alone tells every winner from every loser. "
+        "Use fewer of them, or more battles."
+    )
+
+
+def _damped(tables: Floats, theta: Floats, step: Floats, gain: Floats) -> Floats:
+    """The step, halved where the likelihood would not rise by it. Far from the maximum Newton may overshoot."""
+    size = np.ones(len(tables))
+    todo = np.flatnonzero(gain > _CLOSE)
+    if todo.size:
+        now = _likelihood(tables[todo], theta[todo])
+        while todo.size:
+            tried = theta[todo] + size[todo, None] * step[todo]
+            short = _likelihood(tables[todo], tried) < now + 1e-4 * size[todo] * gain[todo]
+            short &= size[todo] > 1e-9
+            size[todo[short]] /= 2
+            todo, now = todo[short], now[short]
+    return np.asarray(size[:, None] * step)
+
+
+def _likelihood(tables: Floats, theta: Floats) -> Floats:
+    return np.asarray((tables * _log_sigmoid(theta[:, :, None] - theta[:, None, :])).sum(axis=(1, 2)))
+
+
+def _sigmoid(z: Floats) -> Floats:
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * z)))
+
+
+def _log_sigmoid(z: Floats) -> Floats:
+    return np.asarray(-np.logaddexp(0.0, -z))
+
+
+def _by(place: np.ndarray[tuple[int], np.dtype[np.int64]], values: Floats, n: int) -> Floats:
+    return np.asarray(np.bincount(place, weights=values, minlength=n))

@@ -1,0 +1,103 @@
+"""Tables of battles with known strengths, to see whether intervals cover what they say.
+
+A meme suits some models better than others, in all battles over it: what a bootstrap over battles can't see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from eval.arena.ranking.battles import Battles, Floats, rated
+from eval.arena.ranking.bootstrap import Spread, spread, spread_over_rows
+from eval.arena.ranking.bradley_terry import fit
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Where battles come from.
+
+    Attributes:
+        strengths: Of the models, in log-odds.
+        meme_effect: Standard deviation of how much a meme suits a model, in log-odds.
+        ties: Share of battles that are tied whoever is better.
+        memes: How many.
+        tasks: Of each meme; three models meet in each, all pairs.
+    """
+
+    strengths: tuple[float, ...] = (0.8, 0.4, 0.1, -0.3, -1.0)
+    meme_effect: float = 1.0
+    ties: float = 0.15
+    memes: int = 60
+    tasks: int = 3
+
+    def truth(self) -> Floats:
+        """The ratings that ever more memes would lead to; float of shape (models,).
+
+        Not the strengths themselves: averaged over memes, differences shrink.
+        """
+        theta = np.array(self.strengths)
+        nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+        shift = nodes * self.meme_effect * np.sqrt(2)  # of the difference of two
+        difference = theta[:, None] - theta[None, :]
+        won = (weights / weights.sum() / (1 + np.exp(-(difference[:, :, None] + shift)))).sum(axis=2)
+        won = (1 - self.ties) * won + self.ties / 2
+        np.fill_diagonal(won, 0)
+        return rated(fit(won), None)
+
+    def table(self, seed: int) -> Battles:
+        """One table of battles."""
+        rng = np.random.default_rng(seed)
+        n = len(self.strengths)
+        left, right, score, meme = [], [], [], []
+        for number in range(self.memes):
+            fit_ = np.array(self.strengths) + rng.normal(0, self.meme_effect, n)
+            for _ in range(self.tasks):
+                three = rng.choice(n, 3, replace=False)
+                for i, j in ((0, 1), (0, 2), (1, 2)):
+                    a, b = rng.permutation(three[[i, j]])
+                    won = float(rng.random() < 1 / (1 + np.exp(fit_[b] - fit_[a])))
+                    left.append(a)
+                    right.append(b)
+                    score.append(0.5 if rng.random() < self.ties else won)
+                    meme.append(number)
+        return Battles(
+            tuple(f"model {place}" for place in range(n)),
+            np.array(left, dtype=np.int64),
+            np.array(right, dtype=np.int64),
+            np.array(score),
+            np.array(meme, dtype=np.int64),
+            np.ones(len(left)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How often 95 % intervals held the truth.
+
+    Attributes:
+        memes: Share of the intervals by bootstrap over memes.
+        rows: Share of those by bootstrap over battles.
+        tables: How many tables were drawn.
+    """
+
+    memes: float
+    rows: float
+    tables: int
+
+
+def coverage(world: World, tables: int, *, resamples: int = 1000, seed: int = 0) -> Coverage:
+    """Draws tables and counts."""
+    truth = world.truth()
+
+    def holds(found: Spread) -> Floats:
+        assert found.low is not None and found.high is not None
+        return np.asarray((found.low <= truth) & (truth <= found.high), dtype=np.float64)
+
+    by_meme, by_row = [], []
+    for number in range(tables):
+        table = world.table(seed + number)
+        by_meme.append(holds(spread(table, resamples=resamples, seed=number)))
+        by_row.append(holds(spread_over_rows(table, resamples=resamples, seed=number)))
+    return Coverage(float(np.mean(by_meme)), float(np.mean(by_row)), tables)

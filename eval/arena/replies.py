@@ -1,0 +1,124 @@
+"""What models of the arena reply, read strictly (:mod:`court.replies`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from court.replies import Fault, Reply, Words, object_schema, parse
+from eval.arena.words import DIMENSIONS, Relevance, Verdict, Verdicts, words_of
+
+_PROFILE, _QUESTION, _PART, _WHY = 1200, 800, 6000, 2000
+"""Characters at most of what is taken."""
+
+
+class Profiles(Reply):
+    """Three people, by how much their background has to do with the meme."""
+
+    high: Words = Field(max_length=_PROFILE)
+    moderate: Words = Field(max_length=_PROFILE)
+    unrelated: Words = Field(max_length=_PROFILE)
+
+    def of(self, relevance: Relevance) -> str:
+        """One of them."""
+        said: str = getattr(self, relevance)
+        return said
+
+
+class Question(Reply):
+    """What one of them asks."""
+
+    question: Words = Field(min_length=10, max_length=_QUESTION)
+
+
+class Answer(Reply):
+    """What a target says, or what answers were merged into."""
+
+    background_knowledge: Words = Field(max_length=_PART)
+    reasoning: Words = Field(max_length=_PART)
+
+
+class FreeAnswer(Reply):
+    """What a target says to a question of a given set."""
+
+    answer: Words = Field(max_length=2 * _PART)
+
+
+_Why = Annotated[Words, Field(max_length=_WHY)]
+
+
+def profiles_schema(chars: int) -> dict[str, Any]:
+    """JSON schema of :class:`Profiles`, each of so many characters at most."""
+    return object_schema({name: _text(min(chars, _PROFILE)) for name in Profiles.model_fields})
+
+
+def question_schema(chars: int) -> dict[str, Any]:
+    """JSON schema of :class:`Question`."""
+    return object_schema({"question": {**_text(min(chars, _QUESTION)), "minLength": 10}})
+
+
+def answer_schema(chars: int) -> dict[str, Any]:
+    """JSON schema of :class:`Answer`, each part of so many characters at most."""
+    return object_schema({name: _text(min(chars, _PART)) for name in Answer.model_fields})
+
+
+def free_schema(chars: int) -> dict[str, Any]:
+    """JSON schema of :class:`FreeAnswer`."""
+    return object_schema({"answer": _text(min(chars, 2 * _PART))})
+
+
+def verdicts_schema(*, levels: int, chars: int) -> dict[str, Any]:
+    """JSON schema of a comparison: the reasons first, for a model writes in order.
+
+    Args:
+        levels: Three or five.
+        chars: Longest reasons.
+    """
+    word = {"type": "string", "enum": list(words_of(levels))}
+    return object_schema({"why": _text(min(chars, _WHY)), **dict.fromkeys(DIMENSIONS, word)})
+
+
+def parse_profiles(text: str) -> Profiles:
+    """Raises Fault."""
+    return parse(Profiles, text)
+
+
+def parse_question(text: str) -> str:
+    """Raises Fault."""
+    return parse(Question, text).question
+
+
+def parse_answer(text: str) -> Answer:
+    """Raises Fault."""
+    return parse(Answer, text)
+
+
+def parse_free(text: str) -> str:
+    """Raises Fault."""
+    return parse(FreeAnswer, text).answer
+
+
+class _Compared(Reply):
+    why: _Why
+    instruction_following: str
+    correctness: str
+    redundancy: str
+    relevance: str
+    accuracy: str
+    overall: str
+
+
+def parse_verdicts(text: str, *, levels: int) -> Verdicts:
+    """One verdict for each dimension, each one of the words that were offered. Raises Fault."""
+    said = parse(_Compared, text)
+    offered: Mapping[str, Verdict] = words_of(levels)
+    wrong = [name for name in DIMENSIONS if getattr(said, name) not in offered]
+    if wrong:
+        raise Fault("REPLY_MALFORMED", f"{', '.join(wrong)} must be one of {', '.join(offered)}")
+    return Verdicts(said.why, {name: offered[getattr(said, name)] for name in DIMENSIONS})
+
+
+def _text(most: int) -> dict[str, Any]:
+    return {"type": "string", "minLength": 1, "maxLength": most}

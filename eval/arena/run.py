@@ -1,0 +1,202 @@
+"""Running an arena from the files that name its models and its memes; taking it up again is the same call."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from court.digests import digest
+from court.errors import BadRequest
+from court.meme import LIMITS
+from eval.arena.folder import (
+    CALLS,
+    ArenaFolder,
+    GivenTask,
+    HumanReference,
+    Manifest,
+    MemeEntry,
+    ModelEntry,
+    read_lines,
+)
+from eval.arena.hold import Plan, hold
+from eval.arena.settings import ArenaSettings
+from eval.arena.speakers import ROLES, prompt_of
+from eval.datasets.known import Dataset
+from eval.judges.chair import Chair
+from eval.judges.memes import Shown, shown_memes
+from eval.judges.models import ModelSpec, open_chairs
+from eval.runs import about
+from eval.runs.calls import CallStore
+from serving.assembly import SOFTWARE
+
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is wanted.
+
+    Attributes:
+        out: The arena's folder.
+        name: What to call it.
+        settings: Of the arena.
+        specs: The models that it needs.
+        dataset: Which data set.
+        data: Where that lies.
+        split: Which part of it.
+        limit: How many memes at most, drawn by label; None for all.
+        seed: Of that sample and of all else that is drawn.
+        concurrency: Memes under way at once.
+        tasks: A file of questions that come with a set; None where the controller writes them.
+        references: A file of what people wrote; None where there is none.
+        calls: A store of calls that arenas share; None for the arena's own.
+        command: As it was called.
+    """
+
+    out: Path
+    name: str
+    settings: ArenaSettings
+    specs: Mapping[str, ModelSpec]
+    dataset: Dataset
+    data: Path
+    split: str
+    limit: int | None = None
+    seed: int = 0
+    concurrency: int = 4
+    tasks: Path | None = None
+    references: Path | None = None
+    calls: Path | None = None
+    command: str = ""
+
+
+async def run(
+    ask: Ask,
+    tell: Callable[[str], None],
+    progress: Callable[[int, int], None] = lambda *_: None,
+    chairs: Mapping[str, Chair] | None = None,
+) -> None:
+    """Holds an arena, or what is missing of it.
+
+    Args:
+        ask: What is wanted.
+        tell: Is told what one should know.
+        progress: Told how many memes of how many are done.
+        chairs: The models, where they are connected already.
+
+    Raises:
+        BadRequest: The files can't be read, or the folder holds something else than this arena.
+        CourtError: As :func:`eval.arena.hold.hold` and :func:`eval.judges.models.open_chairs`.
+    """
+    given = read_lines(ask.tasks, GivenTask) if ask.tasks else ()
+    references = read_lines(ask.references, HumanReference) if ask.references else ()
+    asked_about = {task.meme for task in given}
+    with _alone(ask.out):
+        shown = await shown_memes(
+            ask.dataset,
+            ask.data,
+            ask.split,
+            limit=ask.limit,
+            seed=ask.seed,
+            keep=(lambda meme: meme.id in asked_about) if given else (lambda _: True),
+        )
+        if not shown.memes:
+            raise BadRequest("No meme is left to ask about: none has a picture that can be used.", reason="NO_MEMES")
+        folder = ArenaFolder(ask.out)
+        manifest = _manifest(ask, shown, given, references)
+        if folder.begun and folder.events():  # where nothing has happened yet, it may still become another
+            manifest = _taken_up(folder.manifest(), manifest)
+        folder.write_manifest(manifest)
+        absent = asked_about - {meme.id for meme in shown.memes} - shown.without_picture.keys()
+        if absent:
+            tell(f"{len(absent):,} memes that the questions are about are not in the sample of {ask.split}.")
+        if shown.without_picture:
+            tell(f"{len(shown.without_picture):,} memes have no picture that can be used and are left out.")
+        async with AsyncExitStack() as stack:
+            store = CallStore.open(ask.calls or ask.out / CALLS)
+            stack.push_async_callback(store.close)
+            if chairs is None:
+                most = LIMITS.representative_frames
+                chairs = await open_chairs(ask.specs, store, stack, tell, pictures=most, run_seed=ask.seed)
+            by_meme: dict[str, tuple[GivenTask, ...]] = {}
+            for task in given:
+                by_meme[task.meme] = (*by_meme.get(task.meme, ()), task)
+            plan = Plan(
+                settings=ask.settings,
+                memes=shown.memes,
+                chairs=chairs,
+                seed=ask.seed,
+                given=by_meme,
+                references={one.meme: one for one in references},
+                concurrency=ask.concurrency,
+            )
+            await hold(plan, folder, progress)
+        folder.write_manifest(manifest.model_copy(update={"finished": datetime.now(UTC)}))
+
+
+def _manifest(ask: Ask, shown: Shown, given: Sequence[GivenTask], references: Sequence[HumanReference]) -> Manifest:
+    def digest_of(lines: Sequence[BaseModel]) -> str:
+        return digest([line.model_dump(mode="json") for line in lines]) if lines else ""
+
+    return Manifest(
+        name=ask.name,
+        created=datetime.now(UTC),
+        dataset=ask.dataset.id,
+        split=ask.split,
+        data=shown.files,
+        limit=ask.limit,
+        seed=ask.seed,
+        settings=ask.settings,
+        models={
+            name: ModelEntry(model=spec.model, family=spec.family, usd_in=spec.usd_in, usd_out=spec.usd_out)
+            for name, spec in ask.specs.items()
+        },
+        memes=tuple(
+            MemeEntry(
+                id=meme.id, harmful=meme.harmful, source_label=meme.source_label, pixels_sha256=meme.pixels_sha256
+            )
+            for meme in shown.memes
+        ),
+        without_picture=shown.without_picture,
+        tasks=digest_of(given),
+        references=digest_of(references),
+        prompts={role: prompt_of(role).digest for role in ROLES},
+        software=SOFTWARE,
+        commit=about.commit(),
+        python=about.python(),
+        machine=about.machine(),
+        command=ask.command,
+    )
+
+
+def _taken_up(begun: Manifest, now: Manifest) -> Manifest:
+    """The manifest of an arena that goes on. Raises BadRequest where it would be another one."""
+    differ = begun.same_as(now)
+    if differ:
+        raise BadRequest(
+            f"The arena was begun with something else than is there now: {', '.join(differ)}. Half of it would be one "
+            "thing and half another. Set it up as it was, or begin another in another folder.",
+            reason="RUN_DIFFERS",
+        )
+    return begun.model_copy(update={"interruptions": begun.interruptions + (begun.finished is None)})
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keeps others off the folder. Raises BadRequest where it holds something else, or is in use."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / _LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadRequest(f"Another process is at the arena in {out} now.", reason="RUN_IN_USE") from None
+        if not ArenaFolder(out).begun and any(path.name != _LOCK for path in out.iterdir()):
+            raise BadRequest(
+                f"{out} is not empty and holds no arena. Name a folder that is not there yet.", reason="OUT_NOT_EMPTY"
+            )
+        yield

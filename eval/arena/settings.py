@@ -1,0 +1,106 @@
+"""What an arena is set to: the table ``[arena]`` of the file that names its models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from court.errors import BadRequest
+from eval.arena.ranking.elo import K
+
+_SETTINGS = "[arena] in the file of models"
+
+
+class ArenaSettings(BaseModel):
+    """All of them; part of every arena's manifest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    targets: tuple[str, ...] = Field(min_length=2)
+    """Who is ranked."""
+    judges: tuple[str, ...] = Field(min_length=1)
+    """The panel, some of the targets."""
+    controller: str
+    """Who writes profiles and questions."""
+    answers_per_task: int = Field(default=3, ge=2)
+    """How many targets meet over a task, all pairs of them."""
+    pairing: Literal["coverage", "baseline"] = "coverage"
+    """Whether all pairs of targets meet equally often, or each meets the anchor in each task."""
+    anchor: str | None = None
+    """The target whose rating is 1000; the mean of all where nobody is named."""
+    judges_per_battle: int = Field(default=1, ge=1)
+    """How many of the panel judge a battle, drawn for each."""
+    own_case: bool = False
+    """Whether a judge may judge a battle of its own model, where another could."""
+    levels: Literal[3, 5] = 3
+    """Whether a judge says who is better, or also by how much."""
+    swapped: bool = False
+    """Whether each battle is judged twice, with the order swapped."""
+    far: float = Field(default=1.0, ge=1, le=10)
+    """How many battles one counts as in which a model is far better."""
+    guideline: Literal["fused", "none"] = "fused"
+    """What judges measure answers by."""
+    forfeits: Literal["leave out", "lose"] = "leave out"
+    """What becomes of battles in which one has no answer that could be used."""
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    """Of the controller; everybody else answers at 0."""
+    reply_chars: int = Field(default=2000, ge=64, le=6000)
+    """Longest part of an answer; a profile or a question has less."""
+    elo_k: float = Field(default=K, gt=0)
+    """Points that a battle moves an Elo rating by at most."""
+    resamples: int = Field(default=1000, ge=100, le=100_000)
+    """Of the bootstrap."""
+    bias: bool = False
+    """Whether the panel's bias is looked at: every judge judges every battle of some tasks under every setting."""
+    bias_tasks: int = Field(default=30, ge=1)
+    """How many tasks that takes in, the first of the arena."""
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        for what, names in (("targets", self.targets), ("judges", self.judges)):
+            if len(set(names)) < len(names):
+                raise ValueError(f"{what}: each is named once")
+        strangers = [name for name in self.judges if name not in self.targets]
+        if strangers:
+            raise ValueError(f"judges are some of the targets, and {', '.join(strangers)} is none")
+        if self.anchor is not None and self.anchor not in self.targets:
+            raise ValueError(f"the anchor is one of the targets, and {self.anchor} is none")
+        if self.pairing == "baseline" and self.anchor is None:
+            raise ValueError("with pairing = baseline, name the anchor that everybody meets")
+        if self.answers_per_task > len(self.targets):
+            raise ValueError(f"{self.answers_per_task} answers can't meet where there are {len(self.targets)} targets")
+        if self.judges_per_battle > len(self.judges):
+            raise ValueError(f"a battle can't be judged by {self.judges_per_battle} of {len(self.judges)} judges")
+        if self.guideline == "fused" and len(self.judges) < 2:
+            raise ValueError(
+                "a guideline is fused by at least two judges, for nobody merges its own answer; or set guideline = none"
+            )
+        return self
+
+
+def arena_settings(table: Mapping[str, Any], models: Mapping[str, object]) -> ArenaSettings:
+    """Reads the table.
+
+    Args:
+        table: ``[arena]`` as it stands in the file.
+        models: Those that the file names; all of them are targets where the table doesn't say.
+
+    Raises:
+        BadRequest: It says what it may not, or names a model that the file has not.
+    """
+    try:
+        settings = ArenaSettings.model_validate({"targets": list(models), **table})
+    except ValidationError as error:
+        told = "; ".join(
+            ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, "))))
+            for fault in error.errors()
+        )
+        raise BadRequest(f"{_SETTINGS}: {told}.", reason="ARENA_SETTINGS") from None
+    for name in (*settings.targets, *settings.judges, settings.controller):
+        if name not in models:
+            raise BadRequest(
+                f"{_SETTINGS}: there is no model {name!r}; there are {', '.join(models)}.", reason="ARENA_SETTINGS"
+            )
+    return settings

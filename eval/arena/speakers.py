@@ -1,0 +1,203 @@
+"""Controller, target, fuser and judge: each is a prompt, a reply type and one call.
+
+Who sees what is a matter of arguments. Nobody is told who wrote a text, and what anybody wrote stands in a fence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from court.meme import Frame
+from court.prompts import Prompt
+from court.untrusted import Fence
+from eval.arena import replies
+from eval.arena.events import Call, Style, call_of
+from eval.arena.replies import Answer, Profiles
+from eval.arena.words import Verdicts
+from eval.judges import prompts
+from eval.judges.chair import Chair, Said
+from eval.judges.memes import ShownMeme
+
+_PACKAGE = "eval.arena.prompts"
+ROLES = ("controller", "target", "fuser", "judge")
+
+
+def prompt_of(role: str) -> Prompt:
+    """The prompt of one of :data:`ROLES`."""
+    return prompts.load(_PACKAGE, role)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An answer as it goes on: to be merged, or to be compared.
+
+    Attributes:
+        background: Empty where the question came with the set.
+        rounds: One text, or one for each round.
+    """
+
+    background: str
+    rounds: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """One model before one meme.
+
+    Attributes:
+        chair: The model.
+        meme: What it is shown.
+        chars: Longest part of a reply.
+    """
+
+    chair: Chair
+    meme: ShownMeme
+    chars: int
+    fence: Fence = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fence", self.chair.fence(self.meme.id, self.meme.pixels_sha256))
+
+    async def profiles(self, temperature: float) -> tuple[Profiles, Call]:
+        """Three people who come across the meme. Raises as :meth:`eval.judges.chair.Chair.say`."""
+        prompt = prompt_of("controller")
+        said = await self.chair.say(
+            prompt,
+            "profiles",
+            [*self._shown(prompt), prompt.task("profiles")],
+            replies.parse_profiles,
+            fence=self.fence,
+            schema=replies.profiles_schema(self.chars),
+            temperature=temperature,
+        )
+        return said.value, call_of(self.chair, prompt, "profiles", said)
+
+    async def question(self, profile: str, temperature: float) -> tuple[str, Call]:
+        """What somebody asks about the meme."""
+        prompt = prompt_of("controller")
+        said = await self.chair.say(
+            prompt,
+            "question",
+            [*self._shown(prompt), prompt.task("question", profile=self.fence.around(profile))],
+            replies.parse_question,
+            fence=self.fence,
+            schema=replies.question_schema(self.chars),
+            temperature=temperature,
+        )
+        return said.value, call_of(self.chair, prompt, "question", said)
+
+    async def answer(self, question: str) -> tuple[Answer, Call]:
+        """An answer in two parts."""
+        prompt = prompt_of("target")
+        said = await self.chair.say(
+            prompt,
+            "answer",
+            [*self._shown(prompt), prompt.task("answer", question=self.fence.around(question))],
+            replies.parse_answer,
+            fence=self.fence,
+            schema=replies.answer_schema(self.chars),
+        )
+        return said.value, call_of(self.chair, prompt, "answer", said)
+
+    async def converse(self, rounds: Sequence[str], language: str) -> tuple[tuple[str, ...], tuple[Call, ...]]:
+        """Answers to questions that follow each other."""
+        prompt = prompt_of("target")
+        asked = f", in the language {language}" if language else ""
+        parts: list[str | Frame] = self._shown(prompt)
+        answers, calls = [], []
+        for question in rounds:
+            fenced = self.fence.around(question)
+            said = await self.chair.say(
+                prompt,
+                "free",
+                [*parts, prompt.task("free", question=fenced, language=asked)],
+                replies.parse_free,
+                fence=self.fence,
+                schema=replies.free_schema(2 * self.chars),
+            )
+            answers.append(said.value)
+            calls.append(call_of(self.chair, prompt, "free", said))
+            parts.append(prompt.task("round", question=fenced, answer=self.fence.around(said.value)))
+        return tuple(answers), tuple(calls)
+
+    async def fuse(self, question: str, first: Given, second: Given) -> tuple[Answer, Call]:
+        """Two texts made one."""
+        prompt = prompt_of("fuser")
+        values = {
+            f"{name}_{number}": self.fence.around(text)
+            for number, given in ((1, first), (2, second))
+            for name, text in (("background", given.background), ("reasoning", _joined(given)))
+        }
+        said = await self.chair.say(
+            prompt,
+            "fuse",
+            [*self._shown(prompt), prompt.task("fuse", question=self.fence.around(question), **values)],
+            replies.parse_answer,
+            fence=self.fence,
+            schema=replies.answer_schema(self.chars),
+        )
+        return said.value, call_of(self.chair, prompt, "fuse", said)
+
+    async def compare(
+        self, rounds: Sequence[str], reference: Given | None, a: Given, b: Given, *, levels: int
+    ) -> tuple[Verdicts, Call]:
+        """Which of two answers is better, in each dimension.
+
+        Args:
+            rounds: What was asked.
+            reference: What they are measured by; None for nothing.
+            a: Shown first.
+            b: Shown second.
+            levels: Three or five.
+        """
+        prompt = prompt_of("judge")
+        parts: list[str | Frame] = self._shown(prompt)
+        parts.append(prompt.task("question", question=self.fence.around("\n\n".join(rounds))))
+        if reference is not None:
+            parts.append(prompt.task("reference", reference=self._laid_out(prompt, reference)))
+        parts.append(prompt.task("answers", a=self._laid_out(prompt, a), b=self._laid_out(prompt, b)))
+        parts.append(prompt.task("verdicts", words=prompt.task("three" if levels == 3 else "five")))
+        said: Said[Verdicts] = await self.chair.say(
+            prompt,
+            "verdicts",
+            parts,
+            partial(replies.parse_verdicts, levels=levels),
+            fence=self.fence,
+            schema=replies.verdicts_schema(levels=levels, chars=self.chars),
+        )
+        return said.value, call_of(self.chair, prompt, "verdicts", said)
+
+    def _shown(self, prompt: Prompt) -> list[str | Frame]:
+        """The picture first, as it stays the same from call to call."""
+        return [*self.meme.frames, prompt.task("meme", text=self.fence.around(self.meme.text))]
+
+    def _laid_out(self, prompt: Prompt, given: Given) -> str:
+        if given.background:
+            return prompt.task(
+                "parts", background=self.fence.around(given.background), reasoning=self.fence.around(_joined(given))
+            )
+        return prompt.task("plain", answer=self.fence.around(_joined(given)))
+
+
+def _joined(given: Given) -> str:
+    if len(given.rounds) == 1:
+        return given.rounds[0]
+    return "\n\n".join(f"{number}. {text}" for number, text in enumerate(given.rounds, 1))
+
+
+_HEADING = re.compile(r"^\s{0,3}#{1,6}\s", re.MULTILINE)
+_LIST = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s", re.MULTILINE)
+_BOLD = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1")
+
+
+def style_of(text: str) -> Style:
+    """What a text looks like: words, and marks of Markdown."""
+    return Style(
+        words=len(text.split()),
+        headings=len(_HEADING.findall(text)),
+        lists=len(_LIST.findall(text)),
+        bold=len(_BOLD.findall(text)),
+    )

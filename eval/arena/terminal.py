@@ -1,0 +1,82 @@
+"""A leaderboard in a terminal."""
+
+from __future__ import annotations
+
+from eval.arena.boards import Row
+from eval.arena.leaderboard import Leaderboard
+from eval.arena.page import DIMENSION_WORDS, SETTING_WORDS
+from eval.scores.tables import table
+
+
+def as_text(board: Leaderboard) -> str:
+    """The most important of it; the page has the rest."""
+    overall = board.board("overall")
+    settings = board.manifest.settings
+    anchor = f"{settings.anchor} has 1000" if settings.anchor else "mean 1000"
+    lines = [
+        f"{board.manifest.name}: {len(settings.targets)} models, {board.tasks:,} questions about {board.memes:,} "
+        f"meme{'' if board.memes == 1 else 's'}, {overall.battles:,} battles",
+        "" if board.manifest.finished else "Not finished: these figures will change.",
+        f"Bradley-Terry ratings, {anchor}, with 95 % intervals by bootstrap over memes; Elo with "
+        f"K = {settings.elo_k:g}.",
+        "",
+    ]
+    rows = [["place", "model", "rating", "Elo", "won", "battles", "answered"]]
+    targets = {target.model: target for target in board.targets}
+    for number, row in enumerate(overall.rows, 1):
+        target = targets[row.model]
+        rows.append(
+            [
+                _place(row, number),
+                row.model,
+                _rating(row),
+                f"{row.elo.value:.0f}",
+                "–" if row.win_rate is None else f"{100 * row.win_rate:.1f} %",
+                f"{row.battles:,}",
+                f"{target.answered:,} of {target.answered + sum(target.unanswered.values()):,}",
+            ]
+        )
+    lines += [table(rows), ""]
+    if overall.not_ranked:
+        lines += [overall.not_ranked, ""]
+    rows = [["by dimension", *(DIMENSION_WORDS[one.dimension] for one in board.boards[1:])]]
+    for row in overall.rows:
+        own = [next(r for r in one.rows if r.model == row.model) for one in board.boards[1:]]
+        rows.append([row.model, *("–" if each.rating is None else f"{each.rating.value:.0f}" for each in own)])
+    lines += [table(rows), ""]
+    first, decided = board.first_wins
+    lines.append(f"The answer shown first won {100 * first:.1f} % of {decided:,} decided battles.")
+    if board.consistent:
+        share, both = board.consistent
+        lines.append(f"Judged in both orders, {100 * share:.1f} % of {both:,} battles had the same outcome.")
+    if board.bias:
+        lines.append("")
+        rows = [["reference", "NDCG", "τ", "favour themselves"]]
+        for one in board.bias.settings:
+            guilty = [f"{case.judge} ({100 * case.lift:+.0f})" for case in one.own_cases if case.favours_itself]
+            tau = "–" if one.tau is None else f"{one.tau:.2f}"
+            rows.append([SETTING_WORDS[one.setting], f"{one.ndcg:.3f}", tau, ", ".join(guilty) or "nobody"])
+        lines.append(table(rows))
+    if board.humans and board.humans.accuracy is not None:
+        lines.append(
+            f"Panel and people agree on {100 * board.humans.accuracy:.1f} % of {board.humans.battles:,} battles."
+        )
+    calls = sum(one.calls for one in board.spent.values())
+    tokens = sum(one.tokens_in + one.tokens_out for one in board.spent.values())
+    usd = sum(one.usd for one in board.spent.values())
+    lines += ["", f"Asked: {calls:,} calls, {tokens:,} tokens, US$ {usd:.2f}."]
+    return "\n".join(lines)
+
+
+def _place(row: Row, number: int) -> str:
+    if row.first is None or row.last is None:
+        return "–" if row.rating is None else str(number)
+    return str(row.first) if row.first == row.last else f"{row.first}–{row.last}"
+
+
+def _rating(row: Row) -> str:
+    if row.rating is None:
+        return "–"
+    one = row.rating
+    span = "" if one.low is None or one.high is None else f" [{one.low:.0f}, {one.high:.0f}]"
+    return f"{one.value:.0f}{span}"

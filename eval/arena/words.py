@@ -1,0 +1,86 @@
+"""The arena's closed sets of words: how relevant a profile is, what is compared, who won."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+OVERALL = "overall"
+DIMENSIONS = ("instruction_following", "correctness", "redundancy", "relevance", "accuracy", OVERALL)
+"""What two answers are compared in, each by itself."""
+
+
+class Relevance(StrEnum):
+    """How much somebody's background has to do with a meme."""
+
+    HIGH = "high"
+    MODERATE = "moderate"
+    UNRELATED = "unrelated"
+
+
+class Verdict(StrEnum):
+    """Of two answers, A as it was shown first and B."""
+
+    A_FAR = "A>>B"
+    A = "A>B"
+    TIE = "A=B"
+    """Neither is better; of five levels."""
+    BOTH_GOOD = "both good"
+    BOTH_BAD = "both bad"
+    B = "B>A"
+    B_FAR = "B>>A"
+
+    @property
+    def score(self) -> float:
+        """Of A: 1 won, 0.5 tied, 0 lost."""
+        if self in (Verdict.A, Verdict.A_FAR):
+            return 1.0
+        return 0.0 if self in (Verdict.B, Verdict.B_FAR) else 0.5
+
+    @property
+    def far(self) -> bool:
+        """Whether one is far better."""
+        return self in (Verdict.A_FAR, Verdict.B_FAR)
+
+
+_THREE: Mapping[str, Verdict] = {
+    "A": Verdict.A,
+    "B": Verdict.B,
+    "both good": Verdict.BOTH_GOOD,
+    "both bad": Verdict.BOTH_BAD,
+}
+_FIVE: Mapping[str, Verdict] = {
+    str(verdict): verdict for verdict in (Verdict.A_FAR, Verdict.A, Verdict.TIE, Verdict.B, Verdict.B_FAR)
+}
+
+
+def words_of(levels: int) -> Mapping[str, Verdict]:
+    """What a judge may say, with what it means. Raises KeyError for other than three or five levels."""
+    return {3: _THREE, 5: _FIVE}[levels]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """What a judge says of two answers.
+
+    Attributes:
+        why: Its reasons.
+        by_dimension: A verdict for each of :data:`DIMENSIONS`.
+    """
+
+    why: str
+    by_dimension: Mapping[str, Verdict]
+
+
+class Setting(StrEnum):
+    """What a judge is shown as a reference; the four settings under which its bias is looked at."""
+
+    FUSED = "fused"
+    """What the panel's views were merged into: the arena's own."""
+    OWN = "own"
+    """Its own answer."""
+    HUMAN = "human"
+    """What people wrote."""
+    NONE = "none"
+    """Nothing."""

@@ -1,0 +1,172 @@
+"""``memecourt-eval arena``: which models understand harm in memes best, by each other's judgement."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from eval.arena.leaderboard import Leaderboard
+    from eval.arena.run import Ask
+
+EXIT_INTERRUPTED = 130
+PAGE = "leaderboard.html"
+
+
+@click.command()
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path),
+    default=Path("arena.toml"),
+    show_default=True,
+    help="The file of models (TOML), with the table [arena]: who judges, who writes the questions, and all settings.",
+)
+@click.option("--data", type=click.Path(path_type=Path), help="The directory that the data set was unpacked in.")
+@click.option("--dataset", metavar="ID", help="Which data set that is. [default: the one that is recognised there]")
+@click.option("--split", help="[default: the first one that is for testing]")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("arena"), show_default=True, help="Its folder.")
+@click.option("--name", help="What to call it. [default: the folder's name]")
+@click.option("--limit", type=click.IntRange(min=1), help="So many memes at most, drawn by label.")
+@click.option("--seed", default=0, show_default=True, help="Of that sample, of who meets whom, and of replies.")
+@click.option("--concurrency", type=click.IntRange(1, 1000), default=4, show_default=True, help="Memes at once.")
+@click.option(
+    "--tasks",
+    type=click.Path(path_type=Path),
+    help="Questions that come with a set (JSON lines: meme, rounds, language, reference), instead of written ones.",
+)
+@click.option(
+    "--references",
+    type=click.Path(path_type=Path),
+    help="What people wrote about memes (JSON lines: meme, background, reasoning), for the bias study.",
+)
+@click.option(
+    "--humans",
+    type=click.Path(path_type=Path),
+    help="What people said of battles (JSON lines: meme, task, one, other, who, better), to hold the panel against.",
+)
+@click.option("--calls", type=click.Path(path_type=Path), help="A store of model calls that arenas share.")
+@click.option("--report", "only_report", is_flag=True, help="Ask nobody: report on what is there in --out.")
+@click.option("--json", "as_json", is_flag=True, help="The leaderboard as one JSON object, without any text.")
+def arena(**given: Any) -> None:
+    """Has models explain the harm in memes and judge each other's answers in pairs, and ranks them.
+
+    For each meme a controller makes up three people and has each ask a question; every target answers all of them. The
+    panel's views are fused into a guideline, by which judges then compare answers that they are not told the authors
+    of. The folder holds every step, and a page (leaderboard.html) the ratings with their intervals.
+
+    Called again in the same way, it goes on where it was: no model is asked again for what it has said.
+
+    Exit code: 0 if the arena has come to its end, 1 if it could not go on, 130 if it was interrupted.
+    """
+    from court.errors import CourtError
+    from eval.arena.agreement import HumanVerdict
+    from eval.arena.folder import read_lines
+    from eval.arena.leaderboard import leaderboard
+
+    out: Path = given["out"]
+    try:
+        if not given["only_report"]:
+            _hold(_asked(given))
+        humans = read_lines(given["humans"], HumanVerdict) if given["humans"] else ()
+        board = leaderboard(out, humans)
+        page = _page(board, out)
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    if given["as_json"]:
+        click.echo(json.dumps(figures_of(board)))
+        return
+    from eval.arena.terminal import as_text
+
+    click.echo(as_text(board))
+    click.echo(f"{page} shows it.")
+
+
+def figures_of(board: Leaderboard) -> dict[str, Any]:
+    """The figures, for other programs."""
+    from dataclasses import asdict
+
+    told = asdict(board)
+    manifest = board.manifest
+    told["manifest"] = {
+        "name": manifest.name,
+        "dataset": manifest.dataset,
+        "split": manifest.split,
+        "finished": manifest.finished is not None,
+        "settings": manifest.settings.model_dump(mode="json"),
+    }
+    for one in told["boards"]:
+        one["against"] = [[*pair, rate] for pair, rate in one["against"].items()]
+    told["spent"] = {name: spent.model_dump() for name, spent in board.spent.items()}
+    return told
+
+
+def _hold(ask: Ask) -> None:
+    from eval.arena.folder import ArenaFolder
+    from eval.arena.run import run
+    from serving.cli.common import run as asyncio_run
+
+    def tell(line: str) -> None:
+        click.echo(line, err=True)
+
+    if ArenaFolder(ask.out).begun:
+        tell(f"{ask.out} holds an arena: it is gone on with.")
+    try:
+        asyncio_run(run(ask, tell, lambda done, of: tell(f"{done:,} of {of:,} memes done")))
+    except KeyboardInterrupt:
+        tell("Interrupted. What was asked is kept; the same command goes on.")
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _asked(given: dict[str, Any]) -> Ask:
+    from court.errors import BadRequest
+    from eval.arena.run import Ask
+    from eval.arena.settings import arena_settings
+    from eval.commands.choices import dataset_of
+    from eval.datasets.known import Role
+    from eval.datasets.places import recognised
+    from eval.judges.models import read_models
+
+    if not given["data"]:
+        raise click.UsageError("Missing option --data.")
+    file = read_models(given["models"])
+    unknown = [name for name in file.rest if name != "arena"]
+    if unknown:
+        raise BadRequest(f"{given['models'].name} has tables that nobody reads: {', '.join(unknown)}.")
+    settings = arena_settings(file.rest.get("arena", {}), file.models)
+    used = dict.fromkeys((*settings.targets, *settings.judges, settings.controller))
+    if given["dataset"]:
+        dataset = dataset_of(given["dataset"])
+    else:
+        found = recognised(given["data"])
+        if len(found) > 1:
+            raise click.UsageError(f"There are {', '.join(one.id for one in found)} there: name one with --dataset.")
+        (dataset,) = found
+    return Ask(
+        out=given["out"],
+        name=given["name"] or given["out"].resolve().name,
+        settings=settings,
+        specs={name: file.models[name] for name in used},
+        dataset=dataset,
+        data=given["data"],
+        split=given["split"] or dataset.of_role(Role.TEST)[0].name,
+        limit=given["limit"],
+        seed=given["seed"],
+        concurrency=given["concurrency"],
+        tasks=given["tasks"],
+        references=given["references"],
+        calls=given["calls"],
+        command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
+    )
+
+
+def _page(board: Leaderboard, out: Path) -> Path:
+    from eval.arena.page import as_html
+
+    page = out / PAGE
+    page.write_text(as_html(board), encoding="utf-8")
+    return page

@@ -1,0 +1,30 @@
+"""Prompts that are kept beside the code that uses them: one file each and version, as :mod:`court.prompts` has them."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+
+from court.prompts import Prompt
+from court.untrusted import bare, secrets_in
+
+
+@cache
+def load(package: str, name: str, version: int = 1) -> Prompt:
+    """A prompt.
+
+    Args:
+        package: Where it is kept, e.g. ``eval.arena.prompts``: a folder of files ``<name>.<version>.toml``.
+        name: Of the prompt.
+        version: Another for other words.
+
+    Raises:
+        FileNotFoundError: There is none of that name and version.
+    """
+    return Prompt(tomllib.loads((files(package) / f"{name}.{version}.toml").read_text("utf-8")))
+
+
+def gave_away(prompt: Prompt, reply: str) -> bool:
+    """Whether a reply holds the secret of its system message; see :func:`court.prompts.given_away`."""
+    return bare(prompt.secret) in secrets_in(reply)

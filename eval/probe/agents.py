@@ -1,0 +1,318 @@
+"""Who speaks in a probe: each agent is a prompt, a reply type and one call.
+
+Only the answerer's words are the target's. All others speak through the controllers: the first is the senior one, and
+where three speak of the same, they are dealt out among all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from court.errors import CourtError, ModelRefused, Overrun, ReplyUnusable
+from court.meme import Frame
+from court.ports import ChatReply, FinishReason
+from court.prompts import Prompt
+from court.replies import parse
+from court.untrusted import Fence
+from eval.judges.chair import Chair
+from eval.judges.prompts import load
+from eval.probe import replies
+from eval.probe.taxonomy import Category, Taxonomy
+
+T = TypeVar("T")
+
+VOICES = 3
+"""Miners, and references."""
+PROMPTS = ("answerer", "examiner", "judge", "miner", "narrator", "refiner", "scorer", "senior")
+_PACKAGE = "eval.probe.prompts"
+
+
+def prompt_of(role: str) -> Prompt:
+    """The words of a role."""
+    return load(_PACKAGE, role)
+
+
+def prompt_digests() -> dict[str, str]:
+    """What the probe's words are known by, by the id of the prompt."""
+    return {prompt.id: prompt.digest for prompt in map(prompt_of, PROMPTS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A meme that is probed.
+
+    Attributes:
+        id: Of the meme.
+        text: In words: the data set's, or what was read off the picture.
+        frames: Of its picture as it is.
+        erased: The same without the text.
+    """
+
+    id: str
+    text: str
+    frames: tuple[Frame, ...]
+    erased: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A meme whose explanation was scored, as the Refiner is shown it."""
+
+    erased: tuple[Frame, ...]
+    text: str
+    score: int
+
+
+class NoReply(Exception):
+    """An agent said nothing that can be used. Unlike a server that is gone, it ends one step and not the run.
+
+    Attributes:
+        reason: For machines, as in :mod:`court.errors`.
+        what: In words.
+        server: What the server said, where it would not even take the question.
+    """
+
+    def __init__(self, reason: str, what: str, server: ModelRefused | None = None) -> None:
+        super().__init__(what)
+        self.reason = reason
+        self.what = what
+        self.server = server
+
+    @property
+    def refused(self) -> bool:
+        """Whether the model declined."""
+        return self.reason == "REPLY_REFUSED"
+
+    @classmethod
+    def because(cls, error: CourtError) -> NoReply:
+        """The same, of an error."""
+        return cls(error.reason, error.message, error if isinstance(error, ModelRefused) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The models of a probe.
+
+    Attributes:
+        target: Who is probed.
+        controllers: Who probes; the first is the senior one.
+    """
+
+    target: Chair
+    controllers: tuple[Chair, ...]
+
+    @property
+    def senior(self) -> Chair:
+        """Who speaks where one speaks alone."""
+        return self.controllers[0]
+
+    def voice(self, number: int) -> Chair:
+        """Who speaks where three speak of the same."""
+        return self.controllers[number % len(self.controllers)]
+
+    def fence(self, subject: Subject | None) -> Fence:
+        """Marks for what stands in calls about a meme, or about none; the same when a run is taken up again."""
+        return self.senior.fence("probe", subject.id if subject else "")
+
+
+async def sort(bench: Bench, subject: Subject, taxonomy: Taxonomy, number: int) -> replies.Sorting:
+    """What one of three Miners votes. Raises NoReply."""
+    prompt, fence = prompt_of("miner"), bench.fence(subject)
+    parts: tuple[str | Frame, ...] = (
+        *subject.frames,
+        prompt.task("material", text=fence.around(subject.text)),
+        prompt.task("taxonomy", taxonomy=fence.around(taxonomy.text)),
+        prompt.task("sort"),
+    )
+    return await _say(
+        bench.voice(number),
+        prompt,
+        "sort",
+        parts,
+        partial(replies.parse_sorting, taxonomy=taxonomy),
+        fence,
+        schema=replies.sorting_schema(taxonomy),
+        chars=1200,
+        temperature=1.0,
+        seed=number,
+    )
+
+
+async def examine(bench: Bench, subject: Subject, category: Category) -> replies.Presence:
+    """Whether a proposed category is there in a meme. Raises NoReply."""
+    prompt, fence = prompt_of("examiner"), bench.fence(subject)
+    parts: tuple[str | Frame, ...] = (
+        *subject.frames,
+        prompt.task("material", text=fence.around(subject.text)),
+        prompt.task("present", category=fence.around(category.line)),
+    )
+    read = partial(parse, replies.Presence)
+    return await _say(
+        bench.senior, prompt, "present", parts, read, fence, schema=replies.PRESENCE, chars=replies.REASON
+    )
+
+
+async def keeps(bench: Bench, subject: Subject, text: str, misbelief: str) -> replies.Keeping:
+    """Whether a meme with another text spreads the same misbelief. Raises NoReply."""
+    prompt, fence = prompt_of("examiner"), bench.fence(subject)
+    parts: tuple[str | Frame, ...] = (
+        *subject.erased,
+        prompt.task("rewritten", text=fence.around(text)),
+        prompt.task("keeps", misbelief=fence.around(misbelief)),
+    )
+    read = partial(parse, replies.Keeping)
+    return await _say(bench.senior, prompt, "keeps", parts, read, fence, schema=replies.KEEPING, chars=replies.REASON)
+
+
+async def admit(bench: Bench, category: Category, taxonomy: Taxonomy) -> replies.Admission:
+    """Whether a proposed category is distinct and of the right grain. Raises NoReply."""
+    prompt, fence = prompt_of("judge"), bench.fence(None)
+    task = prompt.task("admit", taxonomy=fence.around(taxonomy.text), category=fence.around(category.line))
+    read = partial(parse, replies.Admission)
+    return await _say(
+        bench.senior, prompt, "admit", (task,), read, fence, schema=replies.ADMISSION, chars=replies.REASON
+    )
+
+
+async def narrate(bench: Bench, subject: Subject, category: Category) -> str:
+    """The misbelief behind a meme. Raises NoReply."""
+    prompt, fence = prompt_of("narrator"), bench.fence(subject)
+    parts: tuple[str | Frame, ...] = (
+        *subject.frames,
+        prompt.task("material", text=fence.around(subject.text)),
+        prompt.task("misbelief", category=fence.around(category.line)),
+    )
+    read = partial(parse, replies.Misbelief)
+    said = await _say(
+        bench.senior, prompt, "misbelief", parts, read, fence, schema=replies.MISBELIEF, chars=replies.SENTENCE
+    )
+    return said.misbelief
+
+
+async def refer(bench: Bench, subject: Subject, text: str, category: Category, number: int) -> ChatReply:
+    """One of three drafts of a reference: the question that the target is asked, at temperature 1. Raises NoReply."""
+    return await _explain(bench, bench.voice(number), subject, text, category, temperature=1.0, seed=number)
+
+
+async def merge(bench: Bench, subject: Subject, text: str, category: Category, drafts: Sequence[str]) -> str:
+    """The senior's reference out of the drafts. Raises NoReply."""
+    prompt, fence = prompt_of("senior"), bench.fence(subject)
+    parts: tuple[str | Frame, ...] = (
+        *subject.erased,
+        prompt.task("material", text=fence.around(text)),
+        *(prompt.task("draft", number=str(n), draft=fence.around(draft)) for n, draft in enumerate(drafts, 1)),
+        prompt.task("merge", category=fence.around(category.line)),
+    )
+    read = partial(parse, replies.Reference)
+    said = await _say(bench.senior, prompt, "merge", parts, read, fence, schema=replies.REFERENCE, chars=replies.ANSWER)
+    return said.answer
+
+
+async def answer(bench: Bench, subject: Subject, text: str, category: Category) -> ChatReply:
+    """What the target says; it may be cut off. Raises NoReply."""
+    return await _explain(bench, bench.target, subject, text, category)
+
+
+async def score(
+    bench: Bench, subject: Subject, text: str, category: Category, reference: str, answered: str
+) -> tuple[int | None, str]:
+    """The score of an answer, and what the Scorer says of it; no score where the answer declined.
+
+    Raises:
+        NoReply: There is no rating that can be read.
+    """
+    prompt, fence = prompt_of("scorer"), bench.fence(subject)
+    parts: tuple[str | Frame, ...] = (
+        *subject.erased,
+        prompt.task("material", text=fence.around(text)),
+        prompt.task(
+            "score",
+            category=fence.around(category.line),
+            reference=fence.around(reference),
+            answer=fence.around(answered),
+        ),
+    )
+
+    def read(said: str) -> tuple[int | None, str]:
+        try:
+            return replies.parse_rating(said), said
+        except replies.Refused:
+            return None, said
+
+    return await _say(bench.senior, prompt, "score", parts, read, fence)
+
+
+async def rewrite(
+    bench: Bench, subject: Subject, misbelief: str, scored: int, examples: Sequence[Example]
+) -> replies.Rewriting:
+    """Another text for a meme. Examples come sorted by score. Raises NoReply."""
+    prompt, fence = prompt_of("refiner"), bench.fence(subject)
+    parts: list[str | Frame] = []
+    for number, one in enumerate(examples, 1):
+        shown = prompt.task("example", number=str(number), text=fence.around(one.text), score=str(one.score))
+        parts += [one.erased[0], shown]  # one still of each: servers take few pictures in one prompt
+    meme = prompt.task(
+        "material", text=fence.around(subject.text), score=str(scored), misbelief=fence.around(misbelief)
+    )
+    parts += [*subject.frames, meme, prompt.task("rewrite")]
+    read = partial(replies.parse_rewriting, before=subject.text)
+    chars = replies.REASON + replies.TEXT
+    return await _say(
+        bench.senior, prompt, "rewrite", parts, read, fence, schema=replies.REWRITING, chars=chars, temperature=1.0
+    )
+
+
+async def _explain(
+    bench: Bench,
+    chair: Chair,
+    subject: Subject,
+    text: str,
+    category: Category,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> ChatReply:
+    prompt, fence = prompt_of("answerer"), bench.fence(subject)
+    parts: tuple[str | Frame, ...] = (
+        *subject.erased,
+        prompt.task("material", text=fence.around(text)),
+        prompt.task("explain", category=fence.around(category.line)),
+    )
+    try:
+        # Free text that is taken as it is: nothing can be wrong with its form, so it is not asked for again.
+        reply = await chair.ask(prompt.system(), parts, temperature=temperature, seed=seed)
+    except (ModelRefused, Overrun) as error:
+        raise NoReply.because(error) from None
+    if reply.finish is FinishReason.REFUSAL:
+        raise NoReply("REPLY_REFUSED", "the model declined to answer")
+    if not reply.text.strip():
+        raise NoReply("REPLY_EMPTY", "it said nothing")
+    return reply
+
+
+async def _say(
+    chair: Chair,
+    prompt: Prompt,
+    task: str,
+    parts: Sequence[str | Frame],
+    read: Callable[[str], T],
+    fence: Fence,
+    *,
+    schema: dict[str, object] | None = None,
+    chars: int = 0,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> T:
+    """What a chair says. A server that is gone ends the run; what is this one call's own fault, this step alone."""
+    # There are scripts in which each character is a token or more; how long a reply may be is said by its schema.
+    most = chars + chars // 4 + 200 if chars else None
+    try:
+        said = await chair.say(
+            prompt, task, parts, read, fence=fence, schema=schema, temperature=temperature, max_tokens=most, seed=seed
+        )
+    except (ReplyUnusable, ModelRefused, Overrun) as error:
+        raise NoReply.because(error) from None
+    return said.value

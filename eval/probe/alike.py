@@ -1,0 +1,39 @@
+"""Which of some sentences are most like another one: BM25 (Robertson & Zaragoza 2009), as bm25s computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import bm25s  # type: ignore[import-untyped]  # ships no types
+
+
+def most_alike(asked: str, sentences: Sequence[str], most: int) -> tuple[int, ...]:
+    """Places of the sentences that are most like one, the most alike first.
+
+    Sentences that share no word with it come last, and those of equal likeness in the order in which they stand: the
+    same sentences always give the same places.
+
+    Args:
+        asked: What they are to be like.
+        sentences: Of one language, or none in particular; English words that say nothing are passed over.
+        most: How many places at most.
+    """
+    scores = _scores(asked, sentences)
+    return tuple(sorted(range(len(sentences)), key=lambda place: (-scores[place], place))[:most])
+
+
+def words_of(sentence: str) -> list[str]:
+    """Its words, small, without those that say nothing."""
+    (words,) = bm25s.tokenize([sentence], stopwords="en", return_ids=False, show_progress=False)
+    return list(words)
+
+
+def _scores(asked: str, sentences: Sequence[str]) -> list[float]:
+    words = [words_of(sentence) for sentence in sentences]
+    known = {word for each in words for word in each}
+    wanted = [word for word in words_of(asked) if word in known]
+    if not wanted:  # among them the case that there is no word at all, which an index can't be made of
+        return [0.0] * len(sentences)
+    index = bm25s.BM25()
+    index.index(words, show_progress=False)
+    return [float(score) for score in index.get_scores(wanted)]

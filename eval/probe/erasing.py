@@ -1,0 +1,123 @@
+"""Takes the text off a picture, so that a model that is given other words is not shown the old ones.
+
+Where the text is, says the court's own text reader; what is behind it is made up from what is around it, by OpenCV's
+inpainting after Bertalmío, Bertozzi & Sapiro (2001). No model paints anything in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from court.events import TextLine
+from court.meme import Frame, Picture, PictureFormat
+from court.ports import Reading, TextReader
+
+_GROWN = 0.18
+"""By how much of its height a box grows on all sides: letters have outlines and shadows that a reader cuts off."""
+_LEAST = 2
+"""By how many pixels at least."""
+_RADIUS = 5
+"""How far around a pixel is looked for what to paint it with, in pixels."""
+_SURE = 0.6
+"""How sure the reader has to be of a line: it takes a cup's handle for a letter, and says that it is not sure."""
+_PASSES = 2
+"""How often at most a picture is read and painted over: what hid behind other text may be found the second time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """A picture without its text.
+
+    Attributes:
+        frames: As those of the picture, in the same order.
+        text: What was read off the picture before; empty where nothing was.
+        lines: How many lines were painted over.
+        left: How many lines can still be read: of small or ornate ones something may be left.
+    """
+
+    frames: tuple[Frame, ...]
+    text: str
+    lines: int
+    left: int
+
+
+async def erase(frames: Sequence[Frame], reader: TextReader) -> Erased:
+    """A picture without its text.
+
+    Raises:
+        Overrun: There was no time.
+        Unavailable: The text could not be read now, so that it can't be said where it is.
+    """
+    now = tuple(frames)
+    found = await _read(now, reader)
+    text, lines = Reading(found).text, 0
+    for _ in range(_PASSES):
+        if not found:
+            break
+        lines += len(found)
+        now = await asyncio.to_thread(_painted, now, found)
+        found = await _read(now, reader)
+    return Erased(now, text, lines, len(found))
+
+
+async def _read(frames: tuple[Frame, ...], reader: TextReader) -> tuple[TextLine, ...]:
+    """The lines that are surely text."""
+    reading = await reader.read(_picture(frames))
+    return tuple(line for line in reading.lines if line.confidence >= _SURE and any(map(str.isalnum, line.text)))
+
+
+def _picture(frames: tuple[Frame, ...]) -> Picture:
+    """These frames as a picture of our own making, which is what a text reader takes."""
+    digest = hashlib.sha256(b"".join(frame.png for frame in frames)).hexdigest()
+    first = frames[0]
+    return Picture(PictureFormat.PNG, digest, digest, first.width, first.height, len(frames), frames)
+
+
+def painted_over(frame: Frame, lines: Sequence[TextLine]) -> Frame:
+    """The frame with what is in the boxes painted over; itself where there is none.
+
+    Args:
+        frame: Of a picture.
+        lines: Those that were read on it; their boxes are in pixels of the frame.
+    """
+    if not lines:
+        return frame
+    with Image.open(io.BytesIO(frame.png), formats=["PNG"]) as opened:
+        pixels = np.ascontiguousarray(np.asarray(opened.convert("RGB")))
+    repaired = cv2.inpaint(pixels, _mask(pixels.shape[0], pixels.shape[1], lines), _RADIUS, cv2.INPAINT_NS)
+    out = io.BytesIO()
+    Image.fromarray(repaired).save(out, "PNG")
+    return dataclasses.replace(frame, png=out.getvalue())
+
+
+def _painted(frames: Sequence[Frame], lines: Sequence[TextLine]) -> tuple[Frame, ...]:
+    return tuple(painted_over(frame, [line for line in lines if line.frame == frame.index]) for frame in frames)
+
+
+def _mask(height: int, width: int, lines: Sequence[TextLine]) -> NDArray[np.uint8]:
+    """uint8 of shape (height, width): 255 where something is painted over."""
+    mask = np.zeros((height, width), dtype=np.uint8)
+    for line in lines:
+        one = np.zeros_like(mask)
+        cv2.fillPoly(one, [np.rint(np.array(line.box)).astype(np.int32)], 255)
+        by = max(_LEAST, round(_GROWN * _height(line)))
+        grown = cv2.dilate(one, cv2.getStructuringElement(cv2.MORPH_RECT, (2 * by + 1, 2 * by + 1)))
+        mask = np.maximum(mask, grown.astype(np.uint8))
+    return mask
+
+
+def _height(line: TextLine) -> float:
+    """Length of its left edge, in pixels."""
+    upper_left, _, _, lower_left = line.box
+    return math.dist(upper_left, lower_left)

@@ -1,0 +1,397 @@
+"""A probe on disk.
+
+====================  ====================================================================================
+``manifest.json``     everything that has to be the same for the probe to be repeated (:class:`Manifest`)
+``memes.jsonl``       the memes, in order, and what was taken off their pictures (:class:`ProbedMeme`)
+``erased/``           their pictures without text
+``mined.jsonl``       how each was sorted (:class:`Mined`)
+``taxonomy.json``     the categories in the end
+``scored.jsonl``      each meme and category with misbelief, reference, answer and score (:class:`Scored`)
+``rewritten.jsonl``   each step of the refinement (:class:`Step`); its texts stay here, and every line says so
+``usage.json``        what each model was asked
+``calls.sqlite``      the store of model calls
+====================  ====================================================================================
+
+The store of calls is what a probe is taken up again from: it is gone through once more, and what a model has said is
+not asked again. The other files say what came of that, in a form that is easy to read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from court.errors import BadRequest
+from eval.probe.replies import HIGHEST, LOWEST
+from eval.probe.taxonomy import Category
+from retrieval.library.sources import NOT_FOR_LIBRARIES
+
+FORMAT = 1
+MANIFEST, MEMES, ERASED = "manifest.json", "memes.jsonl", "erased"
+MINED, TAXONOMY, SCORED, REWRITTEN, USAGE = (
+    "mined.jsonl",
+    "taxonomy.json",
+    "scored.jsonl",
+    "rewritten.jsonl",
+    "usage.json",
+)
+Mark = Literal["rewritten by memecourt-eval probe"]
+MARK: Mark = "rewritten by memecourt-eval probe"
+"""What each rewritten text says of itself."""
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ProbedMeme(_Stored):
+    """A meme that is probed; one line of ``memes.jsonl``."""
+
+    id: str
+    harmful: bool
+    """Gold, of two classes. Nobody in the probe is told."""
+    source_label: str
+    """Gold, in the data set's own words."""
+    text: str
+    text_read: bool
+    """Whether the text was read off the picture, for want of one in the data set."""
+    pixels_sha256: str
+    lines: int
+    """Lines that were painted over."""
+    left: int
+    """Lines that could still be read afterwards."""
+    erased: tuple[Annotated[str, Field(pattern=r"^\d{5,}-\d+\.png$")], ...]
+    """Names of the pictures without text, below ``erased/``: one a frame."""
+
+
+class Sorted(StrEnum):
+    """What became of a meme."""
+
+    HARMFUL = "harmful"
+    """It belongs to at least one category."""
+    HARMLESS = "harmless"
+    """It belongs to none, and leaves."""
+    UNREAD = "unread"
+    """Too few Miners could be understood to say so; it leaves, too."""
+
+
+class Proposal(_Stored):
+    """A new category that a Miner proposed."""
+
+    category: Category
+    examiner: bool
+    """Whether the Examiner finds it in this meme."""
+    judge: bool
+    """Whether the Judge finds it distinct and of the right grain; not asked where the Examiner does not, or where it
+    has been admitted already."""
+    why: str = ""
+    """What kept one of them from being understood."""
+
+    @property
+    def admitted(self) -> bool:
+        """Whether both agreed."""
+        return self.examiner and self.judge
+
+
+class Mined(_Stored):
+    """How a meme was sorted; one line of ``mined.jsonl``."""
+
+    meme: str
+    outcome: Sorted
+    categories: tuple[str, ...]
+    """By majority of the Miners, and what was proposed for it and admitted."""
+    votes: dict[str, int]
+    """Of the Miners, by category."""
+    miners: int
+    """Who could be understood, of three."""
+    proposals: tuple[Proposal, ...] = ()
+
+
+class Pair(_Stored):
+    """A meme and a category."""
+
+    meme: str
+    category: str
+    misbelief: str
+    """What stands behind it; empty where the Narrator could not be understood."""
+    why: str = ""
+    """Then: why not."""
+
+
+class Outcome(StrEnum):
+    """What a scoring came to. Only the first has a score: a failure is never a number."""
+
+    SCORED = "scored"
+    REFUSED = "refused"
+    """The target declined to look at the meme."""
+    UNSCORED = "unscored"
+    """There was no answer, no reference, or no rating that can be read."""
+
+
+class Scoring(_Stored):
+    """What a target's answer is worth."""
+
+    outcome: Outcome
+    score: int | None = Field(default=None, ge=LOWEST, le=HIGHEST)
+    why: str = ""
+    """Why there is no score."""
+    references: int = 0
+    """Drafts that the reference was made of."""
+    reference: str = ""
+    answer: str = ""
+    """The target's."""
+    cut: bool = False
+    """Whether the answer ran into its limit; it is scored as far as it goes."""
+    comment: str = ""
+    """The Scorer's reply."""
+
+
+class Scored(Pair):
+    """A meme as it is, scored; one line of ``scored.jsonl``."""
+
+    text: str
+    scoring: Scoring
+
+
+class StepOutcome(StrEnum):
+    """What a step of the refinement came to. After all but the first, the search stops."""
+
+    LOWER = "lower"
+    """The rewritten meme's score is below the meme's."""
+    NOT_LOWER = "not lower"
+    UNSCORED = "unscored"
+    """There is no score to compare, or the target refused."""
+    ASTRAY = "astray"
+    """The Examiner does not find the misbelief in it any more, so it was not scored."""
+    NOT_REWRITTEN = "not rewritten"
+    """The Refiner or the Examiner could not be understood, or declined."""
+
+
+class Step(_Stored):
+    """One step of the refinement; one line of ``rewritten.jsonl``."""
+
+    mark: Mark = Field(default=MARK, alias=NOT_FOR_LIBRARIES)
+    """What keeps the line out of every library (:data:`retrieval.library.sources.NOT_FOR_LIBRARIES`)."""
+    category: str
+    seed: str
+    """The meme that the search began with."""
+    number: int = Field(ge=1)
+    """Of the step, counted from 1."""
+    meme: str
+    """The meme whose text is rewritten."""
+    misbelief: str
+    before: int = Field(ge=LOWEST, le=HIGHEST)
+    """Its score as it is."""
+    examples: tuple[str, ...]
+    """What the Refiner was shown, lowest score first: ids of memes; ``+`` behind one that was a rewritten meme."""
+    outcome: StepOutcome
+    text: str = ""
+    """The rewritten one."""
+    explanation: str = ""
+    """The Refiner's: what the target is likely to miss."""
+    why: str = ""
+    """What was wrong, where it has no score."""
+    scoring: Scoring | None = None
+
+
+class Manifest(_Stored):
+    """What a probe is. Written before the first call; ``finished`` is all that changes."""
+
+    format: int = FORMAT
+    kind: Literal["probe"] = "probe"
+    created: AwareDatetime
+    finished: AwareDatetime | None = None
+    dataset: str
+    split: str
+    data: dict[str, str]
+    """SHA-256 of the data files, by name."""
+    without_picture: dict[str, str]
+    """Memes that were drawn and can't be shown, and why."""
+    limit: int | None
+    seed: int
+    target: str
+    controllers: tuple[str, ...]
+    models: dict[str, str]
+    """The models' own names, by what the run calls them."""
+    taxonomy: tuple[Category, ...]
+    """To begin with."""
+    steps: int
+    """Of a search, at most: N."""
+    seeds: int
+    """Memes of a category that a search begins with, at most."""
+    examples: int
+    """Shown to the Refiner, at most."""
+    batch: int
+    """Memes that are sorted by the same categories."""
+    prompts: dict[str, str]
+    """Digests, by id."""
+    text_reader: str
+    software: str
+    commit: str = ""
+    python: str
+    machine: str
+    command: str
+
+
+S = TypeVar("S", bound=BaseModel)
+_CATEGORIES = TypeAdapter(tuple[Category, ...])
+
+
+class ModelUsage(_Stored):
+    """What one model was asked; one of ``usage.json``."""
+
+    name: str
+    calls: int
+    """The probe is made of, those out of the store included."""
+    tokens_in: int
+    tokens_out: int
+    usd: float
+    """What these cost, by the prices in the file of models."""
+    made: int
+    """Calls that the process which wrote this had to make."""
+    made_usd: float
+    repaired: int
+    unusable: int
+    failed: int
+
+
+_USAGES = TypeAdapter(tuple[ModelUsage, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFolder:
+    """A directory that holds, or will hold, a probe."""
+
+    root: Path
+
+    @property
+    def begun(self) -> bool:
+        """Whether a probe was begun here."""
+        return (self.root / MANIFEST).exists()
+
+    def manifest(self) -> Manifest:
+        """What the probe is. Raises BadRequest if there is none, or none of this format."""
+        try:
+            return Manifest.model_validate_json((self.root / MANIFEST).read_bytes())
+        except FileNotFoundError:
+            raise BadRequest(f"{self.root} holds no probe: there is no {MANIFEST}.", reason="RUN_MISSING") from None
+        except ValidationError as error:
+            raise BadRequest(
+                f"{self.root / MANIFEST} can't be read as a probe of format {FORMAT}: {error.error_count()} fields are "
+                "wrong. It is of something else, of another version, or was changed by hand.",
+                reason="RUN_UNREADABLE",
+            ) from None
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """In one step: a reader sees the old one or the new one."""
+        self._write(MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+
+    def memes(self) -> tuple[ProbedMeme, ...] | None:
+        """The memes; None where their pictures have not been prepared. Raises BadRequest if a line can't be read."""
+        return self.read(MEMES, ProbedMeme) if (self.root / MEMES).exists() else None
+
+    def write_memes(self, memes: Iterable[ProbedMeme]) -> None:
+        """In one step, and after their pictures."""
+        self.write(MEMES, memes)
+
+    def write_erased(self, name: str, png: bytes) -> None:
+        """A picture without its text."""
+        folder = self.root / ERASED
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(png)
+
+    def prepared(self, number: int) -> ProbedMeme | None:
+        """What was said of a meme once its pictures were there; None where they are not, or not all of them."""
+        try:
+            return ProbedMeme.model_validate_json((self.root / ERASED / f"{number:05}.json").read_bytes())
+        except (FileNotFoundError, ValidationError):  # not begun, or cut off in the middle of a line
+            return None
+
+    def write_prepared(self, number: int, meme: ProbedMeme) -> None:
+        """After its pictures."""
+        (self.root / ERASED / f"{number:05}.json").write_text(line_of(meme), encoding="ascii")
+
+    def erased(self, name: str) -> bytes:
+        """A picture without its text. Raises BadRequest if it is gone."""
+        try:
+            return (self.root / ERASED / name).read_bytes()
+        except OSError:
+            raise BadRequest(
+                f"{self.root / ERASED / name} can't be read. Remove {self.root / MEMES}: then the pictures are "
+                "prepared anew.",
+                reason="RUN_UNREADABLE",
+            ) from None
+
+    def taxonomy(self) -> tuple[Category, ...]:
+        """The categories in the end."""
+        return _CATEGORIES.validate_json((self.root / TAXONOMY).read_bytes())
+
+    def write_taxonomy(self, categories: tuple[Category, ...]) -> None:
+        """In one step."""
+        self._write(TAXONOMY, _CATEGORIES.dump_json(categories, indent=2).decode() + "\n")
+
+    def usage(self) -> tuple[ModelUsage, ...]:
+        """What each model was asked; nothing where the probe was broken off before that was written."""
+        path = self.root / USAGE
+        return _USAGES.validate_json(path.read_bytes()) if path.exists() else ()
+
+    def write_usage(self, usages: tuple[ModelUsage, ...]) -> None:
+        """In one step."""
+        self._write(USAGE, _USAGES.dump_json(usages, indent=2).decode() + "\n")
+
+    def read(self, name: str, kind: type[S]) -> tuple[S, ...]:
+        """Lines of a file; none where it is not there yet, and without a last one that was cut off.
+
+        Raises:
+            BadRequest: A line can't be read.
+        """
+        path = self.root / name
+        if not path.exists():
+            return ()
+        *lines, _ = path.read_bytes().split(b"\n")
+        found = []
+        for number, line in enumerate(lines, 1):
+            try:
+                found.append(kind.model_validate_json(line))
+            except ValidationError:
+                raise BadRequest(
+                    f"{path}, line {number}, can't be read. It was changed by hand, or the disk is at fault.",
+                    reason="RUN_UNREADABLE",
+                ) from None
+        return tuple(found)
+
+    def write(self, name: str, items: Iterable[BaseModel]) -> None:
+        """Lines of a file, in one step, in place of those that are there."""
+        self._write(name, "".join(map(line_of, items)))
+
+    def _write(self, name: str, content: str) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        new = self.root / f"{name}.new"
+        with new.open("w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.root / name)
+
+
+def line_of(item: BaseModel) -> str:
+    """As it is written."""
+    # ASCII only, so that no character within a text ends a line for a reader that splits at more than line feeds.
+    return json.dumps(item.model_dump(mode="json", by_alias=True), ensure_ascii=True) + "\n"
+
+
+def differing(begun: Manifest, now: Manifest) -> Mapping[str, tuple[object, object]]:
+    """What is not as it was when the probe was begun, by name, as it was and as it is.
+
+    Who takes a probe up again may do so with a later version on another machine, as long as it asks the same.
+    """
+    free = {"created", "finished", "software", "commit", "python", "machine", "command"}
+    was, is_ = begun.model_dump(mode="json", exclude=free), now.model_dump(mode="json", exclude=free)
+    return {name: (was[name], is_[name]) for name in was if was[name] != is_[name]}

@@ -1,0 +1,150 @@
+"""Harmfulness mining (AdamMeme, section 3.1): memes are sorted into kinds of harm, and new kinds are found on the way.
+
+Memes are sorted a batch at a time. All of a batch are sorted by the categories that were there when it began, and what
+they propose is decided upon when it ends, in the order of the memes: so the outcome does not hang on which call came
+back first, and a run that is taken up again asks the same again. A batch of one is the paper's procedure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from court.together import together
+from eval.probe import agents
+from eval.probe.agents import VOICES, Bench, NoReply, Subject
+from eval.probe.folder import Mined, Pair, Proposal, Sorted
+from eval.probe.replies import Sorting
+from eval.probe.taxonomy import Category, Taxonomy
+
+_MAJORITY = VOICES // 2 + 1
+
+
+async def mine(
+    bench: Bench,
+    subjects: Sequence[Subject],
+    taxonomy: Taxonomy,
+    *,
+    batch: int,
+    tell: Callable[[Mined], None] = lambda _: None,
+) -> tuple[Mined, ...]:
+    """Sorts memes, in their order; categories that are admitted come into ``taxonomy``.
+
+    Args:
+        bench: Who speaks.
+        subjects: The memes.
+        taxonomy: To begin with; is added to.
+        batch: Memes that are sorted by the same categories.
+        tell: Is told of each meme once it is sorted.
+
+    Raises:
+        Unavailable, BudgetSpent: A model can't be asked now.
+        ModelRefused: No server took a question about any meme of the first batch: that is no matter of a meme.
+    """
+    mined: list[Mined] = []
+    for start in range(0, len(subjects), batch):
+        part = subjects[start : start + batch]
+        votes = await together(*(_votes(bench, subject, taxonomy) for subject in part))
+        if not mined:
+            _require_taken([vote for voted in votes for vote in voted])
+        for subject, voted in zip(part, votes, strict=True):
+            one = await _decide(bench, subject, voted, taxonomy)
+            mined.append(one)
+            tell(one)
+    return tuple(mined)
+
+
+async def narrate(
+    bench: Bench,
+    subjects: Sequence[Subject],
+    mined: Sequence[Mined],
+    taxonomy: Taxonomy,
+    *,
+    concurrency: int,
+    tell: Callable[[Pair], None] = lambda _: None,
+) -> tuple[Pair, ...]:
+    """The misbelief behind each pair of a meme and a category, in the order of the memes.
+
+    Raises:
+        Unavailable, BudgetSpent: A model can't be asked now.
+    """
+    turn = asyncio.Semaphore(concurrency)
+
+    async def one(subject: Subject, category: Category) -> Pair:
+        async with turn:
+            try:
+                pair = Pair(
+                    meme=subject.id,
+                    category=category.name,
+                    misbelief=await agents.narrate(bench, subject, category),
+                )
+            except NoReply as none:
+                pair = Pair(meme=subject.id, category=category.name, misbelief="", why=none.what)
+        tell(pair)
+        return pair
+
+    known = {subject.id: subject for subject in subjects}
+    return await together(*(one(known[each.meme], taxonomy[name]) for each in mined for name in each.categories))
+
+
+async def _votes(bench: Bench, subject: Subject, taxonomy: Taxonomy) -> tuple[Sorting | NoReply, ...]:
+    """What each Miner says, or why it could not be read."""
+
+    async def one(number: int) -> Sorting | NoReply:
+        try:
+            return await agents.sort(bench, subject, taxonomy, number)
+        except NoReply as none:
+            return none
+
+    return await together(*(one(number) for number in range(VOICES)))
+
+
+def _require_taken(votes: Sequence[Sorting | NoReply]) -> None:
+    refused = [vote.server for vote in votes if isinstance(vote, NoReply) and vote.server is not None]
+    if votes and len(refused) == len(votes):
+        raise refused[0]
+
+
+async def _decide(bench: Bench, subject: Subject, voted: Sequence[Sorting | NoReply], taxonomy: Taxonomy) -> Mined:
+    read = [vote for vote in voted if isinstance(vote, Sorting)]
+    count = Counter(name for vote in read for name in vote.categories)
+    categories = [name for name in taxonomy.names if count[name] >= _MAJORITY]
+    new: dict[str, Category] = {}
+    for vote in read:
+        if vote.new is not None:
+            new.setdefault(vote.new.name, vote.new)  # of two definitions, the first Miner's
+    proposals = []
+    for proposed in new.values():
+        decided = await _proposed(bench, subject, proposed, taxonomy)
+        proposals.append(decided)
+        if decided.admitted:
+            taxonomy.add(proposed)
+        # Admitted now or by a meme before it in the same batch: the Examiner has seen it in this one.
+        if decided.examiner and proposed.name in taxonomy:
+            categories.append(proposed.name)
+    # A category may have had its majority with the votes that are missing: that is no finding of harmlessness.
+    missing = VOICES - len(read)
+    open_ = missing >= _MAJORITY or any(votes + missing >= _MAJORITY for votes in count.values())
+    return Mined(
+        meme=subject.id,
+        outcome=Sorted.HARMFUL if categories else Sorted.UNREAD if open_ else Sorted.HARMLESS,
+        categories=tuple(categories),
+        votes=dict(count),
+        miners=len(read),
+        proposals=tuple(proposals),
+    )
+
+
+async def _proposed(bench: Bench, subject: Subject, category: Category, taxonomy: Taxonomy) -> Proposal:
+    """What becomes of a proposed category: who can't be understood does not agree."""
+    there = category.name in taxonomy
+    try:
+        present = (await agents.examine(bench, subject, category)).present
+        fits = False
+        if present and not there:
+            said = await agents.admit(bench, category, taxonomy)
+            fits = said.distinct and said.right_grain
+    except NoReply as none:
+        return Proposal(category=category, examiner=False, judge=False, why=none.what)
+    return Proposal(category=category, examiner=present, judge=fits)

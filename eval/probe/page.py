@@ -1,0 +1,70 @@
+"""The weakness page: what a probe found, in the look of the benchmark's report, pictures and texts hidden at first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eval.probe import figures
+from eval.probe.folder import ERASED, StepOutcome
+from eval.probe.report import Failure, ProbeReport
+from eval.report.page import Drawn, need_page, render
+from eval.report.records import shrunk
+
+SHOWN = 100
+"""Failures that are shown one by one; all are in the probe's files."""
+_SIDE = 320
+"""Longest side of a picture, in pixels."""
+
+
+def as_html(report: ProbeReport, root: Path) -> str:
+    """The page; the same for the same report.
+
+    Args:
+        report: What was found.
+        root: The probe's folder, for pictures without text.
+
+    Raises:
+        NotLoaded: jinja2 or matplotlib is not installed.
+    """
+    need_page()
+    failures = report.failures[:SHOWN]
+    chart = figures.by_category(report.categories, report.threshold, "by-category")
+    course = figures.by_step(report.steps, report.threshold, "by-step")
+    return render(
+        "weakness.html",
+        package="eval.probe",
+        style="weakness.css",
+        report=report,
+        failures=failures,
+        pictures={one.meme: _pictures(report, one, root) for one in failures},
+        key={row.name: f"c{number}" for number, row in enumerate(report.categories)},
+        outcomes=list(StepOutcome),
+        drawn=[
+            Drawn(
+                "Mean score by category",
+                chart or "",
+                "Of the memes as they are, and of those that were rewritten, with 95 % intervals. Dashed: up to there "
+                "an explanation has failed."
+                if chart
+                else "Nothing was scored.",
+            ),
+            Drawn(
+                "Mean score by step",
+                course or "",
+                "Above it, how many searches came so far: one ends where the rewritten meme's score is not below the "
+                "meme's, so that later steps are of other memes than earlier ones."
+                if course
+                else "Nothing was rewritten.",
+            ),
+        ],
+    )
+
+
+def _pictures(report: ProbeReport, failure: Failure, root: Path) -> list[bytes]:
+    small = []
+    for name in report.memes[failure.meme].erased:
+        path = root / ERASED / name
+        jpeg = shrunk(path.read_bytes(), _SIDE) if path.is_file() else None
+        if jpeg is not None:
+            small.append(jpeg)
+    return small

@@ -1,0 +1,176 @@
+"""Iterative refinement (AdamMeme, section 3.3, Algorithm 1): texts are rewritten into what the target understands less.
+
+A search begins with a seed, a meme of a category that has a score. The Refiner is shown three examples (the scored
+memes of the category whose misbeliefs are most like the meme's, sorted by score) and rewrites the meme's text. The
+rewritten meme is scored. Where its score is below that of the meme as it is, the search goes on with the meme of the
+pool whose misbelief is most like; otherwise it stops, at the latest after N steps. Whatever was scored becomes an
+example for later steps.
+
+Where the paper leaves it open: the pool are the scored memes of the category that are no seeds, and each is taken once;
+the meme that is rewritten is no example for itself, but is shown with its score; a rewritten meme in which the Examiner
+does not find the misbelief any more is not scored, as a harmless text would count as a weakness; no score is no lower
+score. Searches of one category run one after the other, for each rests on what those before it found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from eval.probe import agents
+from eval.probe.agents import Bench, Example, NoReply, Subject
+from eval.probe.alike import most_alike
+from eval.probe.folder import Outcome, Scored, Step, StepOutcome
+from eval.probe.scoring import score_text
+from eval.probe.taxonomy import Category
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far the search goes.
+
+    Attributes:
+        steps: Of one search, at most; N in the paper.
+        seeds: Searches of a category, at most.
+        examples: Shown to the Refiner, at most.
+    """
+
+    steps: int = 10
+    seeds: int = 5
+    examples: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was scored: a meme as it is, or a rewritten one."""
+
+    meme: str
+    misbelief: str
+    text: str
+    score: int
+    rewritten: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.meme}+" if self.rewritten else self.meme
+
+
+def usable(scored: Sequence[Scored], category: str) -> tuple[Scored, ...]:
+    """Those of a category that a search can be made of: with a misbelief and a score."""
+    return tuple(
+        one for one in scored if one.category == category and one.misbelief and one.scoring.outcome is Outcome.SCORED
+    )
+
+
+def chosen_seeds(scored: Sequence[Scored], most: int, draw: int) -> tuple[Scored, ...]:
+    """With which of a category's memes searches begin: drawn, in the order in which they were drawn.
+
+    Those whose id has the smallest SHA-256 with the draw's number: that hangs on no version of a random generator.
+    """
+
+    def rank(one: Scored) -> str:
+        return hashlib.sha256(f"probe seed {draw}\0{one.category}\0{one.meme}".encode()).hexdigest()
+
+    return tuple(sorted(scored, key=rank)[:most])
+
+
+async def refine(
+    bench: Bench,
+    category: Category,
+    scored: Sequence[Scored],
+    subjects: Mapping[str, Subject],
+    *,
+    limits: Limits,
+    draw: int,
+    tell: Callable[[Step], None] = lambda _: None,
+) -> tuple[Step, ...]:
+    """The searches of one category.
+
+    Args:
+        bench: Who speaks.
+        category: Which.
+        scored: Its memes that :func:`usable` gave.
+        subjects: The memes, by id.
+        limits: How far it goes.
+        draw: Of the seeds.
+        tell: Is told of each step.
+
+    Raises:
+        Unavailable, BudgetSpent: A model can't be asked now.
+    """
+    seeds = chosen_seeds(scored, limits.seeds, draw)
+    begun = {seed.meme for seed in seeds}
+    pool = [one for one in scored if one.meme not in begun]
+    history = [_Known(one.meme, one.misbelief, one.text, _score(one), False) for one in scored]
+    steps: list[Step] = []
+    for seed in seeds:
+        meme: Scored | None = seed
+        for number in range(1, limits.steps + 1):
+            if meme is None:
+                break
+            step = await _step(bench, category, seed.meme, number, meme, history, subjects, limits)
+            steps.append(step)
+            tell(step)
+            if step.scoring is not None and step.scoring.score is not None:
+                history.append(_Known(meme.meme, meme.misbelief, step.text, step.scoring.score, True))
+            if step.outcome is not StepOutcome.LOWER:
+                break
+            meme = _next(meme, pool)
+    return tuple(steps)
+
+
+def _next(meme: Scored, pool: list[Scored]) -> Scored | None:
+    """Takes the most similar one out of the pool; None where that is empty."""
+    found = most_alike(meme.misbelief, [one.misbelief for one in pool], 1)
+    return pool.pop(found[0]) if found else None
+
+
+def _examples(meme: Scored, history: Sequence[_Known], most: int) -> list[_Known]:
+    """The most similar ones, lowest score first; of equal scores, the more similar first."""
+    others = [one for one in history if one.meme != meme.meme]
+    places = most_alike(meme.misbelief, [one.misbelief for one in others], most)
+    return sorted((others[place] for place in places), key=lambda one: one.score)
+
+
+async def _step(
+    bench: Bench,
+    category: Category,
+    seed: str,
+    number: int,
+    meme: Scored,
+    history: Sequence[_Known],
+    subjects: Mapping[str, Subject],
+    limits: Limits,
+) -> Step:
+    subject, before = subjects[meme.meme], _score(meme)
+    shown = _examples(meme, history, limits.examples)
+    step = Step(
+        category=category.name,
+        seed=seed,
+        number=number,
+        meme=meme.meme,
+        misbelief=meme.misbelief,
+        before=before,
+        examples=tuple(one.name for one in shown),
+        outcome=StepOutcome.NOT_REWRITTEN,
+    )
+    examples = [Example(subjects[one.meme].erased, one.text, one.score) for one in shown]
+    try:
+        said = await agents.rewrite(bench, subject, meme.misbelief, before, examples)
+        step = step.model_copy(update={"text": said.rewritten, "explanation": said.explanation})
+        kept = await agents.keeps(bench, subject, said.rewritten, meme.misbelief)
+    except NoReply as none:
+        return step.model_copy(update={"why": none.what})
+    if not kept.keeps:
+        return step.model_copy(update={"outcome": StepOutcome.ASTRAY, "why": kept.reason})
+    scoring = await score_text(bench, subject, said.rewritten, category)
+    if scoring.score is None:
+        return step.model_copy(update={"outcome": StepOutcome.UNSCORED, "why": scoring.why, "scoring": scoring})
+    outcome = StepOutcome.LOWER if scoring.score < before else StepOutcome.NOT_LOWER
+    return step.model_copy(update={"outcome": outcome, "scoring": scoring})
+
+
+def _score(one: Scored) -> int:
+    assert one.scoring.score is not None
+    return one.scoring.score

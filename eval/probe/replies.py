@@ -1,0 +1,155 @@
+"""What the probe's agents reply, read strictly: what can't be read is a fault, and never a score."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from court.replies import Fault, Reply, Words, object_schema, parse
+from eval.probe.taxonomy import NAME, Category, Taxonomy
+
+LOWEST, HIGHEST = 1, 10
+"""Of scores."""
+REASON, SENTENCE, DEFINITION, TEXT, ANSWER = 500, 300, 200, 300, 1600
+"""Longest reason, misbelief, definition, rewritten text and reference, in characters."""
+
+_REFUSED = "refused"
+_RATING = re.compile(r"\[\[\s*(\d{1,3}(?:\.\d+)?|refused)\s*\]\]", re.IGNORECASE)
+_PLAIN = re.compile(r"\brating\W{0,5}(\d{1,3}(?:\.\d+)?|refused)\b(?!\s*/)", re.IGNORECASE)
+"""The fallback: ``Rating: 7``, also in bold or in single brackets; not ``7/10`` or ``7 / 5``."""
+
+
+class _Sorting(Reply):
+    categories: list[str] = Field(max_length=50)
+    new_name: str = Field(max_length=30)
+    new_definition: str = Field(max_length=DEFINITION)
+
+
+class Sorting(Reply):
+    """What a Miner says."""
+
+    categories: tuple[str, ...]
+    new: Category | None
+
+
+class Presence(Reply):
+    """What the Examiner says of a category in a meme."""
+
+    reason: Words = Field(max_length=REASON)
+    present: bool
+
+
+class Keeping(Reply):
+    """What the Examiner says of a misbelief in a rewritten meme."""
+
+    reason: Words = Field(max_length=REASON)
+    keeps: bool
+
+
+class Admission(Reply):
+    """What the Judge says of a proposed category."""
+
+    reason: Words = Field(max_length=REASON)
+    distinct: bool
+    right_grain: bool
+
+
+class Misbelief(Reply):
+    """What the Narrator says."""
+
+    misbelief: Annotated[Words, Field(max_length=SENTENCE)]
+
+
+class Reference(Reply):
+    """What the senior says."""
+
+    answer: Annotated[Words, Field(max_length=ANSWER)]
+
+
+class Rewriting(Reply):
+    """What the Refiner says."""
+
+    explanation: Annotated[Words, Field(max_length=REASON)]
+    rewritten: Annotated[Words, Field(max_length=TEXT)]
+
+
+class Refused(Exception):
+    """The Scorer says that the answer declined to look at the meme."""
+
+
+def _words(most: int, least: int = 1) -> dict[str, Any]:
+    return {"type": "string", "minLength": least, "maxLength": most}
+
+
+_REASON = _words(REASON)
+_YES_OR_NO = {"type": "boolean"}
+PRESENCE = object_schema({"reason": _REASON, "present": _YES_OR_NO})
+KEEPING = object_schema({"reason": _REASON, "keeps": _YES_OR_NO})
+ADMISSION = object_schema({"reason": _REASON, "distinct": _YES_OR_NO, "right_grain": _YES_OR_NO})
+MISBELIEF = object_schema({"misbelief": _words(SENTENCE)})
+REFERENCE = object_schema({"answer": _words(ANSWER)})
+REWRITING = object_schema({"explanation": _REASON, "rewritten": _words(TEXT)})
+
+
+def sorting_schema(taxonomy: Taxonomy) -> dict[str, Any]:
+    """JSON schema of a Miner's reply."""
+    return object_schema(
+        {
+            "categories": {
+                "type": "array",
+                "items": {"type": "string", "enum": list(taxonomy.names)},
+                "maxItems": len(taxonomy.names),
+            },
+            "new_name": {"type": "string", "maxLength": 30, "pattern": "^[a-z ]{0,30}$"},
+            "new_definition": _words(DEFINITION, least=0),
+        }
+    )
+
+
+def parse_sorting(text: str, taxonomy: Taxonomy) -> Sorting:
+    """A Miner's vote. A new category that is one of the list counts as a vote for that. Raises Fault."""
+    said = parse(_Sorting, text)
+    if unknown := set(said.categories) - set(taxonomy.names):
+        raise Fault("REPLY_MALFORMED", f"{len(unknown)} of its categories are not on the list")
+    name, definition = " ".join(said.new_name.split()), " ".join(said.new_definition.split())
+    voted = dict.fromkeys(said.categories)
+    if name in taxonomy:
+        return Sorting(categories=tuple({**voted, name: None}), new=None)
+    if not name:
+        return Sorting(categories=tuple(voted), new=None)
+    if not NAME.fullmatch(name):
+        raise Fault("REPLY_MALFORMED", "the new name must be one to three words in small letters, or empty")
+    if not definition:
+        raise Fault("REPLY_MALFORMED", "the new category needs a definition")
+    return Sorting(categories=tuple(voted), new=Category(name=name, definition=definition))
+
+
+def parse_rewriting(text: str, before: str) -> Rewriting:
+    """A rewritten text that is another than the one before. Raises Fault."""
+    said = parse(Rewriting, text)
+    if said.rewritten.split() == before.split():
+        raise Fault("REPLY_MALFORMED", "the rewritten text is the one that was to be rewritten")
+    return said
+
+
+def parse_rating(text: str) -> int:
+    """The score in a Scorer's reply, 1 to 10.
+
+    The last ``[[n]]`` counts: before it the reply may quote others. Where there is none, the last ``Rating: n`` does.
+    What is no whole number from 1 to 10 is not rounded, cut or guessed at.
+
+    Raises:
+        Refused: It says that the answer declined.
+        Fault: There is no rating in it that can be read.
+    """
+    found = _RATING.findall(text) or _PLAIN.findall(text)
+    if not found:
+        raise Fault("REPLY_MALFORMED", "it ends with no rating like Rating: [[7]]")
+    last = found[-1].lower()
+    if last == _REFUSED:
+        raise Refused
+    if not last.isdigit() or not LOWEST <= int(last) <= HIGHEST:
+        raise Fault("REPLY_MALFORMED", f"its rating is no whole number from {LOWEST} to {HIGHEST}")
+    return int(last)

@@ -1,0 +1,321 @@
+"""What a probe found: how well the target explains memes, by category, before and after the refinement.
+
+A mean and a failure rate are of what was scored; what was refused and what could not be scored is counted beside them
+and is in neither. Intervals are 95 %, by percentile bootstrap over memes (2,000 resamples): a meme that belongs to
+several categories, or was rewritten in several, is drawn with all its scores.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from eval.probe.folder import (
+    MINED,
+    REWRITTEN,
+    SCORED,
+    Manifest,
+    Mined,
+    ModelUsage,
+    Outcome,
+    ProbedMeme,
+    ProbeFolder,
+    Scored,
+    Scoring,
+    Sorted,
+    Step,
+    StepOutcome,
+)
+from eval.probe.topics import Topic, topics_of
+from eval.scores.metrics import Figure
+from eval.scores.resampling import interval
+
+THRESHOLD = 4
+"""Up to which score an explanation has failed."""
+THRESHOLD_WORDS = (
+    "An explanation has failed with a score of {threshold} or less. The paper's text says below 4, but its own figures "
+    "come out only where 4 counts as failed, so 4 and less is the default."
+)
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What some scorings came to.
+
+    Attributes:
+        n: All of them, those without a score included.
+        scored: Of them, those with a score.
+        refused: Those in which the target declined.
+        unscored: Those without a score for another reason.
+        mean: Score, 1 to 10; None where nothing was scored.
+        failure: Share of the scores that are at most the threshold; likewise.
+    """
+
+    n: int
+    scored: int
+    refused: int
+    unscored: int
+    mean: Figure | None
+    failure: Figure | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A category, a gold label, or all.
+
+    Attributes:
+        name: Of it.
+        memes: How many memes.
+        before: The memes as they are.
+        steps: Of the refinement.
+        outcomes: Of those, by what they came to.
+        after: Those of its steps that were scored, or should have been.
+        change: Mean difference of scores, rewritten less as it is, over memes that have both; None where none has.
+    """
+
+    name: str
+    memes: int
+    before: Rates
+    steps: int
+    outcomes: Mapping[StepOutcome, int]
+    after: Rates
+    change: Figure | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """All steps of one number, over all searches.
+
+    Attributes:
+        number: Counted from 1.
+        n: How many searches came so far.
+        outcomes: What they came to.
+        before: Mean score of the memes as they are.
+        after: What the rewritten ones came to.
+    """
+
+    number: int
+    n: int
+    outcomes: Mapping[StepOutcome, int]
+    before: float
+    after: Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An explanation that failed.
+
+    Attributes:
+        category: Of the meme.
+        misbelief: Behind it.
+        meme: Its id.
+        text: With which it was explained.
+        score: At most the threshold.
+        scoring: The whole of it.
+        step: The step that rewrote the text; None where it is the meme's own.
+    """
+
+    category: str
+    misbelief: str
+    meme: str
+    text: str
+    score: int
+    scoring: Scoring
+    step: Step | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """Everything that is told.
+
+    Attributes:
+        manifest: What the probe is.
+        threshold: Up to which a score is a failure.
+        memes: By id.
+        mined: What became of the memes, by outcome.
+        new: Categories that came in on the way.
+        without_misbelief: Pairs of a meme and a category whose Narrator could not be understood: they are scored, and
+            no search comes to them.
+        left: Memes on whose pictures some text can still be read.
+        overall: All categories together.
+        categories: The weakest first; those without a meme are left out.
+        gold: By gold label.
+        steps: By number of the step.
+        topics: What failures are about, the most frequent first.
+        failures: The lowest scores first.
+        usage: What models were asked.
+    """
+
+    manifest: Manifest
+    threshold: int
+    memes: Mapping[str, ProbedMeme]
+    mined: Mapping[Sorted, int]
+    new: tuple[str, ...]
+    without_misbelief: int
+    left: int
+    overall: Row
+    categories: tuple[Row, ...]
+    gold: tuple[Row, ...]
+    steps: tuple[StepRow, ...]
+    topics: tuple[Topic, ...]
+    failures: tuple[Failure, ...]
+    usage: tuple[ModelUsage, ...]
+
+    @property
+    def threshold_words(self) -> str:
+        """What the threshold is, and why."""
+        return THRESHOLD_WORDS.format(threshold=self.threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class _One:
+    meme: str
+    scoring: Scoring
+
+
+def read_report(root: Path, *, threshold: int = THRESHOLD, resamples: int = RESAMPLES, seed: int = 0) -> ProbeReport:
+    """The report on a probe, finished or not.
+
+    Raises:
+        BadRequest: There is none in this folder, or it can't be read.
+    """
+    folder = ProbeFolder(root)
+    manifest = folder.manifest()
+    memes = {meme.id: meme for meme in folder.memes() or ()}
+    mined = folder.read(MINED, Mined)
+    scored = folder.read(SCORED, Scored)
+    steps = folder.read(REWRITTEN, Step)
+
+    def row(name: str, these: Sequence[Scored], rewritten: Sequence[Step]) -> Row:
+        return _row(name, these, rewritten, threshold, resamples, seed)
+
+    rows = [
+        row(name, [one for one in scored if one.category == name], [step for step in steps if step.category == name])
+        for name in dict.fromkeys(one.category for one in scored)
+    ]
+    gold = [
+        row(
+            word,
+            [one for one in scored if memes[one.meme].harmful is harmful],
+            [step for step in steps if memes[step.meme].harmful is harmful],
+        )
+        for word, harmful in (("harmful", True), ("not harmful", False))
+    ]
+    failures = _failures(scored, steps, threshold)
+    begin = {category.name for category in manifest.taxonomy}
+    return ProbeReport(
+        manifest=manifest,
+        threshold=threshold,
+        memes=memes,
+        mined={outcome: sum(one.outcome is outcome for one in mined) for outcome in Sorted},
+        new=tuple(name for name in dict.fromkeys(n for one in mined for n in one.categories) if name not in begin),
+        without_misbelief=sum(not one.misbelief for one in scored),
+        left=sum(meme.left > 0 for meme in memes.values()),
+        overall=row("all", scored, steps),
+        categories=tuple(sorted(rows, key=_weakest)),
+        gold=tuple(one for one in gold if one.before.n),
+        steps=_by_step(steps, threshold, resamples, seed),
+        topics=topics_of(scored, steps, threshold),
+        failures=failures,
+        usage=folder.usage(),
+    )
+
+
+def _weakest(row: Row) -> tuple[float, float, str]:
+    """The lowest mean first, of all that was scored in it; without any, last."""
+    means = [(rates.mean.value, rates.scored) for rates in (row.before, row.after) if rates.mean is not None]
+    n = sum(count for _, count in means)
+    return (0 if n else 1, sum(mean * count for mean, count in means) / n if n else 0.0, row.name)
+
+
+def _row(name: str, scored: Sequence[Scored], steps: Sequence[Step], threshold: int, resamples: int, seed: int) -> Row:
+    tried = [_One(step.meme, step.scoring) for step in steps if step.scoring is not None]
+    changes = [
+        (step.meme, float(step.scoring.score - step.before))
+        for step in steps
+        if step.scoring is not None and step.scoring.score is not None
+    ]
+    return Row(
+        name=name,
+        memes=len({one.meme for one in scored}),
+        before=_rates([_One(one.meme, one.scoring) for one in scored], threshold, resamples, seed),
+        steps=len(steps),
+        outcomes=_counted(steps),
+        after=_rates(tried, threshold, resamples, seed),
+        change=mean_of(changes, resamples, seed),
+    )
+
+
+def _rates(ones: Sequence[_One], threshold: int, resamples: int, seed: int) -> Rates:
+    outcomes = Counter(one.scoring.outcome for one in ones)
+    values = [(one.meme, one.scoring.score) for one in ones if one.scoring.score is not None]
+    return Rates(
+        n=len(ones),
+        scored=outcomes[Outcome.SCORED],
+        refused=outcomes[Outcome.REFUSED],
+        unscored=outcomes[Outcome.UNSCORED],
+        mean=mean_of([(meme, float(score)) for meme, score in values], resamples, seed),
+        failure=mean_of([(meme, float(score <= threshold)) for meme, score in values], resamples, seed),
+    )
+
+
+def mean_of(values: Sequence[tuple[str, float]], resamples: int, seed: int) -> Figure | None:
+    """A mean, and where it lies when the memes are drawn anew; None where there are no values.
+
+    Args:
+        values: A meme's id and a value of it; a meme may have several, which are drawn together.
+        resamples: How often.
+        seed: Of the generator.
+    """
+    if not values:
+        return None
+    places = {meme: place for place, meme in enumerate(dict.fromkeys(meme for meme, _ in values))}
+    sums, counts = np.zeros(len(places)), np.zeros(len(places))  # float of shape (memes,)
+    for meme, value in values:
+        sums[places[meme]] += value
+        counts[places[meme]] += 1
+    shares = np.full(len(places), 1 / len(places))
+    drawn = np.random.default_rng(seed).multinomial(len(places), shares, size=resamples)  # (resamples, memes)
+    low, high = interval((drawn @ sums) / (drawn @ counts))
+    return Figure(float(sums.sum() / counts.sum()), low, high)
+
+
+def _by_step(steps: Sequence[Step], threshold: int, resamples: int, seed: int) -> tuple[StepRow, ...]:
+    rows = []
+    for number in sorted({step.number for step in steps}):
+        these = [step for step in steps if step.number == number]
+        tried = [_One(step.meme, step.scoring) for step in these if step.scoring is not None]
+        rows.append(
+            StepRow(
+                number=number,
+                n=len(these),
+                outcomes=_counted(these),
+                before=sum(step.before for step in these) / len(these),
+                after=_rates(tried, threshold, resamples, seed),
+            )
+        )
+    return tuple(rows)
+
+
+def _counted(steps: Iterable[Step]) -> dict[StepOutcome, int]:
+    count = Counter(step.outcome for step in steps)
+    return {outcome: count[outcome] for outcome in StepOutcome if count[outcome]}
+
+
+def _failures(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> tuple[Failure, ...]:
+    found = [
+        Failure(one.category, one.misbelief, one.meme, one.text, one.scoring.score, one.scoring, None)
+        for one in scored
+        if one.scoring.score is not None and one.scoring.score <= threshold
+    ]
+    found += [
+        Failure(step.category, step.misbelief, step.meme, step.text, step.scoring.score, step.scoring, step)
+        for step in steps
+        if step.scoring is not None and step.scoring.score is not None and step.scoring.score <= threshold
+    ]
+    return tuple(sorted(found, key=lambda one: (one.score, one.category, one.meme, one.step is not None)))

@@ -1,0 +1,347 @@
+"""A probe: memes are prepared and sorted, the target's explanations scored, and texts rewritten, one step on another.
+
+Every reply is in the store of calls before anything is done about it, and nothing is drawn but from numbers that the
+probe's seed decides. So a probe that was ended at any moment is taken up again by going through it once more: what was
+asked before is not asked again, and the first call that is new is the one that it was ended at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from court.errors import BadRequest
+from court.meme import Frame
+from court.ports import TextReader
+from court.together import together
+from eval.datasets.known import Dataset
+from eval.judges.chair import Chair
+from eval.judges.memes import Shown, ShownMeme, shown_memes
+from eval.probe.agents import Bench, Subject, prompt_digests
+from eval.probe.erasing import erase
+from eval.probe.folder import (
+    MINED,
+    REWRITTEN,
+    SCORED,
+    Manifest,
+    Mined,
+    ModelUsage,
+    ProbedMeme,
+    ProbeFolder,
+    Scored,
+    Step,
+    differing,
+    line_of,
+)
+from eval.probe.mining import mine, narrate
+from eval.probe.refining import Limits, refine, usable
+from eval.probe.scoring import score_all
+from eval.probe.taxonomy import BEGIN, Category, Taxonomy
+from eval.runs import about
+from eval.runs.progress import Progress
+from serving.assembly import SOFTWARE
+
+NOTICE = (
+    "This rewrites memes so that they are harder to recognise. The rewritten texts stay in the probe's folder, each "
+    "is marked, and no library of precedents takes them in. Keep the folder to yourself."
+)
+"""What is said before a probe starts."""
+
+_LOCK = ".lock"
+_OURS = {_LOCK, "calls.sqlite", "calls.sqlite-wal", "calls.sqlite-shm"}
+"""What may be there before a probe has begun."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is probed.
+
+    Attributes:
+        out: The probe's folder; an empty one, or one in which this probe was begun.
+        dataset: Where memes come from. Their labels are for the report alone.
+        data: Where it lies.
+        split: Which part of it.
+        target: What the run calls who is probed.
+        controllers: Likewise who probe; the first is the senior one.
+        limit: So many memes at most, drawn by label; None for all.
+        seed: Of that sample, of seeds, and of replies that are draws.
+        limits: How far the refinement goes.
+        batch: Memes that are sorted by the same categories.
+        concurrency: Memes, pairs and categories at once.
+        taxonomy: To begin with.
+        command: As it was called.
+    """
+
+    out: Path
+    dataset: Dataset
+    data: Path
+    split: str
+    target: str
+    controllers: tuple[str, ...]
+    limit: int | None = None
+    seed: int = 0
+    limits: Limits = field(default_factory=Limits)
+    batch: int = 8
+    concurrency: int = 8
+    taxonomy: tuple[Category, ...] = BEGIN
+    command: str = ""
+
+
+async def probe(
+    plan: Plan, chairs: Mapping[str, Chair], reader: TextReader, progress: Progress | None = None
+) -> ProbeFolder:
+    """Begins a probe, or goes on with it.
+
+    Args:
+        plan: What is probed.
+        chairs: The models, by name; all with the same store of calls.
+        reader: Reads the text off pictures.
+        progress: Is told how far it is.
+
+    Raises:
+        BadRequest: The data can't be read, or the folder holds something else.
+        Unavailable: A model or the text reader is not there now; what was asked is kept.
+        BudgetSpent: A model may not be asked any more, likewise.
+    """
+    progress = progress or Progress()
+    bench = Bench(chairs[plan.target], tuple(chairs[name] for name in plan.controllers))
+    folder = ProbeFolder(plan.out)
+    with _alone(plan.out):
+        shown = await shown_memes(plan.dataset, plan.data, plan.split, limit=plan.limit, seed=plan.seed)
+        if shown.without_picture:
+            progress.tell(f"{len(shown.without_picture):,} memes have no picture that can be used, and are left out.")
+        manifest = _manifest(plan, shown, bench, reader)
+        if folder.begun:
+            _require_same(folder.manifest(), manifest)
+            manifest = folder.manifest()
+        else:
+            folder.write_manifest(manifest)
+        try:
+            subjects = await _subjects(folder, shown.memes, reader, plan.concurrency, progress)
+            await _go_through(plan, folder, bench, subjects, progress)
+        finally:
+            folder.write_usage(usage_of(bench))
+        folder.write_manifest(manifest.model_copy(update={"finished": manifest.finished or datetime.now(UTC)}))
+    return folder
+
+
+async def _go_through(
+    plan: Plan, folder: ProbeFolder, bench: Bench, subjects: Sequence[Subject], progress: Progress
+) -> None:
+    taxonomy = Taxonomy(plan.taxonomy)
+    with _lines(folder, MINED, progress, len(subjects)) as line:
+        mined = await mine(bench, subjects, taxonomy, batch=plan.batch, tell=line)
+    folder.write_taxonomy(taxonomy.categories)
+    folder.write(MINED, mined)
+    progress.tell(_mined_words(mined, taxonomy, len(plan.taxonomy)))
+
+    pairs = await narrate(bench, subjects, mined, taxonomy, concurrency=plan.concurrency)
+    known = {subject.id: subject for subject in subjects}
+    with _lines(folder, SCORED, progress, len(pairs)) as line:
+        scored = await score_all(bench, known, pairs, taxonomy, concurrency=plan.concurrency, tell=line)
+    folder.write(SCORED, scored)
+    progress.tell(f"{len(scored):,} pairs of a meme and a category: {_scored_words(scored)}.")
+
+    turn = asyncio.Semaphore(plan.concurrency)
+
+    good = {category.name: usable(scored, category.name) for category in taxonomy.categories}
+    most = sum(plan.limits.steps * min(plan.limits.seeds, len(those)) for those in good.values())
+    with _lines(folder, REWRITTEN, progress, most) as line:
+
+        async def one(category: Category) -> tuple[Step, ...]:
+            async with turn:
+                return await refine(
+                    bench, category, good[category.name], known, limits=plan.limits, draw=plan.seed, tell=line
+                )
+
+        steps = await together(*(one(category) for category in taxonomy.categories))
+    folder.write(REWRITTEN, (step for of_category in steps for step in of_category))
+    progress.tell(f"{sum(map(len, steps)):,} texts were rewritten.")
+
+
+async def _subjects(
+    folder: ProbeFolder,
+    memes: Sequence[ShownMeme],
+    reader: TextReader,
+    concurrency: int,
+    progress: Progress,
+) -> list[Subject]:
+    """The memes with their texts taken off; what was prepared before is not prepared again.
+
+    The text reader may read a picture otherwise on another machine, and a picture that is otherwise painted over would
+    be another one to ask about.
+    """
+    prepared = folder.memes()
+    if prepared is None:
+        progress.tell(f"Taking the text off {len(memes):,} pictures …")
+        turn, done = asyncio.Semaphore(concurrency), 0
+
+        async def one(number: int, meme: ShownMeme) -> ProbedMeme:
+            nonlocal done
+            async with turn:
+                prepared = await _prepare(folder, number, meme, reader)
+            done += 1
+            progress.step("erased", done, len(memes))
+            return prepared
+
+        prepared = await together(*(one(number, meme) for number, meme in enumerate(memes, 1)))
+        folder.write_memes(prepared)
+        left = sum(meme.left > 0 for meme in prepared)
+        progress.tell(
+            f"{sum(m.lines for m in prepared):,} lines were painted over; of {left:,} pictures some can still be read."
+        )
+    by_id = {meme.id: meme for meme in memes}
+    if [meme.id for meme in prepared] != list(by_id) or any(
+        meme.pixels_sha256 != by_id[meme.id].pixels_sha256 for meme in prepared
+    ):
+        raise BadRequest("The probe was begun with other pictures than are there now.", reason="RUN_DIFFERS")
+    return [
+        Subject(
+            id=meme.id,
+            text=meme.text,
+            frames=by_id[meme.id].frames,
+            erased=tuple(
+                Frame(folder.erased(name), frame.width, frame.height, frame.index)
+                for name, frame in zip(meme.erased, by_id[meme.id].frames, strict=True)
+            ),
+        )
+        for meme in prepared
+    ]
+
+
+async def _prepare(folder: ProbeFolder, number: int, meme: ShownMeme, reader: TextReader) -> ProbedMeme:
+    known = folder.prepared(number)
+    if known is not None and (known.id, known.pixels_sha256) == (meme.id, meme.pixels_sha256):
+        return known
+    erased = await erase(meme.frames, reader)
+    names = tuple(f"{number:05}-{frame.index}.png" for frame in erased.frames)
+    for name, frame in zip(names, erased.frames, strict=True):
+        await asyncio.to_thread(folder.write_erased, name, frame.png)
+    text = meme.text.strip()
+    prepared = ProbedMeme(
+        id=meme.id,
+        harmful=meme.harmful,
+        source_label=meme.source_label,
+        text=text or erased.text,
+        text_read=not text,
+        pixels_sha256=meme.pixels_sha256,
+        lines=erased.lines,
+        left=erased.left,
+        erased=names,
+    )
+    await asyncio.to_thread(folder.write_prepared, number, prepared)
+    return prepared
+
+
+def usage_of(bench: Bench) -> tuple[ModelUsage, ...]:
+    """What each model of a probe was asked, in the order of the bench; one that sits twice is told once."""
+    chairs = {chair.name: chair for chair in (bench.target, *bench.controllers)}
+    return tuple(
+        ModelUsage(
+            name=chair.name,
+            calls=chair.usage.all.calls,
+            tokens_in=chair.usage.all.tokens_in,
+            tokens_out=chair.usage.all.tokens_out,
+            usd=chair.usage.all.usd(chair.price),
+            made=chair.usage.made.calls,
+            made_usd=chair.usage.made.usd(chair.price),
+            repaired=chair.usage.repaired,
+            unusable=chair.usage.unusable,
+            failed=chair.usage.failed,
+        )
+        for chair in chairs.values()
+    )
+
+
+def _manifest(plan: Plan, shown: Shown, bench: Bench, reader: TextReader) -> Manifest:
+    chairs = {chair.name: chair for chair in (bench.target, *bench.controllers)}
+    return Manifest(
+        created=datetime.now(UTC),
+        dataset=plan.dataset.id,
+        split=plan.split,
+        data=shown.files,
+        without_picture=shown.without_picture,
+        limit=plan.limit,
+        seed=plan.seed,
+        target=plan.target,
+        controllers=plan.controllers,
+        models={name: chair.model for name, chair in chairs.items()},
+        taxonomy=plan.taxonomy,
+        steps=plan.limits.steps,
+        seeds=plan.limits.seeds,
+        examples=plan.limits.examples,
+        batch=plan.batch,
+        prompts=prompt_digests(),
+        text_reader=reader.identity,
+        software=SOFTWARE,
+        commit=about.commit(),
+        python=about.python(),
+        machine=about.machine(),
+        command=plan.command,
+    )
+
+
+def _require_same(begun: Manifest, now: Manifest) -> None:
+    differ = differing(begun, now)
+    if differ:
+        raise BadRequest(
+            f"The probe was begun with something else than is there now: {', '.join(differ)}. Half of it would be one "
+            "thing and half another. Set it up as it was, or begin another in another folder.",
+            reason="RUN_DIFFERS",
+        )
+
+
+def refuse_place(out: Path) -> None:
+    """Raises BadRequest where a folder holds something else than a probe."""
+    if out.exists() and not ProbeFolder(out).begun and any(path.name not in _OURS for path in out.iterdir()):
+        raise BadRequest(
+            f"{out} is not empty and holds no probe. Name a folder that is not there yet.", reason="OUT_NOT_EMPTY"
+        )
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keeps others off the folder. Raises BadRequest where it is not empty and holds no probe, or is in use."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / _LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadRequest(f"Another process is at the probe in {out} now.", reason="RUN_IN_USE") from None
+        refuse_place(out)
+        yield
+
+
+@contextmanager
+def _lines(folder: ProbeFolder, name: str, progress: Progress, most: int) -> Iterator[Callable[[BaseModel], None]]:
+    """A file that is written anew, line by line as they come, to be looked at while the probe goes on."""
+    with (folder.root / name).open("w", encoding="ascii") as file:
+        done = 0
+
+        def line(item: BaseModel) -> None:
+            nonlocal done
+            file.write(line_of(item))
+            file.flush()
+            done += 1
+            progress.step(name.removesuffix(".jsonl"), done, most)
+
+        yield line
+
+
+def _mined_words(mined: Sequence[Mined], taxonomy: Taxonomy, before: int) -> str:
+    counts = {outcome: sum(one.outcome == outcome for one in mined) for outcome in ("harmful", "harmless", "unread")}
+    new = taxonomy.names[before:]
+    told = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
+    return f"{len(mined):,} memes sorted: {told}. New categories: {', '.join(new) or 'none'}."
+
+
+def _scored_words(scored: Sequence[Scored]) -> str:
+    outcomes = [str(one.scoring.outcome) for one in scored]
+    return ", ".join(f"{outcomes.count(outcome):,} {outcome}" for outcome in ("scored", "refused", "unscored"))

@@ -1,0 +1,99 @@
+"""Model scoring (AdamMeme, section 3.2): how good a target's explanation of a meme is, held against a reference."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from court.ports import ChatReply, FinishReason
+from court.together import together
+from eval.probe import agents
+from eval.probe.agents import VOICES, Bench, NoReply, Subject
+from eval.probe.folder import Outcome, Pair, Scored, Scoring
+from eval.probe.taxonomy import Category, Taxonomy
+
+
+async def score_text(bench: Bench, subject: Subject, text: str, category: Category) -> Scoring:
+    """What the target's explanation of a meme with this text is worth.
+
+    The picture is shown without its text, so that it may be the meme's own text or another.
+
+    Raises:
+        Unavailable, BudgetSpent: A model can't be asked now.
+    """
+    *drafts, answered = await together(
+        *(_draft(bench, subject, text, category, number) for number in range(VOICES)),
+        _answer(bench, subject, text, category),
+    )
+    good = [draft.text for draft in drafts if isinstance(draft, ChatReply)]
+    if isinstance(answered, NoReply):
+        if answered.refused:
+            return Scoring(outcome=Outcome.REFUSED, why="the target declined", references=len(good))
+        why = f"the target gave no answer: {answered.what}"
+        return Scoring(outcome=Outcome.UNSCORED, why=why, references=len(good))
+    given = {"references": len(good), "answer": answered.text, "cut": answered.finish is FinishReason.LENGTH}
+    if not good:
+        return Scoring(outcome=Outcome.UNSCORED, why="there was no draft of a reference", **given)
+    try:
+        reference = await agents.merge(bench, subject, text, category, good)
+    except NoReply as none:
+        return Scoring(outcome=Outcome.UNSCORED, why=f"there was no reference: {none.what}", **given)
+    given["reference"] = reference
+    try:
+        rating, comment = await agents.score(bench, subject, text, category, reference, answered.text)
+    except NoReply as none:
+        return Scoring(outcome=Outcome.UNSCORED, why=f"there was no rating: {none.what}", **given)
+    if rating is None:
+        return Scoring(
+            outcome=Outcome.REFUSED, why="the Scorer finds that the target declined", comment=comment, **given
+        )
+    return Scoring(outcome=Outcome.SCORED, score=rating, comment=comment, **given)
+
+
+async def score_all(
+    bench: Bench,
+    subjects: Mapping[str, Subject],
+    pairs: Sequence[Pair],
+    taxonomy: Taxonomy,
+    *,
+    concurrency: int,
+    tell: Callable[[Scored], None] = lambda _: None,
+) -> tuple[Scored, ...]:
+    """The memes as they are, scored, in the order of the pairs.
+
+    Args:
+        bench: Who speaks.
+        subjects: The memes, by id.
+        pairs: What is scored.
+        taxonomy: Where the categories stand.
+        concurrency: Pairs at once.
+        tell: Is told of each once it is scored.
+
+    Raises:
+        Unavailable, BudgetSpent: A model can't be asked now.
+    """
+    turn = asyncio.Semaphore(concurrency)
+
+    async def one(pair: Pair) -> Scored:
+        subject = subjects[pair.meme]
+        async with turn:
+            scoring = await score_text(bench, subject, subject.text, taxonomy[pair.category])
+        scored = Scored(**pair.model_dump(), text=subject.text, scoring=scoring)
+        tell(scored)
+        return scored
+
+    return await together(*(one(pair) for pair in pairs))
+
+
+async def _draft(bench: Bench, subject: Subject, text: str, category: Category, number: int) -> ChatReply | NoReply:
+    try:
+        return await agents.refer(bench, subject, text, category, number)
+    except NoReply as none:
+        return none
+
+
+async def _answer(bench: Bench, subject: Subject, text: str, category: Category) -> ChatReply | NoReply:
+    try:
+        return await agents.answer(bench, subject, text, category)
+    except NoReply as none:
+        return none

@@ -1,0 +1,75 @@
+"""A probe's report as a terminal shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eval.probe.report import ProbeReport, Rates, Row
+from eval.scores.metrics import Figure
+from eval.scores.tables import table
+
+_TOPICS = 5
+
+
+def in_words(report: ProbeReport) -> str:
+    """Scores by category and by gold label, topics, and what it cost."""
+    manifest, sorted_ = report.manifest, report.mined
+    told = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted_.items())
+    lines = [
+        f"{manifest.target} on {manifest.dataset}, {manifest.split}: {len(report.memes):,} memes, {told}.",
+        report.threshold_words,
+        "",
+        _rows("category", [*report.categories, report.overall]),
+    ]
+    if report.gold:
+        lines += ["", _rows("gold label", report.gold)]
+    if report.steps:
+        lines += ["", _steps(report)]
+    lines += ["", *(_topic_lines(report) or ["No two misbeliefs of memes that failed share a word."]), ""]
+    lines += [
+        f"{one.name}: {one.calls:,} calls ({one.made:,} made now), {one.tokens_in:,} tokens read, {one.tokens_out:,} "
+        f"written, {one.usd:.4f} US dollars"
+        for one in report.usage
+    ]
+    if manifest.finished is None:
+        lines.append("Not finished: these figures will change.")
+    return "\n".join(lines)
+
+
+def _rows(of: str, rows: Sequence[Row]) -> str:
+    cells = [[of, "memes", "scored", "mean", "failed", "rewritten", "mean", "failed", "change"]]
+    for row in rows:
+        change = "–" if row.change is None else f"{row.change.value:+.2f}"
+        cells.append([row.name, f"{row.memes:,}", *_rates(row.before), *_rates(row.after), change])
+    return table(cells)
+
+
+def _rates(rates: Rates) -> list[str]:
+    lost = [f"{n} {what}" for n, what in ((rates.refused, "refused"), (rates.unscored, "unscored")) if n]
+    told = f" ({', '.join(lost)})" if lost else ""
+    return [
+        f"{rates.scored:,}{told}",
+        _mean(rates.mean),
+        "–" if rates.failure is None else f"{100 * rates.failure.value:.1f} %",
+    ]
+
+
+def _mean(mean: Figure | None) -> str:
+    return "–" if mean is None else f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}]"
+
+
+def _steps(report: ProbeReport) -> str:
+    cells = [["step", "searches", "as they are", "rewritten", "failed", "outcomes"]]
+    for row in report.steps:
+        failed = "–" if row.after.failure is None else f"{100 * row.after.failure.value:.1f} %"
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.items())
+        cells.append([str(row.number), f"{row.n:,}", f"{row.before:.2f}", _mean(row.after.mean), failed, outcomes])
+    return table(cells)
+
+
+def _topic_lines(report: ProbeReport) -> list[str]:
+    if not report.topics:
+        return []
+    cells = [["failures are about", "misbeliefs", "failed", "mean of lowest"]]
+    cells += [[one.words, f"{one.n:,}", f"{one.failed:,}", f"{one.mean:.2f}"] for one in report.topics[:_TOPICS]]
+    return [table(cells)]

@@ -1,0 +1,98 @@
+"""What the misbeliefs that a target does not understand are about: words, and pairs of words, that they share.
+
+No model is asked, and nothing is drawn: the same misbeliefs have the same topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from eval.probe.alike import words_of
+from eval.probe.folder import Scored, Step
+
+_LEAST = 2
+"""Misbeliefs that must share a topic: what stands in one alone is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """Words that several misbeliefs share.
+
+    Attributes:
+        words: One, or two that follow each other but for words that say nothing.
+        n: Misbeliefs that have them, of those with a score.
+        failed: Of those, the ones behind a meme that was not understood, as it is or rewritten.
+        mean: Of the lowest score of each.
+        example: A misbelief that has them, of the lowest score.
+    """
+
+    words: str
+    n: int
+    failed: int
+    mean: float
+    example: str
+
+
+def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int, *, most: int = 15) -> tuple[Topic, ...]:
+    """Topics that failures are about: those with most failures first, of as many the ones with the lowest scores.
+
+    What fails no more often with the words than without says nothing and is left out. Of words that stand in just the
+    same misbeliefs one topic is told: a pair before a single word, and the pair whose words are the rarest.
+
+    Args:
+        scored: The memes as they are.
+        steps: What became of those that were rewritten.
+        threshold: Up to which a score is a failure.
+        most: How many at most.
+    """
+    lowest = _lowest(scored, steps)
+    if not lowest:
+        return ()
+    found: dict[str, set[int]] = {}
+    for place, (_, misbelief) in enumerate(lowest):
+        words = words_of(misbelief)
+        for topic in {*(" ".join(pair) for pair in pairwise(words)), *words}:
+            found.setdefault(topic, set()).add(place)
+    failed = {place for place, (score, _) in enumerate(lowest) if score <= threshold}
+    usual = len(failed) / len(lowest)
+
+    def rarity(topic: str) -> tuple[int, int, str]:
+        words = topic.split()
+        return -len(words), sum(len(found[word]) for word in words), topic
+
+    chosen: dict[frozenset[int], str] = {}
+    for topic in sorted(found, key=rarity):
+        chosen.setdefault(frozenset(found[topic]), topic)
+    topics = [
+        _topic(words, [lowest[place] for place in sorted(places)], threshold)
+        for places, words in chosen.items()
+        if len(places) >= _LEAST and len(places & failed) and (len(places & failed) / len(places) > usual or usual == 1)
+    ]
+    return tuple(sorted(topics, key=lambda one: (-one.failed, one.mean, one.words))[:most])
+
+
+def _lowest(scored: Sequence[Scored], steps: Sequence[Step]) -> list[tuple[int, str]]:
+    """The lowest score of each meme and category, as it is or rewritten, and the misbelief behind it."""
+    lowest = {
+        (one.meme, one.category): (one.scoring.score, one.misbelief)
+        for one in scored
+        if one.misbelief and one.scoring.score is not None
+    }
+    for step in steps:
+        pair = (step.meme, step.category)
+        if step.scoring is not None and step.scoring.score is not None and pair in lowest:
+            score, misbelief = lowest[pair]
+            lowest[pair] = (min(score, step.scoring.score), misbelief)
+    return list(lowest.values())
+
+
+def _topic(words: str, those: Sequence[tuple[int, str]], threshold: int) -> Topic:
+    return Topic(
+        words=words,
+        n=len(those),
+        failed=sum(score <= threshold for score, _ in those),
+        mean=sum(score for score, _ in those) / len(those),
+        example=min(those)[1],
+    )

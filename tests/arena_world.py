@@ -1,0 +1,192 @@
+"""An arena of scripted models whose strengths are known.
+
+An answer says in its own words how good it is (``quality=…``) and by whose voice (``voice=…``); a judge reads that off
+and favours the better one, by chance as Bradley and Terry have it. Nothing else tells it who wrote what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+from court.backends.scripted import ScriptedModel
+from court.errors import Unavailable
+from court.meme import Frame
+from eval.arena.folder import ArenaFolder, Manifest, MemeEntry, ModelEntry
+from eval.arena.hold import Plan, hold
+from eval.arena.settings import ArenaSettings
+from eval.judges.chair import Chair, Limit, Price
+from eval.judges.memes import ShownMeme
+from eval.runs.calls import Calls
+
+STRENGTHS = {"ash": 1.6, "beech": 0.8, "cedar": 0.0, "elm": -0.8, "fir": -1.6}
+DIMENSIONS = ("instruction_following", "correctness", "redundancy", "relevance", "accuracy", "overall")
+
+
+def shown(number: int) -> ShownMeme:
+    return ShownMeme(
+        id=f"m{number}",
+        text=f"tea with the people from Blueland, number {number}",
+        frames=(Frame(f"png {number}".encode(), 8, 8),),
+        pixels_sha256=f"{number:064x}",
+        harmful=bool(number % 2),
+        source_label="harmful" if number % 2 else "not harmful",
+    )
+
+
+def rng_of(*names) -> random.Random:
+    return random.Random("\0".join(map(str, names)))
+
+
+class Voice:
+    """What one scripted model says to whatever the arena asks."""
+
+    def __init__(self, name, strengths, *, favours=0.0, spread=0.5, levels=3, refuses=(), says=None):
+        self.name, self.strengths = name, strengths
+        self.favours, self.spread, self.levels, self.refuses = favours, spread, levels, refuses
+        self.says = says or (lambda request, usual: usual)
+
+    def __call__(self, request):
+        return self.says(request, self._usual(request))
+
+    def _usual(self, request):
+        words = "\n".join(part for part in request.parts if isinstance(part, str))
+        asked = set(request.reply_schema["properties"])
+        meme = re.search(r"number (\d+)", words)[1]
+        if "high" in asked:
+            return {
+                kind: f"A person of {kind} background, made up for {meme}."
+                for kind in ("high", "moderate", "unrelated")
+            }
+        if asked == {"question"}:
+            kind = re.search(r"person of (\w+) background", words)[1]
+            return {"question": f"What could harm whom here, asks one of {kind} background?"}
+        if asked == {"answer"}:
+            return {"answer": f"Round {words.count('Asked before') + 1}. {self._quality(meme)}"}
+        if "why" in asked:
+            return self._judged(request, words)
+        if "Another text" in words:
+            return {"background_knowledge": f"merged by {self.name}", "reasoning": "merged " * 5}
+        if meme in self.refuses:
+            return "I would rather not."
+        lists = "\n- " + "\n- ".join("point" for _ in range(rng_of(self.name, meme).randrange(3)))
+        return {"background_knowledge": "It is about tea.", "reasoning": f"{self._quality(meme)}{lists}"}
+
+    def _quality(self, meme):
+        quality = self.strengths[self.name] + rng_of("quality", self.name, meme).gauss(0, self.spread)
+        return f"quality={quality:.4f} voice={self.name}"
+
+    def _judged(self, request, words):
+        found = re.findall(r"quality=(-?[\d.]+) voice=([^\n]+)", words.split("Answer A.")[1])
+        (a, voice_a), (b, voice_b) = found[0], found[-1]
+        said = {"why": f"{self.name} compared them"}
+        for dimension in DIMENSIONS:
+            edge = float(a) - float(b) + self.favours * ((voice_a == self.name) - (voice_b == self.name))
+            draw = rng_of(self.name, dimension, words).random()
+            chance = 1 / (1 + math.exp(-edge))
+            said[dimension] = (
+                ("A" if draw < chance else "B") if abs(draw - chance) > 0.1 * min(chance, 1 - chance) else "both good"
+            )
+            if self.levels == 5:
+                said[dimension] = {"A": "A>>B" if edge > 1 else "A>B", "B": "B>>A" if edge < -1 else "B>A"}.get(
+                    said[dimension], "A=B"
+                )
+        return said
+
+
+class Memory(Calls):
+    """A store of calls that is gone with the test. The marks of its fences are always the same."""
+
+    def __init__(self):
+        super().__init__(b"0" * 32)
+        self.kept = {}
+
+    async def read(self, key):
+        return self.kept.get(key)
+
+    async def keep(self, key, model, body):
+        self.kept.setdefault(key, body)
+
+
+class Arena:
+    """Holds arenas in one folder, again and again if need be."""
+
+    def __init__(
+        self, root: Path, *, memes=12, strengths=STRENGTHS, voices=None, seed=0, plan=None, limits=None, **settings
+    ):
+        self.root, self.seed = root, seed
+        self.strengths = dict(strengths)
+        self.settings = ArenaSettings.model_validate(
+            {
+                "targets": list(strengths),
+                "judges": list(strengths)[:3],
+                "controller": next(iter(strengths)),
+                "resamples": 100,
+                **settings,
+            }
+        )
+        self.memes = tuple(shown(number) for number in range(memes))
+        self.voices = {name: Voice(name, self.strengths, levels=self.settings.levels) for name in strengths} | (
+            voices or {}
+        )
+        self.models: dict[str, ScriptedModel] = {}
+        self.limits = limits or {}
+        self.plan = plan or {}
+        self.folder = ArenaFolder(root)
+        self.store = Memory()
+
+    def manifest(self) -> Manifest:
+        return Manifest(
+            name="test",
+            created=datetime(2026, 1, 2, tzinfo=UTC),
+            dataset="synthetic-harmeme",
+            split="test",
+            data={},
+            limit=None,
+            seed=self.seed,
+            settings=self.settings,
+            models={name: ModelEntry(model=name, family=name[0], usd_in=1.0, usd_out=2.0) for name in self.strengths},
+            memes=tuple(
+                MemeEntry(id=m.id, harmful=m.harmful, source_label=m.source_label, pixels_sha256=m.pixels_sha256)
+                for m in self.memes
+            ),
+            prompts={},
+            software="test",
+            python="test",
+            machine="test",
+            command="test",
+        )
+
+    @property
+    def asked(self) -> int:
+        """Calls that were really made, in the last session."""
+        return sum(len(model.asked) for model in self.models.values())
+
+    async def go(self, delay_s=0.0) -> None:
+        """Holds what is missing; every call takes so long."""
+        self.models = {name: ScriptedModel(voice, name=name, delay_s=delay_s) for name, voice in self.voices.items()}
+        chairs = {
+            name: Chair(name, model, store=self.store, price=Price(1.0, 2.0), limit=self.limits.get(name, Limit()))
+            for name, model in self.models.items()
+        }
+        await hold(Plan(self.settings, self.memes, chairs, self.seed, **self.plan), self.folder)
+
+    def hold(self) -> Path:
+        self.folder.write_manifest(self.manifest())
+        asyncio.run(self.go())
+        return self.root
+
+
+def breaks_off_after(calls: int):
+    """Says as usual so many times, then the server is gone."""
+    left = [calls]
+
+    def says(_, usual):
+        left[0] -= 1
+        return usual if left[0] >= 0 else Unavailable("The model server is gone.")
+
+    return says

@@ -1,0 +1,179 @@
+"""Our traces in a real Arize Phoenix: spans arrive, and are read back through its API as what they are.
+
+Phoenix runs in an environment of its own (``python scripts/phoenix.py``, or the Python that MEMECOURT_PHOENIX_PYTHON
+names); without one these tests are skipped, but not in CI.
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from court.events import Procedure
+from court.meme import Meme
+from court.settings import TrialSettings
+from court.trial import Case
+from serving.models.vllm import free_port
+from serving.settings import Settings
+from serving.telemetry import open_telemetry
+from tests.cast import Cast, full_court
+from tests.fakes import a_picture
+from tests.unit.test_telemetry import calls_of
+
+ROOT = Path(__file__).parents[2]
+TEXT = "words of people from Blueland"
+CONSOLE = "https://console.example"
+PROJECT = "memecourt-test"
+
+
+def phoenix_python():
+    named = os.environ.get("MEMECOURT_PHOENIX_PYTHON")
+    found = Path(named) if named else ROOT / ".cache" / "phoenix" / "bin" / "python"
+    if not found.exists():
+        if os.environ.get("CI") == "true":
+            made = subprocess.run([sys.executable, "scripts/phoenix.py"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            if made.returncode == 0:
+                return Path(made.stdout.strip())
+            pytest.fail("there is no Phoenix, and scripts/phoenix.py could not make one")
+        pytest.skip("there is no Phoenix here: python scripts/phoenix.py")
+    return found
+
+
+class Phoenix:
+    def __init__(self, home):
+        self.url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+        self.endpoint = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+        self.log = home / "phoenix.log"
+        environment = {
+            **os.environ,
+            "PHOENIX_WORKING_DIR": str(home),
+            "PHOENIX_HOST": "127.0.0.1",
+            "PHOENIX_PORT": self.url.rpartition(":")[2],
+            "PHOENIX_GRPC_PORT": self.endpoint.rpartition(":")[2],
+            "PHOENIX_TELEMETRY_ENABLED": "false",
+        }
+        command = [phoenix_python(), "-m", "phoenix.server.main", "serve"]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, cwd=home, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+    def until_up(self, seconds=300):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert self.process.poll() is None, self.log.read_text()[-2000:]
+            try:
+                if httpx2.get(f"{self.url}/healthz", trust_env=False, timeout=5).status_code == 200:
+                    return
+            except httpx2.TransportError:
+                pass
+            time.sleep(0.5)
+        pytest.fail("Phoenix does not come up:\n" + self.log.read_text()[-2000:])
+
+    def spans(self, project, count, seconds=60):
+        """The spans of a project, once so many are there: it takes them in by and by."""
+        end = time.monotonic() + seconds
+        found = []
+        while time.monotonic() < end:
+            answer = httpx2.get(
+                f"{self.url}/v1/projects/{project}/spans", params={"limit": 1000}, trust_env=False, timeout=30
+            )
+            found = answer.json()["data"] if answer.status_code == 200 else []
+            if len(found) >= count:
+                break
+            time.sleep(0.3)
+        return found
+
+    def asked(self, query, **variables):
+        """What its GraphQL API says: what its own pages are made of."""
+        body = {"query": query, "variables": variables}
+        answer = httpx2.post(f"{self.url}/graphql", json=body, trust_env=False, timeout=60).json()
+        assert "errors" not in answer, answer
+        return answer["data"]
+
+
+@pytest.fixture(scope="module")
+def phoenix(tmp_path_factory):
+    made = Phoenix(tmp_path_factory.mktemp("phoenix"))
+    try:
+        made.until_up()
+        yield made
+    finally:
+        made.process.send_signal(signal.SIGTERM)
+        try:
+            made.process.wait(30)
+        except subprocess.TimeoutExpired:
+            made.process.kill()
+            made.process.wait(30)
+
+
+def traced(phoenix, monkeypatch, project, **settings):
+    """A full trial, traced; its record."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", phoenix.endpoint)
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", f"openinference.project.name={project}")
+    court = full_court(Cast(rounds=2), settings=TrialSettings(overlap=False))
+    court = dataclasses.replace(court, now=lambda: datetime.now(UTC), fence_mark=None)
+
+    async def work():
+        async with open_telemetry(Settings(traces=True, **settings)) as telemetry:
+            return await court.hear(Case("a-trial", Meme(a_picture(), TEXT), Procedure.FULL), telemetry.watch)
+
+    return asyncio.run(work())
+
+
+def test_a_trial_s_calls_arrive_as_what_they_are(phoenix, monkeypatch):
+    record = traced(phoenix, monkeypatch, PROJECT)
+    calls = list(calls_of(record))
+    spans = phoenix.spans(PROJECT, len(calls) + 2)
+    kinds = Counter(span["span_kind"] for span in spans)
+    assert kinds == {"LLM": len(calls), "CHAIN": 1, "RETRIEVER": 1}
+    (trial,) = [span for span in spans if span["span_kind"] == "CHAIN"]
+    assert trial["name"] == "invoke_workflow memecourt.full" and trial["parent_id"] is None
+    assert {span["parent_id"] for span in spans if span is not trial} == {trial["context"]["span_id"]}
+    by_prompt = Counter(span["attributes"]["gen_ai.prompt.name"] for span in spans if span["span_kind"] == "LLM")
+    assert by_prompt == Counter(call.prompt_id for call, _ in calls)
+    # Off by default: nothing of the meme is there.
+    whole = json.dumps(spans)
+    for words in (TEXT, record.verdict.rationale, "text of p0", record.opened.meme.pixels_sha256):
+        assert words in "".join(event.model_dump_json() for event in record.events) and words not in whole
+
+
+def test_phoenix_adds_up_tokens_and_shows_messages_where_they_are_sent(phoenix, monkeypatch):
+    project = f"{PROJECT}-contents"
+    record = traced(phoenix, monkeypatch, project, trace_contents=True, console_origin=CONSOLE)
+    calls = list(calls_of(record))
+    spans = phoenix.spans(project, len(calls) + 2)
+    assert len(spans) == len(calls) + 2
+    # Its own reading of our attributes, as its pages show it.
+    told = phoenix.asked(
+        """query { projects { edges { node { name tokenCountPrompt tokenCountCompletion
+        spans(first: 100, filterCondition: "span_kind == 'LLM'") { edges { node {
+        name tokenCountPrompt tokenCountCompletion input { value } output { value } attributes } } } } } } }"""
+    )
+    (ours,) = [edge["node"] for edge in told["projects"]["edges"] if edge["node"]["name"] == project]
+    assert ours["tokenCountPrompt"] == sum(call.tokens_in for call, _ in calls)
+    assert ours["tokenCountCompletion"] == sum(call.tokens_out for call, _ in calls)
+    shown = [edge["node"] for edge in ours["spans"]["edges"]]
+    assert len(shown) == len(calls)
+    links = set()
+    for node in shown:
+        messages = json.loads(node["attributes"])["llm"]["input_messages"]
+        system, user = (each["message"] for each in messages)
+        assert system["role"] == "system" and user["role"] == "user" and len(system["content"]) > 100
+        parts = [each["message_content"] for each in user["contents"]]
+        assert all(part["type"] in ("text", "image") for part in parts)
+        links |= {part["image"]["image"]["url"] for part in parts if part["type"] == "image"}
+        assert node["output"]["value"].startswith("{")
+    assert f"{CONSOLE}/trials/a-trial/picture?of=meme&frame=0" in links
+    assert all(link.startswith(f"{CONSOLE}/trials/a-trial/picture?of=") for link in links)
+    judged = next(node for node in shown if "judge-model" in node["name"])
+    assert TEXT in judged["attributes"]
+    assert "data:image" not in json.dumps(told) and "iVBOR" not in json.dumps(told)

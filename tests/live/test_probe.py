@@ -1,0 +1,160 @@
+"""A small probe on a real vLLM: the calls, their figures, and taking it up again.
+
+The model writes nonsense. What is shown is that each agent's question is one that vLLM takes and answers in the form
+that was asked for, and that what can't be scored is not scored; not that a weakness is one.
+"""
+
+import asyncio
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from court.backends.chat_completions import ChatCompletions
+from court.backends.scripted import ScriptedModel
+from court.backends.text_reader import OcrTextReader
+from court.ports import ChatReply, FinishReason
+from eval.cli import cli
+from eval.datasets.known import DATASETS
+from eval.judges.chair import Chair
+from eval.probe.folder import MARK, REWRITTEN, Outcome, ProbeFolder, Sorted, Step, StepOutcome
+from eval.probe.refining import Limits
+from eval.probe.report import read_report
+from eval.probe.run import NOTICE, Plan, probe
+from eval.runs.calls import CallStore
+from retrieval.library.sources import NOT_FOR_LIBRARIES
+from tests.probing import a_data_set, role_of
+
+TEXTS = (
+    ("blueland never pays for tea", True),
+    ("they all wear round hats at work", True),
+    ("a cat on a warm roof", False),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return a_data_set(tmp_path_factory.mktemp("data"), TEXTS)
+
+
+def requests(vllm):
+    """That vLLM itself counts."""
+    return vllm.metric("vllm:request_success_total")
+
+
+def test_the_command_probes_a_real_model_and_goes_on_without_asking_it_again(vllm, data, tmp_path, monkeypatch):
+    monkeypatch.setenv("TINY_KEY", vllm.api_key)
+    models = tmp_path / "models.toml"
+    models.write_text(
+        f'[models.tiny]\nurl = "{vllm.base_url}"\nmodel = "{vllm.model}"\napi_key_env = "TINY_KEY"\n'
+        "max_tokens = 48\nusd_in = 1.0\nusd_out = 2.0\n"
+    )
+    out = tmp_path / "probe"
+    asked = ["probe", "--target", "tiny", "--controller", "tiny", "--models", str(models), "--data", str(data)]
+    asked += ["--dataset", "fhm", "--split", "dev_seen", "--out", str(out), "--limit", "1", "--json"]
+    begun = requests(vllm)
+    ran = CliRunner().invoke(cli, asked)
+    assert ran.exit_code == 0, ran.output
+    assert ran.stderr.startswith(NOTICE)
+    told = json.loads(ran.stdout)
+    assert told["finished"] and told["memes"] == 1
+    folder = ProbeFolder(out)
+    assert all(meme.lines > 0 and meme.left == 0 for meme in folder.memes()), "their texts were taken off"
+    (usage,) = folder.usage()
+    assert (usage.failed, usage.calls) == (0, usage.made) and usage.calls >= 3
+    assert usage.usd == pytest.approx((usage.tokens_in + 2 * usage.tokens_out) / 1e6)
+    # Free text of 48 tokens of nonsense is no rating.
+    assert told["overall"]["before"]["scored"] == 0 and told["overall"]["before"]["mean"] is None
+    assert (out / "weakness.html").exists()
+    print(f"a probe of one meme: {told['mined']}, {usage.calls} calls, {usage.repaired} asked again")
+
+    # Before it begins, the server is asked what it can do: these are no calls of the probe.
+    ended = requests(vllm)
+    looked = ended - begun - usage.made
+    assert 0 < looked < 20
+    again = CliRunner().invoke(cli, asked)
+    assert again.exit_code == 0, again.output
+    (once_more,) = folder.usage()
+    assert (once_more.calls, once_more.made) == (usage.calls, 0)
+    assert requests(vllm) - ended == looked
+    figures = [json.loads(one.stdout) for one in (ran, again)]
+    for one in figures:
+        del one["usage"]
+    assert figures[0] == figures[1]
+
+
+class Partly:
+    """The real model, but for the roles that a script speaks for: nonsense has no rating and keeps no misbelief."""
+
+    def __init__(self, model, script):
+        self._model, self._script = model, ScriptedModel(script)
+        self._roles = ("miner", "scorer", "keeps")
+        self.real = []
+
+    @property
+    def name(self):
+        return self._model.name
+
+    async def reply(self, request, *, within_s):
+        role = role_of(request)
+        if role in self._roles:
+            return await self._script.reply(request, within_s=within_s)
+        reply = await self._model.reply(request, within_s=within_s)
+        self.real.append((role, reply))
+        return reply
+
+
+def test_texts_are_rewritten_by_a_real_model(vllm, data, tmp_path):
+    ratings = iter(range(10, 0, -1))
+
+    def script(request):
+        match role_of(request):
+            case "miner":
+                return {"categories": ["religion"], "new_name": "", "new_definition": ""}
+            case "scorer":
+                return f"Rating: [[{next(ratings)}]]"
+            case _:
+                return {"reason": "it is still there", "keeps": True}
+
+    plan = Plan(
+        out=tmp_path / "probe",
+        dataset=DATASETS["fhm"],
+        data=data,
+        split="dev_seen",
+        target="target",
+        controllers=("controller",),
+        limits=Limits(steps=2, seeds=1),
+        concurrency=1,
+    )
+
+    async def hold():
+        plan.out.mkdir()
+        store, reader = CallStore.open(plan.out / "calls.sqlite"), OcrTextReader()
+        model = ChatCompletions(base_url=vllm.base_url, model=vllm.model, api_key=vllm.api_key)
+        partly = Partly(model, script)
+        try:
+            chairs = {name: Chair(name, partly, store=store, max_tokens=48) for name in ("target", "controller")}
+            await probe(plan, chairs, reader)
+            return partly.real
+        finally:
+            await store.close()
+            await reader.aclose()
+            await model.aclose()
+
+    real = asyncio.run(hold())
+    spoke = {role for role, _ in real}
+    assert spoke == {"answerer", "narrator", "senior", "refiner"}
+    for role, reply in real:
+        assert isinstance(reply, ChatReply) and reply.tokens_out > 0
+        if role != "answerer":  # in the form that was asked for, which vLLM holds it to
+            assert reply.finish is FinishReason.STOP and isinstance(json.loads(reply.text), dict)
+    folder = ProbeFolder(plan.out)
+    report = read_report(plan.out)
+    assert report.mined[Sorted.HARMFUL] == 3
+    assert report.overall.before.scored == 3 and report.overall.before.mean.value == pytest.approx(9)
+    # Each score is below the ones before it, so that the search goes on to its end.
+    steps = folder.read(REWRITTEN, Step)
+    assert [(step.number, step.outcome) for step in steps] == [(1, StepOutcome.LOWER), (2, StepOutcome.LOWER)]
+    assert [step.scoring.score for step in steps] == [7, 6]
+    assert all(step.text and step.scoring.outcome is Outcome.SCORED for step in steps)
+    assert (plan.out / REWRITTEN).read_text().count(f'"{NOT_FOR_LIBRARIES}": "{MARK}"') == 2

@@ -1,0 +1,143 @@
+"""How far judges are trusted: rankings compared as MemeArena defines it, and the panel beside people."""
+
+import itertools
+import math
+import random
+
+import pytest
+from scipy.stats import kendalltau
+from sklearn.metrics import cohen_kappa_score, ndcg_score
+
+from eval.arena.agreement import HumanVerdict, human_agreement
+from eval.arena.bias import bias_report, kendall, ndcg
+from eval.arena.events import Call, Judged
+from eval.arena.words import DIMENSIONS, Setting, Verdict
+
+CALL = Call(chair="j", model="j", prompt="p", digest="d", calls=1, tokens_in=1, tokens_out=1, latency_s=0.1)
+
+
+def judged(meme, a, b, judge, verdict, *, study="arena", setting=Setting.FUSED, task=0):
+    return Judged(
+        meme=meme,
+        task=task,
+        a=a,
+        b=b,
+        judge=judge,
+        setting=setting,
+        study=study,
+        verdicts=dict.fromkeys(DIMENSIONS, verdict),
+        why="because",
+        call=CALL,
+    )
+
+
+def scores(order):
+    """So that the first is the best."""
+    return {model: float(-place) for place, model in enumerate(order)}
+
+
+def test_ndcg_is_that_of_the_definition_by_hand():
+    reference = scores("abc")  # relevance 2, 1, 0
+    ideal = 2 / math.log2(2) + 1 / math.log2(3)
+    assert ndcg(scores("abc"), reference) == pytest.approx(1)
+    assert ndcg(scores("bac"), reference) == pytest.approx((1 + 2 / math.log2(3)) / ideal)
+    assert ndcg(scores("cba"), reference) == pytest.approx((1 / math.log2(3) + 2 / math.log2(4)) / ideal)
+    # Turned upside down it is still far above 0, which is why Kendall's τ stands beside it.
+    assert ndcg(scores("cba"), reference) > 0.6 and kendall(scores("cba"), reference) == -1
+
+
+@pytest.mark.parametrize("size", [2, 4, 7])
+def test_ndcg_is_scikit_learn_s_with_these_relevances(size):
+    models = "abcdefg"[:size]
+    rng = random.Random(size)
+    for _ in range(20):
+        said = {model: rng.random() for model in models}
+        relevance = [[size - place for place in range(1, size + 1)]]
+        theirs = ndcg_score(relevance, [[said[model] for model in models]])
+        assert ndcg(said, scores(models)) == pytest.approx(theirs)
+
+
+def test_models_that_are_level_count_as_the_mean_over_their_orders():
+    reference = scores("abcd")
+    level = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}
+    orders = [ndcg(scores(("a", *rest)), reference) for rest in itertools.permutations("bcd")]
+    assert ndcg(level, reference) == pytest.approx(sum(orders) / len(orders))
+    assert kendall(dict.fromkeys("abcd", 0.0), reference) is None
+    assert kendall(level, reference) == pytest.approx(kendalltau([1, 0, 0, 0], [0, -1, -2, -3]).statistic)
+
+
+def test_a_judge_s_own_case_is_measured_by_those_who_have_no_part_in_it():
+    """b favours itself. Where a fights b only c is impartial, and so a is not taken for partial because of b."""
+    events = []
+    for number in range(12):
+        meme = f"m{number}"
+        for judge in "abc":
+            for one, other in itertools.combinations("abc", 2):
+                better = Verdict.A if number % 3 else Verdict.B  # on the whole, a before b before c
+                if judge == "b" and "b" in (one, other):
+                    better = Verdict.A if one == "b" else Verdict.B
+                events.append(judged(meme, one, other, judge, better, study="bias"))
+    report = bias_report(events, "abc", "abc", resamples=200, seed=0)
+    (fused,) = report.settings
+    cases = {case.judge: case for case in fused.own_cases}
+    assert cases["b"].own == 1.0 and cases["b"].others == pytest.approx(0.5)
+    assert cases["b"].favours_itself and cases["b"].low > 0.2
+    assert cases["a"].lift == cases["c"].lift == 0.0
+    assert not cases["a"].favours_itself and not cases["c"].favours_itself
+    assert bias_report([e for e in events if e.study == "arena"], "abc", "abc", resamples=100, seed=0) is None
+
+
+def test_larger_panels_come_nearer_to_the_whole():
+    rng = random.Random(1)
+    events = [
+        judged(f"m{number}", one, other, judge, Verdict.A if rng.random() < 0.62 else Verdict.B, study="bias")
+        for number in range(6)
+        for judge in ("j1", "j2", "j3", "j4", "j5")
+        for one, other in itertools.combinations("abcde", 2)
+    ]
+    report = bias_report(events, "abcde", ("j1", "j2", "j3", "j4", "j5"), resamples=100, seed=0)
+    sizes = {size.size: size for size in report.sizes}
+    assert [sizes[n].panels for n in range(1, 6)] == [5, 10, 10, 5, 1]
+    assert sizes[5].ndcg == pytest.approx(1) and sizes[5].tau == pytest.approx(1)
+    assert sizes[1].tau < sizes[3].tau <= sizes[5].tau
+    assert not report.settings[0].own_cases  # none of them fights
+
+
+def test_the_panel_beside_people():
+    events = [
+        judged("m1", "a", "b", "j", Verdict.A),
+        judged("m1", "b", "a", "k", Verdict.B),  # a again, shown second
+        judged("m2", "a", "b", "j", Verdict.BOTH_GOOD),
+        judged("m3", "b", "a", "j", Verdict.A),  # b
+        judged("m4", "a", "b", "j", Verdict.A),
+        judged("m4", "a", "b", "k", Verdict.B),  # votes are even
+        judged("m5", "a", "b", "j", Verdict.A_FAR),
+        judged("m6", "a", "b", "j", Verdict.B, study="bias"),  # ranks nobody
+    ]
+
+    def human(meme, who, better, one="a", other="b"):
+        return HumanVerdict(meme=meme, task=0, one=one, other=other, who=who, better=better)
+
+    humans = [
+        human("m1", "p", "one"),
+        human("m1", "q", "one"),
+        human("m1", "r", "other", "b", "a"),  # a, told the other way round
+        human("m2", "p", "one"),
+        human("m2", "q", "tie"),
+        human("m2", "r", "tie"),
+        human("m3", "p", "one"),
+        human("m4", "p", "one"),
+        human("m5", "p", "one"),
+        human("m5", "q", "other"),  # people's votes are even
+        human("m6", "p", "one"),
+        human("m7", "p", "one"),
+    ]
+    found = human_agreement(events, humans)
+    assert (found.battles, found.even) == (3, 2)
+    assert found.accuracy == pytest.approx(2 / 3) and found.decided == pytest.approx(1 / 2)
+    expected = cohen_kappa_score(["first", "tie", "second"], ["first", "tie", "first"])
+    assert found.kappa.value == pytest.approx(expected)
+    assert set(found.judges) == {"j", "k"} and found.judges["k"].n == 2
+    assert found.people.n == 3  # m1, m2 and m5 were judged by several
+    nobody = human_agreement(events, [])
+    assert nobody.accuracy is None and nobody.kappa.value is None
