@@ -31,7 +31,7 @@ from retrieval.library.storage import CURRENT
 from retrieval.postgres.address import Address
 from retrieval.search.finder import LibraryFinder
 from retrieval.search.pgvector import PgvectorFinder
-from serving.docket.sql import open_docket
+from serving.docket.sql import docket_of
 from serving.docket.store import Docket
 from serving.models.bench import open_bench
 from serving.reception.near import NearMemes
@@ -263,8 +263,9 @@ async def open_courthouse(
     """
     async with AsyncExitStack() as stack:
         policy = Policy.load(settings.policy) if settings.policy else DEFAULT_POLICY
-        docket = await asyncio.to_thread(open_docket, settings.docket_place)
+        docket = await asyncio.to_thread(docket_of, settings)
         stack.push_async_callback(docket.close)
+        await docket.sign()  # before the first trial: without the right key nothing could be kept of it
         near = NearMemes(docket, settings) if duplicates else None
         if near is not None:
             stack.push_async_callback(near.close)

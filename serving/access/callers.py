@@ -26,7 +26,7 @@ class NotAllowed(CourtError):
 
 
 class Scope(StrEnum):
-    """What a token is good for. None holds another: who is to do all is given all three."""
+    """What a token is good for. None holds another: who is to do all is given all of them."""
 
     JUDGE = "judge"
     """Have memes tried, watch trials, search precedents."""
@@ -34,6 +34,8 @@ class Scope(StrEnum):
     """Read the docket and review verdicts."""
     ADMIN = "admin"
     """Change the library of precedents."""
+    VIEW = "view"
+    """Read trials on the pages of the console, where REVIEW lets review as well and ADMIN do all; good for no call."""
 
 
 @dataclass(frozen=True, slots=True)

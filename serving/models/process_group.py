@@ -84,7 +84,8 @@ class ProcessGroup:
         # Only the leader is told: it finishes what it holds, and then tells the others in order.
         self._signal(signal.SIGTERM, os.kill)
         try:
-            await asyncio.wait_for(self.ended(), grace)
+            async with asyncio.timeout(grace):
+                await self.ended()
         except TimeoutError:
             self._signal(signal.SIGKILL, os.kill)  # the others follow, see _watch
             await self.ended()

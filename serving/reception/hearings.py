@@ -10,12 +10,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from court.errors import BadPicture, CantResume, CourtError, TrialAborted
-from court.events import TrialFailed
+from court.events import AnyEvent, TrialFailed
 from court.meme import Picture
 from court.ports import Watcher
 from court.record import TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.assembly import Courthouse
+from serving.docket.store import RequestName
+from serving.reception.admission import Admission
 from serving.reception.known import KnownMemes
 from serving.reception.quarantine import Quarantine
 from serving.reception.request import Call
@@ -33,6 +35,8 @@ class Flight(Shared[TrialRecord]):
     Attributes:
         trial_id: Of the trial.
         begun_by: The call whose deadline it keeps to; None where nobody's.
+        names: Of requests, and of the meme, that were claimed for it at this server.
+        events: What has been kept of it.
     """
 
     def __init__(self, trial_id: str, unneeded: Callable[[], object]) -> None:
@@ -40,12 +44,37 @@ class Flight(Shared[TrialRecord]):
         super().__init__(unneeded)
         self.trial_id = trial_id
         self.begun_by: Call | None = None
+        self.names: set[RequestName] = set()
+        self.events: list[AnyEvent] = []
+
+    @property
+    def record(self) -> TrialRecord | None:
+        """What has been kept of it, without asking the docket; None where that is nothing."""
+        return TrialRecord.of(self.events) if self.events else None
+
+    def noting(self, watch: Watcher | None) -> Watcher:
+        """Notes the events that are kept, and tells them on."""
+
+        async def note(event: AnyEvent) -> None:
+            self.events.append(event)
+            if watch is not None:
+                await watch(event)
+
+        return note
 
 
 class Hearings:
     """Trials by their ids, and those that are held for a meme by the key that it will be known by."""
 
-    def __init__(self, house: Courthouse, known: KnownMemes, quarantine: Quarantine, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        house: Courthouse,
+        known: KnownMemes,
+        quarantine: Quarantine,
+        telemetry: Telemetry,
+        ended: Callable[[Flight], None],
+        decoders: int,
+    ) -> None:
         """Holds none yet.
 
         Args:
@@ -53,11 +82,16 @@ class Hearings:
             known: Learns of files that were decoded, and of verdicts.
             quarantine: Says what is not tried again.
             telemetry: Is told of pictures that were decoded and of trials that were taken up.
+            ended: Is told of each trial that is over, however it ended, and of each that nobody is left to begin.
+            decoders: Pictures that are decoded at once. Namespaces take turns: who sends many that take long is not
+                in the way of those of others.
         """
         self._house = house
         self._known = known
         self._quarantine = quarantine
         self._telemetry = telemetry
+        self._ended = ended
+        self._decoders = Admission(decoders, 0)
         self._decoding: dict[bytes, Shared[Picture]] = {}
         self._flights: dict[str, Flight] = {}
         self._leading: dict[str, Flight] = {}
@@ -81,8 +115,9 @@ class Hearings:
 
         def strike() -> None:
             del self._flights[trial_id]
-            if key:
+            if key and self._leading.get(key) is flight:
                 del self._leading[key]
+            self._ended(flight)
 
         flight = self._flights[trial_id] = Flight(trial_id, strike)
         if key:
@@ -92,12 +127,12 @@ class Hearings:
     def begin(self, flight: Flight, call: Call) -> None:
         """Begins the trial of a call. From here to the next caller's entering, nothing may be awaited."""
         flight.begun_by = call
-        flight.begin(self._try(call, flight.trial_id))
+        flight.begin(self._try(call, flight))
 
     def take_up(self, flight: Flight, watch: Watcher | None, call: Call | None = None) -> None:
         """Takes a trial up from its record, for a call or for nobody; as :meth:`begin`."""
         flight.begun_by = call
-        flight.begin(self._resume(flight.trial_id, watch, call))
+        flight.begin(self._resume(flight, watch, call))
 
     def resumable(self, record: TrialRecord) -> bool:
         """Whether a trial without a verdict may go on, as far as can be told without trying."""
@@ -134,7 +169,8 @@ class Hearings:
     async def _decode(self, call: Call) -> Picture:
         began = time.perf_counter()
         try:
-            picture = await self._house.pictures.read(call.ask.image)
+            async with self._decoders.turn(call.ask.namespace, patient=True):
+                picture = await self._house.pictures.read(call.ask.image)
         except BadPicture as error:
             self._quarantine.refused(call.file, error)
             raise
@@ -143,7 +179,7 @@ class Hearings:
         self._known.seen(call.file, picture.pixels_sha256)
         return picture
 
-    async def _try(self, call: Call, trial_id: str) -> TrialRecord:
+    async def _try(self, call: Call, flight: Flight) -> TrialRecord:
         """Holds the trial of a call."""
         async with call.trial_in_turn():
             picture = await self.decoded(call, in_turn=True)
@@ -151,7 +187,11 @@ class Hearings:
                 try:
                     ask = replace(call.ask, request_id=call.name.request_id)
                     hearing = await self._house.hear(
-                        ask, call.watch, within_s=call.left, trial_id=trial_id, picture=picture
+                        ask,
+                        flight.noting(call.watch),
+                        within_s=call.left,
+                        trial_id=flight.trial_id,
+                        picture=picture,
                     )
                 except TrialAborted as error:
                     self._quarantine.failed(call.file, error.reason)
@@ -159,15 +199,18 @@ class Hearings:
         await self._learn(hearing.record)
         return hearing.record
 
-    async def _resume(self, trial_id: str, watch: Watcher | None, call: Call | None = None) -> TrialRecord:
+    async def _resume(self, flight: Flight, watch: Watcher | None, call: Call | None = None) -> TrialRecord:
         """Takes a trial up, for a call or for nobody."""
         async with call.trial_in_turn() if call else nullcontext():
-            record = await self._house.docket.record(trial_id)
+            record = await self._house.docket.record(flight.trial_id)
+            flight.events += record.events
             self._telemetry.resuming(record)
             meme = record.opened.meme
             async with self._quarantine.trial(meme.pixels_sha256, record.opened.procedure):
                 try:
-                    record = await self._house.resume(trial_id, watch, within_s=call.left if call else None)
+                    record = await self._house.resume(
+                        flight.trial_id, flight.noting(watch), within_s=call.left if call else None
+                    )
                 except CantResume as error:
                     await self._give_up(record, error, watch)
                     raise

@@ -6,6 +6,7 @@ whose content it is, and everything that the trial is held with. Another version
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +45,9 @@ def reusable(record: TrialRecord) -> bool:
 class _AtHand:
     record: TrialRecord
     checked: float
-    """When the docket last said that it answers its key; monotonic, in seconds."""
+    """When the docket was last asked and said that it answers its key; monotonic, in seconds."""
+    checking: asyncio.Task[None] | None = None
+    """Asks it again; None while nobody does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,10 @@ class KnownMemes:
         """What a trial that began now would be held with."""
         return self._now(procedure).versions
 
+    def held(self, procedure: Procedure) -> object:
+        """The same object for as long as a trial that began would be held with the same."""
+        return self._now(procedure)
+
     def pixels_of(self, file: bytes) -> str | None:
         """Digest of the pixels in a file of that digest, if it has been decoded lately."""
         return self._pixels.get(file)
@@ -112,18 +119,30 @@ class KnownMemes:
         known = self._at_hand.get(key)
         if known is None:
             return None
-        now = self._clock()
-        if now - known.checked > FRESH_S:
-            before, known.checked = known.checked, now  # others needn't ask meanwhile
-            try:
-                answering = await self._docket.known(key)
-            except BaseException:
-                known.checked = before
-                raise
-            if answering != known.record.trial_id:
-                self._at_hand.drop(key)
-                return None
+        age = self._clock() - known.checked
+        if age > FRESH_S / 2:
+            # Asked in good time, so that who comes often never waits; and once for all who do.
+            checking = known.checking
+            if checking is None:
+                checking = known.checking = asyncio.create_task(self._check(key, known))
+                checking.add_done_callback(_heard)
+            if age > FRESH_S:
+                await asyncio.wait([checking])
+                checking.result()
+                if self._at_hand.get(key) is not known:
+                    return None
         return known.record
+
+    async def _check(self, key: str, known: _AtHand) -> None:
+        """Asks the docket whether a trial still answers its key. Raises Unavailable."""
+        try:
+            asked = self._clock()
+            answering = await self._docket.known(key)
+            known.checked = asked
+        finally:
+            known.checking = None
+        if answering != known.record.trial_id and self._at_hand.get(key) is known:
+            self._at_hand.drop(key)
 
     async def find(self, key: str) -> TrialRecord | None:
         """The trial that answers a key, in memory or in the docket, or None."""
@@ -134,8 +153,8 @@ class KnownMemes:
         if trial_id is None:
             return None
         record = await self._docket.record(trial_id)
-        if not reusable(record):
-            return None  # overruled just now
+        if not reusable(record) or self.key_of(record) != key:
+            return None  # overruled just now; or whoever writes to that table put another trial there
         self._at_hand.keep(key, _AtHand(record, asked))
         return record
 
@@ -166,6 +185,11 @@ class KnownMemes:
             held = _Held(versions.library, versions, _token(versions, self._court.policy.digest, procedure))
             self._held[procedure] = held
         return held
+
+
+def _heard(checking: asyncio.Task[None]) -> None:
+    if not checking.cancelled():
+        checking.exception()  # who waited for it has been told; if nobody did, the next one asks again
 
 
 def _token(versions: Versions, policy: str, procedure: Procedure) -> str:

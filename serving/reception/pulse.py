@@ -17,6 +17,11 @@ BEAT_S = 3.0
 """Between two counts, in seconds."""
 DEAD_S = 15.0
 """A server whose count has stood still for so long is dead, in seconds."""
+FORGET_S = 3600.0
+"""A server whose count has stood still for so long is forgotten, in seconds."""
+
+_NONE = -1
+"""For the count of a server that has none."""
 
 _log = logging.getLogger("memecourt.service")
 
@@ -36,6 +41,7 @@ class Pulse:
         *,
         beat_s: float | None = None,
         dead_s: float | None = None,
+        forget_s: float = FORGET_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Counts nothing yet.
@@ -45,12 +51,14 @@ class Pulse:
             server: What this one is called.
             beat_s: Between two counts, in seconds; None for the usual.
             dead_s: For how long a count must stand still, in seconds; None for the usual.
+            forget_s: For how long it must until it is removed, in seconds.
             clock: Monotonic, in seconds.
         """
         self._docket = docket
         self.server = server
         self.beat_s = BEAT_S if beat_s is None else beat_s
         self._dead_s = DEAD_S if dead_s is None else dead_s
+        self._forget_s = forget_s
         self._clock = clock
         self._looked = clock()
         self._counts: dict[str, int] = {}
@@ -70,12 +78,31 @@ class Pulse:
         passed = min(now - self._looked, 2 * self.beat_s)
         self._looked = now
         for server in {*counts, *self._still}:
-            count = counts.get(server, -1)  # one that never counted is like one that has stopped
+            count = counts.get(server, _NONE)  # one that never counted is like one that has stopped
             before = self._counts.get(server)
-            if before is not None and before != count:
+            if count != _NONE and before not in (None, count):
                 self._moved.add(server)
-            self._still[server] = self._still.get(server, 0.0) + passed if before == count else 0.0
+            if count == _NONE and before not in (None, _NONE):
+                # It was removed: by the server itself when it went, or by others long after.
+                self._still[server] = max(self._still[server], self._dead_s)
+            else:
+                self._still[server] = self._still.get(server, 0.0) + passed if before == count else 0.0
             self._counts[server] = count
+        for server in [server for server, still in self._still.items() if still >= self._forget_s]:
+            await self._forget(server)
+
+    async def _forget(self, server: str) -> None:
+        """Removes a count that has stood still for long; of one that is removed already, remembers it for as long."""
+        count = self._counts[server]
+        if count == _NONE:
+            del self._counts[server], self._still[server]
+            self._moved.discard(server)
+        else:
+            await self._docket.rest(server, count)
+
+    async def rest(self) -> None:
+        """This server goes, and holds nothing any more: the others need not wait to see that. Raises Unavailable."""
+        await self._docket.rest(self.server)
 
     def dead(self, server: str) -> bool:
         """Whether a server's count has stood still for long enough; that of a new one, from now on."""

@@ -253,6 +253,8 @@ class Memory:
 
     def _serve(self) -> None:
         """Gives room to who waits, as far as there is any; else sees to it that there is."""
+        if not self._pressing and not any(self._waiting):
+            return  # nearly always, and asked for with every request
         while self._has_room and (lane := self._next_lane()) is not None:
             waiter = self._waiting[lane].popleft() if lane == _KNOWN else self._waiting[lane].pop()
             if not waiter.lot.done():

@@ -5,20 +5,20 @@ Whoever asks the same again, at whichever server, finds the claim and gets the s
 for it, or by taking it up where it was cut off. A claim names the server that sees to it and a number that is new each
 time; who takes a trial up puts another in its place, and only if nobody else has.
 
-A meme that is known (:mod:`serving.reception.known`) is claimed for the trial that it is known by. Requests for the
-same unknown meme that come while its trial is held wait for that trial.
+A meme that is known (:mod:`serving.reception.known`) is claimed for the trial that it is known by. An unknown one is
+claimed itself, before any request for it: requests for it that come while its trial is held, at whichever server, wait
+for that trial (:mod:`serving.reception.claims`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from typing import Self
-from weakref import WeakValueDictionary
 
 from court.errors import (
     CantResume,
@@ -33,12 +33,14 @@ from court.ports import Watcher
 from court.record import TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.assembly import NO_PINS, Ask, Courthouse
-from serving.docket.store import Claim, RequestConflict, RequestName, TrialUnknown
+from serving.docket.store import Claim, RequestConflict, RequestName
+from serving.reception.claims import MEMES, Claims, led_by, server_of
 from serving.reception.hearings import Flight, Hearings
 from serving.reception.known import KnownMemes, reusable
+from serving.reception.loose_ends import LooseEnd, LooseEnds, cause_of
 from serving.reception.pulse import Pulse
 from serving.reception.quarantine import Quarantine
-from serving.reception.request import Answer, Call, Turn, digest_of_file, payload_of
+from serving.reception.request import Answer, Call, Given, Turn, digest_of_file
 from serving.reception.shared import Ended
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
@@ -47,9 +49,6 @@ __all__ = ["Answer", "Reception", "Turn"]
 
 _POLL_S = (0.1, 1.0)
 """Between two looks at a trial that another server holds: the first, and the longest, in seconds."""
-
-_NOBODY = ""
-"""Owner of what a server that stopped had not begun."""
 
 _log = logging.getLogger("memecourt.service")
 
@@ -74,12 +73,14 @@ class Reception:
         self._reuse = settings.reuse != "off"
         self._telemetry = telemetry
         self._pulse = pulse or Pulse(house.docket, uuid.uuid4().hex)
-        self._numbers = itertools.count()
+        self._claims = Claims(house.docket, self._pulse)
         self._known = KnownMemes(house.docket, house.court, settings)
         self._quarantine = Quarantine(house.docket)
-        self._hearings = Hearings(house, self._known, self._quarantine, telemetry)
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._beating: asyncio.Task[None] | None = None
+        self._hearings = Hearings(
+            house, self._known, self._quarantine, telemetry, self._ended, decoders=settings.picture_workers
+        )
+        self._loose_ends = LooseEnds(house.docket, self._claims, self._hearings.of, house.court.now)
+        self._beside: list[asyncio.Task[None]] = []
         self._open = False
 
     async def __aenter__(self) -> Self:
@@ -89,7 +90,7 @@ class Reception:
             Unavailable: The docket is not there now.
         """
         await self._pulse.beat()
-        self._beating = asyncio.create_task(self._pulse.run())
+        self._beside = [asyncio.create_task(work) for work in (self._pulse.run(), self._loose_ends.run())]
         self._open = True
         return self
 
@@ -97,9 +98,14 @@ class Reception:
         """Ends what is running; each trial still writes down its end, and who waits for it is told so."""
         self.close()
         await self._hearings.stop()
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.wait([self._beating])
+        for task in self._beside:
+            task.cancel()
+        if self._beside:
+            await asyncio.wait(self._beside)
+            self._beside = []
+            with suppress(CourtError):  # the docket is away: others see for themselves that this server is gone
+                await self._loose_ends.tie()
+                await self._pulse.rest()
 
     def close(self) -> None:
         """From now on no request is taken any more; those that were are answered."""
@@ -135,7 +141,7 @@ class Reception:
             async with asyncio.timeout(within_s) as clock:
                 file = await digest_of_file(ask.image)
                 self._quarantine.require(file, text_given=ask.text is not None)
-                call = Call(ask, name, payload_of(ask, file), file, watch, turn, began, clock, clock.when())
+                call = Call(ask, name, file, watch, turn, began, clock, clock.when())
                 if self._reuse and not ask.try_anew and (answer := await self._at_hand(call)):
                     return answer
                 try:
@@ -146,6 +152,38 @@ class Reception:
             if not clock.expired():
                 raise
             raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
+
+    async def again(self, given: Given, request_id: str) -> TrialRecord | None:
+        """The trial whose verdict answers a request that asks what another has asked, id aside.
+
+        Args:
+            given: From the :class:`Answer` to that one.
+            request_id: The caller's own for this request; empty where there is none.
+
+        Returns:
+            Its record; None where that is not at hand any more, and the request is to be answered like any other.
+
+        Raises:
+            BadPicture: The picture is in quarantine.
+            RequestConflict: Another request was asked under this name.
+            Unavailable: The docket is not there now, or the court is not in session.
+        """
+        if not self._open or self._known.held(given.ask.procedure) is not given.held:
+            return None
+        self._quarantine.require(given.file, text_given=given.ask.text is not None)
+        record = await self._known.at_hand(given.key)
+        if record is None or record.trial_id != given.trial_id:
+            return None
+        if request_id:
+            if (record.opened.meme.namespace, record.opened.request_id) == (given.ask.namespace, request_id):
+                return None  # the request that the trial was held for
+            claim = await self._claims.claim(
+                RequestName(given.ask.namespace, request_id), given.payload, given.trial_id
+            )
+            if claim.trial_id != given.trial_id:
+                return None
+        self._telemetry.reused(near=False)
+        return record
 
     async def trial_of(self, name: RequestName) -> str | None:
         """Id of the trial that answers a request, which may not have been opened yet; None where nobody asked that."""
@@ -204,13 +242,29 @@ class Reception:
                 )
 
     async def _at_hand(self, call: Call) -> Answer | None:
-        """The answer where everything needed is in memory: nothing is decoded, and one claim is written."""
+        """The answer where everything needed is in memory: nothing is decoded, and one claim is written at most."""
         pixels = self._known.pixels_of(call.file)
-        record = None if pixels is None else await self._known.at_hand(self._known.key(call.ask, pixels))
-        if record is None:
+        if pixels is None:
             return None
-        claim = await self._claim(call, record.trial_id)
-        return self._answered(call, record) if claim.trial_id == record.trial_id else None
+        held, key = self._known.held(call.ask.procedure), self._known.key(call.ask, pixels)
+        record = await self._known.at_hand(key)
+        if record is None or await self._claim_for(call, record.trial_id) is not None:
+            return None
+        answer = self._answered(call, record)
+        if not answer.reused:
+            return answer  # asked twice: what is said to it differs from what is said to others
+        ask = replace(call.ask, image=b"")
+        return replace(answer, given=Given(ask, call.file, call.payload, key, held, record.trial_id))
+
+    async def _claim_for(self, call: Call, trial_id: str) -> Claim | None:
+        """Has the trial of a known meme answer a request; the claim to follow where another does already.
+
+        A request without an id of the caller's is not claimed: it can't be asked again, so nothing is to be kept.
+        """
+        if not call.ask.request_id:
+            return None
+        claim = await self._claim(call, trial_id)
+        return claim if claim.trial_id != trial_id else None
 
     async def _answer(self, call: Call) -> Answer:
         """The answer where a trial may be needed."""
@@ -229,24 +283,38 @@ class Reception:
         await self._quarantine.require_pixels(pixels, call.ask.procedure)
         key = self._known.key(call.ask, pixels) if self._reuse and not call.ask.try_anew else ""
         if key and (earlier := await self._known.find(key) or await self._nearly(call)):
-            claim = await self._claim(call, earlier.trial_id)
-            if claim.trial_id != earlier.trial_id:
+            if (claim := await self._claim_for(call, earlier.trial_id)) is not None:
                 return await self._follow(call, claim)
             return self._answered(call, earlier, near=await self._is_near(call, earlier))
-        flight = self._hearings.leading(key)
+        claim, answer = await self._join(call, key)
+        while answer.reused and not reusable(answer.record):
+            # It was cut short for a caller who had less time: this one is due a trial that was not.
+            lead, _ = await self._claims.lead(key)
+            own = await self._claims.take_over(claim, lead.trial_id, led_by(key))
+            claim = own or await self._claims.standing(claim)
+            answer = await self._follow(call, claim)
+        return answer
+
+    async def _join(self, call: Call, key: str) -> tuple[Claim, Answer]:
+        """The answer of the trial that is held for a meme, at whichever server, or of one that this call begins."""
+        flight, lead = self._hearings.leading(key), None
         while flight is not None and flight.ending:
             await flight.over()
             flight = self._hearings.leading(key)
+        if flight is None and key:
+            lead, made = await self._claims.lead(key)
+            # Whoever else asks for it here has got the same answer, and may have been quicker.
+            flight = self._hearings.enlist(lead.trial_id, key) if made else self._hearings.of(lead.trial_id)
+        elif flight is None:
+            flight = self._hearings.enlist(str(uuid.uuid4()))
         if flight is None:
-            flight = self._hearings.enlist(str(uuid.uuid4()), key)
+            assert lead is not None, "there is a key"
+            claim = await self._claim(call, lead.trial_id, led_by(key))
+            return claim, await self._follow(call, claim)
         with flight:
+            flight.names |= {call.name, RequestName(MEMES, key)} if key else {call.name}
             claim = await self._claim(call, flight.trial_id)
-            answer = await self._follow(call, claim)
-        if answer.reused and not reusable(answer.record):
-            # It was cut short for a caller who had less time: this one is due a trial of its own.
-            own = await self._docket.take_over(claim, owner=self._owner(), trial_id=str(uuid.uuid4()))
-            answer = await self._follow(call, own or await self._standing(claim))
-        return answer
+            return claim, await self._follow(call, claim)
 
     async def _follow(self, call: Call, claim: Claim) -> Answer:
         """The answer to a request that is claimed: its trial is waited for, taken up or begun, as need be."""
@@ -261,7 +329,7 @@ class Reception:
                     await call.leave_turn()
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, longest)
-                claim = found or await self._standing(claim)
+                claim = found or await self._claims.standing(claim)
                 continue
             if flight.ending:
                 await flight.over()
@@ -272,7 +340,7 @@ class Reception:
                     except CourtError as error:
                         if not self._goes_on(call, flight, error):
                             raise
-            claim = await self._standing(claim)
+            claim = await self._claims.standing(claim)
 
     async def _held(self, call: Call, claim: Claim, flight: Flight) -> TrialRecord:
         """The record of a trial of this server, which is begun if nobody has."""
@@ -286,10 +354,10 @@ class Reception:
             return await flight.result()
         except Ended:
             stopped = Unavailable("The server was stopped before there was a verdict.", reason=STOPPED)
-            record = await self._record(flight.trial_id)
+            record = flight.record
             if record is None:
                 # Nobody need wait for this server to be dead.
-                await self._docket.take_over(await self._standing(claim), owner=f"{_NOBODY}/0")
+                await self._claims.leave(claim.name, flight.trial_id)
                 raise stopped from None
             if record.state is TrialState.DECIDED:
                 return record
@@ -352,29 +420,30 @@ class Reception:
             Its record, if it has a verdict; the claim to follow, if it could be taken up or has changed; None where
             another server is at it.
         """
-        record = await self._record(claim.trial_id)
+        record = await self._claims.record(claim.trial_id)
         if record is not None and record.state is TrialState.DECIDED:
             return record
-        ruling = await self._ruling(claim, record)
+        ruling = await self._claims.ruling(claim, record)
         if ruling.trial_id != claim.trial_id:
             # Whoever it was opened for has gone on to another trial, and so do all who were answered by it.
-            return await self._docket.take_over(claim, owner=self._owner(), trial_id=ruling.trial_id)
-        if not self._left_alone(ruling, record):
+            return await self._claims.follow(claim, ruling.trial_id)
+        if not self._claims.left_alone(ruling, record):
             return None
         if record is not None:
             await self._quarantine.require_pixels(record.opened.meme.pixels_sha256, record.opened.procedure)
         anew = record is not None and not self._hearings.resumable(record)
         await call.take_turn()
         trial_id = str(uuid.uuid4()) if anew else claim.trial_id
-        async with self._taking(claim.trial_id):
+        async with self._claims.taking(claim.trial_id):
             if self._hearings.of(claim.trial_id):
                 return claim  # another call of this server was quicker
-            taken = await self._docket.take_over(ruling, owner=self._owner(), trial_id=trial_id)
+            taken = await self._claims.take_over(ruling, trial_id)
             if taken is None:
-                return await self._standing(claim)
-            if anew and ruling != claim:
-                await self._docket.take_over(claim, owner=self._owner(), trial_id=trial_id)
+                return await self._claims.standing(claim)
+            if ruling != claim and (anew or record is None):
+                await self._claims.take_over(claim, trial_id)
             flight = self._hearings.enlist(trial_id)
+            flight.names |= {ruling.name, claim.name}
             if record is None or anew:
                 self._hearings.begin(flight, call)
             else:
@@ -387,20 +456,21 @@ class Reception:
         Returns:
             Whether nothing is left to do: False where it is not known yet if its server lives.
         """
-        record = await self._record(claim.trial_id)
+        record = await self._claims.record(claim.trial_id)
         if record is None or record.state is not TrialState.OPEN or self._hearings.of(claim.trial_id):
             return True
-        ruling = await self._ruling(claim, record)
-        server = _server_of(ruling)
-        if ruling.trial_id != claim.trial_id or self._pulse.lives(server):
+        ruling = await self._claims.ruling(claim, record)
+        server = server_of(ruling)
+        if ruling.trial_id != claim.trial_id or self._claims.lives(server):
             return True
-        if not self._gone(server):
+        if not self._claims.gone(server):
             return False
-        async with self._taking(claim.trial_id):
-            taken = not self._hearings.of(claim.trial_id) and await self._docket.take_over(ruling, owner=self._owner())
+        async with self._claims.taking(claim.trial_id):
+            taken = not self._hearings.of(claim.trial_id) and await self._claims.take_over(ruling)
             if not taken:
                 return True
             flight = self._hearings.enlist(claim.trial_id)
+            flight.names.add(ruling.name)
             self._hearings.take_up(flight, watch)
         with flight:
             try:
@@ -410,46 +480,11 @@ class Reception:
         _log.info("trial=%s resumed state=%s", record.trial_id, record.state)
         return True
 
-    def _taking(self, trial_id: str) -> asyncio.Lock:
-        """Held while a trial is taken over: what the docket says then must not be seen before it is held here."""
-        lock = self._locks.get(trial_id)
-        if lock is None:
-            lock = self._locks[trial_id] = asyncio.Lock()
-        return lock
+    def _ended(self, flight: Flight) -> None:
+        """A trial is over, or nobody is left to begin it."""
+        cause = None if flight.task is None else cause_of(flight.task)
+        if flight.task is None or (cause is not None and cause.reason != "EVENT_EXISTS"):
+            self._loose_ends.leave(flight.trial_id, LooseEnd(flight.names, cause))
 
-    def _left_alone(self, ruling: Claim, record: TrialRecord | None) -> bool:
-        """Whether no server is at a trial that has no verdict and is not held here."""
-        if record is not None and record.state is TrialState.FAILED:
-            return True
-        return self._gone(_server_of(ruling))
-
-    def _gone(self, server: str) -> bool:
-        """Whether a server does not hold what is not held here: it is this one, has left it, or is dead."""
-        return server in (self._pulse.server, _NOBODY) or self._pulse.dead(server)
-
-    async def _ruling(self, claim: Claim, record: TrialRecord | None) -> Claim:
-        """The claim by which servers agree who holds a trial: that of the request which it was opened for."""
-        if record is None:
-            return claim
-        name = RequestName(record.opened.meme.namespace, record.opened.request_id)
-        return claim if name == claim.name else await self._docket.claim_of(name) or claim
-
-    async def _claim(self, call: Call, trial_id: str) -> Claim:
-        return await self._docket.claim(call.name, payload=call.payload, trial_id=trial_id, owner=self._owner())
-
-    async def _standing(self, claim: Claim) -> Claim:
-        return await self._docket.claim_of(claim.name) or claim
-
-    async def _record(self, trial_id: str) -> TrialRecord | None:
-        try:
-            return await self._docket.record(trial_id)
-        except TrialUnknown:
-            return None
-
-    def _owner(self) -> str:
-        """This server, with a new number: whoever compares it sees whether a claim has changed hands meanwhile."""
-        return f"{self._pulse.server}/{next(self._numbers)}"
-
-
-def _server_of(claim: Claim) -> str:
-    return claim.owner.partition("/")[0]
+    async def _claim(self, call: Call, trial_id: str, owner: str = "") -> Claim:
+        return await self._claims.claim(call.name, call.payload, trial_id, owner)

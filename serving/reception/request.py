@@ -19,10 +19,31 @@ Turn = Callable[[], AbstractAsyncContextManager[object]]
 """Entered before a picture is decoded or a trial held, left afterwards, perhaps in another task: where callers wait for
 their turn."""
 
-_HASHED_AT_ONCE = 256 * 1024
+HASHED_AT_ONCE = 256 * 1024
 """Bytes up to which a file is digested where the call is; for larger ones, the others would have to wait."""
 _TO_END_S = 0.25
 """What a call gets beyond its deadline for its trial to write down that it ended by it, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A verdict that was given again, and what it takes to give it to a request that asks the same once more.
+
+    Attributes:
+        ask: What was asked, without its picture.
+        file: SHA-256 of the picture file.
+        payload: Digest of what was asked.
+        key: By which the meme is known.
+        held: What trials were held with then: see :meth:`serving.reception.known.KnownMemes.held`.
+        trial_id: Whose verdict it is.
+    """
+
+    ask: Ask
+    file: bytes
+    payload: str
+    key: str
+    held: object
+    trial_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +58,7 @@ class Answer:
         name: What the request is known by: the caller's id for it, or one that was made up.
         reused: Whether the trial was held for another request.
         near: Whether it was held for a meme that is only nearly this one.
+        given: Where it was at hand: what :meth:`serving.reception.reception.Reception.again` takes.
     """
 
     record: TrialRecord
@@ -45,6 +67,7 @@ class Answer:
     name: RequestName
     reused: bool
     near: bool
+    given: Given | None = None
 
 
 @dataclass(slots=True)
@@ -54,7 +77,6 @@ class Call:
     Attributes:
         ask: What is asked.
         name: What the request is known by: the caller's id for it, or one that was made up.
-        payload: Digest of what is asked.
         file: SHA-256 of the picture file.
         watch: Is told of the events of a trial that this call begins.
         turn: Where it waits for its turn.
@@ -68,7 +90,6 @@ class Call:
 
     ask: Ask
     name: RequestName
-    payload: str
     file: bytes
     watch: Watcher | None
     turn: Turn | None
@@ -78,6 +99,11 @@ class Call:
     picture: Picture | None = None
     picture_seconds: float = 0.0
     held: AbstractAsyncContextManager[object] | None = None
+
+    @property
+    def payload(self) -> str:
+        """Digest of what is asked."""
+        return payload_of(self.ask, self.file)
 
     @property
     def left(self) -> float | None:
@@ -121,7 +147,7 @@ class Call:
 
 async def digest_of_file(data: bytes) -> bytes:
     """SHA-256 of a picture file."""
-    if len(data) <= _HASHED_AT_ONCE:
+    if len(data) <= HASHED_AT_ONCE:
         return hashlib.sha256(data).digest()
     return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
 

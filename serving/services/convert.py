@@ -14,6 +14,7 @@ from court.precedents import Precedent
 from court.record import TrialRecord
 from memecourt.v1 import court_pb2 as wire
 from serving.assembly import NO_PINS, Ask, Hearing, Pins
+from serving.docket.store import Receipt
 from serving.services.fields import few, language, within
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _MOST = {"request_id": 128, "content.namespace": 128, "content.id": 256}
 _MOST_PINNED, _LONGEST_PIN = 16, 512
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _CLIENT_TOKEN_BYTES = 1024
+_NO_TIME = Duration()
 
 
 def ask_of(
@@ -149,6 +151,11 @@ def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
     return response
 
 
+def receipt_of(receipt: Receipt) -> wire.Receipt:
+    """The receipt of a verdict."""
+    return wire.Receipt(checkpoint=receipt.checkpoint, entry=receipt.number, header=receipt.header, proof=receipt.proof)
+
+
 def _content_of(record: TrialRecord) -> wire.Content:
     meme = record.opened.meme
     return wire.Content(namespace=meme.namespace, id=meme.content_id)
@@ -158,10 +165,10 @@ def _timings(took: Hearing | Answer, record: TrialRecord | None) -> wire.Timings
     """Those of a request; without a record, no trial was held for it."""
     text, cited = (record.text, record.precedents) if record else (None, None)
     return wire.Timings(
-        total=_duration(took.total_seconds),
-        picture=_duration(took.picture_seconds),
-        text=_duration(text.latency_s if text else 0.0),
-        precedents=_duration(cited.latency_s if cited else 0.0),
+        total=duration(took.total_seconds),
+        picture=duration(took.picture_seconds) if took.picture_seconds else _NO_TIME,
+        text=duration(text.latency_s) if text else _NO_TIME,
+        precedents=duration(cited.latency_s) if cited else _NO_TIME,
     )
 
 
@@ -227,6 +234,7 @@ def precedent_of(precedent: Precedent) -> wire.Precedent:
     )
 
 
-def _duration(seconds: float) -> Duration:
+def duration(seconds: float) -> Duration:
+    """A time in seconds, to the nanosecond."""
     whole, nanos = divmod(round(seconds * 1e9), 10**9)
     return Duration(seconds=whole, nanos=nanos)

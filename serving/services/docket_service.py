@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import grpc
 
-from court.errors import BadRequest
-from court.events import ReviewOutcome
+from court.errors import BadRequest, CourtError
+from court.events import ReviewOutcome, VerdictReviewed
 from court.record import TrialRecord
 from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
@@ -20,9 +21,11 @@ from serving.reception.session import Session
 from serving.services.calls import streaming, unary
 from serving.services.fields import MOST_WHY, found_to_be, number, required, signed, within
 from serving.services.listings import line_of, place_of, summary_of, token_of, trial_of, which_of
+from serving.services.watching import Hub, watch_reviews
 from serving.telemetry import SILENT, Telemetry
 
 if TYPE_CHECKING:
+    from serving.docket.rulings import Rulings
     from serving.reception.receiving import Memory
     from serving.services.calls import Context
 
@@ -32,6 +35,8 @@ _PAGE, _MOST_A_PAGE = 50, 1000
 _EXPORT_PAGE = 100
 """Trials whose ids are held at once while they are exported; of their records, one."""
 _MOST_ID, _MOST_CLAUSE = 200, 200
+
+_log = logging.getLogger("memecourt.service")
 
 _OUTCOMES = {wire.ReviewOutcome.Value(f"REVIEW_OUTCOME_{outcome}"): outcome for outcome in ReviewOutcome}
 
@@ -53,21 +58,31 @@ class DocketService:
         self._telemetry = telemetry
         self._memory = memory
         self._overruled: Callable[[str], None] = _nobody
+        self._rulings: Rulings | None = None
+        self._hub = Hub()
 
-    def open(self, house: Courthouse, overruled: Callable[[str], None] | None = None) -> None:
+    def open(
+        self,
+        house: Courthouse,
+        overruled: Callable[[str], None] | None = None,
+        rulings: Rulings | None = None,
+    ) -> None:
         """From now on, calls are answered.
 
         Args:
             house: Whose docket is served.
             overruled: Is told the id of a trial that was overruled, before its reviewer is: by whoever gives verdicts
                 again, that one must not be given any more.
+            rulings: Brings the library of precedents in line with reviews; None where nothing does.
         """
         self._overruled = overruled or _nobody
+        self._rulings = rulings
         self._session.open(house.docket)
 
     def close(self) -> None:
-        """From now on, calls are turned away; those being answered go on."""
+        """From now on, calls are turned away; those being answered go on, but who watches reviews is sent away."""
         self._session.close()
+        self._hub.close()
 
     async def empty(self, seconds: float) -> None:
         """Waits until no call is being answered, at most so many seconds."""
@@ -82,6 +97,7 @@ class DocketService:
                 "ListTrials": unary(wire.ListTrialsRequest, self.list_trials, self._memory),
                 "ExportTrials": streaming(wire.ExportTrialsRequest, self.export_trials, self._memory),
                 "ReviewVerdict": unary(wire.ReviewVerdictRequest, self.review_verdict, self._memory),
+                "WatchReviews": streaming(wire.WatchReviewsRequest, self.watch_reviews, self._memory),
             },
         )
 
@@ -127,6 +143,8 @@ class DocketService:
                     # Where trials come in faster than they go out, there would be no end.
                     if line.opened_at > newest[0].opened_at:
                         return
+                    if line.erased:
+                        continue
                     yield wire.ExportTrialsResponse(trial=trial_of(await docket.record(line.trial_id)))
                 if len(lines) < _EXPORT_PAGE:
                     return
@@ -149,7 +167,7 @@ class DocketService:
             # Once a verdict is given it stays; the docket itself sees to it that reviews don't get in each other's way.
             label = _label(request, outcome, record)
             try:
-                await docket.review(
+                event = await docket.review(
                     record.trial_id,
                     outcome=outcome,
                     label=label,
@@ -162,9 +180,37 @@ class DocketService:
                 # Also where the caller has left meanwhile: the review may have been kept all the same.
                 if outcome is ReviewOutcome.OVERRULED:
                     self._overruled(record.trial_id)
-            self._telemetry.reviewed(outcome)
+            self._told(event)
             now = await docket.record(record.trial_id)
+            await self._follow(now, event)
             return wire.ReviewVerdictResponse(summary=summary_of(line_of(now)))
+
+    def reviewed(self, event: VerdictReviewed) -> None:
+        """A review was kept in this process by another way than a call: in the console that is served beside."""
+        if event.outcome is ReviewOutcome.OVERRULED:
+            self._overruled(event.trial_id)
+        self._told(event)
+
+    def _told(self, event: VerdictReviewed) -> None:
+        self._hub.tell_review()
+        self._telemetry.reviewed(event.outcome)
+
+    async def _follow(self, record: TrialRecord, review: VerdictReviewed) -> None:
+        """Brings the library in line with a review. Where that fails the review stands, and the log says so."""
+        if self._rulings is None:
+            return
+        try:
+            await self._rulings.follow(record, review, chosen=False)
+        except CourtError as error:
+            _log.error("precedent of trial=%s not changed reason=%s", record.trial_id, error.reason)
+
+    async def watch_reviews(
+        self, request: wire.WatchReviewsRequest, _: Context
+    ) -> AsyncGenerator[wire.WatchReviewsResponse, None]:
+        """Reviews as they are kept, at whichever server."""
+        with self._session.call() as docket:
+            async for response in watch_reviews(request, docket, self._hub):
+                yield response
 
 
 def _nobody(_: str) -> None:

@@ -77,14 +77,34 @@ def summary_of(line: DocketLine) -> wire.TrialSummary:
     )
     summary.opened_at.FromDatetime(line.opened_at)
     if line.review is not None:
-        review = line.review
-        summary.review.outcome = wire.ReviewOutcome.Value(f"REVIEW_OUTCOME_{review.outcome}")
-        summary.review.label = wire.Label.Value(f"LABEL_{review.label}")
-        summary.review.reason = review.reason
-        summary.review.clause = review.clause
-        summary.review.reviewer = review.reviewer
-        summary.review.at.FromDatetime(review.at)
+        summary.review.CopyFrom(review_of(line.review))
     return summary
+
+
+def review_of(event: VerdictReviewed) -> wire.VerdictReview:
+    """What a person made of a verdict."""
+    review = wire.VerdictReview(
+        outcome=wire.ReviewOutcome.Value(f"REVIEW_OUTCOME_{event.outcome}"),
+        label=wire.Label.Value(f"LABEL_{event.label}"),
+        reason=event.reason,
+        clause=event.clause,
+        reviewer=event.reviewer,
+        blind=event.blind,
+    )
+    review.at.FromDatetime(event.at)
+    return review
+
+
+def reviewed_of(record: TrialRecord, event: VerdictReviewed) -> wire.ReviewedVerdict:
+    """A review of the verdict of this record."""
+    opened, verdict = record.opened, record.verdict
+    return wire.ReviewedVerdict(
+        trial_id=record.trial_id,
+        content=wire.Content(namespace=opened.meme.namespace, id=opened.meme.content_id),
+        request_id=opened.request_id,
+        verdict=wire.Label.Value(f"LABEL_{verdict.label if verdict else 'UNSPECIFIED'}"),
+        review=review_of(event),
+    )
 
 
 def which_of(asked: wire.TrialFilter) -> TrialFilter:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, suppress
@@ -18,10 +20,13 @@ from serving.assembly import Ask, Courthouse
 from serving.reception.admission import Admission
 from serving.reception.receiving import Memory
 from serving.reception.reception import Reception
+from serving.reception.request import Answer
 from serving.reception.session import Session
+from serving.reception.shared import Lately
 from serving.services.calls import answered, no_request, parsed, streaming, time_left, traceparent
-from serving.services.convert import answer_of, ask_of, verdict_of
+from serving.services.convert import answer_of, ask_of, receipt_of, verdict_of
 from serving.services.judge_stream import Trier, judge_stream
+from serving.services.repeats import Repeat, likeness
 from serving.services.watching import Hub, watch_trial
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
@@ -34,6 +39,8 @@ SERVICE = wire.DESCRIPTOR.services_by_name["Court"].full_name
 
 _MOST_VERDICTS = 1024
 """Verdicts that are kept in the form in which they are sent, for when they are given again."""
+_MOST_REPEATS = 8192
+"""Requests whose like may come again: some KiB each, and the text that came with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ class CourtService:
         self._memory = memory or Memory(settings.picture_memory, settings.idle)
         self._hub = Hub()
         self._verdicts: OrderedDict[str, bytes] = OrderedDict()
+        self._repeats: Lately[bytes, Repeat] = Lately(_MOST_REPEATS)
         admission, held = self._admission, self._memory
         telemetry.observe(running=lambda: admission.running, waiting=lambda: admission.waiting, bytes=lambda: held.held)
 
@@ -144,11 +152,19 @@ class CourtService:
             data, lot = received
             del received
             try:
+                began = time.perf_counter()
                 request = parsed(wire.JudgeRequest, data)
                 del data  # what is held for long is the picture alone
+                like = likeness(request)
+                repeat = self._repeats.get(like) if like else None
+                if repeat and (said := await self._said_again(sitting, repeat, request.request_id, began)):
+                    return said
                 ask, token = self._asked(sitting, request, context), request.client_token
                 del request
-                verdict, own = await self._tried(sitting, ask, token, time_left(context))
+                answer = await self._tried(sitting, ask, time_left(context))
+                verdict, own = await self._told(sitting, answer, ask, token)
+                if like and answer.given:
+                    self._repeats.keep(like, Repeat.of(answer.given, own))
                 return verdict + own.SerializeToString()  # messages that are joined are merged
             finally:
                 lot.release()
@@ -158,7 +174,13 @@ class CourtService:
 
             def tried(request: wire.JudgeRequest) -> Trier:
                 ask, token = self._asked(sitting, request, context), request.client_token
-                return lambda within_s: self._tried(sitting, ask, token, within_s, patient=True)
+
+                async def told(within_s: float | None) -> tuple[bytes, wire.JudgeResponse]:
+                    return await self._told(
+                        sitting, await self._tried(sitting, ask, within_s, patient=True), ask, token
+                    )
+
+                return told
 
             await judge_stream(
                 context,
@@ -179,24 +201,39 @@ class CourtService:
         check_namespace(ask.namespace)
         return ask
 
-    async def _tried(
-        self, sitting: _Sitting, ask: Ask, token: bytes, within_s: float | None, *, patient: bool = False
-    ) -> tuple[bytes, wire.JudgeResponse]:
-        """A verdict as it is sent, and what the response says of this request besides."""
-
+    async def _tried(self, sitting: _Sitting, ask: Ask, within_s: float | None, *, patient: bool = False) -> Answer:
         def turn() -> AbstractAsyncContextManager[None]:
             return self._admission.turn(ask.namespace, within_s=within_s, patient=patient)
 
-        answer = await sitting.reception.answer(ask, self.watcher, within_s=within_s, turn=turn)
-        verdict = self._sent(answer.record) if answer.reused else verdict_of(answer.record).SerializeToString()
+        return await sitting.reception.answer(ask, self.watcher, within_s=within_s, turn=turn)
+
+    async def _told(
+        self, sitting: _Sitting, answer: Answer, ask: Ask, token: bytes
+    ) -> tuple[bytes, wire.JudgeResponse]:
+        """A verdict as it is sent, and what the response says of this request besides."""
+        verdict = await self._sent(sitting, answer.record, keep=answer.reused)
         return verdict, answer_of(answer, ask, client_token=token)
 
-    def _sent(self, record: TrialRecord) -> bytes:
+    async def _said_again(self, sitting: _Sitting, repeat: Repeat, request_id: str, began: float) -> bytes | None:
+        """The response to a request like one that was answered from memory; None where it has to be looked at."""
+        check_namespace(repeat.given.ask.namespace)
+        record = await sitting.reception.again(repeat.given, request_id)
+        if record is None:
+            return None
+        own = repeat.with_its_own(request_id or str(uuid.uuid4()), time.perf_counter() - began)
+        return await self._sent(sitting, record) + own
+
+    async def _sent(self, sitting: _Sitting, record: TrialRecord, *, keep: bool = True) -> bytes:
+        """A verdict with its receipt, as it is sent; ``keep`` where it will be sent again."""
         sent = self._verdicts.get(record.trial_id)
-        if sent is None:
-            sent = self._verdicts[record.trial_id] = verdict_of(record).SerializeToString()
+        if sent is not None:
+            self._verdicts.move_to_end(record.trial_id)
+            return sent
+        response = verdict_of(record)
+        response.receipt.CopyFrom(receipt_of(await sitting.house.docket.receipt(record.trial_id)))
+        sent = response.SerializeToString()
+        if keep:
+            self._verdicts[record.trial_id] = sent
             if len(self._verdicts) > _MOST_VERDICTS:
                 self._verdicts.popitem(last=False)
-        else:
-            self._verdicts.move_to_end(record.trial_id)
         return sent

@@ -1,25 +1,40 @@
-"""Watching a trial: its events as they are kept, in order and without gaps, wherever it is held."""
+"""Watching a trial, or reviews: what is kept, as it is kept, in order and without gaps, at whichever server."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
 
 from court.errors import BadRequest
-from court.events import AnyEvent, TrialFailed, TrialOpened, TrialResumed, VerdictGiven
+from court.events import (
+    AnyEvent,
+    ReviewOutcome,
+    TrialFailed,
+    TrialOpened,
+    TrialResumed,
+    VerdictGiven,
+    VerdictReviewed,
+)
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_namespace, current
+from serving.docket.log.entries import Entry
 from serving.docket.store import Docket, RequestName, TrialUnknown
+from serving.docket.stored import event_in
 from serving.reception.admission import Admission
 from serving.reception.reception import Reception
+from serving.services import listings
 from serving.services.calls import not_in_session
 from serving.services.fields import within
-from serving.services.listings import event_of
+
+_log = logging.getLogger("memecourt.service")
 
 _LOOK_AGAIN_S = 0.5
 """How often the docket is asked for what other servers have kept, in seconds."""
 _LONGEST_ID = 128
+_REVIEWS = 100
+"""Reviews that are read at once."""
 
 
 class Hub:
@@ -32,7 +47,14 @@ class Hub:
 
     def tell(self, event: AnyEvent) -> None:
         """An event was kept."""
-        for woken in self._watching.get(event.trial_id, ()):
+        self._wake(event.trial_id)
+
+    def tell_review(self) -> None:
+        """A review was kept: who watches reviews, watches the trial without a name."""
+        self._wake("")
+
+    def _wake(self, trial_id: str) -> None:
+        for woken in self._watching.get(trial_id, ()):
             woken.set()
 
     def close(self) -> None:
@@ -84,7 +106,7 @@ async def watch_trial(
                 over = isinstance(event, VerdictGiven | TrialFailed) or (over and not isinstance(event, TrialResumed))
                 seq = event.seq + 1
                 if event.seq >= request.from_seq:
-                    yield wire.WatchTrialResponse(event=event_of(event))
+                    yield wire.WatchTrialResponse(event=listings.event_of(event))
             if over:
                 return
             if at_an_end:
@@ -92,6 +114,70 @@ async def watch_trial(
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_AGAIN_S):
                     await woken.wait()
+
+
+async def watch_reviews(
+    request: wire.WatchReviewsRequest, docket: Docket, hub: Hub
+) -> AsyncGenerator[wire.WatchReviewsResponse, None]:
+    """Reviews from an entry of the log on, those to come as they are kept, until the court closes.
+
+    As with trials, what is told is always read from the docket; the hub only says when to look.
+
+    Raises:
+        BadRequest: The log does not go as far as the caller says it did.
+        Unavailable: The court closes.
+    """
+    size = await docket.size()
+    number = request.from_entry if request.HasField("from_entry") else size
+    if number > size:
+        raise BadRequest(
+            f"The log ends before entry {number}. What told of that entry was another docket, or this one has lost its "
+            "end: look into that, then ask from an entry that there is.",
+            reason="OUT_OF_RANGE",
+            field="from_entry",
+        )
+    yield wire.WatchReviewsResponse(next_entry=number)
+    with hub.watching("") as woken:
+        while True:
+            woken.clear()
+            closed = hub.closed
+            page = await docket.entries(number, _REVIEWS, {"VerdictReviewed"})
+            for entry in page:
+                number = entry.number + 1
+                reviewed = await _reviewed(docket, entry, overruled_only=request.overruled_only)
+                if reviewed is not None:
+                    yield wire.WatchReviewsResponse(next_entry=number, reviewed=reviewed)
+            if page and reviewed is None:
+                yield wire.WatchReviewsResponse(next_entry=number)
+            if len(page) == _REVIEWS:
+                continue
+            if closed:
+                raise not_in_session()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_AGAIN_S):
+                    await woken.wait()
+
+
+async def _reviewed(docket: Docket, entry: Entry, *, overruled_only: bool) -> wire.ReviewedVerdict | None:
+    """The review in an entry; None where it is not asked for, none of the caller's business, or erased."""
+    if entry.body is None:
+        return None
+    try:
+        event = event_in(entry.body, {})
+    except ValueError:
+        # Somebody altered it, which `memecourt docket verify` tells of; those after it are told all the same.
+        _log.error("entry %d can't be read, and the review in it is not told", entry.number)
+        return None
+    assert isinstance(event, VerdictReviewed)
+    if overruled_only and event.outcome is not ReviewOutcome.OVERRULED:
+        return None
+    try:
+        record = await docket.record(entry.trial_id)
+    except TrialUnknown:
+        return None
+    if not current().sees(record.opened.meme.namespace) or record.verdict is None:
+        return None
+    return listings.reviewed_of(record, event)
 
 
 async def _trial_of(request: wire.WatchTrialRequest, reception: Reception) -> str:

@@ -1,4 +1,6 @@
-"""What an operator sees of a running court: metrics, traces and logs, none of which ever holds anything of a meme.
+"""What an operator sees of a running court: metrics, traces and logs.
+
+None of them holds anything of a meme, but for traces of an operator who wants it (:mod:`serving.telemetry.contents`).
 
 The parts of the server are given a :class:`Telemetry` and tell it what happens; :data:`SILENT` listens and does
 nothing. OpenTelemetry is imported only where traces are asked for, and need not be installed where they are not.
@@ -171,7 +173,7 @@ async def open_telemetry(settings: Settings) -> AsyncIterator[Telemetry]:
     async with AsyncExitStack() as stack:
         tracing = None
         if settings.traces:
-            tracing = _open_tracing()
+            tracing = _open_tracing(settings)
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         metrics = None
         if settings.metrics:
@@ -181,7 +183,7 @@ async def open_telemetry(settings: Settings) -> AsyncIterator[Telemetry]:
         yield Telemetry(metrics, tracing, log=True)
 
 
-def _open_tracing() -> Tracing:
+def _open_tracing(settings: Settings) -> Tracing:
     try:
         from serving.telemetry.tracing import open_tracing
     except ModuleNotFoundError as error:
@@ -192,4 +194,13 @@ def _open_tracing() -> Tracing:
             reason="TRACES_NOT_LOADED",
             field="traces",
         ) from None
-    return open_tracing()
+    if settings.trace_contents:
+        _log.warning("traces hold what was said in trials: texts of memes, and what models said of them")
+    return open_tracing(contents=settings.trace_contents, console=_console_of(settings))
+
+
+def _console_of(settings: Settings) -> str:
+    """Address of the console, for links to it: as people reach it, or where it listens; empty where there is none."""
+    if settings.console_origin:
+        return settings.console_origin
+    return f"{'https' if settings.tls_certificate else 'http'}://{settings.console}" if settings.console else ""

@@ -1,9 +1,12 @@
 """Spans for OpenTelemetry: a call of the wire, the trial that is held for it, and each call of a model in that.
 
-Those of a trial are made of its events, after the fact: what a record tells, a trace shows, and no more. No attribute
-holds anything of a meme. Names follow OpenTelemetry's conventions for generative AI (which left the common conventions
-for a repository of their own, open-telemetry/semantic-conventions-genai, and are in development) and for RPC (release
-candidate); what they have no name for stands under ``memecourt.``.
+Those of a trial are made of its events, after the fact: what a record tells, a trace shows, and no more. Unless an
+operator asks for it (:mod:`serving.telemetry.contents`), no attribute holds anything of a meme. Names follow
+OpenTelemetry's conventions for generative AI (which left the common conventions for a repository of their own,
+open-telemetry/semantic-conventions-genai, and are in development) and for RPC (release candidate); what they have no
+name for stands under ``memecourt.``. Beside them stand OpenInference's, by which Phoenix and others tell calls of
+models from searches: the automatic instrumentation of the client that asks models knows neither roles nor rounds, and
+loses messages that hold pictures.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from court.events import AnyEvent, PrecedentsCited, TextRead, TrialFailed, TrialOpened, TrialResumed, VerdictGiven
+from court.record import TrialRecord
 from serving.assembly import SOFTWARE
+from serving.telemetry import contents
 from serving.telemetry.trials import Asked, Seen
 
 _SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
@@ -37,6 +42,10 @@ _SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "IN
 
 _TO_EXPORT_S = 5.0
 """What the last spans have when the server ends, in seconds: an orchestrator does not wait for ever."""
+
+KIND = "openinference.span.kind"
+_MOST_WITH_CONTENTS = 32
+"""Spans that are exported at once where they hold what was said."""
 
 _log = logging.getLogger("memecourt.telemetry")
 _wanted_trace: ContextVar[int] = ContextVar("memecourt_wanted_trace", default=0)
@@ -50,8 +59,13 @@ class _Ids(RandomIdGenerator):
         return _wanted_trace.get() or super().generate_trace_id()
 
 
-def open_tracing() -> Tracing:
-    """Exports as the ``OTEL_`` variables say; the service's name is theirs where they have one."""
+def open_tracing(*, contents: bool = False, console: str = "") -> Tracing:
+    """Exports as the ``OTEL_`` variables say; the service's name is theirs where they have one.
+
+    Args:
+        contents: Whether what was said goes along.
+        console: Address of the console whose veiled pictures are linked to then; empty for no links.
+    """
     told = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     own = {"service.version": SOFTWARE, "service.instance.id": str(uuid.uuid4())}
     if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in told:
@@ -60,16 +74,22 @@ def open_tracing() -> Tracing:
     # No exit handler: whoever opened it closes it, and a process that is killed has nobody to wait for the export.
     provider = TracerProvider(resource=resource, id_generator=_Ids(), shutdown_on_exit=False)
     exporter = OTLPSpanExporter()
-    provider.add_span_processor(BatchSpanProcessor(exporter))
-    return Tracing(provider, exporter)
+    # Collectors take 4 MiB at once; with all that was said, a call of a model has tens of kilobytes.
+    batch = _MOST_WITH_CONTENTS if contents else None
+    provider.add_span_processor(BatchSpanProcessor(exporter, max_export_batch_size=batch))
+    return Tracing(provider, exporter, contents=contents, console=console.rstrip("/"))
 
 
 class Tracing:
     """Makes spans of what happens."""
 
-    def __init__(self, provider: TracerProvider, exporter: OTLPSpanExporter) -> None:
+    def __init__(
+        self, provider: TracerProvider, exporter: OTLPSpanExporter, *, contents: bool = False, console: str = ""
+    ) -> None:
         self._provider = provider
         self._exporter = exporter
+        self._contents = contents
+        self._console = console
         self._tracer = provider.get_tracer("memecourt", SOFTWARE)
 
     def close(self) -> None:
@@ -119,11 +139,20 @@ class Tracing:
             seen.span = self._trial(event, seen)
         if seen.span is None:
             return
+        if self._contents:
+            seen.events.append(event)
+            seen.span.set_attributes(contents.of_trial(event))
         if isinstance(event, TextRead) and event.reader:
-            self._step("read text", event.at, event.latency_s, seen, {})
+            self._step("read text", event.at, event.latency_s, seen, {KIND: "TOOL"})
         elif isinstance(event, PrecedentsCited):
             library = event.findings.library.name
-            told = {"gen_ai.operation.name": "retrieval", "gen_ai.data_source.id": library}
+            told: dict[str, Any] = {
+                "gen_ai.operation.name": "retrieval",
+                "gen_ai.data_source.id": library,
+                KIND: "RETRIEVER",
+            }
+            if self._contents:
+                told |= contents.of_search(event)
             self._step(f"retrieval {library}", event.at, event.latency_s, seen, told)
         for each in asked:
             self._asked(each, event, seen)
@@ -161,6 +190,8 @@ class Tracing:
                 attributes={
                     "gen_ai.operation.name": "invoke_workflow",
                     "gen_ai.workflow.name": name,
+                    KIND: "CHAIN",
+                    "session.id": seen.trial_id,
                     "memecourt.trial.id": seen.trial_id,
                     "memecourt.request.id": seen.request_id,
                     "memecourt.procedure": seen.procedure,
@@ -175,7 +206,7 @@ class Tracing:
         as much too late as the call waited for its turn in the record."""  # noqa: D205, D209
         call = asked.call
         model = seen.models.get(call.role.value, call.model)
-        told: dict[str, str | int | bool] = {
+        told: dict[str, Any] = {
             "gen_ai.operation.name": "chat",
             # Which dialect is spoken; model and address tell whose it is.
             "gen_ai.provider.name": "openai",
@@ -188,6 +219,14 @@ class Tracing:
             "gen_ai.usage.input_tokens": call.tokens_in,
             "gen_ai.usage.output_tokens": call.tokens_out,
             "gen_ai.usage.cache_read.input_tokens": call.tokens_cached,
+            KIND: "LLM",
+            "session.id": seen.trial_id,
+            "agent.name": call.role.value.lower(),
+            "llm.model_name": call.model,
+            "llm.token_count.prompt": call.tokens_in,
+            "llm.token_count.completion": call.tokens_out,
+            "llm.token_count.total": call.tokens_in + call.tokens_out,
+            "llm.token_count.prompt_details.cache_read": call.tokens_cached,
             "memecourt.trial.id": seen.trial_id,
             "memecourt.event.seq": event.seq,
             "memecourt.calls": asked.calls,
@@ -197,6 +236,8 @@ class Tracing:
             if (value := getattr(event, name, None)) is not None:
                 told[f"memecourt.{name}"] = value
         told |= _server(call.server)
+        if self._contents and seen.events and isinstance(seen.events[0], TrialOpened):
+            told |= contents.of_call(TrialRecord.of(seen.events), event, call, self._console)
         self._step(f"chat {model}", event.at, call.latency_s, seen, told, SpanKind.CLIENT)
 
     def _step(

@@ -40,6 +40,7 @@ class Seen:
         began: When what is told of began: its opening, or its being resumed.
         ahead: Summaries that were told of before their turn, by side and round: their calls are counted.
         span: Its span, where it is traced.
+        events: What it has told so far, where traces hold what was said.
     """
 
     trial_id: str
@@ -50,6 +51,7 @@ class Seen:
     began: datetime | None = None
     ahead: set[tuple[Side, int]] = field(default_factory=set)
     span: Any = None
+    events: list[AnyEvent] = field(default_factory=list)
 
     @classmethod
     def opened(cls, event: TrialOpened) -> Seen:
@@ -63,6 +65,7 @@ class Seen:
         """A trial that is taken up again."""
         seen = cls.opened(record.opened)
         seen.began = None  # when it is resumed
+        seen.events = list(record.events)
         for event in record.events:
             seen.calls(event)
         return seen

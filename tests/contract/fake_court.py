@@ -113,7 +113,7 @@ for _name in (
     "SearchPrecedents", "AddPrecedent", "RemovePrecedent", "RelabelPrecedent", "GetLibrary",
 ):  # fmt: skip
     setattr(FakeCourt, _name, _unary(_name))
-for _name in ("WatchTrial", "ExportTrials"):
+for _name in ("WatchTrial", "ExportTrials", "WatchReviews"):
     setattr(FakeCourt, _name, _streamed(_name))
 
 

@@ -13,6 +13,7 @@ from court.errors import BadPicture
 from court.meme import Picture
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
 from retrieval.search.finder import LibraryFinder
+from serving.access.tokens import Tokens
 from serving.assembly import Courthouse
 from serving.docket.sql import SqlDocket
 from serving.reception.reception import Reception
@@ -48,6 +49,7 @@ class RealCourt:
     threads: grpc.Channel
     docket: SqlDocket
     court: CourtService
+    finder: LibraryFinder
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "judge", CourtStub(self.channel))
@@ -61,7 +63,8 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
     settings = Settings(home=path, **given)
     library = drawn_library(path / "library", 7, 40)
     court, docket, precedents = CourtService(settings), DocketService(), PrecedentsService()
-    server, health = await make_server(court, docket, precedents)
+    tokens = Tokens.of(settings.tokens) if settings.tokens else None
+    server, health = await make_server(court, docket, precedents, tokens=tokens)
     port = server.add_insecure_port("127.0.0.1:0")
     async with AsyncExitStack() as stack:
         await server.start()
@@ -73,13 +76,13 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
         house = Courthouse(replace(a_court(reader=FakeReader("as read")), finder=finder), OnePicture(), records)
         reception = await stack.enter_async_context(Reception(house, settings))
         court.open(house, reception)
-        docket.open(house)
+        docket.open(house, reception.forget)
         precedents.open(house)
         await say_serving(health)
         address = f"127.0.0.1:{port}"
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         threads = stack.enter_context(grpc.insecure_channel(address))
-        yield RealCourt(address, channel, threads, records, court)
+        yield RealCourt(address, channel, threads, records, court, finder)
         for service in (court, docket, precedents):
             service.close()
         for service in (court, docket, precedents):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from court.meme import Frame
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.assembly import Courthouse
 from serving.docket.sql import SqlDocket
@@ -22,6 +24,7 @@ from tests.fakes import a_picture
 from tests.unit.test_trial import a_court
 
 IMAGE = b"any bytes: the picture reader is a fake"
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x04\0\0\0\x03"  # as far as a trial that is resumed looks at it
 
 
 class FakePictures:
@@ -33,7 +36,10 @@ class FakePictures:
     async def read(self, data):
         if isinstance(self.result, Exception):
             raise self.result
-        return self.result or a_picture("f" * 64 if data == IMAGE else hashlib.sha256(data).hexdigest())
+        if self.result is not None:
+            return self.result
+        picture = a_picture("f" * 64 if data == IMAGE else hashlib.sha256(data).hexdigest())
+        return replace(picture, frames=(Frame(png=PNG, width=4, height=3),))
 
 
 class Scene:
@@ -88,10 +94,12 @@ _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_po
 
 
 @asynccontextmanager
-async def a_scene(path, *, found=None, reader=None, pictures=None, open_court=True, court=None, **settings):
+async def a_scene(
+    path, *, found=None, reader=None, pictures=None, open_court=True, court=None, place=None, patience=10.0, **settings
+):
     """Verdicts are given again only where a test is about that."""
     settings = Settings(**{"reuse": "off", "home": path, **settings})
-    docket = SqlDocket.open(path / "docket.sqlite")
+    docket = SqlDocket.open(place or path / "docket.sqlite", patience=patience)
     service = CourtService(settings)
     server, healthy = await make_server(service)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -295,6 +295,38 @@ def test_a_trial_that_can_t_be_watched(client):
     assert court.asked[0].request == wire.RequestName(namespace="n", request_id="r")
 
 
+def test_reviews_go_on_where_they_broke_off_however_often(client):
+    def answer(method, request, number):
+        first = request.from_entry if request.HasField("from_entry") else 40
+        assert request.overruled_only
+        yield wire.WatchReviewsResponse(next_entry=first)
+        for entry in range(first, 70):
+            if entry == 40 + number:
+                raise Refusal("UNAVAILABLE", bare=True)
+            reviewed = wire.ReviewedVerdict(trial_id=f"t{entry}") if entry % 2 else None
+            yield wire.WatchReviewsResponse(next_entry=entry + 1, reviewed=reviewed)
+
+    court = FakeCourt(answer)
+    with served(court) as address:
+        found = client.each(address, "reviews", overruled_only=True)
+    assert [response.reviewed.trial_id for response in found] == [f"t{entry}" for entry in range(41, 70, 2)]
+    assert found[-1].next_entry == 70
+    assert not court.asked[0].HasField("from_entry")
+    assert [request.from_entry for request in court.asked[1:4]] == [41, 42, 43]  # also where no review was between
+    assert court.calls["WatchReviews"] == 30
+
+
+def test_reviews_that_can_t_be_watched(client):
+    court = FakeCourt(first(Refusal("INVALID_ARGUMENT", reason="OUT_OF_RANGE"), 99))
+    with served(court) as address, pytest.raises(CallError) as told:
+        client.each(address, "reviews", 9)
+    assert (told.value.reason, court.calls["WatchReviews"]) == ("OUT_OF_RANGE", 1)
+    court = FakeCourt(first(Refusal("UNAVAILABLE", bare=True), 99))
+    with served(court) as address, pytest.raises(CallError):
+        client.each(address, "reviews", 9, _client={"retries": Retries(attempts=1)})
+    assert court.calls["WatchReviews"] == 1
+
+
 # Streams of requests
 
 

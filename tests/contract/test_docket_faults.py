@@ -1,6 +1,7 @@
 """What a docket does when processes are killed, and when its database is locked, full or gone."""
 
 import asyncio
+import hashlib
 import itertools
 import json
 import random
@@ -13,6 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -20,9 +22,11 @@ from court.errors import Unavailable
 from court.events import VerdictReviewed
 from court.record import TrialState
 from retrieval.postgres.address import Address
+from serving.docket.audit import audit
+from serving.docket.log.notes import VerifierKey
 from serving.docket.sql import SqlDocket, open_docket
 from serving.docket.store import DocketError, RequestName
-from tests.dockets import NIGHTLY, append_all, events_of, place_of, reviewing, shown, with_docket
+from tests.dockets import NIGHTLY, NOON, append_all, events_of, place_of, reviewing, shown, with_docket
 from tests.fakes import a_picture
 
 NAME = RequestName("n", "r")
@@ -40,6 +44,8 @@ def write_on(place, name, pipe):
             trial = f"{name}-{number}"
             await docket.claim(RequestName("n", trial), payload="p", trial_id=trial, owner=name)
             tell("claim", trial)
+            await docket.keep_picture(a_picture(hashlib.sha256(trial.encode()).hexdigest()))
+            tell("picture", trial)
             for event in whole:
                 await docket.append(event.model_copy(update={"trial_id": trial}))
                 tell("event", trial, event.seq)
@@ -74,6 +80,12 @@ def killed(forks, place, name, chance):
     return [json.loads(word) for word in told]
 
 
+async def found_wrong(docket):
+    """What `memecourt docket verify` would find; but that trials here have no picture of their own."""
+    report = await audit(docket, [VerifierKey.parse(await docket.vkey())])
+    return {what: count for what, count in report.counts.items() if what != "PICTURE_DIFFERS"}
+
+
 def test_what_was_acknowledged_survives_sigkill_at_any_moment(docket_place, using, forks):
     kills = 500 if NIGHTLY else 15
     chances = [random.Random(time.time_ns() + n) for n in range(kills)]
@@ -88,12 +100,17 @@ def test_what_was_acknowledged_survives_sigkill_at_any_moment(docket_place, usin
         looks = {trial_id for _, trial_id, _ in await docket.looks(0, most=10**6)}
         claims = {t: await docket.claim_of(RequestName("n", t)) for word, t, *_ in acknowledged if word == "claim"}
         keys = {t: await docket.known(f"key {t}") for word, t, *_ in acknowledged if word == "known"}
-        return lines, records, looks, claims, keys
+        pixels = {t: hashlib.sha256(t.encode()).hexdigest() for word, t, *_ in acknowledged if word == "picture"}
+        frames = {trial: await docket.frames(digest) for trial, digest in pixels.items()}
+        return lines, records, looks, claims, keys, frames
 
-    lines, records, looks, claims, keys = using(scene)
+    lines, records, looks, claims, keys, frames = using(scene)
+    assert not using(found_wrong)  # the whole log, from its entries up to what is signed, and what is drawn from it
     for word, trial, *seq in acknowledged:
         if word == "claim":
             assert claims[trial].trial_id == trial
+        elif word == "picture":
+            assert frames[trial] == [b"png"]
         elif word == "event":
             assert len(records[trial].events) > seq[0]
         elif word == "known":
@@ -101,16 +118,17 @@ def test_what_was_acknowledged_survives_sigkill_at_any_moment(docket_place, usin
             assert keys[trial] == (None if records[trial].last(VerdictReviewed) else trial)
         else:
             assert records[trial].last(VerdictReviewed) is not None
-    assert {"claim", "event", "known", "reviewed"} == {word for word, *_ in acknowledged}
+    assert {"claim", "picture", "event", "known", "reviewed"} == {word for word, *_ in acknowledged}
     for trial_id, record in records.items():  # and nothing was written by half
         assert {name: getattr(lines[trial_id], name) for name in shown(record)} == shown(record)
 
 
 async def refused(docket, event):
-    """Everything that writes is refused while the database is as it is; what each of them heard."""
+    """Everything that writes to the database is refused while it is as it is; what each of them heard."""
     asked = (
         docket.append(event),
-        docket.keep_picture(a_picture("9" * 64)),
+        docket.note_access("t", who="Ruth", what="frame 0", at=NOON),
+        docket.erase("t", who="Ruth", why="asked for", at=NOON),
         docket.claim(NAME, payload="p", trial_id="t", owner="A"),
         docket.beat("A"),
         docket.know("k", "t"),
@@ -157,7 +175,7 @@ def test_a_locked_database_is_said_to_be_and_works_afterwards(docket_database):
     async def scene(docket):
         await append_all(docket, events[:2])
         with psycopg.connect(docket_database) as other:
-            tables = ("events", "trials", "pictures", "requests", "servers", "known", "looks")
+            tables = ("entries", "log", "trials", "pictures", "requests", "servers", "known", "looks")
             other.execute(f"LOCK TABLE {', '.join(f'memecourt_docket.{table}' for table in tables)} IN EXCLUSIVE MODE")
             (said,) = await refused(docket, events[2])
             assert len((await docket.record("t")).events) == 2  # reading goes on
@@ -197,6 +215,28 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
     assert len(with_docket(path, lambda docket: docket.record("t")).events) == len(events)
 
 
+def test_where_pictures_lie_may_be_full_or_gone_and_come_back(tmp_path):
+    place, large = tmp_path / "d.sqlite-pictures", a_picture("1" * 64)
+    large = replace(large, frames=(replace(large.frames[0], png=bytes(50_000)),))
+
+    async def scene(docket):
+        with files_of_at_most(10_000), pytest.raises(Unavailable) as full:
+            await docket.keep_picture(large)
+        assert await docket.frames(large.pixels_sha256) == [], "nothing that was written by half"
+        await docket.keep_picture(large)
+        place.rename(tmp_path / "elsewhere")
+        for ask in (docket.keep_picture(a_picture("2" * 64)), docket.frames(large.pixels_sha256)):
+            with pytest.raises(Unavailable) as gone:
+                await ask
+        assert not place.exists()
+        (tmp_path / "elsewhere").rename(place)
+        assert await docket.frames(large.pixels_sha256) == [bytes(50_000)]
+        return {full.value.reason, gone.value.reason}, full.value.message + gone.value.message
+
+    reasons, said = with_docket(tmp_path / "d.sqlite", scene)
+    assert reasons == {"DOCKET_UNAVAILABLE"} and str(tmp_path) not in said
+
+
 def test_a_database_whose_disk_is_full_loses_nothing_that_was_acknowledged(docket_database):
     import psycopg
 
@@ -208,7 +248,7 @@ def test_a_database_whose_disk_is_full_loses_nothing_that_was_acknowledged(docke
         with psycopg.connect(docket_database, autocommit=True) as other:
             other.execute("SET search_path = memecourt_docket")
             other.execute(f"CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ {full} $$")
-            tables = ("events", "pictures", "requests", "servers", "known", "looks")
+            tables = ("entries", "pictures", "requests", "servers", "known", "looks")
             for table in tables:
                 other.execute(f"CREATE TRIGGER t BEFORE INSERT ON {table} EXECUTE FUNCTION full_disk()")
             (said,) = await refused(docket, events[2])

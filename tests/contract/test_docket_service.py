@@ -667,11 +667,19 @@ def test_a_page_token_gives_nobody_a_right(sqlite: Path, caller: str) -> None:
     assert play(sqlite, work) == ({"forum"} if caller == "forum" else {"forum", "shop"})
 
 
+async def first_of(call: Any) -> Any:
+    """The first response of a call that has no end."""
+    async for response in call:
+        call.cancel()
+        return response
+
+
 CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "GetTrial": lambda it: it.stub.GetTrial(wire.GetTrialRequest(trial_id="t-1"), timeout=TIMEOUT),
     "ListTrials": lambda it: it.listed(),
     "ExportTrials": lambda it: it.exported(),
     "ReviewVerdict": lambda it: it.reviewed("t-1"),
+    "WatchReviews": lambda it: first_of(it.stub.WatchReviews(wire.WatchReviewsRequest(), timeout=TIMEOUT)),
 }
 
 
@@ -694,7 +702,7 @@ def test_before_and_after_its_session_a_call_is_told_to_come_again(sqlite: Path,
 def test_bytes_that_are_no_request_are_the_caller_s_fault(sqlite: Path, name: str) -> None:
     async def work(it: Scene) -> Refusal:
         method = f"/{SERVICE}/{name}"
-        if name == "ExportTrials":
+        if name in ("ExportTrials", "WatchReviews"):
             return await refused(it.channel.unary_stream(method)(b"\xff\xff no message", timeout=TIMEOUT).read())
         return await refused(it.channel.unary_unary(method)(b"\xff\xff no message", timeout=TIMEOUT))
 

@@ -325,7 +325,10 @@ def test_beats_count_on(using):
     using(lambda docket: docket.beat("A"))
     assert using(lambda docket: docket.beats())["A"] == first + 1
     using(lambda docket: docket.rest("A"))
-    assert using(lambda docket: docket.beats()) == {"A": -1, "B": 1}
+    using(lambda docket: docket.rest("B", 7))  # it was seen at another count: it lives
+    assert using(lambda docket: docket.beats()) == {"B": 1}
+    using(lambda docket: docket.rest("B", 1))
+    assert using(lambda docket: docket.beats()) == {}
 
 
 def test_the_first_trial_of_a_key_is_known_until_it_is_overruled(using):

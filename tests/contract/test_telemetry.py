@@ -1,10 +1,13 @@
 """What reaches an operator: metrics over HTTP, spans at a collector, lines in the log; through real ports."""
 
 import asyncio
+import base64
 import dataclasses
+import hashlib
 import io
 import json
 import logging
+import re
 import socket
 import urllib.request
 from collections import Counter
@@ -303,6 +306,8 @@ def test_a_trace_goes_from_the_caller_s_through_the_trial_to_each_model_call(col
     assert told(trial) == {
         "gen_ai.operation.name": "invoke_workflow",
         "gen_ai.workflow.name": "memecourt.full",
+        "openinference.span.kind": "CHAIN",
+        "session.id": record.trial_id,
         "memecourt.trial.id": record.trial_id,
         "memecourt.request.id": "r-1",
         "memecourt.procedure": "FULL",
@@ -337,6 +342,11 @@ def test_a_trace_goes_from_the_caller_s_through_the_trial_to_each_model_call(col
             of["memecourt.calls"],
         ] += 1
         assert of["gen_ai.operation.name"] == "chat" and of["gen_ai.provider.name"] == "openai"
+        # The same in OpenInference's words, for viewers that read those.
+        assert of["openinference.span.kind"] == "LLM" and of["llm.model_name"] == of["gen_ai.response.model"]
+        assert of["llm.token_count.prompt"] == of["gen_ai.usage.input_tokens"]
+        assert of["llm.token_count.completion"] == of["gen_ai.usage.output_tokens"]
+        assert of["llm.token_count.total"] == of["llm.token_count.prompt"] + of["llm.token_count.completion"]
         assert of["gen_ai.conversation.id"] == record.trial_id == of["memecourt.trial.id"]
         event = record.events[of["memecourt.event.seq"]]
         assert of["gen_ai.agent.name"] == (event.odds if of["memecourt.calls"] == 2 else event).call.role.value.lower()
@@ -493,8 +503,23 @@ NEWER = {"gen_ai.prompt.version"}
 """In the conventions' own repository, and not yet in the package that is installed."""
 
 
-def test_names_of_attributes_are_those_of_the_conventions(collector):
-    play(lambda it: it.judge("r-1"), traces=True)
+OPENINFERENCE = {
+    *("openinference.span.kind", "session.id", "agent.name", "llm.model_name", "llm.token_count.prompt"),
+    *("llm.token_count.completion", "llm.token_count.total", "llm.token_count.prompt_details.cache_read"),
+    *("input.value", "input.mime_type", "output.value", "output.mime_type", "llm.input_messages.message.role"),
+    *("llm.input_messages.message.content", "llm.input_messages.message.contents.message_content.type"),
+    *("llm.input_messages.message.contents.message_content.text", "llm.output_messages.message.role"),
+    *("llm.input_messages.message.contents.message_content.image.image.url", "llm.output_messages.message.content"),
+    *("retrieval.documents.document.id", "retrieval.documents.document.score"),
+    *("retrieval.documents.document.content", "retrieval.documents.document.metadata"),
+}
+"""Of those in its specification, the ones that are ours, without the numbers in them (tests/live/test_phoenix.py shows
+that they are understood)."""
+
+
+@pytest.mark.parametrize("contents", [False, True])
+def test_names_of_attributes_are_those_of_the_conventions(collector, contents):
+    play(lambda it: it.judge("r-1"), traces=True, trace_contents=contents, console="127.0.0.1:8123")
     known = {
         value
         for module in (gen_ai_attributes, rpc_attributes, server_attributes)
@@ -502,13 +527,76 @@ def test_names_of_attributes_are_those_of_the_conventions(collector):
         if name.isupper() and isinstance(value, str)
     }
     used = {name for span in collector.spans for name in told(span)}
-    assert {name for name in used if not name.startswith("memecourt.")} <= known | NEWER
+    theirs = {re.sub(r"\.\d+(?=\.)", "", name) for name in used if not name.startswith("memecourt.")}
+    assert theirs <= known | NEWER | OPENINFERENCE
+    assert (theirs >= OPENINFERENCE - {"input.mime_type"}) is contents
     assert {name for name in used if name.startswith("gen_ai.")} >= {
         "gen_ai.operation.name",
         "gen_ai.provider.name",
         "gen_ai.request.model",
         "gen_ai.usage.input_tokens",
     }
+
+
+def test_where_it_is_asked_for_traces_hold_what_was_said_and_links_to_veiled_pictures(collector):
+    """The messages word for word as they were sent, in both dialects; of a picture, not a byte."""
+    cast = Cast(rounds=2, describe=described)
+    court = a_court(cast)
+
+    async def work(it):
+        await it.judge("r-1")
+        return it.stand.records[0]
+
+    record = play(work, traces=True, court=court, trace_contents=True, console_origin="https://console.example")
+    (trial,) = collector.named("invoke_workflow")
+    assert told(trial)["input.value"] == "the words"
+    assert json.loads(told(trial)["output.value"])["label"] == record.verdict.label
+    sent = {
+        (each.system, "".join(part for part in each.parts if isinstance(part, str)))
+        for model in cast.models.values()
+        for each in (asked.request for asked in model.asked)
+    }
+    links = set()
+    for span in collector.named("chat "):
+        of = told(span)
+        assert of["memecourt.messages_exact"] is True
+        (user,) = json.loads(of["gen_ai.input.messages"])
+        words = "".join(part["content"] for part in user["parts"] if part["type"] == "text")
+        (system,) = json.loads(of["gen_ai.system_instructions"])
+        assert (system["content"], words) in sent
+        assert of["llm.input_messages.0.message.content"] == system["content"]
+        at = "llm.input_messages.1.message.contents"
+        assert "".join(of.get(f"{at}.{n}.message_content.text", "") for n in range(len(user["parts"]))) == words
+        links |= {part["uri"] for part in user["parts"] if part["type"] == "uri"}
+        assert json.loads(of["output.value"]) and of["llm.output_messages.0.message.content"] == of["output.value"]
+    at = "https://console.example/trials/trial%20of%20r-1/picture"
+    assert links == {f"{at}?of=meme&frame=0", *(f"{at}?of=precedent%3Ap{n}&frame=0" for n in range(3))}
+    (search,) = collector.named("retrieval ")
+    assert told(search)["retrieval.documents.0.document.content"] == "text of p0"
+    exported = b"".join(request.SerializeToString() for request in collector.requests)
+    for picture in (b"picture of p0", base64.b64encode(b"picture of p0"), base64.b64encode(a_picture().frames[0].png)):
+        assert picture not in exported
+
+
+def test_without_a_console_a_picture_is_named_by_its_digest(collector):
+    play(lambda it: it.judge("r-1"), traces=True, trace_contents=True)
+    (described_by,) = [s for s in collector.named("chat ") if "describe" in told(s)["gen_ai.prompt.name"]]
+    text = told(described_by)["llm.input_messages.1.message.contents.0.message_content.text"]
+    digest = hashlib.sha256(a_picture().frames[0].png).hexdigest()
+    assert text == f"[picture sha256:{digest}]"
+
+
+def test_a_trial_that_is_taken_up_again_still_shows_what_was_sent(collector):
+    whole = asyncio.run(a_court().hear(Case("t", Meme(a_picture(), "x"), Procedure.FULL), Notes()))
+    cut = TrialRecord.of(whole.events[:6])
+
+    async def work(it):
+        it.telemetry.resuming(cut)
+        await it.stand.court.resume(cut, a_picture(), it.telemetry.watch)
+
+    play(work, traces=True, trace_contents=True)
+    asked = collector.named("chat ")
+    assert asked and all(told(span)["memecourt.messages_exact"] for span in asked)
 
 
 # The server with all its parts: only pictures of precedents, search and models are stand-ins.

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import uuid
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ class Server:
 
     def __init__(self, home: Path, docket: Path, *options: str) -> None:
         self.docket = docket
+        self.anchor = home / f"{uuid.uuid4()}.checkpoints"
         self.log: list[str] = []
         self._grown = threading.Condition()
         command = [sys.executable, "-m", "serving.cli", "serve", "--address", "127.0.0.1:0", "--docket", str(docket)]
@@ -22,7 +24,7 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "MEMECOURT_HOME": str(home)},
+            env={**os.environ, "MEMECOURT_HOME": str(home), "MEMECOURT_ANCHOR": str(self.anchor)},
         )
         self._readers = [threading.Thread(target=self._listen, args=(stream,)) for stream in self._streams()]
         for reader in self._readers:

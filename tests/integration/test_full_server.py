@@ -110,24 +110,6 @@ def test_a_model_server_that_dies_in_mid_trial_is_unavailable_and_the_trial_is_r
     assert len(record.all(TrialResumed)) == 1
 
 
-def test_a_server_that_was_killed_takes_its_trials_up_when_it_is_started_again(start, models):
-    options = ("--llm-url", models.url, "--model", "stand-in")
-    server = start(None, *options).ready()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, server.address, procedure=FULL)
-        server.wait_for(lambda line: "event=AnswerGiven" in line)
-        server.end(kill=True)
-        with pytest.raises(JudgeError):
-            asked.result()
-    (cut_off,) = records(server.docket).values()
-    assert cut_off.state is TrialState.OPEN
-    again = start(server.docket, "--resume", *options).ready()
-    again.wait_for(lambda line: "resumed state=DECIDED" in line)
-    (record,) = records(server.docket).values()
-    assert record.state is TrialState.DECIDED
-    assert record.events[: len(cut_off.events)] == cut_off.events
-
-
 def test_a_caller_that_leaves_stops_costing(start, models):
     import urllib.request
 

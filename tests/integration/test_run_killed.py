@@ -26,6 +26,7 @@ from eval.perf.stand_in import StandIn, serving
 from eval.perf.stand_in_settings import FEATURES, Settings
 from eval.runs.folder import CALLS, DOCKET, RunFolder
 from eval.synthetic.make import Layout, make
+from serving.docket.stored import unpacked
 
 pytestmark = pytest.mark.integration
 
@@ -145,11 +146,11 @@ def verdicts(out):
     """
     with contextlib.closing(sqlite3.connect(out / DOCKET)) as file:
         trials = file.execute(
-            "SELECT trial_id, body FROM events WHERE kind = 'TrialOpened' AND trial_id IN "
-            "(SELECT trial_id FROM events WHERE kind = 'TextRead')"
+            "SELECT trial_id, body FROM entries WHERE kind = 'TrialOpened' AND trial_id IN "
+            "(SELECT trial_id FROM entries WHERE kind = 'TextRead')"
         ).fetchall()
-        given = Counter(t for (t,) in file.execute("SELECT trial_id FROM events WHERE kind = 'VerdictGiven'"))
-    of = {trial: json.loads(body)["meme"]["content_id"] for trial, body in trials}
+        given = Counter(t for (t,) in file.execute("SELECT trial_id FROM entries WHERE kind = 'VerdictGiven'"))
+    of = {trial: json.loads(unpacked(body))["meme"]["content_id"] for trial, body in trials}
     return Counter(of.values()), Counter(of[trial] for trial in given.elements())
 
 

@@ -211,12 +211,13 @@ def check_docket(out, memes):
     """One trial a meme, with its verdict and picture, each the one that the prediction names."""
     trials = {p.trial for p in RunFolder(out).predictions()}
     with contextlib.closing(sqlite3.connect(out / DOCKET)) as file:
-        kinds = Counter(kind for (kind,) in file.execute("SELECT kind FROM events"))
-        assert {trial for (trial,) in file.execute("SELECT trial_id FROM events")} == trials
-        (kept,) = file.execute("SELECT count(DISTINCT pixels_sha256) FROM pictures").fetchone()
+        kinds = Counter(kind for (kind,) in file.execute("SELECT kind FROM entries WHERE seq >= 0"))
+        assert {trial for (trial,) in file.execute("SELECT trial_id FROM entries WHERE seq >= 0")} == trials
         (gaps,) = file.execute(
-            "SELECT count(*) FROM (SELECT 1 FROM events GROUP BY trial_id HAVING max(seq) - min(seq) + 1 <> count(*))"
+            "SELECT count(*) FROM (SELECT 1 FROM entries WHERE seq >= 0 "
+            "GROUP BY trial_id HAVING max(seq) - min(seq) + 1 <> count(*))"
         ).fetchone()
+    kept = len({path.name.partition(".")[0] for path in (out / f"{DOCKET}-pictures").rglob("*.png")})
     assert len(trials) == kinds["TrialOpened"] == kinds["VerdictGiven"] == kept == memes
     assert gaps == 0
 

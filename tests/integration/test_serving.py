@@ -5,8 +5,10 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import random
 import signal
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,12 +22,13 @@ from court.agents import Chair, Chairs
 from court.backends.chat_completions import ChatCompletions, http_client
 from court.backends.load import Load
 from court.errors import BadRequest, Unavailable
-from court.events import Procedure
+from court.events import Procedure, VerdictGiven
 from court.record import TrialState
+from eval.perf import bombs
 from eval.perf.stand_in import StandIn, serving
 from eval.perf.stand_in_faults import Faults
 from eval.perf.stand_in_settings import Settings as StandInSettings
-from memecourt.client import Client, JudgeError, judge_request
+from memecourt.client import AsyncClient, Client, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
 from serving.cli.main import cli
@@ -341,7 +344,7 @@ def wait_for_health(address, service, status):
 def asked_of(court, request):
     """A verdict, or the error that came instead."""
     try:
-        return court.ask(request, timeout=100)
+        return court.ask(request, timeout=300)
     except JudgeError as error:
         return error
 
@@ -400,6 +403,7 @@ def test_sigterm_under_load_loses_nothing(start, monkeypatch):
     models = ScriptedModelServer("--call-s", "0.05")
     try:
         monkeypatch.setenv("MEMECOURT_GRACE", "1")
+        monkeypatch.setenv("MEMECOURT_TRIAL__FIND_S", "300")  # a machine that is busy is not what is tested
         options = ("--llm-url", models.url, "--model", "stand-in", "--concurrent-trials", str(N // 2))
         server = start(None, *options).ready()
         with Client(server.address, retries=ONCE) as court, concurrent.futures.ThreadPoolExecutor(N + 1) as pool:
@@ -446,6 +450,94 @@ def test_sigterm_under_load_loses_nothing(start, monkeypatch):
     finally:
         if models.process.poll() is None:
             models.kill()
+
+
+KILLS = 10 if os.environ.get("MEMECOURT_NIGHTLY") else 1
+
+
+def test_sigkill_under_load_loses_no_request_that_was_accepted(start):
+    """Each kill leaves trials in all states; the next server takes them up, and every request has its verdict once."""
+    choose = random.Random(19)
+    per_kill = max(N // KILLS, 10)
+    asks, told, answered = {}, set(), {}
+    models = ModelServer("--call-s", "0.03")
+    try:
+        options = ("--llm-url", models.url, "--model", "stand-in", "--concurrent-trials", str(per_kill))
+        server = start(None, *options).ready()
+        docket = server.docket
+        for kill in range(KILLS):
+            new = {f"r-{kill * per_kill + number}" for number in range(per_kill)}
+            asks |= {
+                name: judge_request(
+                    drawn(*HARMFUL, seed=int(name[2:])), text=HARMFUL[1], request_id=name, procedure=wire.PROCEDURE_FULL
+                )
+                for name in new
+            }
+            with (
+                Client(server.address, retries=ONCE) as court,
+                concurrent.futures.ThreadPoolExecutor(len(asks)) as pool,
+            ):
+                # Those of before come again, too: they wait for a server that is dead, or are taken up.
+                asked = {name: pool.submit(asked_of, court, request) for name, request in asks.items()}
+                decided = choose.randrange(1, per_kill // 2)
+                ended = Counter()
+
+                def enough(line, ended=ended, decided=decided):
+                    ended[line] = "event=VerdictGiven" in line
+                    return ended.total() >= decided
+
+                server.wait_for(enough)
+                assert server.end(kill=True) == -signal.SIGKILL
+                for name, one in asked.items():
+                    if not isinstance(one.result(), JudgeError):
+                        answered.setdefault(name, set()).add(one.result().verdict_id)
+            told |= server.announced()
+            kept = records(docket)
+            assert told <= {(trial_id, event.seq) for trial_id, record in kept.items() for event in record.events}
+            cut_off = {trial_id for trial_id, record in kept.items() if record.state is TrialState.OPEN}
+            assert cut_off, "the server was killed after all its trials had ended"
+            server = start(docket, "--resume", *options).ready()
+        # What was begun is taken up without being asked for.
+        for _ in cut_off:
+            server.wait_for(lambda line: "resumed state=DECIDED" in line)
+        with Client(server.address, retries=ONCE) as court, concurrent.futures.ThreadPoolExecutor(len(asks)) as pool:
+            last = dict(zip(asks, pool.map(lambda request: asked_of(court, request), asks.values()), strict=True))
+        assert server.end() == 0
+    finally:
+        if models.process.poll() is None:
+            models.kill()
+    after = records(docket)
+    assert {record.state for record in after.values()} == {TrialState.DECIDED}
+    assert sorted(record.opened.request_id for record in after.values()) == sorted(asks)
+    assert all(len(record.all(VerdictGiven)) == 1 for record in after.values())
+    for name, verdict in last.items():
+        assert answered.get(name, {verdict.verdict_id}) == {verdict.verdict_id}
+        assert after[verdict.verdict_id].opened.request_id == name
+    for trial_id, record in kept.items():  # of the last kill: nobody was asked again for what had been said
+        assert after[trial_id].events[: len(record.events)] == record.events
+
+
+BOMBS = 1200 if os.environ.get("MEMECOURT_NIGHTLY") else 24
+
+
+def test_twenty_hostile_pictures_a_second_are_refused_and_fail_nobody_else(server):
+    """IM-6, counted: what it costs the others is measured by ``perf bombs``."""
+    seconds, before = BOMBS / bombs.RATE, len(records(server.docket))
+
+    async def scene():
+        answered, health = [], set()
+        async with AsyncClient(server.address, retries=ONCE) as court:
+            throwing = asyncio.ensure_future(bombs.throw(server.address, bombs.RATE, seconds))
+            while not throwing.done():
+                request = judge_request(drawn(*HARMLESS, seed=len(answered) + 50), text="some words")
+                answered.append((await court.ask(request, timeout=100)).verdict_id)
+                health |= {await asyncio.to_thread(code_of, server.address, name) for name in (COURT, LIVENESS)}
+            return await throwing, answered, health
+
+    codes, answered, health = asyncio.run(scene())
+    assert codes == {"INVALID_ARGUMENT": BOMBS}
+    assert answered and health == {SERVING}
+    assert len(records(server.docket)) == before + len(answered), "of what is no picture, there is no trial"
 
 
 def test_tls_and_tokens_as_an_operator_sets_them_up(start, tmp_path):

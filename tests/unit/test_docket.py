@@ -57,7 +57,8 @@ def test_an_altered_record_is_not_shown_as_if_it_were_whole(tmp_path):
     path = tmp_path / "d.sqlite"
     with_docket(path, lambda docket: append_all(docket, events_of()))
     connection = sqlite3.connect(path)
-    connection.execute("DELETE FROM events WHERE seq = 3")
+    connection.execute("DROP TRIGGER entries_delete")
+    connection.execute("DELETE FROM entries WHERE seq = 3")
     connection.commit()
     connection.close()
     with pytest.raises(DocketError, match="is no record"):
@@ -102,7 +103,7 @@ def format_1(path, trials):
 
 
 def test_a_docket_of_format_1_is_upgraded_where_it_stands(tmp_path, monkeypatch):
-    monkeypatch.setattr("serving.docket.sqlite._CHUNK", 7)
+    monkeypatch.setattr("serving.docket.schema.CHUNK", 7)
     path, trials = tmp_path / "d.sqlite", random_records(random.Random(1), 60, NOON)
     format_1(path, trials)
 

@@ -35,7 +35,7 @@ def test_only_the_wire_s_neighbours_import_it():
         f"serving/{name}.py"
         for name in (
             *("server", "telemetry/calls"),
-            *(f"services/{part}" for part in ("convert", "status", "service", "judge_stream", "watching")),
+            *(f"services/{part}" for part in ("convert", "status", "service", "repeats", "judge_stream", "watching")),
             *(f"services/{part}" for part in ("docket_service", "precedents_service", "listings", "fields")),
         )
     }

@@ -11,9 +11,9 @@ from court.errors import TrialAborted, Unavailable
 from court.events import NearDuplicate, NearDuplicatesFound, Procedure, TrialResumed
 from court.record import TrialRecord
 from court.settings import TrialSettings
+from court.transcript import transcript
 from court.trial import Case
 from court.verdict import Label, ReviewReason
-from eval.report.transcript import transcript
 from serving.cli.records import render
 from tests.cast import ACQUITTAL, Cast, full_court
 from tests.fakes import FakeReader, H, N, Notes, a_meme, a_picture, findings

@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from eval.perf import asking, overload, served, service, service_memory, service_summary, slow_streams, soak
+from eval.perf import asking, bombs, overload, served, service, service_memory, service_summary, slow_streams, soak
 from eval.perf.bench import BENCHMARKS
 from eval.perf.served import Held
 
@@ -16,8 +16,9 @@ SIZES = {
     "service-summary": (service_summary, service_summary.Size(pictures=2, clients=2, requests=6, turns=1)),
     "memory": (service_memory, service_memory.Size(early=60, late=120, memes=2)),
     "slow-streams": (slow_streams, slow_streams.Size(slow=40, rate=10, clients=2, seconds=1)),
-    "overload": (overload, overload.Size(trials=2, waiting=2, seconds=4)),
+    "overload": (overload, overload.Size(trials=2, waiting=2, seconds=6, times=8, timeout_s=6)),
     "soak": (soak, soak.Size(seconds=4, trials=2)),
+    "bombs": (bombs, bombs.Size(bombs=6, known=5, fresh=1, seconds=3)),
 }
 nightly = pytest.mark.skipif(os.environ.get("MEMECOURT_NIGHTLY") != "1", reason="starts a server: a minute together")
 
@@ -94,11 +95,11 @@ def test_the_ends_are_read_off_the_docket(tmp_path):
     path = tmp_path / "docket.sqlite"
     with sqlite3.connect(path) as file:
         file.executescript(
-            "CREATE TABLE requests (request_id, trial_id); CREATE TABLE trials (trial_id, state);"
-            "CREATE TABLE events (trial_id, kind);"
-            "INSERT INTO requests VALUES ('a', 't1'), ('b', 't2'), ('c', 't3');"
+            "CREATE TABLE requests (namespace, request_id, trial_id); CREATE TABLE trials (trial_id, state);"
+            "CREATE TABLE entries (trial_id, kind);"
+            "INSERT INTO requests VALUES ('', 'a', 't1'), ('n', 'b', 't2'), ('', 'c', 't3'), ('\\0meme', 'key', 't1');"
             "INSERT INTO trials VALUES ('t1', 'DECIDED'), ('t2', 'FAILED');"
-            "INSERT INTO events VALUES ('t1', 'TrialOpened'), ('t1', 'VerdictGiven'), ('t2', 'TrialFailed');"
+            "INSERT INTO entries VALUES ('t1', 'TrialOpened'), ('t1', 'VerdictGiven'), ('t2', 'TrialFailed');"
         )
     assert soak._ends(path) == {"a": (1, 0, "DECIDED"), "b": (0, 1, "FAILED"), "c": (0, 0, "")}
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import sqlite3
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -27,12 +28,16 @@ class Pictures:
     """Decodes "pixels|file": all files of the same pixels show the same picture."""
 
     def __init__(self):
-        self.decoded = 0
+        self.started = []
         self.errors = {}
         self.gate = None
 
+    @property
+    def decoded(self):
+        return len(self.started)
+
     async def read(self, data):
-        self.decoded += 1
+        self.started.append(data)
         if self.gate is not None:
             await self.gate.wait()
         if data in self.errors:
@@ -75,9 +80,10 @@ class Finder(FakeFinder):
 class Town:
     """A docket, and servers that share it."""
 
-    def __init__(self, path, **settings):
+    def __init__(self, path, home=None, **settings):
         self.path = path
-        self.settings = Settings(home=path.parent, **settings)
+        self.home = home or path.parent
+        self.settings = Settings(home=self.home, **settings)
         self.finder = Finder()
         self.reader = FakeReader("text on the picture")
         self.pictures = Pictures()
@@ -91,6 +97,7 @@ class Town:
         own = docket is None
         docket = docket or self.docket()
         clock = ticking()
+        forget_s = changes.pop("forget_s", 60)
         court = Court(
             finder=changes.pop("finder", self.finder),
             text_reader=self.reader,
@@ -99,7 +106,7 @@ class Town:
             **changes,
         )
         house = Courthouse(court, self.pictures, docket)
-        pulse = Pulse(docket, name, beat_s=beat_s, dead_s=dead_s)
+        pulse = Pulse(docket, name, beat_s=beat_s, dead_s=dead_s, forget_s=forget_s)
         try:
             async with Reception(house, self.settings, pulse=pulse) as reception:
                 reception.house = house
@@ -144,7 +151,7 @@ SOME = 50 if os.environ.get("MEMECOURT_NIGHTLY") == "1" else 8
     ("request_id", "reuse", "times"), [("one", "namespace", 50), ("one", "off", SOME), ("", "namespace", SOME)]
 )
 def test_a_hundred_identical_requests_at_once_are_one_trial_time_and_again(town, request_id, reuse, times):
-    town.settings = Settings(home=town.path.parent, reuse=reuse)
+    town.settings = Settings(home=town.home, reuse=reuse)
 
     async def rounds(reception):
         docket = reception.house.docket
@@ -199,7 +206,7 @@ def test_the_same_request_gets_the_same_verdict_also_after_a_restart(town):
 
 
 def test_the_same_request_gets_its_verdict_also_where_nothing_is_reused_and_versions_have_changed(town):
-    town.settings = Settings(home=town.path.parent, reuse="off")
+    town.settings = Settings(home=town.home, reuse="off")
 
     async def scene():
         async with town.server() as reception:
@@ -278,6 +285,112 @@ def test_a_request_that_runs_at_another_server_is_waited_for(town):
     assert len(town.finder.asked) == 1
 
 
+def own_ids(count, first=0, **changes):
+    return [other(request_id=f"own {first + number}", **changes) for number in range(count)]
+
+
+def test_an_unknown_meme_asked_for_at_several_servers_at_once_under_many_ids_is_one_trial_time_and_again(town):
+    """Two servers that share a docket are one, whatever the requests are called."""
+
+    async def scene():
+        async with town.server(name="a") as a, town.server(name="b") as b, town.server(name="c") as c:
+            for number in range(SOME):
+                meme = {"image": b"%d|file" % number}
+                asks = own_ids(30, 30 * number, **meme)
+                servers = [a, b, c] * 10
+                answers = await asyncio.gather(*(s.answer(ask) for s, ask in zip(servers, asks, strict=True)))
+                assert len({answer.record.trial_id for answer in answers}) == 1
+                assert sum(not answer.reused for answer in answers) == 1
+                assert len(await trials_in(a.house.docket)) == len(town.finder.asked) == number + 1
+
+    asyncio.run(scene())
+
+
+def test_an_unknown_meme_that_is_on_trial_at_another_server_is_waited_for(town):
+    async def scene():
+        async with town.server(name="a") as a, town.server(name="b") as b:
+            town.finder.gate = asyncio.Event()
+            first = asyncio.ensure_future(a.answer(ASK))
+            await town.finder.searching.wait()
+            second = asyncio.ensure_future(b.answer(other(image=b"pixels|another file")))
+            await asyncio.sleep(0.6)  # longer than what a server takes to be dead
+            assert not second.done()
+            town.finder.gate.set()
+            return await first, await second
+
+    first, second = asyncio.run(scene())
+    assert first.record == second.record and len(town.finder.asked) == 1
+    assert (first.reused, second.reused) == (False, True)
+
+
+@pytest.mark.parametrize("events", [0, 4])
+def test_an_unknown_meme_whose_server_died_is_tried_once_by_the_others_whatever_its_requests_are_called(town, events):
+    async def scene():
+        docket = town.docket()
+        claim = await a_cut_off_trial(town, docket, events=events)
+        async with town.server(name="b", docket=docket) as b, town.server(name="c", docket=docket) as c:
+            asks = own_ids(10)
+            answers = await asyncio.gather(*(s.answer(ask) for s, ask in zip([b, c] * 5, asks, strict=True)))
+            trials = await trials_in(docket)
+        await docket.close()
+        return claim, answers, trials
+
+    claim, answers, trials = asyncio.run(scene())
+    assert {answer.record.trial_id for answer in answers} == {claim.trial_id} == set(trials)
+    assert all(answer.record.state is TrialState.DECIDED for answer in answers)
+
+
+@pytest.mark.parametrize("ask", [ASK, other()], ids=["the same request", "the same meme"])
+@pytest.mark.parametrize("gone", ["left", "refused"])
+def test_a_trial_that_nobody_was_left_to_begin_holds_up_no_other_server(town, ask, gone):
+    """Its caller left, or was sent away, when the request was claimed and the trial was to begin."""
+
+    @asynccontextmanager
+    async def no_turn():
+        waiting.set()
+        if gone == "refused":
+            raise Unavailable("no room", reason="BUSY")
+        await asyncio.Event().wait()
+        yield
+
+    waiting = asyncio.Event()
+
+    async def scene():
+        async with town.server(name="a", dead_s=60) as a, town.server(name="b", dead_s=60) as b:
+            # From here on no turn is needed to decode.
+            await a.answer(other(request_id="r0", text="of the same picture"))
+            caller = asyncio.ensure_future(a.answer(ASK, turn=no_turn))
+            await waiting.wait()
+            caller.cancel()
+            await asyncio.wait([caller])
+            return await asyncio.wait_for(b.answer(ask), 20)
+
+    answer = asyncio.run(scene())
+    assert answer.record.state is TrialState.DECIDED and not answer.reused
+
+
+def test_a_meme_whose_trial_came_to_nothing_gets_one_more_at_whichever_server_and_no_others(town):
+    async def scene():
+        async with town.server(name="a") as a, town.server(name="b") as b:
+            town.finder.result, good = ValueError("a fault"), town.finder.result
+            with pytest.raises(TrialAborted) as caught:
+                await a.answer(ASK)
+            town.finder.result = good
+            answers = await asyncio.gather(*(s.answer(ask) for s, ask in zip([a, b] * 5, own_ids(10), strict=True)))
+            once_more = await b.answer(ASK)
+            await overrule(a.house.docket, answers[0].record.trial_id)
+            a.forget(answers[0].record.trial_id)
+            b.forget(answers[0].record.trial_id)
+            anew = await asyncio.gather(*(s.answer(ask) for s, ask in zip([a, b] * 5, own_ids(10, 10), strict=True)))
+            return caught.value.record, answers, once_more, anew, await trials_in(a.house.docket)
+
+    failed, answers, once_more, anew, trials = asyncio.run(scene())
+    (second,) = {answer.record.trial_id for answer in answers}
+    (third,) = {answer.record.trial_id for answer in anew}
+    own = once_more.record.trial_id  # its first trial failed for good
+    assert {failed.trial_id, second, own, third} == set(trials) and len({failed.trial_id, second, third}) == 3
+
+
 async def a_cut_off_trial(town, docket, ask=ASK, events=4):
     """A server dies: its trial is claimed and begun, and nobody writes down its end."""
     async with town.server(name="dead", docket=_Failing(docket, events)) as reception:
@@ -294,17 +407,22 @@ class _Dead(BaseException):
 
 
 class _Failing:
-    """A docket whose server dies when it has kept so many events."""
+    """A docket whose server dies when it has kept so many events, and does nothing any more."""
 
     def __init__(self, docket, events):
         self._docket = docket
         self._left = events
+        self._dead = False
 
     def __getattr__(self, name):
-        return getattr(self._docket, name)
+        return self._nothing if self._dead else getattr(self._docket, name)
+
+    async def _nothing(self, *_, **__):
+        raise Unavailable("The power went.", reason="DOCKET_UNAVAILABLE")
 
     async def append(self, event):
         if not self._left:
+            self._dead = True
             raise _Dead
         self._left -= 1
         await self._docket.append(event)
@@ -468,6 +586,132 @@ def test_a_request_that_can_not_be_tried_is_not_claimed(town):
     assert on_one_server(town, scene).record.state is TrialState.DECIDED
 
 
+class _Away:
+    """A docket that can be away."""
+
+    def __init__(self, docket):
+        self._docket = docket
+        self.away = False
+        self.refused = 0
+
+    def __getattr__(self, name):
+        return self._nothing if self.away else getattr(self._docket, name)
+
+    async def _nothing(self, *_, **__):
+        self.refused += 1
+        raise Unavailable("It is away.", reason="DOCKET_UNAVAILABLE")
+
+
+@pytest.mark.parametrize("end", ["fails", "is cancelled", "the server stops"])
+def test_a_trial_whose_end_could_not_be_kept_ends_in_its_record_once_the_docket_is_back(town, monkeypatch, end):
+    monkeypatch.setattr("serving.reception.loose_ends.AGAIN_S", 0.05)
+
+    async def scene():
+        docket = town.docket()
+        away = _Away(docket)
+        async with town.server(name="a", docket=away, dead_s=60) as a:
+            (caller,) = await held(town, a, 1, None)
+            away.away = True
+            if end == "is cancelled":
+                caller.cancel()
+            if end == "fails":
+                town.finder.result = Unavailable("away", reason="LIBRARY_AWAY")
+                town.finder.gate.set()
+            if end != "the server stops":
+                await asyncio.wait([caller])
+                assert away.refused
+                await asyncio.sleep(0.2)  # it is tried more than once
+                away.away = False
+                async with asyncio.timeout(10):
+                    while await docket.open_trials():  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+        await asyncio.wait([caller])
+        (trial_id,) = await trials_in(docket)
+        left = await docket.record(trial_id)
+        town.finder = Finder()
+        async with town.server(name="b", docket=docket) as b:
+            answer = await b.answer(ASK)
+        await docket.close()
+        return left, answer
+
+    left, answer = asyncio.run(scene())
+    assert left.state is (TrialState.OPEN if end == "the server stops" else TrialState.FAILED)
+    assert [*left.all(TrialFailed)] == [] or left.last(TrialFailed).retryable
+    assert answer.record.trial_id == left.trial_id and answer.record.state is TrialState.DECIDED
+    assert len(answer.record.all(TrialResumed)) == 1
+
+
+def test_what_another_server_has_taken_over_is_not_ended_by_who_could_not_end_it(town, monkeypatch):
+    monkeypatch.setattr("serving.reception.loose_ends.AGAIN_S", 0.05)
+
+    async def scene():
+        docket = town.docket()
+        away = _Away(docket)
+        async with town.server(name="a", docket=away, beat_s=60) as a:
+            (caller,) = await held(town, a, 1, None)
+            away.away = True
+            caller.cancel()
+            await asyncio.wait([caller])
+            finder = Finder()
+            finder.gate = asyncio.Event()
+            async with town.server(name="b", docket=docket, finder=finder) as b:
+                other = asyncio.ensure_future(b.answer(ASK))
+                await finder.searching.wait()
+                away.away = False
+                async with asyncio.timeout(10):
+                    while a._loose_ends._ends:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                finder.gate.set()
+                answer = await other
+        await docket.close()
+        return answer
+
+    answer = asyncio.run(scene())
+    assert answer.record.state is TrialState.DECIDED and not answer.record.all(TrialFailed)
+
+
+# Which servers there are.
+
+
+def test_a_server_that_goes_leaves_no_count_behind_and_need_not_be_waited_for(town):
+    async def scene():
+        docket = town.docket()
+        async with town.server(name="b", docket=docket, dead_s=30) as b:
+            async with town.server(name="a", docket=docket):
+                await b._pulse.look()
+                assert {*await docket.beats()} == {"a", "b"} and not b._pulse.dead("a")
+            assert {*await docket.beats()} == {"b"}
+            await b._pulse.look()
+            assert b._pulse.dead("a")
+        left = await docket.beats()
+        await docket.close()
+        return left
+
+    assert asyncio.run(scene()) == {}
+
+
+def test_the_count_of_a_dead_server_is_removed_some_time_later_and_that_of_a_living_one_is_not(town):
+    async def scene():
+        docket = town.docket()
+        await docket.beat("dead")
+        options = {"docket": docket, "dead_s": 0.2, "forget_s": 0.5}
+        async with town.server(name="a", **options) as a, town.server(name="b", **options):
+            began = asyncio.get_running_loop().time()
+            async with asyncio.timeout(10):
+                while "dead" in await docket.beats():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            assert asyncio.get_running_loop().time() - began > 0.4
+            await asyncio.sleep(1)  # as long again: nothing is kept of it here either, and nobody else is removed
+            assert {*await docket.beats()} == {"a", "b"}
+            assert {*a._pulse._counts} == {*a._pulse._still} == {"a", "b"}
+            await docket.beat("dead")  # it was only asleep
+            await a._pulse.look()
+            assert not a._pulse.dead("dead")
+        await docket.close()
+
+    asyncio.run(scene())
+
+
 # Known memes.
 
 
@@ -526,7 +770,7 @@ def changed_reader(town):
 
 
 def switched_off(town):
-    town.settings = Settings(home=town.path.parent, reuse="off")
+    town.settings = Settings(home=town.home, reuse="off")
 
 
 @pytest.mark.parametrize("change", [changed_software, changed_library, changed_encoder, changed_reader, switched_off])
@@ -573,8 +817,26 @@ def test_another_policy_and_other_settings_and_models_are_tried_again(town):
     assert len({answer.record.trial_id for answer in answers}) == 4
 
 
+def test_whoever_alters_what_is_known_directs_no_verdict_to_another_meme(town):
+    """That table is for speed: it is no part of the log, and nothing in it is believed."""
+    asks = [ASK, replace(ASK, image=b"other|file", request_id="r2")]
+
+    async def answers():
+        async with town.server() as reception:
+            return [await reception.answer(replace(ask, request_id="")) for ask in asks]
+
+    first = asyncio.run(answers())
+    with sqlite3.connect(town.path) as connection:
+        one, two = (answer.record.trial_id for answer in first)
+        swapped = "CASE trial_id WHEN ? THEN ? WHEN ? THEN ? ELSE trial_id END"
+        assert connection.execute(f"UPDATE known SET trial_id = {swapped}", (one, two, two, one)).rowcount == 2
+    connection.close()
+    for before, after in zip(first, asyncio.run(answers()), strict=True):
+        assert after.record.opened.meme.pixels_sha256 == before.record.opened.meme.pixels_sha256
+
+
 def test_everywhere_reuses_over_namespaces(town):
-    town.settings = Settings(home=town.path.parent, reuse="everywhere")
+    town.settings = Settings(home=town.home, reuse="everywhere")
 
     async def scene(reception):
         return await reception.answer(ASK), await reception.answer(replace(ASK, namespace="them"))
@@ -632,19 +894,23 @@ def test_an_overruled_verdict_is_given_to_nobody_else_but_stays_that_of_its_own_
     assert after.reused and after.record.trial_id == anew.record.trial_id
 
 
+@pytest.mark.parametrize("asked_before", [True, False])
 def test_a_verdict_that_another_server_s_reviewer_overruled_is_given_again_for_no_longer_than_was_said(
-    town, monkeypatch
+    town, monkeypatch, asked_before
 ):
     monkeypatch.setattr("serving.reception.known.FRESH_S", 0.2)
 
     async def scene(reception):
         first = await reception.answer(ASK)
-        assert (await reception.answer(other())).reused  # fresh from here on
+        if asked_before:
+            assert (await reception.answer(other())).reused  # fresh from here on
         await overrule(reception.house.docket, first.record.trial_id)
         await asyncio.sleep(0.25)
-        return await reception.answer(other(request_id="r3"))
+        answers = await asyncio.gather(*(reception.answer(ask) for ask in own_ids(5)))
+        assert first.record.trial_id not in {answer.record.trial_id for answer in answers}
+        return answers
 
-    assert not on_one_server(town, scene).reused
+    assert [answer.reused for answer in on_one_server(town, scene)].count(False) == 1
 
 
 # Who waits, who leaves, and until when.
@@ -856,6 +1122,33 @@ def test_a_verdict_that_was_cut_short_for_one_caller_is_no_other_s(town):
     assert later.reused and later.record.trial_id == patient.record.trial_id
 
 
+def test_of_all_whose_shared_trial_was_cut_short_for_one_the_others_share_one_more(town):
+    from court.settings import TrialSettings
+    from tests.cast import Cast
+
+    cast = Cast(rounds=9, delay_s=0.15)
+    ask = replace(ASK, procedure=Procedure.FULL)
+
+    async def scene():
+        options = {"chairs": cast.chairs, "settings": TrialSettings(rounds_max=9)}
+        async with town.server(name="a", **options) as a, town.server(name="b", **options) as b:
+            hurried = asyncio.ensure_future(a.answer(ask, within_s=2.5))
+            await asyncio.sleep(0.3)
+            patient = [
+                asyncio.ensure_future(s.answer(one))
+                for s, one in zip([a, b] * 4, own_ids(8, procedure=Procedure.FULL), strict=True)
+            ]
+            first = await hurried
+            for model in cast.models.values():
+                model._delay_s = 0
+            return first, await asyncio.gather(*patient), await trials_in(a.house.docket)
+
+    first, patient, trials = asyncio.run(scene())
+    assert "CUT_SHORT" in [review.reason for review in first.record.verdict.review]
+    (second,) = {answer.record.trial_id for answer in patient}
+    assert {first.record.trial_id, second} == set(trials) and second != first.record.trial_id
+
+
 def test_a_server_that_stops_writes_down_its_trials_and_tells_who_waits_and_another_takes_them_up(town):
     async def scene():
         docket = town.docket()
@@ -899,6 +1192,26 @@ def test_what_a_server_that_stops_had_not_begun_is_begun_by_another_at_once(town
 
     stopped, answer = asyncio.run(scene())
     assert stopped.reason == "SERVER_STOPPED" and answer.record.state is TrialState.DECIDED
+
+
+def test_pictures_that_take_long_to_decode_are_not_in_the_way_of_other_namespaces(town):
+    """Each namespace's next picture is decoded in turn, whatever stands in line before it."""
+    town.settings = Settings(home=town.home, picture_workers=2)
+
+    async def scene(reception):
+        town.pictures.gate = asyncio.Event()
+        asks = [other(namespace="flood", request_id=f"f{n}", image=b"%d|slow" % n) for n in range(20)]
+        flood = [asyncio.ensure_future(reception.answer(ask)) for ask in asks]
+        while town.pictures.decoded < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        late = asyncio.ensure_future(reception.answer(other(namespace="late", image=b"late|file")))
+        await asyncio.sleep(0.05)
+        assert town.pictures.decoded == 2, "more at once than there are processes"
+        town.pictures.gate.set()
+        await asyncio.gather(late, *flood)
+        return town.pictures.started.index(b"late|file")
+
+    assert on_one_server(town, scene) <= 4
 
 
 # Pins.

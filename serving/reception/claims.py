@@ -1,0 +1,163 @@
+"""Who sees to which request, and which trial is to answer a meme: what all servers agree on, by what the docket holds.
+
+A request is claimed under its name, for a trial and by a server. So is a meme that has no verdict yet, under the key
+that it will be known by: of all servers that are asked about it at once, under whatever request ids, one holds its
+trial, and the others follow that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from weakref import WeakValueDictionary
+
+from court.record import TrialRecord, TrialState
+from serving.docket.store import Claim, Docket, RequestName, TrialUnknown
+from serving.reception.known import reusable
+from serving.reception.pulse import Pulse
+
+MEMES = "\0meme"
+"""Namespace under which memes are claimed by their keys; no caller can name one that holds NUL."""
+_LED = "meme/"
+"""Before a key as the owner of a request's claim: whoever holds the meme of that key sees to it, whoever that is."""
+_NOBODY = ""
+"""Owner of what a server that had claimed it has left, or never began."""
+
+
+class Claims:
+    """The claims of one server, and its view of those of others."""
+
+    def __init__(self, docket: Docket, pulse: Pulse) -> None:
+        """Claims nothing yet.
+
+        Args:
+            docket: Where claims are kept.
+            pulse: Tells which servers live, and what this one is called.
+        """
+        self._docket = docket
+        self._pulse = pulse
+        self._numbers = itertools.count()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def owner(self) -> str:
+        """This server, with a new number: whoever compares it sees whether a claim has changed hands meanwhile."""
+        return f"{self._pulse.server}/{next(self._numbers)}"
+
+    async def claim(self, name: RequestName, payload: str, trial_id: str, owner: str = "") -> Claim:
+        """Claims a request for a trial, unless that has been done; then what stands.
+
+        Args:
+            name: Of the request.
+            payload: Digest of what it asks.
+            trial_id: The trial.
+            owner: Who sees to the trial; this server where it is left out.
+
+        Raises:
+            RequestConflict: The request of that name is another one.
+            Unavailable: It could not be kept now.
+        """
+        return await self._docket.claim(name, payload=payload, trial_id=trial_id, owner=owner or self.owner())
+
+    async def take_over(self, claim: Claim, trial_id: str | None = None, owner: str = "") -> Claim | None:
+        """Puts this server, or the owner named, and perhaps another trial in a claim, if that is still what stands."""
+        return await self._docket.take_over(claim, owner=owner or self.owner(), trial_id=trial_id)
+
+    async def leave(self, name: RequestName, trial_id: str) -> None:
+        """A trial that this server was to begin is left to whoever comes: a request waits for it no longer."""
+        claim = await self._docket.claim_of(name)
+        if claim is not None and claim.trial_id == trial_id and server_of(claim) == self._pulse.server:
+            await self.take_over(claim, owner=f"{_NOBODY}/0")
+
+    async def standing(self, claim: Claim) -> Claim:
+        """What stands in the place of a claim by now."""
+        return await self._docket.claim_of(claim.name) or claim
+
+    async def ruling(self, claim: Claim, record: TrialRecord | None) -> Claim:
+        """The claim by which servers agree who holds a trial.
+
+        That is the one of the request which it was opened for; before it is opened, that of the meme for all requests
+        that follow it.
+        """
+        if record is not None:
+            name = request_of(record)
+        elif claim.owner.startswith(_LED):
+            name = RequestName(MEMES, claim.owner.removeprefix(_LED))
+        else:
+            return claim
+        return claim if name == claim.name else await self._docket.claim_of(name) or claim
+
+    async def lead(self, key: str) -> tuple[Claim, bool]:
+        """The trial that is to answer a meme of which no verdict is known.
+
+        Args:
+            key: That the meme will be known by.
+
+        Returns:
+            The claim on it, and whether this call has just made it for a trial that nobody has begun.
+
+        Raises:
+            Unavailable: The docket can't say.
+        """
+        wanted = str(uuid.uuid4())
+        lead = await self.claim(RequestName(MEMES, key), "", wanted)
+        while lead.trial_id != wanted:
+            record = await self.record(lead.trial_id)
+            if record is None or record.state is TrialState.OPEN or reusable(record):
+                return lead, False
+            # It came to nothing that would serve another request. Its own request may be on trial anew.
+            ruling = await self.ruling(lead, record)
+            trial_id = wanted if ruling.trial_id == lead.trial_id else ruling.trial_id
+            lead = await self.take_over(lead, trial_id) or await self.standing(lead)
+        return lead, True
+
+    async def follow(self, claim: Claim, trial_id: str) -> Claim | None:
+        """Puts another trial in a claim, which goes on as it did: this server's, or with whoever holds the meme."""
+        return await self.take_over(claim, trial_id, claim.owner if claim.owner.startswith(_LED) else "")
+
+    async def record(self, trial_id: str) -> TrialRecord | None:
+        """The record of a trial; None where it was not opened yet."""
+        try:
+            return await self._docket.record(trial_id)
+        except TrialUnknown:
+            return None
+
+    def taking(self, trial_id: str) -> asyncio.Lock:
+        """Held while a trial is taken over: what the docket says then must not be seen before it is held here."""
+        lock = self._locks.get(trial_id)
+        if lock is None:
+            lock = self._locks[trial_id] = asyncio.Lock()
+        return lock
+
+    def left_alone(self, ruling: Claim, record: TrialRecord | None) -> bool:
+        """Whether no server is at a trial that has no verdict and is not held here."""
+        if record is not None and record.state is TrialState.FAILED:
+            return True
+        return self.gone(server_of(ruling))
+
+    def gone(self, server: str) -> bool:
+        """Whether a server does not hold what is not held here: it is this one, has left it, or is dead."""
+        return server in (self._pulse.server, _NOBODY) or self._pulse.dead(server)
+
+    def lives(self, server: str) -> bool:
+        """Whether a server was seen to count, and counts on."""
+        return self._pulse.lives(server)
+
+    def own(self, claim: Claim) -> bool:
+        """Whether this server sees to it."""
+        return server_of(claim) == self._pulse.server
+
+
+def led_by(key: str) -> str:
+    """Owner of the claims of requests that wait for the trial of a meme, by the key of that."""
+    return _LED + key
+
+
+def server_of(claim: Claim) -> str:
+    """The server that sees to a claim."""
+    return claim.owner.partition("/")[0]
+
+
+def request_of(record: TrialRecord) -> RequestName:
+    """The request that a trial was opened for."""
+    return RequestName(record.opened.meme.namespace, record.opened.request_id)

@@ -1,0 +1,350 @@
+"""Faults while requests come: afterwards each that was accepted has a verdict or a recorded failure, none two.
+
+Everything is counted, at the callers and in the docket. Full size with MEMECOURT_NIGHTLY=1.
+"""
+
+import asyncio
+import random
+import resource
+import sqlite3
+import time
+from collections import Counter
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+
+from court.events import TrialFailed, TrialOpened, VerdictGiven
+from court.record import TrialState
+from memecourt.client import judge_request
+from memecourt.v1 import court_pb2 as wire
+from memecourt.v1.court_pb2_grpc import CourtStub
+from serving.reception import loose_ends
+from tests.contract.scenes import a_scene, rest_of, told, until
+from tests.dockets import NIGHTLY, place_of
+from tests.fakes import FakeReader
+from tests.unit.test_trial import a_court
+
+REQUESTS, FAULTS = (600, 20) if NIGHTLY else (40, 2)
+PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+class SlowReader(FakeReader):
+    """Takes its time, so that faults find trials in every state."""
+
+    async def read(self, picture):
+        await asyncio.sleep(0.02)
+        return await super().read(picture)
+
+
+def asked(number, **fields):
+    return judge_request(b"picture %d" % number, request_id=f"r{number}", **fields)
+
+
+class Callers:
+    """Ask until they have a verdict, and note what they are told."""
+
+    def __init__(self):
+        self.verdicts = {}
+        self.errors = Counter()
+        self._at_once = asyncio.Semaphore(80)
+
+    async def ask(self, stub, request):
+        """Asks again for as long as it is told that this may help."""
+        async with self._at_once:
+            while True:
+                try:
+                    verdict = await stub.Judge(request, timeout=60)
+                except grpc.aio.AioRpcError as error:
+                    assert error.code() in PASSING, (error.code(), error.details())
+                    self.errors[told(error).info.reason] += 1
+                    await asyncio.sleep(0.05)
+                    continue
+                self.verdicts.setdefault(request.request_id, set()).add(verdict.verdict_id)
+                return verdict
+
+
+async def counted(docket, verdicts):
+    """Holds what the callers were told against the docket; how many trials failed on the way."""
+    assert not await docket.open_trials()
+    lines = await docket.list(limit=10**6)
+    by_request = {}
+    for line in lines:
+        record = await docket.record(line.trial_id)
+        assert record.state in (TrialState.DECIDED, TrialState.FAILED)
+        assert len(record.all(VerdictGiven)) == (record.state is TrialState.DECIDED)
+        assert [event.seq for event in record.events] == [*range(len(record.events))]
+        by_request.setdefault(line.request_id, []).append(record)
+    for request_id, given in verdicts.items():
+        (verdict_id,) = given  # told twice, it is the same one
+        (decided,) = [record for record in by_request[request_id] if record.state is TrialState.DECIDED]
+        assert decided.trial_id == verdict_id
+    return sum(len(record.all(TrialFailed)) for records in by_request.values() for record in records)
+
+
+@contextmanager
+def a_locked_file(path):
+    with closing(sqlite3.connect(path, timeout=20)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+
+
+@contextmanager
+def a_full_disk(path):
+    """No file of this process may grow beyond that; to the database it looks like a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = Path(f"{path}-wal").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def a_file_that_is_gone(path):
+    Path(path).rename(f"{path}.away")
+    try:
+        yield
+    finally:
+        Path(f"{path}.away").rename(path)
+
+
+def _tables(connection):
+    found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'memecourt_docket'").fetchall()
+    return [f"memecourt_docket.{name}" for (name,) in found]
+
+
+@contextmanager
+def a_locked_database(url):
+    import psycopg
+
+    with psycopg.connect(url) as other:
+        other.execute("SET lock_timeout = '20s'")
+        other.execute(f"LOCK TABLE {', '.join(_tables(other))} IN EXCLUSIVE MODE")
+        yield
+        other.rollback()
+
+
+@contextmanager
+def a_database_whose_disk_is_full(url):
+    import psycopg
+
+    full = "BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END"
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute("SET search_path = memecourt_docket")
+        other.execute(f"CREATE OR REPLACE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ {full} $$")
+        tables = _tables(other)
+        for table in tables:
+            other.execute(f"CREATE TRIGGER full_disk BEFORE INSERT ON {table} EXECUTE FUNCTION full_disk()")
+        yield
+        for table in tables:
+            other.execute(f"DROP TRIGGER full_disk ON {table}")
+
+
+_BREAK = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE pid <> pg_backend_pid() AND application_name = 'memecourt'"
+)
+
+
+@contextmanager
+def a_database_that_is_gone(url):
+    """All connections break, and nobody answers at its address. (No process is started here: gRPC takes that ill.)"""
+    import psycopg
+
+    address = Path(f"{url.partition('host=')[2]}/.s.PGSQL.5432")
+    with psycopg.connect(url, autocommit=True) as other:
+        address.rename(f"{address}.away")
+        try:
+            other.execute(_BREAK)
+            yield
+        finally:
+            Path(f"{address}.away").rename(address)
+
+
+@contextmanager
+def broken_connections(url):
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute(_BREAK)
+    yield
+
+
+SQLITE = [a_locked_file, a_full_disk, a_file_that_is_gone]
+POSTGRES = [a_locked_database, a_database_whose_disk_is_full, a_database_that_is_gone, broken_connections]
+
+
+@pytest.mark.parametrize("fault", [*SQLITE, *POSTGRES], ids=lambda fault: fault.__name__)
+def test_a_docket_that_fails_under_load_costs_no_request_its_verdict(tmp_path, monkeypatch, request, fault):
+    """Each request comes twice, at two connections, in no order; the docket fails again and again meanwhile."""
+    monkeypatch.setattr(loose_ends, "AGAIN_S", 0.05)
+    choose = random.Random(7)
+    place = str(tmp_path / "docket.sqlite")
+    if fault in POSTGRES:
+        place = request.getfixturevalue("docket_database")
+
+    def fail(seconds):
+        with fault(place):
+            time.sleep(seconds)
+
+    async def scene():
+        options = {"reuse": "namespace", "concurrent_trials": 8, "waiting_trials": 40}
+        reader = SlowReader("as read")
+        async with a_scene(tmp_path, reader=reader, place=place_of(place), patience=0.2, **options) as it:
+            channel = it.another_channel()
+            another = CourtStub(channel)
+            callers = Callers()
+            requests = [asked(number) for number in range(REQUESTS)] * 2
+            choose.shuffle(requests)
+
+            async def ask(number, request):
+                await asyncio.sleep(number * 0.004)
+                return await callers.ask((it.stub, another)[number % 2], request)
+
+            asking = asyncio.gather(*(ask(number, request) for number, request in enumerate(requests)))
+            for _ in range(FAULTS):
+                await asyncio.sleep(choose.uniform(0.05, 0.15))
+                # Longer than the docket's patience: whoever writes meanwhile is refused.
+                await asyncio.to_thread(fail, choose.uniform(0.5, 1.0))
+            await asking
+            await channel.close()
+            assert len(callers.verdicts) == REQUESTS
+            async with asyncio.timeout(30):
+                while await it.docket.open_trials():  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            failed = await counted(it.docket, callers.verdicts)
+            return callers, failed
+
+    callers, failed = asyncio.run(scene())
+    assert set(callers.errors) <= {"DOCKET_UNAVAILABLE", "BUSY"}, callers.errors
+    if fault is not broken_connections:  # those are made again before anybody hears of it
+        assert callers.errors["DOCKET_UNAVAILABLE"], "no request met the fault"
+    print(
+        f"{fault.__name__}: {REQUESTS} requests, twice each; errors {dict(callers.errors)}; {failed} recorded failures"
+    )
+
+
+def jumping(jumps):
+    """A clock that is set by hours, forward and back, while it runs."""
+    start = datetime.now(UTC)
+    ticks = 0
+    while True:
+        ticks += 1
+        yield start + timedelta(milliseconds=ticks) + next(jumps)
+
+
+def test_a_clock_that_jumps_changes_nothing_but_the_times_that_are_written_down(tmp_path):
+    """Deadlines, turns and who lives are told by the monotonic clock; only the record has times of the other."""
+    choose = random.Random(11)
+    hours = iter(lambda: timedelta(hours=choose.choice([0, 0, -9, 14, -1000])), None)
+    clock = jumping(hours)
+
+    async def scene():
+        court = replace(a_court(reader=SlowReader("as read")), now=lambda: next(clock))
+        async with a_scene(tmp_path, court=court, reuse="namespace", concurrent_trials=4, waiting_trials=1000) as it:
+            callers = Callers()
+            await asyncio.gather(*(callers.ask(it.stub, asked(number)) for number in [*range(REQUESTS)] * 2))
+            assert not callers.errors and len(callers.verdicts) == REQUESTS
+            assert await counted(it.docket, callers.verdicts) == 0
+            lines = await it.docket.list(limit=10**6)
+            paged, after = [], None
+            while page := await it.docket.list(limit=7, after=after):
+                paged += page
+                after = page[-1].opened_at, page[-1].trial_id
+            # In whatever order they came: listed once each, by the times that were written down.
+            assert [line.trial_id for line in paged] == [line.trial_id for line in lines]
+            assert {line.trial_id for line in lines} == {one for given in callers.verdicts.values() for one in given}
+            records = [await it.docket.record(line.trial_id) for line in lines]
+            return sum(b.at < a.at for r in records for a, b in zip(r.events, r.events[1:], strict=False))
+
+    assert asyncio.run(scene()) > REQUESTS, "the clock was to go back in most trials"
+
+
+def test_duplicated_and_reordered_requests_are_tried_once_and_each_copy_is_answered(tmp_path):
+    """Over streams and single calls, several copies of each, in any order; one under the id of another is refused."""
+    choose = random.Random(13)
+    copies = 4
+
+    async def scene():
+        options = {"reuse": "namespace", "concurrent_trials": 8, "waiting_trials": 10_000}
+        async with a_scene(tmp_path, reader=SlowReader("as read"), **options) as it:
+            others = [it.another_channel() for _ in range(3)]
+            stubs = [it.stub, *map(CourtStub, others)]
+            callers = Callers()
+            single = [asked(number) for number in range(REQUESTS)] * 2
+            false = [asked(number, text="another text") for number in range(0, REQUESTS, 10)]
+            choose.shuffle(single)
+            streams = []
+            for stub in stubs[: copies - 2]:
+                items = [wire.JudgeStreamRequest(request=asked(number)) for number in range(REQUESTS)]
+                choose.shuffle(items)
+                streams.append(rest_of(stub.JudgeStream(iter(items), timeout=120)))
+            asking = [callers.ask(stubs[number % 4], request) for number, request in enumerate(single)]
+            *streamed, _ = await asyncio.gather(*streams, asyncio.gather(*asking))
+            for request in false:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await it.stub.Judge(request, timeout=20)
+                assert told(caught.value).info.reason == "REQUEST_ID_TAKEN"
+            for responses in streamed:
+                assert Counter(response.request_id for response in responses) == Counter([*callers.verdicts])
+                for response in responses:
+                    callers.verdicts[response.request_id].add(response.verdict.verdict_id)
+            for channel in others:
+                await channel.close()
+            assert not callers.errors and len(callers.verdicts) == REQUESTS
+            assert await counted(it.docket, callers.verdicts) == 0
+            return len(await it.docket.list(limit=10**6))
+
+    assert asyncio.run(scene()) == REQUESTS
+
+
+def test_clients_that_vanish_leave_verdicts_or_recorded_failures_and_may_come_back(tmp_path):
+    """Some break their connection off, some only their call, at any moment; then all of them ask again."""
+    choose = random.Random(17)
+
+    async def scene():
+        options = {"reuse": "namespace", "concurrent_trials": 8, "waiting_trials": 10_000}
+        reader = SlowReader("as read")
+        async with a_scene(tmp_path, reader=reader, **options) as it:
+            channels = [it.another_channel() for _ in range(max(4, REQUESTS // 20))]
+            await asyncio.gather(*(channel.channel_ready() for channel in channels))
+            calls = []
+            for number in range(REQUESTS):
+                calls.append(CourtStub(channels[number % len(channels)]).Judge(asked(number), timeout=60))
+                if number % 5 == 0:
+                    await asyncio.sleep(choose.uniform(0, 0.02))
+                if number % 3 == 0:
+                    choose.choice(calls).cancel()
+            await until(reader.asked.is_set)  # the first of them is in mid-trial
+            for channel in channels:
+                await asyncio.sleep(choose.uniform(0, 0.05))
+                await channel.close()
+            for call in calls:
+                with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+                    await call
+            gone = sum([await call.code() is not grpc.StatusCode.OK for call in calls])
+            await until(lambda: not it.service.admission.running + it.service.admission.waiting)
+            await it.service.empty(20)
+            async with asyncio.timeout(20):
+                while await it.docket.open_trials():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            begun = [await it.docket.record(line.trial_id) for line in await it.docket.list(limit=10**6)]
+            callers = Callers()
+            await asyncio.gather(*(callers.ask(it.stub, asked(number)) for number in range(REQUESTS)))
+            assert len(callers.verdicts) == REQUESTS
+            failed = await counted(it.docket, callers.verdicts)
+            after = await it.docket.list(limit=10**6)
+            return gone, begun, failed, after
+
+    gone, begun, failed, after = asyncio.run(scene())
+    ended = Counter(record.state for record in begun)
+    assert gone and ended[TrialState.FAILED], "nobody vanished in mid-trial"
+    assert failed == ended[TrialState.FAILED]
+    # What was begun went on where it was: nothing was held twice.
+    assert len(after) == REQUESTS and {record.trial_id for record in begun} <= {line.trial_id for line in after}
+    assert all(len(record.all(TrialOpened)) == 1 for record in begun)

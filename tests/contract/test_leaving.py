@@ -1,0 +1,155 @@
+"""RE-5 and RE-7: what a caller's leaving frees, and how soon; and that nothing grows with what was asked."""
+
+import asyncio
+import gc
+import os
+import random
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+
+from court.agents import Chair, Chairs
+from court.backends.chat_completions import ChatCompletions, http_client
+from court.backends.chat_wire import Capabilities
+from court.backends.scripted import ScriptedModel
+from court.record import TrialState
+from court.trial import Court
+from eval.perf.stand_in import StandIn, serving
+from eval.perf.stand_in_faults import Faults
+from eval.perf.stand_in_settings import Settings as StandInSettings
+from memecourt.client import judge_request
+from memecourt.v1 import court_pb2 as wire
+from tests.cast import Cast, PictureFinder, full_court
+from tests.contract.scenes import a_scene, play, until
+from tests.fakes import FakeReader, H, findings
+
+NIGHTLY = bool(os.environ.get("MEMECOURT_NIGHTLY"))
+CANCELS = 200 if NIGHTLY else 30
+TICK_S = 0.01
+
+
+class TickingStandIn(StandIn):
+    """Answers no call by itself, and knows by its own clock how long each stayed after its caller had left.
+
+    The clock counts how often the loop that it shares with everybody here came round after a sleep: a machine that is
+    busy with something else makes it go slower, and nothing late.
+    """
+
+    def __init__(self):
+        super().__init__(StandInSettings())
+        self.faults = Faults(["hang"])
+        self.ticks = 0
+        self.there = {}
+        self.gone = []
+
+    async def tick(self):
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.ticks += 1
+
+    async def _completions(self, request):
+        self.there[id(request)] = self.ticks
+        try:
+            return await super()._completions(request)
+        finally:
+            del self.there[id(request)]
+            self.gone.append(self.ticks)
+
+
+def test_the_model_call_of_a_caller_that_leaves_is_gone_within_a_second_by_the_model_server_s_clock(tmp_path):
+    choose = random.Random(23)
+
+    async def scene():
+        server = TickingStandIn()
+        ticking = asyncio.create_task(server.tick())
+        stayed = []
+        async with serving(server) as port, http_client() as http:
+            model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="stand-in", http=http)
+            model.capabilities = Capabilities()
+            chair = Chair(model)
+            court = Court(
+                finder=PictureFinder(findings([H] * 5)),
+                text_reader=FakeReader("as read"),
+                software="test",
+                chairs=Chairs(chair, chair, chair, chair),
+            )
+            async with a_scene(tmp_path, court=court, concurrent_trials=CANCELS) as it:
+
+                async def leave(number):
+                    request = judge_request(b"picture %d" % number, procedure=wire.PROCEDURE_FULL)
+                    return it.stub.Judge(request, timeout=300)
+
+                for first in range(0, CANCELS, 10):
+                    calls = [await leave(number) for number in range(first, first + 10)]
+                    await until(lambda: len(server.there) >= 10)
+                    await asyncio.sleep(choose.uniform(0, 0.05))
+                    left_at, before = server.ticks, len(server.gone)
+                    for call in calls:
+                        call.cancel()
+                    await until(lambda: not server.there)
+                    stayed += [tick - left_at for tick in server.gone[before:]]
+                await it.service.empty(20)
+                lines = await it.docket.list(limit=CANCELS + 1)
+                open_now = await it.docket.open_trials()
+        ticking.cancel()
+        return stayed, server.stats, lines, open_now
+
+    stayed, stats, lines, still_open = asyncio.run(scene())
+    assert len(stayed) >= CANCELS and max(stayed) * TICK_S <= 1, Counter(stayed)
+    assert stats.disconnects == stats.calls >= CANCELS
+    assert not still_open and {line.state for line in lines} == {TrialState.FAILED} and len(lines) == CANCELS
+
+
+def open_files():
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def test_tasks_and_handles_are_as_many_after_many_requests_as_after_few(tmp_path):
+    """Requests that are answered, reused, refused, given up and that fail, in turn: what they leave is counted."""
+    rounds, each = (12, 200) if NIGHTLY else (4, 40)
+    choose = random.Random(29)
+    cast = Cast(rounds=2, delay_s=0.002)
+    usual = cast._speaker("proposer")
+
+    def speak(request):
+        return "garbage" if choose.random() < 0.3 else usual(request)
+
+    cast.models["proposer"] = ScriptedModel(speak, name="proposer-model", delay_s=0.002)
+
+    async def ask(it, number):
+        kind = number % 5
+        fields = {} if kind == 0 else {"procedure": wire.PROCEDURE_FULL if kind in (1, 2) else wire.PROCEDURE_SUMMARY}
+        text = "x" * 20_000 if kind == 3 else f"text {number // 7}"
+        request = judge_request(b"picture %d" % (number - number % 2), text=text, **fields)
+        call = it.stub.Judge(request, timeout=60)
+        if kind == 2:
+            await asyncio.sleep(choose.uniform(0, 0.05))
+            call.cancel()
+        with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+            await call
+        return (await call.code()).name
+
+    async def work(it):
+        codes, held = Counter(), []
+        for turn in range(rounds):
+            asking = (ask(it, turn * each + number) for number in range(each))
+            codes.update(await asyncio.gather(*asking))
+            await it.service.empty(20)
+            await until(lambda: not it.service.admission.running + it.service.admission.waiting)
+            await asyncio.sleep(0.3)
+            gc.collect()
+            hearings = it.reception._hearings
+            assert not (hearings._flights or hearings._leading or hearings._decoding or it.reception._loose_ends._ends)
+            names = Counter(task.get_coro().__qualname__ for task in asyncio.all_tasks())
+            held.append((names, open_files()))
+        return codes, held
+
+    codes, held = play(work, tmp_path, court=full_court(cast), reuse="namespace", concurrent_trials=16)
+    assert {"OK", "CANCELLED", "INVALID_ARGUMENT", "ABORTED"} <= set(codes), codes
+    tasks, handles = [names for names, _ in held], [count for _, count in held]
+    assert all(names == tasks[1] for names in tasks[2:]), tasks
+    # Threads that read the docket come up to their number by and by, each with a connection of its own; a file that is
+    # left open by one request in eight would show.
+    assert handles[-1] <= handles[1] + 10, handles

@@ -1,0 +1,134 @@
+"""The console's desk over a docket, and people who use its pages without a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import httpx2
+
+from retrieval.library.writer import LibraryWriter
+from serving.access import tokens as token_file
+from serving.access.callers import Scope
+from serving.access.tokens import Tokens
+from serving.console.app import create_app
+from serving.console.desk.parts import BLIND_FIRST, DESK, NEAR, RULINGS
+from serving.docket.rulings import Overrulings, Rulings
+from serving.docket.sql import SqlDocket
+from serving.reception.near import NearMemes
+from serving.settings import Settings
+from tests.desks import NOBODY, Scene
+from tests.encoders import picture_of, png_of
+from tests.libraries import ENCODER, drawn_library
+
+T = TypeVar("T")
+
+PEOPLE = {
+    "ada": (Scope.REVIEW, None),
+    "bea": (Scope.REVIEW, None),
+    "cy": (Scope.REVIEW, None),
+    "vic": (Scope.VIEW, None),
+    "root": (Scope.ADMIN, None),
+    "forum": (Scope.REVIEW, frozenset({"forum"})),
+}
+PICTURE = picture_of(png_of((5, 250, 5), (5, 5, 250)))
+
+
+class Person:
+    """Somebody with a browser that runs no scripts."""
+
+    def __init__(self, client: httpx2.AsyncClient, token: str) -> None:
+        self.client = client
+        self.token = token
+
+    async def sign_in(self) -> None:
+        """With the token."""
+        page = await self.client.get("/sign-in")
+        answer = await self.client.post("/sign-in", **_form(page.text, {"token": self.token, "next": "/"}))
+        assert answer.status_code == 303, answer.text
+
+    async def get(self, path: str, **options: Any) -> httpx2.Response:
+        """A page."""
+        return await self.client.get(path, **options)
+
+    async def post(self, path: str, fields: Mapping[str, str] = {}, *, page: str = "/desk/find") -> httpx2.Response:
+        """Sends a form that stands on a page."""
+        return await self.client.post(path, **_form((await self.client.get(page)).text, fields))
+
+    async def decides(self, trial_id: str, label: str, **given: str) -> httpx2.Response:
+        """Takes a case and says what it is; the page that comes of it."""
+        at = f"/desk/cases/{trial_id}"
+        taken = await self.post(f"{at}/take", {"again": "yes"})
+        assert taken.status_code == 303, taken.text
+        fields = {"label": label, "clause": "4", "other_clause": "4", "reason": "I looked.", **given}
+        answer = await self.post(f"{at}/review", fields, page=at)
+        return answer if answer.status_code != 303 else await self.get(answer.headers["location"])
+
+
+def _form(page: str, fields: Mapping[str, str]) -> dict[str, Any]:
+    proof = re.search(r'name="proof" value="(\w+)"', page)
+    assert proof is not None, page
+    headers = {"content-type": "application/x-www-form-urlencoded", "sec-fetch-site": "same-origin"}
+    return {"content": urlencode({"proof": proof[1], **fields}), "headers": headers}
+
+
+def said(page: httpx2.Response) -> str:
+    """What a page says, its markup left out."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page.text)).split())
+
+
+class Pages(Scene):
+    """The scene of a desk with the console over it."""
+
+    app: Any
+    tokens: Mapping[str, str]
+    writer: LibraryWriter
+    stack: AsyncExitStack
+
+    async def person(self, name: str) -> Person:
+        """Somebody who is signed in."""
+        transport = httpx2.ASGITransport(app=self.app)
+        client = httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080")
+        await self.stack.enter_async_context(client)
+        person = Person(client, self.tokens[name])
+        await person.sign_in()
+        return person
+
+
+@asynccontextmanager
+async def desk_pages(
+    path: Path, *, blind_first: bool = True, overrulings: Overrulings = Overrulings.CHOSEN, library: bool = True
+) -> AsyncIterator[Pages]:
+    """A docket, a desk, a library and the console."""
+    async with AsyncExitStack() as stack:
+        docket = SqlDocket.open(path / "docket.sqlite")
+        stack.push_async_callback(docket.close)
+        await docket.keep_picture(PICTURE)
+        near = NearMemes(docket, Settings(home=path, reuse="everywhere"))
+        stack.push_async_callback(near.close)
+        it = Pages(docket, NOBODY)
+        it.stack = stack
+        file = path / "tokens.toml"
+        it.tokens = {name: token_file.add(file, name, [scope], names) for name, (scope, names) in PEOPLE.items()}
+        parts: dict[str, object] = {DESK: it.desk, NEAR: near, BLIND_FIRST: blind_first}
+        if library:
+            it.writer = LibraryWriter(drawn_library(path / "library", 5, 12))
+            parts[RULINGS] = Rulings(lambda: nullcontext(it.writer), lambda: ENCODER, docket, overrulings)
+        it.app = create_app(docket, tokens=Tokens.of(file), parts=parts)
+        yield it
+
+
+def play_pages(path: Path, work: Callable[[Pages], Awaitable[T]], **options: Any) -> T:
+    """Serves, works and ends."""
+
+    async def scene() -> T:
+        async with desk_pages(path, **options) as it:
+            return await work(it)
+
+    return asyncio.run(scene())
