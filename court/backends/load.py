@@ -31,6 +31,11 @@ class Load:
         self._in_flight = 0
         self.answered_at = float("-inf")
 
+    @property
+    def in_flight(self) -> int:
+        """Calls that were sent and are not answered, given up or failed."""
+        return self._in_flight
+
     def room(self) -> bool:
         """Whether one more call would be worked on at once. For :attr:`court.trial.Court.room`."""
         return self._in_flight < self._concurrency

@@ -46,7 +46,7 @@ async function judge(image, timeoutMs) {
 /** What a response says; only NOT_HARMFUL is an acquittal. */
 function tell(file, verdict) {
   console.log(`${file}: ${LabelSchema.value[verdict.label]?.name ?? "a label of a later version"}, ${verdict.verdictId}`);
-  if (verdict.label !== Label.NOT_HARMFUL) process.exitCode = 10;
+  if (verdict.label !== Label.NOT_HARMFUL) process.exitCode ||= 10; // an error outweighs it
 }
 
 /** Why there is no verdict; never "not harmful". */
