@@ -20,6 +20,7 @@ from court.record import TrialState
 from memecourt.client import Client, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
+from memecourt.v1.court_pb2_grpc import CourtStub
 from tests.integration.test_server import HARMFUL, drawn, memecourt, records
 
 pytestmark = pytest.mark.integration
@@ -114,8 +115,10 @@ def test_a_caller_that_leaves_stops_costing(start, models):
     import urllib.request
 
     server = start(None, "--llm-url", models.url, "--model", "stand-in").ready()
-    with Client(server.address) as court, pytest.raises(JudgeError):
-        court.ask(judge_request(drawn(*HARMFUL), text="x", procedure=FULL), timeout=0.6)
+    with grpc.insecure_channel(server.address) as channel:
+        call = CourtStub(channel).Judge.future(judge_request(drawn(*HARMFUL), text="x", procedure=FULL))
+        server.wait_for(lambda line: "event=TextRead" in line)  # its first model call is on the way
+        call.cancel()
     server.wait_for(lambda line: "event=TrialFailed" in line)
 
     def stats():

@@ -27,6 +27,7 @@ from eval.perf.stand_in_settings import FEATURES, Settings
 from eval.runs.folder import CALLS, DOCKET, RunFolder
 from eval.synthetic.make import Layout, make
 from serving.docket.stored import unpacked
+from tests.dockets import NIGHTLY
 
 pytestmark = pytest.mark.integration
 
@@ -193,7 +194,11 @@ def when_begun(process, server, number):
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("how,times", [(signal.SIGKILL, 3), (signal.SIGINT, 2)], ids=["killed", "interrupted"])
+@pytest.mark.parametrize(
+    "how,times",
+    [(signal.SIGKILL, 3 if NIGHTLY else 1), (signal.SIGINT, 2 if NIGHTLY else 1)],
+    ids=["killed", "interrupted"],
+)
 def test_a_run_that_is_ended_again_and_again_asks_nothing_twice_and_says_the_same(place, undisturbed, how, times):
     out = place / f"ended-{how.name}"
     server, chance = Server(call_s=0.06), random.Random(how.name)
