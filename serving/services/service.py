@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
@@ -71,7 +70,7 @@ class CourtService:
         self._admission = Admission(settings.concurrent_trials, settings.waiting_trials)
         self._memory = memory or Memory(settings.picture_memory, settings.idle)
         self._hub = Hub()
-        self._verdicts: OrderedDict[str, bytes] = OrderedDict()
+        self._verdicts: Lately[str, bytes] = Lately(_MOST_VERDICTS)
         self._repeats: Lately[bytes, Repeat] = Lately(_MOST_REPEATS)
         admission, held = self._admission, self._memory
         telemetry.observe(running=lambda: admission.running, waiting=lambda: admission.waiting, bytes=lambda: held.held)
@@ -225,15 +224,11 @@ class CourtService:
 
     async def _sent(self, sitting: _Sitting, record: TrialRecord, *, keep: bool = True) -> bytes:
         """A verdict with its receipt, as it is sent; ``keep`` where it will be sent again."""
-        sent = self._verdicts.get(record.trial_id)
-        if sent is not None:
-            self._verdicts.move_to_end(record.trial_id)
+        if (sent := self._verdicts.get(record.trial_id)) is not None:
             return sent
         response = verdict_of(record)
         response.receipt.CopyFrom(receipt_of(await sitting.house.docket.receipt(record.trial_id)))
         sent = response.SerializeToString()
         if keep:
-            self._verdicts[record.trial_id] = sent
-            if len(self._verdicts) > _MOST_VERDICTS:
-                self._verdicts.popitem(last=False)
+            self._verdicts.keep(record.trial_id, sent)
         return sent

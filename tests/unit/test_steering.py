@@ -35,7 +35,6 @@ from court.trial import Case
 from court.untrusted import Fence
 from court.verdict import Label, ReviewReason, Strength, rule
 from tests.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, shown, task_of
-from tests.dockets import NIGHTLY
 from tests.fakes import VOTE, FakeReader, H, Notes, a_meme, findings
 from tests.injections import INJECTIONS, SPECIALS, marked
 from tests.unit.test_replies import babble
@@ -192,9 +191,8 @@ async def compared(kinds, injections, fence=None):
 
 
 def test_pi_4_no_injection_makes_an_outcome_more_lenient():
-    # Every third injection; all of them at night.
-    number, freed = asyncio.run(compared((Obeys, Ignores, Babbles), INJECTIONS if NIGHTLY else INJECTIONS[::3]))
-    assert number >= (10_000 if NIGHTLY else 3_000)
+    number, freed = asyncio.run(compared((Obeys, Ignores, Babbles), INJECTIONS))
+    assert number >= 10_000
     assert freed == []
 
 
