@@ -10,8 +10,10 @@ A caller that opens a call and sends nothing, or sends slowly, has that room mea
 * It ends sooner where somebody else waits for the room: after 5 s; after 2 s where it is a stream that has had a
   request before; after one second where no whole request has come over its connection since one was last
   waited for in vain.
-* Such streams have half of the memory at most, such connections a quarter, and whoever came last goes first among them:
-  the rest is for requests over connections that are known to send what they announce.
+* Such streams have half of the memory at most, such connections a quarter: the rest is for requests over connections
+  that are known to send what they announce.
+* Among them connections take turns, however many calls each has open, and who came last has the first turn: a caller
+  that means well waits for as many as tried before it, and not for all that they have opened.
 """
 
 from __future__ import annotations
@@ -118,6 +120,76 @@ class _Waiter:
     lot: asyncio.Future[Lot]
 
 
+class _Queue:
+    """Who waits in a lane, who came first first."""
+
+    def __init__(self) -> None:
+        self._waiters: deque[_Waiter] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiters)
+
+    def add(self, waiter: _Waiter) -> None:
+        """One more."""
+        self._waiters.append(waiter)
+
+    def pop(self) -> _Waiter:
+        """The next; not of an empty one."""
+        return self._waiters.popleft()
+
+    def remove(self, waiter: _Waiter) -> bool:
+        """It has left; whether it was still waiting."""
+        if waiter not in self._waiters:
+            return False
+        self._waiters.remove(waiter)
+        return True
+
+    def clear(self) -> list[_Waiter]:
+        """Nobody waits any more; who did."""
+        waiters = [*self._waiters]
+        self._waiters.clear()
+        return waiters
+
+
+class _Turns:
+    """The same, but connections take turns: the newest first, and one that has had its turn last."""
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[str, dict[_Waiter, None]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def add(self, waiter: _Waiter) -> None:
+        if waiter.peer not in self._lines:
+            self._lines[waiter.peer] = {}
+            self._lines.move_to_end(waiter.peer, last=False)
+        self._lines[waiter.peer][waiter] = None
+
+    def pop(self) -> _Waiter:
+        peer, line = next(iter(self._lines.items()))
+        waiter, _ = line.popitem()
+        if line:
+            self._lines.move_to_end(peer)
+        else:
+            del self._lines[peer]
+        return waiter
+
+    def remove(self, waiter: _Waiter) -> bool:
+        line = self._lines.get(waiter.peer, {})
+        if waiter not in line:
+            return False
+        del line[waiter]
+        if not line:
+            del self._lines[waiter.peer]
+        return True
+
+    def clear(self) -> list[_Waiter]:
+        waiters = [waiter for line in self._lines.values() for waiter in line]
+        self._lines.clear()
+        return waiters
+
+
 class Memory:
     """The memory for requests. Used from one event loop."""
 
@@ -140,7 +212,7 @@ class Memory:
         self._known: OrderedDict[str, None] = OrderedDict()
         self._reading: dict[Lot, None] = {}  # what is read longest first
         self._read_in = [0, 0, 0]
-        self._waiting: tuple[deque[_Waiter], ...] = (deque(), deque(), deque())
+        self._waiting: tuple[_Queue | _Turns, ...] = (_Queue(), _Turns(), _Turns())
         self._pressing: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -196,10 +268,9 @@ class Memory:
         """Sends away who waits or has sent nothing yet, and everybody from now on."""
         self._closed = True
         for lane in self._waiting:
-            for waiter in lane:
+            for waiter in lane.clear():
                 if not waiter.lot.done():
                     waiter.lot.set_exception(not_in_session())
-            lane.clear()
         for lot in self._reading:
             lot.end(not_in_session())
 
@@ -219,15 +290,14 @@ class Memory:
         loop = asyncio.get_running_loop()
         waiter = _Waiter(peer, lane, loop.create_future())
         line = self._waiting[lane]
-        line.append(waiter)
+        line.add(waiter)
         self._serve()
         timer = None if in_call else loop.call_later(self._idle_s, _refuse, waiter)
         try:
             return await waiter.lot
         except BaseException:
-            if waiter in line:
-                line.remove(waiter)
-            elif not waiter.lot.cancelled() and waiter.lot.exception() is None:  # room came as the caller left
+            left = not line.remove(waiter)
+            if left and not waiter.lot.cancelled() and waiter.lot.exception() is None:  # room came as the caller left
                 self._has_read(waiter.lot.result())
                 waiter.lot.result().release()
             raise
@@ -256,7 +326,7 @@ class Memory:
         if not self._pressing and not any(self._waiting):
             return  # nearly always, and asked for with every request
         while self._has_room and (lane := self._next_lane()) is not None:
-            waiter = self._waiting[lane].popleft() if lane == _KNOWN else self._waiting[lane].pop()
+            waiter = self._waiting[lane].pop()
             if not waiter.lot.done():
                 waiter.lot.set_result(self._lot(waiter.peer, lane))
         self._press()

@@ -72,7 +72,7 @@ class Server:
         """Ends the process this test started, and waits until all that it said has been read."""
         if self.process.poll() is None:
             self.process.kill() if kill else self.process.terminate()
-        code = self.process.wait(timeout=60)
+        code = self.process.wait(timeout=150)
         for reader in self._readers:
             reader.join(timeout=10)
         for stream in self._streams():

@@ -1,0 +1,114 @@
+"""Who has the memory for requests, and for how long: on a clock of its own."""
+
+import asyncio
+
+import pytest
+
+from court.errors import BadRequest, Unavailable
+from serving.reception.receiving import MESSAGE_BYTES, Memory
+from serving.services.status import Busy
+from tests.virtual_time import run
+
+MIB = 1024 * 1024
+BUDGET = 16 * (MESSAGE_BYTES + MIB)
+NEW_AT_ONCE = 4  # a quarter of it is for connections over which nothing has come yet
+
+
+class Call:
+    """A call that sends its request after so many seconds, or never."""
+
+    def __init__(self, peer, after_s=None):
+        self.of = peer
+        self.after_s = after_s
+
+    def peer(self):
+        return self.of
+
+    async def read(self):
+        await (asyncio.Event().wait() if self.after_s is None else asyncio.sleep(self.after_s))
+        return b"a request"
+
+
+async def begun(memory, calls):
+    """The calls of a caller who says nothing, all of them waiting or read."""
+    tasks = [asyncio.create_task(memory.receive(call)) for call in calls]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def gone(tasks):
+    for task in tasks:
+        task.cancel()
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def answered_after(honest_at, silent):
+    """Seconds that one honest call waits, which comes as the ``honest_at``-th among silent ones."""
+
+    async def scene():
+        memory = Memory(BUDGET, 60.0)
+        loop = asyncio.get_running_loop()
+        before = await begun(memory, silent[:honest_at])
+        began = loop.time()
+        honest = asyncio.create_task(memory.receive(Call("honest", 0.01)))
+        await asyncio.sleep(0)
+        behind = await begun(memory, silent[honest_at:])
+        data, lot = await honest
+        assert data == b"a request"
+        lot.release()
+        took = loop.time() - began
+        await gone(before + behind)
+        assert memory.held == 0
+        return took
+
+    return run(scene())
+
+
+@pytest.mark.parametrize("honest_at", [NEW_AT_ONCE, 600, 1200])
+def test_an_honest_call_waits_for_connections_and_not_for_all_the_calls_that_they_have_open(honest_at):
+    silent = [Call(f"silent {number % 10}") for number in range(1200)]
+    # Ten connections, four at a time, a second each; by calls it would be 300 s.
+    assert answered_after(honest_at, silent) < 4
+
+
+def test_a_connection_that_has_had_its_turn_waits_for_the_others():
+    async def scene():
+        memory = Memory(BUDGET, 60.0)
+        first = await begun(memory, [Call("busy") for _ in range(NEW_AT_ONCE + 20)])
+        others = [asyncio.create_task(memory.receive(Call(f"other {number}", 0.1))) for number in range(6)]
+        done, _ = await asyncio.wait(others, timeout=5)
+        assert len(done) == 6
+        for task in done:
+            task.result()[1].release()
+        assert sum(task.done() for task in first) <= NEW_AT_ONCE + 2, "nobody had to go who was not in the way"
+        await gone(first)
+        assert memory.held == 0
+
+    run(scene())
+
+
+def test_who_leaves_while_it_waits_leaves_nothing_and_who_is_closed_upon_is_told():
+    async def scene():
+        memory = Memory(BUDGET, 60.0)
+        tasks = await begun(memory, [Call(f"{number % 3}") for number in range(30)])
+        await gone(tasks[10:20])
+        memory.close()
+        said = await asyncio.gather(*tasks[:10], *tasks[20:], return_exceptions=True)
+        assert all(isinstance(error, Unavailable) for error in said)
+        assert memory.held == 0
+        with pytest.raises(Unavailable):
+            await memory.receive(Call("late"))
+
+    run(scene())
+
+
+def test_nobody_waits_longer_than_the_server_does():
+    async def scene():
+        memory = Memory(BUDGET, 60.0)
+        tasks = await begun(memory, [Call("one") for _ in range(500)])
+        said = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(error) for error in said} <= {Busy, BadRequest}
+        assert asyncio.get_running_loop().time() <= 121
+        assert memory.held == 0
+
+    run(scene())
