@@ -198,8 +198,9 @@ def test_sigkill_in_mid_trial_loses_nothing_that_was_announced(start):
     assert records(server.docket, response.verdict_id)[0].state is TrialState.DECIDED
 
 
-def test_sigterm_lets_running_trials_finish_and_turns_new_ones_away(start):
-    server = start(None, "--grace", "100").ready()  # reading three texts takes long where much else runs
+def test_sigterm_lets_running_trials_finish_and_turns_new_ones_away(start, monkeypatch):
+    monkeypatch.setenv("MEMECOURT_GRACE", "100")  # reading three texts takes long where much else runs
+    server = start().ready()
     with concurrent.futures.ThreadPoolExecutor(4) as pool, Client(server.address) as court:
         asked = [pool.submit(court.judge, drawn(*HARMLESS, seed=i), timeout=120) for i in range(3)]
         server.wait_for(lambda line: sum("TrialOpened" in said for said in server.log) == 3 and "TrialOpened" in line)
