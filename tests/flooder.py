@@ -101,15 +101,16 @@ def hear_out(connection):
 
 
 def flood(address: str, kind: str, least: int, pipe: Any) -> None:
-    """Says when it has begun; then attacks until it is told to end and each has sent so many; says how many were."""
+    """Says when it has begun; then attacks until it is told to end and each has sent so many more; says how many were."""
     attackers = [Attacker(address, FLOODS[kind]) for _ in range(ATTACKERS)]
     for attacker in attackers:
         attacker.start()
     while not all(attacker.sent for attacker in attackers):
         attackers[0].over.wait(0.01)
-    pipe.send([attacker.sent for attacker in attackers])
+    begun = [attacker.sent for attacker in attackers]
+    pipe.send(begun)
     pipe.recv()
-    while not all(attacker.sent >= least for attacker in attackers):
+    while not all(attacker.sent >= early + least for attacker, early in zip(attackers, begun, strict=True)):
         attackers[0].over.wait(0.01)
     for attacker in attackers:
         attacker.over.set()

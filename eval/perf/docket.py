@@ -4,7 +4,9 @@ Each trial appends its next event when the last is on the disk, as trials do. Wh
 everything of ours: a thread and a commit that many share, canonical JSON, salts and commitments, the Merkle tree, a
 signature a commit, triggers and indexes. The database alone is given the same events as rows of text by
 ``executemany``, as many to a commit as trials can wait for one: the same number of rows is on the disk when anybody
-goes on. What it takes in one large commit is told too; who appends that way may lose all of it.
+goes on. What it takes in one large commit is told too; who appends that way may lose all of it. Its files grow as the
+docket does, with the same settings: what is in the log beside them is moved over every so many pages, at whose turn it
+is, so the whole of all turns is compared.
 
 In turns, several times, so that a machine that slows down slows all of them. Then the same once more beside readers:
 some that open records and listings as fast as they can, and one that stays in one long read. None may hold up appends.
@@ -83,34 +85,34 @@ async def measured(
     chance = random.Random(7)
     words = ["".join(chance.choices("etaoinshrdlu", k=chance.randint(2, 9))) for _ in _OFTEN]
     docket = SqlDocket.open(folder / "docket.sqlite")
-    rates: dict[str, list[float]] = {"ours": [], "bulk": [], "grouped": []}
+    whole, grouped = _Bulk(folder / "whole.sqlite"), _Bulk(folder / "grouped.sqlite")
+    seconds: dict[str, float] = dict.fromkeys(("ours", "whole", "grouped"), 0.0)
     times: list[float] = []
     missing = 0
     try:
         for turn in range(rounds + 1):
             told = [[*_trial(f"{turn}.{number}", events, words, chance)] for number in range(trials)]
-            count = trials * events
-            bulk, grouped = _bulk(folder / f"plain{turn}.sqlite", told, trials)
+            rows = _rows(told)
+            alone = {"whole": whole.take(rows, len(rows)), "grouped": grouped.take(rows, trials)}
             began = time.perf_counter()
             took = await _appended(docket, told)
-            ours = time.perf_counter() - began
+            alone["ours"] = time.perf_counter() - began
             missing += sum([len(await docket.events(trial[0].trial_id)) != events for trial in told])
             if turn:  # the first is for warming up
-                rates["ours"].append(count / ours)
-                rates["bulk"].append(count / bulk)
-                rates["grouped"].append(count / grouped)
+                seconds = {name: spent + alone[name] for name, spent in seconds.items()}
                 times += took
         beside, held_up = await _beside_readers(docket, folder / "docket.sqlite", trials, events, words, chance)
     finally:
         await docket.close()
-    over = [ours / bulk for ours, bulk in zip(rates["ours"], rates["bulk"], strict=True)]
-    over_grouped = [ours / bulk for ours, bulk in zip(rates["ours"], rates["grouped"], strict=True)]
+        whole.close()
+        grouped.close()
+    count = rounds * trials * events
     return {
-        "events_a_second": statistics.median(rates["ours"]),
-        "bulk_a_second": statistics.median(rates["grouped"]),
-        "over_bulk": statistics.median(over_grouped),
-        "bulk_in_one_commit_a_second": statistics.median(rates["bulk"]),
-        "over_bulk_in_one_commit": statistics.median(over),
+        "events_a_second": count / seconds["ours"],
+        "bulk_a_second": count / seconds["grouped"],
+        "over_bulk": seconds["grouped"] / seconds["ours"],
+        "bulk_in_one_commit_a_second": count / seconds["whole"],
+        "over_bulk_in_one_commit": seconds["whole"] / seconds["ours"],
         "append_p50_ms": _percentile(times, 50),
         "append_p99_ms": _percentile(times, 99),
         "append_p99_ms_beside_readers": _percentile(beside, 99),
@@ -165,9 +167,9 @@ def _long_read(path: Path) -> Iterator[None]:
     engine.dispose()
 
 
-def _bulk(path: Path, told: Sequence[Sequence[AnyEvent]], group: int) -> tuple[float, float]:
-    """Seconds in which the database alone takes the same events: in one transaction, and in groups."""
-    rows = [
+def _rows(told: Sequence[Sequence[AnyEvent]]) -> list[dict[str, object]]:
+    """The events of trials as they would be kept without a docket."""
+    return [
         {
             "trial_id": event.trial_id,
             "seq": event.seq,
@@ -178,19 +180,27 @@ def _bulk(path: Path, told: Sequence[Sequence[AnyEvent]], group: int) -> tuple[f
         for trial in told
         for event in trial
     ]
-    seconds = []
-    for size in (len(rows), group):
-        engine = sqlite_engine(path.with_suffix(f".{size}"), 1.0)
-        with transaction(engine) as connection:
+
+
+class _Bulk:
+    """The database alone."""
+
+    def __init__(self, path: Path) -> None:
+        self._engine = sqlite_engine(path, 1.0)
+        with transaction(self._engine) as connection:
             _PLAIN.create(connection)
+
+    def take(self, rows: Sequence[dict[str, object]], group: int) -> float:
+        """Inserts rows, so many to a commit; seconds."""
         began = time.perf_counter()
-        for first in range(0, len(rows), size):
-            with transaction(engine) as connection:
-                connection.execute(insert(_PLAIN), rows[first : first + size])
-        seconds.append(time.perf_counter() - began)
-        engine.dispose()
-        path.with_suffix(f".{size}").unlink()
-    return seconds[0], seconds[1]
+        for first in range(0, len(rows), group):
+            with transaction(self._engine) as connection:
+                connection.execute(insert(_PLAIN), rows[first : first + group])
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        """Gives its files up."""
+        self._engine.dispose()
 
 
 def _trial(trial_id: str, events: int, words: Sequence[str], chance: random.Random) -> Iterator[AnyEvent]:

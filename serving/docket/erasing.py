@@ -74,7 +74,7 @@ def _erase_one(connection: Connection, ask: Erasure) -> Erased | CourtError:
     found = connection.execute(select(t.trials).where(row.trial_id == ask.trial_id)).one_or_none()
     left = {name: value for name, value in found._mapping.items() if name != "trial_id"} if found else {}
     erased = Erased(trial_id=ask.trial_id, at=ask.at, who=ask.who, why=ask.why, numbers=tuple(numbers), left=left)
-    log.add([Draft(erased.kind, ask.trial_id, NO_SEQ, t.stamp(ask.at), body_of(erased))])
+    log.add([Draft(erased.kind, ask.trial_id, NO_SEQ, t.stamp(ask.at), body_of(erased).encode())])
     log.count_erased(len(numbers) + bool(ask.trial_id))
     log.want_checkpoint()
     return erased

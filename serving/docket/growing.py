@@ -15,11 +15,11 @@ from sqlalchemy import Connection, LargeBinary, bindparam, cast, insert, select,
 
 from serving.docket import tables as t
 from serving.docket.database import insert_into
-from serving.docket.log.entries import make
+from serving.docket.log.entries import Entry
 from serving.docket.log.merkle import Frontier, Node, pieces
 from serving.docket.log.notes import SigningKey, sign_checkpoint
 from serving.docket.store import DocketError
-from serving.docket.stored import packed
+from serving.docket.stored import sealed
 
 Signer = Callable[[str], SigningKey]
 """Gives the key that checkpoints are signed with, by the docket's public key; empty where it has none yet."""
@@ -27,13 +27,13 @@ Signer = Callable[[str], SigningKey]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What is to become an entry; as :class:`serving.docket.log.entries.Entry`."""
+    """What is to become an entry; as :class:`serving.docket.log.entries.Entry`, with the body in UTF-8."""
 
     kind: str
     trial_id: str
     seq: int
     at: str
-    body: str
+    body: bytes
 
 
 class Growing:
@@ -60,9 +60,9 @@ class Growing:
         """Adds entries; their numbers."""
         numbers = range(self.size, self.size + len(drafts))
         rows = []
-        for number, draft in zip(numbers, drafts, strict=True):
-            entry = make(number, kind=draft.kind, trial_id=draft.trial_id, seq=draft.seq, at=draft.at, body=draft.body)
-            self._nodes += self._frontier.append(entry.leaf())
+        for number, draft, seal in zip(numbers, drafts, sealed([draft.body for draft in drafts]), strict=True):
+            header = Entry(number, draft.kind, draft.trial_id, draft.seq, draft.at, seal.commitment, None, None)
+            self._nodes += self._frontier.append(header.leaf())
             rows.append(
                 {
                     "number": number,
@@ -70,9 +70,9 @@ class Growing:
                     "seq": draft.seq,
                     "kind": draft.kind,
                     "at": draft.at,
-                    "commitment": entry.commitment,
-                    "salt": entry.salt,
-                    "body": packed(draft.body),
+                    "commitment": seal.commitment,
+                    "salt": seal.salt,
+                    "body": seal.stored,
                 }
             )
         if rows:

@@ -7,7 +7,12 @@ so gone from every record that quoted it, and every record still verifies.
 
 from __future__ import annotations
 
+import itertools
+import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, cast
 
@@ -15,7 +20,8 @@ import lz4.block  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
 from court.events import AnyEvent, parse_event
-from serving.docket.log.loggable import canonical, parse
+from serving.docket.log.entries import SALT_SIZE, commitment_to
+from serving.docket.log.loggable import canonical_bytes, parse
 
 PART = "Part"
 """Kind of the entries that hold a part."""
@@ -27,6 +33,43 @@ Part = tuple[str, str]
 
 _QUOTES = ("PrecedentsCited", "VerdictGiven")
 _EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
+_WORTH_SHARING = 64 * 1024
+"""Bytes of bodies from which on it takes less time to share them than to hand them over."""
+_HANDS = min(4, os.cpu_count() or 1)
+_hands = ThreadPoolExecutor(_HANDS, thread_name_prefix="sealing")
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A body of an entry, ready to be stored.
+
+    Attributes:
+        salt: Random.
+        commitment: To the body, with that salt.
+        stored: The body, packed.
+    """
+
+    salt: bytes
+    commitment: bytes
+    stored: bytes
+
+
+def sealed(bodies: Sequence[bytes]) -> list[Sealed]:
+    """Bodies with a salt for each.
+
+    Digesting and packing give up the interpreter: where there is much of it, threads share it.
+    """
+    if sum(map(len, bodies)) < _WORTH_SHARING:
+        return [*map(_sealed, bodies)]
+    share = -(-len(bodies) // _HANDS)
+    shares = [bodies[first : first + share] for first in range(0, len(bodies), share)]
+    others = [_hands.submit(list, map(_sealed, some)) for some in shares[1:]]
+    return [*map(_sealed, shares[0]), *itertools.chain.from_iterable(other.result() for other in others)]
+
+
+def _sealed(body: bytes) -> Sealed:
+    salt = secrets.token_bytes(SALT_SIZE)
+    return Sealed(salt, commitment_to(body, salt), bytes(lz4.block.compress(body)))
 
 
 def packed(body: str) -> bytes:
@@ -48,10 +91,10 @@ def part_key(part: Part) -> bytes:
     return sha256(f"{len(of)} {of} {value}".encode("utf-8", "surrogatepass")).digest()
 
 
-def part_body(part: Part) -> str:
+def part_body(part: Part) -> bytes:
     """The body of the entry that holds a part."""
     of, value = part
-    return canonical({"kind": PART, "of": of, "value": value})
+    return canonical_bytes({"kind": PART, "of": of, "value": value})
 
 
 def part_value(body: str) -> str:
@@ -62,7 +105,7 @@ def part_value(body: str) -> str:
     return str(value["value"])
 
 
-def bodies(events: Sequence[AnyEvent], numbers: Callable[[Sequence[Part]], Mapping[Part, int]]) -> list[str]:
+def bodies(events: Sequence[AnyEvent], numbers: Callable[[Sequence[Part]], Mapping[Part, int]]) -> list[bytes]:
     """The bodies of the entries of events, of whatever trials.
 
     Args:
@@ -75,7 +118,7 @@ def bodies(events: Sequence[AnyEvent], numbers: Callable[[Sequence[Part]], Mappi
         found = numbers(sorted({(of, holder[field]) for holder, field, of in slots}))
         for holder, field, of in slots:
             holder[field] = {"part": found[of, holder[field]]}
-    return [canonical(value) for value in values]
+    return [canonical_bytes(value) for value in values]
 
 
 def parts_in(kind: str, body: str) -> set[int]:

@@ -143,7 +143,7 @@ def _note(connection: Connection, accesses: Sequence[PictureShown]) -> Sequence[
     there = {trial_id: gone for trial_id, gone in connection.execute(query)}
     log.add(
         [
-            Draft(access.kind, access.trial_id, NO_SEQ, t.stamp(access.at), body_of(access))
+            Draft(access.kind, access.trial_id, NO_SEQ, t.stamp(access.at), body_of(access).encode())
             for access in accesses
             if there.get(access.trial_id) is False
         ]

@@ -12,9 +12,10 @@ import pytest
 import rfc8785
 
 from court.events import TrialOpened, VerdictGiven
-from serving.docket.log.entries import Erased, body_of, check, erased_of, event_of, make
+from serving.docket.log.entries import Entry, Erased, body_of, check, erased_of, event_of
 from serving.docket.log.errors import BadEntry
 from serving.docket.log.loggable import canonical, loggable, parse, plain
+from serving.docket.stored import sealed, unpacked
 from tests.dockets import NIGHTLY, NOON, events_of
 
 # RFC 8785, appendix B: an IEEE 754 number in hex, and how it is written.
@@ -112,7 +113,9 @@ def test_an_event_comes_back_out_of_its_body() -> None:
 def test_a_header_holds_nothing_of_the_body() -> None:
     (given,) = (event for event in events_of() if isinstance(event, VerdictGiven))
     body = body_of(given)
-    entry = make(7, kind=given.kind, trial_id="t", seq=given.seq, at="2026-01-02T12:00:00.000000+00:00", body=body)
+    (seal,) = sealed([body.encode()])
+    at = "2026-01-02T12:00:00.000000+00:00"
+    entry = Entry(7, given.kind, "t", given.seq, at, seal.commitment, unpacked(seal.stored), seal.salt)
     header = entry.header().decode()
     assert header == (
         f'{{"at":"2026-01-02T12:00:00.000000+00:00","commitment":"{entry.commitment.hex()}","kind":"VerdictGiven",'
@@ -121,7 +124,7 @@ def test_a_header_holds_nothing_of_the_body() -> None:
     check(entry)
     check(replace(entry, body=None, salt=None))
     # The same body twice: nobody can tell from the headers.
-    assert make(7, kind=given.kind, trial_id="t", seq=given.seq, at="", body=body).commitment != entry.commitment
+    assert sealed([body.encode()])[0].commitment != entry.commitment
     for altered in (
         replace(entry, body=body[:-1] + " }"),
         replace(entry, body=None),
@@ -139,6 +142,17 @@ def test_erasures() -> None:
     for bad in ("", "[]", body_of(erased).replace("numbers", "others")):
         with pytest.raises(BadEntry):
             erased_of(bad)
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 0), (1, 10), (3, 500_000), (32, 20_000), (37, 2_000)])
+def test_many_bodies_are_sealed_as_each_would_be(count: int, size: int) -> None:
+    """Where they are many, threads share them: each must get its own back."""
+    bodies = [canonical([number, "é" * size]).encode() for number in range(count)]
+    seals = sealed(bodies)
+    assert len(seals) == count == len({seal.salt for seal in seals})
+    for body, seal in zip(bodies, seals, strict=True):
+        assert unpacked(seal.stored).encode() == body
+        check(Entry(1, "k", "t", 0, "", seal.commitment, body.decode(), seal.salt))
 
 
 def something(chance: random.Random, depth: int = 0) -> Any:

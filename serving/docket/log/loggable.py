@@ -36,14 +36,19 @@ _MARKS = frozenset({"$float", "$int", "$text"})
 
 
 def canonical(value: Any) -> str:
-    """The canonical JSON of a value.
+    """The canonical JSON of a value. Raises TypeError as :func:`canonical_bytes`."""
+    return canonical_bytes(value).decode()
+
+
+def canonical_bytes(value: Any) -> bytes:
+    """The canonical JSON of a value, in UTF-8.
 
     Raises:
         TypeError: It holds something that is neither None, bool, int, float, str, list, tuple, nor dict with text keys.
     """
     unlike: list[Any] = []
     made = _made(value, unlike)
-    return rfc8785.dumps(made).decode() if unlike else to_json(made).decode()
+    return rfc8785.dumps(made) if unlike else to_json(made)
 
 
 def canonical_plain(value: Mapping[str, str | int]) -> str:
