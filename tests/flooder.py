@@ -101,7 +101,7 @@ def hear_out(connection):
 
 
 def flood(address: str, kind: str, least: int, pipe: Any) -> None:
-    """Says when it has begun; then attacks until it is told to end and each has sent so many more; says how many were."""
+    """Says when it has begun; attacks until it is told to end and each has sent so many more; says how many were."""
     attackers = [Attacker(address, FLOODS[kind]) for _ in range(ATTACKERS)]
     for attacker in attackers:
         attacker.start()
