@@ -3,7 +3,8 @@
 64 clients, each over a connection of its own, ask a server for the verdicts on memes that it knows, and then a bare
 ``grpc.aio`` echo for as many bytes, in turns: the same client process for both, so that what the clients cost is on
 both sides. Once without ids, and once with a new id in each request: such a request is claimed in the docket, on disk,
-before it is answered, so that the same id gets the same verdict ever after. Figures of the latter begin with ``named``.
+before it is answered, so that the same id gets the same verdict ever after. Figures of the latter begin with ``named``;
+they have no goal, for an echo that keeps nothing on a disk says little of them. Latencies are those with ids.
 
 Time on a processor stands beside: it moves less than the clock where the machine does other work too, and on a machine
 with few processors the clients take their share of both.
@@ -62,7 +63,7 @@ def measure(size: Size | None = None) -> Result:
     return Result(
         name="service",
         figures=figures,
-        goals={"of_echo": ">= 0.5", "named_of_echo": ">= 0.5", "added_p99_over_echo": "<= 3"},
+        goals={"of_echo": ">= 0.5", "added_p99_over_echo": "<= 3"},
     )
 
 

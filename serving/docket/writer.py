@@ -62,8 +62,8 @@ class _Item:
 class GroupWriter:
     """Writes what it is handed in, many at a time; safe to use from several event loops.
 
-    A loop is told of a whole commit at once: to be woken for each write would cost it more than the write, and the
-    thread its turn at the interpreter each time.
+    The thread is given at once what a loop hands in in one of its rounds, and a loop is told of a whole commit at once:
+    to be woken for each write would cost either more than the write, and the other its turn at the interpreter.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class GroupWriter:
         self._around = around
         self._transaction = transaction
         self._translated = translated
-        self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[list[_Item] | None] = queue.SimpleQueue()
+        self._gathering: dict[asyncio.AbstractEventLoop, list[_Item]] = {}
         self._writer = threading.Thread(target=self._write, name="group-writer", daemon=True)
         self._writer.start()
 
@@ -95,27 +96,42 @@ class GroupWriter:
         """Has it written together with others of its kind; as :meth:`hand_in`."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._items.put(_Item(batch, ask, loop, done))
+        item = _Item(batch, ask, loop, done)
+        gathering = self._gathering.get(loop)
+        if gathering is None:
+            self._gathering[loop] = [item]
+            loop.call_soon(self._pass_on, loop)
+        else:
+            gathering.append(item)
         return await done
+
+    def _pass_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        if handed_in := self._gathering.pop(loop, None):
+            self._items.put(handed_in)
 
     async def close(self) -> None:
         """Waits until everything handed in is kept. Nothing may be handed in afterwards."""
+        if (loop := asyncio.get_running_loop()) in self._gathering:
+            self._pass_on(loop)
         self._items.put(None)
         await asyncio.to_thread(self._writer.join)
 
     def _write(self) -> None:
         """The writer thread: one commit for all that has come since the last."""
         while (first := self._items.get()) is not None:
-            group = [first]
+            waiting = first
             closing = False
-            while len(group) < _GROUP and not self._items.empty():
-                item = self._items.get()
-                if item is None:
+            while len(waiting) < _GROUP and not self._items.empty():
+                more = self._items.get()
+                if more is None:
                     closing = True
                     break
-                group.append(item)
-            # A caller that gave up has cancelled its future; where one does from here on, it is written all the same.
-            _tell(self._committed([item for item in group if not item.done.cancelled()]))
+                waiting += more
+            for begin in range(0, len(waiting), _GROUP):
+                # A caller that gave up has cancelled its future; where one does from here on, it is written all the
+                # same.
+                group = [item for item in waiting[begin : begin + _GROUP] if not item.done.cancelled()]
+                _tell(self._committed(group))
             if closing:
                 return
 
