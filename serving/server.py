@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import logging
 import signal
@@ -159,6 +160,7 @@ async def _hold_court(
         if resume:
             _beside(stack, reception.resume_cut_off(court.watcher))
         if await _unless(stopping, health.until_serving(COURT)):
+            _settle_down()
             ready()
         await stopping.wait()
         _log.info("stopping: running trials have %.0f s to finish", settings.grace)
@@ -171,6 +173,12 @@ async def _hold_court(
     docket.close()
     precedents.close()
     await precedents.empty(_LAST_S)
+
+
+def _settle_down() -> None:
+    """What is there now stays: the collector need not look through it again: all would wait meanwhile."""
+    gc.collect()
+    gc.freeze()
 
 
 def _beside(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

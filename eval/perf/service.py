@@ -4,7 +4,7 @@
 ``grpc.aio`` echo for as many bytes, in turns: the same client process for both, so that what the clients cost is on
 both sides. Once without ids, and once with a new id in each request: such a request is claimed in the docket, on disk,
 before it is answered, so that the same id gets the same verdict ever after. Figures of the latter begin with ``named``;
-they have no goal, for an echo that keeps nothing on a disk says little of them. Latencies are those with ids.
+they have no goal, for an echo that keeps nothing on a disk says little of them.
 
 Time on a processor stands beside: it moves less than the clock where the machine does other work too, and on a machine
 with few processors the clients take their share of both.
@@ -15,14 +15,14 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
 
-from eval.perf.asking import JUDGE, Job, ask, echo
+from eval.perf.asking import JUDGE, Job, Outcome, ask, echo
 from eval.perf.bench import Result
 from eval.perf.served import Process, picture, served
 from memecourt.v1 import court_pb2 as wire
@@ -100,13 +100,17 @@ def _compared(size: Size, server: Process, bare: Process, requests: list[str]) -
     def median(of: Callable[[_Rate, _Rate, _Rate], float]) -> float:
         return round(statistics.median(of(*turn) for turn in turns), 3)
 
-    rate = statistics.median(named.requests_s for _, named, _ in turns)
+    rate = statistics.median(ours.requests_s for ours, *_ in turns)
+    named_rate = statistics.median(named.requests_s for _, named, _ in turns)
+    at_half = _at_half(size, server, bare, requests, rate / 2, named=False)
+    named_at_half = _at_half(size, server, bare, requests, named_rate / 2, named=True)
     return {
         "of_echo": median(lambda ours, _, echo: ours.requests_s / echo.requests_s),
         "named_of_echo": median(lambda _, named, echo: named.requests_s / echo.requests_s),
-        **_at_half(size, server, bare, requests, rate / 2),
-        "requests_s": median(lambda ours, *_: ours.requests_s),
-        "named_requests_s": round(rate, 3),
+        **at_half,
+        **{f"named_{name}": value for name, value in named_at_half.items()},
+        "requests_s": round(rate, 3),
+        "named_requests_s": round(named_rate, 3),
         "echo_requests_s": median(lambda _, __, echo: echo.requests_s),
         "cpu_over_echo": median(lambda ours, _, echo: ours.cpu_ms / echo.cpu_ms),
         "named_cpu_over_echo": median(lambda _, named, echo: named.cpu_ms / echo.cpu_ms),
@@ -134,24 +138,24 @@ def _rate(size: Size, process: Process, requests: list[str], *, named: bool) -> 
     return _Rate(told.rate, 1000 * spent / told.answered, 1000 * told.cpu_s / told.answered)
 
 
-def _at_half(size: Size, server: Process, bare: Process, requests: list[str], rate: float) -> dict[str, float]:
-    """Latencies of requests with ids, at a rate that both can keep up with."""
-    turns = []
-    for _ in range(size.turns):
-        pair = [
-            ask(
-                Job(process.address, requests, clients=size.clients, seconds=size.seconds, rate=rate)
-            ).require_all_answered()
-            for process in (server, bare)
-        ]
-        turns.append(pair)
+def _at_half(
+    size: Size, server: Process, bare: Process, requests: list[str], rate: float, *, named: bool
+) -> dict[str, float]:
+    """Latencies at a rate that both can keep up with."""
+    job = Job(server.address, requests, clients=size.clients, seconds=size.seconds, rate=rate, named=named)
+    turns = [
+        (ask(job).require_all_answered(), ask(replace(job, address=bare.address)).require_all_answered())
+        for _ in range(size.turns)
+    ]
+
+    def median(of: Callable[[Outcome, Outcome], float]) -> float:
+        return round(statistics.median(of(*turn) for turn in turns), 3)
+
     return {
-        "added_p99_over_echo": round(
-            statistics.median((ours.p99_ms - echo.p99_ms) / echo.p99_ms for ours, echo in turns), 3
-        ),
-        "p99_ms": round(statistics.median(ours.p99_ms for ours, _ in turns), 2),
-        "echo_p99_ms": round(statistics.median(echo.p99_ms for _, echo in turns), 2),
-        "p50_ms": round(statistics.median(ours.p50_ms for ours, _ in turns), 2),
-        "echo_p50_ms": round(statistics.median(echo.p50_ms for _, echo in turns), 2),
+        "added_p99_over_echo": median(lambda ours, echo: (ours.p99_ms - echo.p99_ms) / echo.p99_ms),
+        "p99_ms": median(lambda ours, _: ours.p99_ms),
+        "echo_p99_ms": median(lambda _, echo: echo.p99_ms),
+        "p50_ms": median(lambda ours, _: ours.p50_ms),
+        "echo_p50_ms": median(lambda _, echo: echo.p50_ms),
         "half_rate": round(rate, 1),
     }

@@ -246,6 +246,10 @@ class LibraryWriter:
         finally:
             self._done_writing()
 
+    def forget(self) -> None:
+        """What was removed is lost for good; as :meth:`compact`."""
+        self.compact(forget=True)
+
     def _made(self, plan: _Plan) -> Change:
         outcome: Future[Change] = Future()
         with self._changed:

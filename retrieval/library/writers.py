@@ -47,6 +47,10 @@ class Writer(Protocol):
         """Undoes a change, by another change."""
         ...
 
+    def forget(self) -> None:
+        """What was removed is lost for good; the history still says who removed which id, when and why."""
+        ...
+
     def meme(self, id_: str) -> LabelledMeme | None:
         """The meme of this id as it is now; None where there is none."""
         ...

@@ -36,7 +36,7 @@ from retrieval.library.storage import damaged
 from retrieval.postgres.address import Address
 from retrieval.postgres.connections import Connections
 from retrieval.postgres.push import kept_of, values_of
-from retrieval.postgres.schema import LIBRARY, NAMED, State, read_state
+from retrieval.postgres.schema import LIBRARY, NAMED, State, read_state, shelves
 from retrieval.postgres.shelf import PostgresShelf, parsed, storable
 
 if TYPE_CHECKING:
@@ -200,6 +200,37 @@ class PostgresWriter:
             return draft.record(change)
 
         return self._made(make)
+
+    def forget(self) -> None:
+        """What was taken out is lost for good, on the shelf before too; the history still says who took out what.
+
+        Raises:
+            BadLibrary: There is none, or it is damaged.
+            Unavailable: The server is away, or somebody else is writing for too long.
+        """
+
+        def forgotten(connection: Connection) -> None:
+            state = read_state(connection)
+            all_shelves = [replace(state, shelf=shelf) for shelf in shelves(connection)]
+            gone: set[str] = set()  # of a meme that is still here, nothing has to be forgotten
+            for each in all_shelves:
+                asked = (
+                    f"SELECT DISTINCT meme FROM {each.history} WHERE meme NOT IN (SELECT id FROM {state.precedents})"
+                )
+                gone |= {id_ for (id_,) in connection.execute(asked)}
+            for each in all_shelves:
+                changes = f"SELECT number, entry FROM {each.history} WHERE meme = ANY(%s)"
+                for number, entry in connection.execute(changes, ([*gone],)).fetchall():
+                    bare = _change(entry).model_copy(update={"before": None, "after": None})
+                    connection.execute(
+                        f"UPDATE {each.history} SET entry = %s, vector = NULL, jpeg = NULL WHERE number = %s",
+                        (bare.model_dump_json(exclude_defaults=True), number),
+                    )
+                rows = f"SELECT row FROM {each.precedents} WHERE id = ANY(%s)"
+                for table in (each.vectors, each.pictures, each.precedents):
+                    connection.execute(f"DELETE FROM {table} WHERE row IN ({rows})", ([*gone],))
+
+        self._connections.writing(forgotten, wait_s=_WAIT_S)
 
     def meme(self, id_: str) -> LabelledMeme | None:
         """The meme of this id as it is now; None where there is none. Raises BadLibrary or Unavailable."""

@@ -206,6 +206,12 @@ def known(connection: Connection, key: str) -> str | None:
     return connection.execute(select(t.known.c.trial_id).where(t.known.c.key == key)).scalar_one_or_none()
 
 
+def known_among(connection: Connection, keys: Sequence[str]) -> Mapping[str, str]:
+    """See :meth:`serving.docket.store.Docket.known_among`."""
+    query = select(t.known.c.key, t.known.c.trial_id).where(t.known.c.key.in_(keys))
+    return {key: trial_id for key, trial_id in connection.execute(query)}
+
+
 def looks(connection: Connection, since: int, most: int) -> Sequence[tuple[int, str, bytes]]:
     """See :meth:`serving.docket.store.Docket.looks`."""
     query: Select[Any] = select(t.looks).where(t.looks.c.number > since).order_by(t.looks.c.number).limit(most)

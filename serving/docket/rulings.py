@@ -23,7 +23,6 @@ from retrieval.library.changes import Change, Kind
 from retrieval.library.manifest import LabelledMeme
 from retrieval.library.single import add_precedent
 from retrieval.library.sources import Provenance
-from retrieval.library.writer import LibraryWriter
 from retrieval.library.writers import Writer, open_writer_of
 from retrieval.search.finder import LibraryFinder
 from retrieval.search.pgvector import PgvectorFinder
@@ -193,8 +192,8 @@ async def forget_precedent(opened: Opened, name: str, *, who: str, why: str) -> 
         if writer.meme(name) is not None:
             writer.remove(name, who=who, why=_short(why))
         known = bool(writer.history(name))
-        if known and isinstance(writer, LibraryWriter):
-            writer.compact(forget=True)
+        if known:
+            writer.forget()
         return known
 
     return await changed(opened, work)

@@ -222,6 +222,10 @@ class SqlDocket:
         """See :meth:`serving.docket.store.Docket.known`."""
         return await self.read(lambda connection: reads.known(connection, key))
 
+    async def known_among(self, keys: Sequence[str]) -> Mapping[str, str]:
+        """See :meth:`serving.docket.store.Docket.known_among`."""
+        return await self.read(lambda connection: reads.known_among(connection, keys))
+
     async def review(
         self,
         trial_id: str,

@@ -299,6 +299,10 @@ class Docket(Protocol):
         """The trial that answers a key, or None."""
         ...
 
+    async def known_among(self, keys: Sequence[str]) -> Mapping[str, str]:
+        """The trials that answer those of some hundred keys that are answered, by key."""
+        ...
+
     async def review(
         self,
         trial_id: str,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from court.digests import digest
@@ -48,6 +48,8 @@ class _AtHand:
     """When the docket was last asked and said that it answers its key; monotonic, in seconds."""
     checking: asyncio.Task[None] | None = None
     """Asks it again; None while nobody does."""
+    asked_for: bool = False
+    """Since then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +121,11 @@ class KnownMemes:
         known = self._at_hand.get(key)
         if known is None:
             return None
+        known.asked_for = True
         age = self._clock() - known.checked
         if age > FRESH_S / 2:
             # Asked in good time, so that who comes often never waits; and once for all who do.
-            checking = known.checking
-            if checking is None:
-                checking = known.checking = asyncio.create_task(self._check(key, known))
-                checking.add_done_callback(_heard)
+            checking = known.checking or self._check_due()
             if age > FRESH_S:
                 await asyncio.wait([checking])
                 checking.result()
@@ -133,16 +133,33 @@ class KnownMemes:
                     return None
         return known.record
 
-    async def _check(self, key: str, known: _AtHand) -> None:
-        """Asks the docket whether a trial still answers its key. Raises Unavailable."""
+    def _check_due(self) -> asyncio.Task[None]:
+        """Has the docket asked about all that is asked for and not fresh: one by one would hold calls up."""
+        now = self._clock()
+        due = {
+            key: known
+            for key, known in self._at_hand.items()
+            if known.asked_for and known.checking is None and now - known.checked > FRESH_S / 4
+        }
+        checking = asyncio.create_task(self._check(due))
+        checking.add_done_callback(_heard)
+        for known in due.values():
+            known.checking = checking
+        return checking
+
+    async def _check(self, due: Mapping[str, _AtHand]) -> None:
+        """Asks the docket whether trials still answer their keys. Raises Unavailable."""
         try:
             asked = self._clock()
-            answering = await self._docket.known(key)
-            known.checked = asked
+            answering = await self._docket.known_among([*due])
+            for known in due.values():
+                known.checked, known.asked_for = asked, False
         finally:
-            known.checking = None
-        if answering != known.record.trial_id and self._at_hand.get(key) is known:
-            self._at_hand.drop(key)
+            for known in due.values():
+                known.checking = None
+        for key, known in due.items():
+            if answering.get(key) != known.record.trial_id and self._at_hand.get(key) is known:
+                self._at_hand.drop(key)
 
     async def find(self, key: str) -> TrialRecord | None:
         """The trial that answers a key, in memory or in the docket, or None."""

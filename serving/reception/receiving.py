@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,19 +58,24 @@ _KNOWN, _IN_CALL, _UNKNOWN = range(3)
 streams; requests over other connections."""
 
 
+def _never_busy(_: float) -> float:
+    return 0.0
+
+
 class Lot:
     """Memory that a request has, from before it is read until it is answered."""
 
-    __slots__ = ("_limit", "_memory", "_size", "_why", "lane", "peer", "since")
+    __slots__ = ("_memory", "_reader", "_size", "_why", "busy_until", "lane", "peer", "since")
 
     def __init__(self, memory: Memory, size: int, peer: str, lane: int) -> None:
         """For a request from ``peer``; see :meth:`Memory.receive`."""
         self._memory = memory
         self._size = size
-        self._limit = asyncio.timeout(None)
         self._why: CourtError | None = None
+        self._reader: asyncio.Task[object] | None = None
         self.peer = peer
         self.lane = lane
+        self.busy_until: Callable[[float], float] = _never_busy
         self.since = asyncio.get_running_loop().time()
 
     def release(self) -> None:
@@ -87,12 +91,18 @@ class Lot:
         """The next message of a call, which this is then the memory of; None where there is none to come."""
         if self._why is not None:
             raise self._why
+        # What asyncio.timeout() does, without its cost: every call comes by here, and hardly any is told to end.
+        self._reader = reader = asyncio.current_task()
+        assert reader is not None
+        cancelled = reader.cancelling()
         try:
-            async with self._limit:
-                data: object = await context.read()
-        except TimeoutError:
-            assert self._why is not None
-            raise self._why from None
+            data: object = await context.read()
+        except asyncio.CancelledError:
+            if self._why is not None and reader.uncancel() <= cancelled:
+                raise self._why from None
+            raise
+        finally:
+            self._reader = None
         if data is grpc.aio.EOF:
             return None
         assert isinstance(data, bytes)
@@ -104,8 +114,8 @@ class Lot:
         """Has :meth:`read` end with an error."""
         if self._why is None:
             self._why = why
-            with suppress(RuntimeError):  # it has not begun, or ends by itself just now
-                self._limit.reschedule(asyncio.get_running_loop().time())
+            if self._reader is not None:
+                self._reader.cancel()
 
     @property
     def ending(self) -> bool:
@@ -214,6 +224,7 @@ class Memory:
         self._read_in = [0, 0, 0]
         self._waiting: tuple[_Queue | _Turns, ...] = (_Queue(), _Turns(), _Turns())
         self._pressing: asyncio.TimerHandle | None = None
+        self._idling: asyncio.TimerHandle | None = None
         self._closed = False
 
     @property
@@ -227,7 +238,7 @@ class Memory:
         return self._most_held
 
     async def receive(
-        self, context: Context, *, in_call: bool = False, busy_until: Callable[[float], float] = lambda _: 0.0
+        self, context: Context, *, in_call: bool = False, busy_until: Callable[[float], float] = _never_busy
     ) -> tuple[bytes, Lot] | None:
         """Waits for room and reads a request.
 
@@ -247,12 +258,13 @@ class Memory:
             Unavailable: The court closes.
         """
         lot = await self._room(context.peer(), in_call)
-        timer = asyncio.get_running_loop().call_later(self._idle_s, self._check_idle, lot, busy_until)
+        lot.busy_until = busy_until
+        if self._idling is None:
+            self._idling = asyncio.get_running_loop().call_later(self._idle_s, self._end_idle)
         data = None
         try:
             data = await lot.read(context)
         finally:
-            timer.cancel()
             self._has_read(lot)
             if data is None:
                 lot.release()
@@ -361,18 +373,20 @@ class Memory:
             return lot.since + _LITTLE_PATIENCE_S
         return lot.since + (_PATIENCE_IN_CALL_S if lot.lane == _IN_CALL else _PATIENCE_S)
 
-    def _check_idle(self, lot: Lot, busy_until: Callable[[float], float]) -> None:
-        loop = asyncio.get_running_loop()
-        due = max(lot.since, busy_until(loop.time())) + self._idle_s
-        if lot in self._reading and due > loop.time():
-            loop.call_at(due, self._check_idle, lot, busy_until)
-        elif lot in self._reading:
-            lot.end(
-                BadRequest(
-                    f"No request came for {self._idle_s:g} seconds. Open the call when there is one to send.",
-                    reason="IDLE",
+    def _end_idle(self) -> None:
+        """Ends what nothing has come for; looks again when the next is due. They are few: one clock does for all."""
+        now = asyncio.get_running_loop().time()
+        due = {lot: max(lot.since, lot.busy_until(now)) + self._idle_s for lot in self._reading}
+        for lot, when in due.items():
+            if when <= now:
+                lot.end(
+                    BadRequest(
+                        f"No request came for {self._idle_s:g} seconds. Open the call when there is one to send.",
+                        reason="IDLE",
+                    )
                 )
-            )
+        later = [when for when in due.values() if when > now]
+        self._idling = asyncio.get_running_loop().call_at(min(later), self._end_idle) if later else None
 
 
 def _refuse(waiter: _Waiter) -> None:

@@ -18,6 +18,7 @@ from court.errors import BadLibrary, BadRequest, CourtError, NotLoaded, Unavaila
 from court.precedents import Findings
 from court.verdict import Label
 from eval.perf.postgres import PostgresServer, postgres
+from retrieval.library.changes import Kind
 from retrieval.library.journal import frame_of, next_head
 from retrieval.library.library import Library
 from retrieval.library.writer import LibraryWriter
@@ -244,6 +245,52 @@ def test_a_search_sees_changes_whole_while_writers_make_them(
     for change in history:
         head = next_head(head, frame_of(change, *(given[change.meme] if change.kind == "add" else (None, None))))
     assert found.library.digest == f"sha256:{head}"
+
+
+def test_what_is_forgotten_is_nowhere_any_more_and_the_history_says_who_took_it_out(
+    database: Address, library: Library, tmp_path: Path
+) -> None:
+    on_disk = LibraryWriter(library)
+    meme, vector, _ = drawn_meme(random.Random(1), "to be forgotten")
+    secret = "nobody else says that"
+    on_disk.add(meme.model_copy(update={"text": secret}), vector, None, **MADE_BY)
+    push_library(library, database)
+    on_disk.relabel("drawn-6", Label.HARMFUL, **MADE_BY)
+    push_library(on_disk.library, database, replace=True)  # the shelf before stays, with all that it holds
+    with PostgresWriter(database) as writer:
+        removed = writer.remove("to be forgotten", **MADE_BY)
+        kept = writer.remove("drawn-7", **MADE_BY)
+        writer.revoke(kept.number, **MADE_BY)
+        head = writer.identity
+        assert found_in(database, secret) and found_in(database, "to be forgotten")
+        writer.forget()
+        assert not found_in(database, secret)
+        assert writer.identity == head, "it is the same library to whoever searches it"
+        assert [(each.change.kind, each.change.who) for each in writer.history("to be forgotten")] == [
+            (Kind.ADD, MADE_BY["who"]),
+            (Kind.REMOVE, MADE_BY["who"]),
+        ]
+        with pytest.raises(BadRequest, match="forgotten on purpose"):
+            writer.revoke(removed.number, **MADE_BY)
+        assert writer.meme("drawn-7") is not None
+        assert any(each.change.before for each in writer.history("drawn-7")), "what is still here is not forgotten"
+    with psycopg.connect(**database.parameters()) as connection:
+        for table in ("vectors", "precedents"):
+            counts = [connection.execute(f"SELECT count(*) FROM memecourt.{table}_{n}").fetchone() for n in (1, 2)]
+            assert counts == [(40,), (40,)]
+    finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
+    assert find(finder).library.size == 40
+    finder.close()
+
+
+def found_in(database: Address, said: str) -> bool:
+    """Whether a text stands in any column of any table of the library."""
+    with psycopg.connect(**database.parameters()) as connection:
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'memecourt'").fetchall()
+        return any(
+            connection.execute(f"SELECT 1 FROM memecourt.{table} t WHERE strpos(t::text, %s) > 0", (said,)).fetchone()
+            for (table,) in tables
+        )
 
 
 def test_a_picture_that_was_altered_is_not_shown(finder: PgvectorFinder, database: Address, library: Library) -> None:
