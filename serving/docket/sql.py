@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
@@ -40,8 +41,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _ALL = TrialFilter()
-_SCRUB_S = 10.0
-"""Seconds to wait for readers that still see what was erased."""
+_READERS_S = 10.0
+"""Seconds to wait for readers: those that still see what was erased, and those that read when the docket is closed."""
 _PICTURES = 100
 """Pictures that are moved at once."""
 
@@ -61,6 +62,8 @@ class SqlDocket:
         self._signer = signer
         self._pictures = pictures
         self._closed = False
+        self._reads = 0
+        self._reads_changed = threading.Condition()
 
         def signed(connection: Connection) -> AbstractContextManager[None]:
             return signing(connection, signer)
@@ -333,7 +336,7 @@ class SqlDocket:
 
     async def _erase(self, ask: erasing.Erasure) -> Erased:
         erased = await self.write(erasing.ERASE, ask)
-        if not await asyncio.to_thread(self._database.scrub, _SCRUB_S):
+        if not await asyncio.to_thread(self._database.scrub, _READERS_S):
             raise Unavailable(
                 "It is erased, but a file of the docket still holds it, because somebody has been reading for long. "
                 "Ask once more, or close what reads the docket.",
@@ -345,6 +348,7 @@ class SqlDocket:
         """See :meth:`serving.docket.store.Docket.close`."""
         if not self._closed:
             self._closed = True
+            await asyncio.to_thread(self._let_reads_end)
             await self._writer.close()
             if self._looks_writer is not self._writer:
                 await self._looks_writer.close()
@@ -372,7 +376,28 @@ class SqlDocket:
         self._check_open()
         return await asyncio.to_thread(self._read_now, read)
 
+    @contextmanager
+    def _counted_read(self) -> Iterator[None]:
+        """A read that whoever closes the docket waits for: its connection could not be closed under it."""
+        with self._reads_changed:
+            self._check_open()
+            self._reads += 1
+        try:
+            yield
+        finally:
+            with self._reads_changed:
+                self._reads -= 1
+                self._reads_changed.notify_all()
+
+    def _let_reads_end(self) -> None:
+        with self._reads_changed:
+            self._reads_changed.wait_for(lambda: not self._reads, _READERS_S)
+
     def _read_now(self, read: Callable[[Connection], T]) -> T:
+        with self._counted_read():
+            return self._tried_read(read)
+
+    def _tried_read(self, read: Callable[[Connection], T]) -> T:
         for last in (False, True):
             try:
                 with self._database.reading() as connection:
