@@ -15,7 +15,7 @@ from court.backends.picture_reader import GuardedPictureReader
 from court.backends.text_reader import OcrTextReader
 from court.digests import digest
 from court.errors import BadRequest, CantResume, Unavailable
-from court.events import AnyEvent, MemeIdentity, Procedure, TextRead, VerdictGiven
+from court.events import AnyEvent, MemeIdentity, Procedure, TextRead, TrialOpened, VerdictGiven
 from court.meme import Frame, Meme, Picture, PictureFormat, check_text
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import PictureReader, Watcher
@@ -209,6 +209,9 @@ class Courthouse:
                 # Before the verdict: a look without one is passed over, a verdict without one would be lost in a crash.
                 await self.near.learn(event.trial_id, picture, text.text, bool(text.reader), namespace)
             await self.docket.append(event)
+            if isinstance(event, TrialOpened):
+                # Once more: until this trial stood in the docket, the last other one of its picture could be erased.
+                await self.docket.keep_picture(picture)
             if watch is not None:
                 await watch(event)
 

@@ -326,9 +326,17 @@ class SqlDocket:
         """See :meth:`serving.docket.store.Docket.erase`."""
         # The picture first: what is left of it when the record is gone, nobody would find any more.
         own = await self.read(lambda connection: erasing.picture_of(connection, trial_id))
-        if own is not None and self._pictures is not None:
-            await self._pictures.forget(own)
-        return await self._erase(erasing.Erasure(trial_id, who, why, at, tuple(precedents)))
+        ask = erasing.Erasure(trial_id, who, why, at, tuple(precedents))
+        if own is None or self._pictures is None:
+            return await self._erase(ask)
+        frames = await self._pictures.frames(own)
+        await self._pictures.forget(own)
+        try:
+            return await self._erase(ask)
+        finally:
+            others: bool = await self.read(lambda connection: erasing.others(connection, own, trial_id))
+            if frames and others:
+                await self._pictures.keep(own, frames)  # a trial of the same picture was opened meanwhile
 
     async def erase_precedent(self, precedent_id: str, *, who: str, why: str, at: datetime) -> Erased:
         """See :meth:`serving.docket.store.Docket.erase_precedent`."""

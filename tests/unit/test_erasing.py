@@ -123,7 +123,7 @@ def test_nothing_of_erased_memes_is_in_any_file(tmp_path):
 
 
 def test_where_somebody_goes_on_reading_it_is_said_that_files_still_hold_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("serving.docket.sql._SCRUB_S", 0.2)
+    monkeypatch.setattr("serving.docket.sql._READERS_S", 0.2)
     meme = Marked(1, random.Random(12))
 
     async def scene(docket):
@@ -141,6 +141,27 @@ def test_where_somebody_goes_on_reading_it_is_said_that_files_still_hold_it(tmp_
         return [entry for entry in await docket.entries(0, 99) if entry.kind == "Erased"]
 
     assert len(with_docket(tmp_path / "d.sqlite", scene, patience=0.2)) == 1
+
+
+def test_a_picture_stays_for_a_trial_that_is_opened_while_the_last_other_one_of_it_is_erased(tmp_path):
+    first, second = Marked(1, random.Random(1)), Marked(1, random.Random(1))
+    second.trial_id = "t2"
+
+    async def scene(docket):
+        await docket.keep_picture(first.picture())
+        await append_all(docket, first.events())
+        forget = docket._pictures.forget
+
+        async def meanwhile(pixels):
+            await docket.keep_picture(second.picture())  # it is there
+            await forget(pixels)
+            await append_all(docket, second.events())
+
+        docket._pictures.forget = meanwhile
+        await docket.erase("t1", who="ada", why="asked to", at=NOON)
+        return await docket.frames(second.pixels)
+
+    assert with_docket(tmp_path / "docket.sqlite", scene) == [second.png]
 
 
 def test_a_picture_that_can_not_be_removed_leaves_the_record_to_be_erased_again(tmp_path):
