@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
 from court.events import AnyEvent
-from serving.docket.log.entries import Entry, PictureShown, body_of, make
+from serving.docket.log.entries import SALT_SIZE, Entry, PictureShown, body_of, commitment_to
 from serving.docket.log.merkle import Frontier, TileNodes, inclusion_proof, pieces
 from serving.docket.log.notes import Checkpoint, SigningKey, open_checkpoint, sign_checkpoint
 from tests.dockets import NOON
 
 AT = "2026-01-02T12:00:00.000000+00:00"
+
+
+def make(number: int, *, kind: str, trial_id: str, seq: int, at: str, body: str) -> Entry:
+    """A new entry, with a salt of its own."""
+    salt = secrets.token_bytes(SALT_SIZE)
+    return Entry(number, kind, trial_id, seq, at, commitment_to(body.encode(), salt), body, salt)
 
 
 class MemoryLog:

@@ -24,13 +24,14 @@ from retrieval.postgres.address import Address
 from serving.docket import tables as t
 from serving.docket.audit import FromEntries, Rows
 from serving.docket.log.anchors import Anchor
-from serving.docket.log.entries import Entry, make
+from serving.docket.log.entries import Entry
 from serving.docket.log.merkle import Frontier, Node, pieces
 from serving.docket.log.notes import SigningKey, VerifierKey, read_checkpoint, sign_checkpoint, split_note
 from serving.docket.log.verify import Report, verify, verify_pictures
 from serving.docket.sql import SqlDocket
 from serving.docket.stored import packed
 from tests.dockets import NOON, append_all, random_records, reviewing
+from tests.logs import make
 
 TABLES: tuple[Table, ...] = (t.entries, t.log, t.tiles, t.checkpoints, t.parts, t.trials)
 """That are checked."""
