@@ -161,6 +161,7 @@ async def _hold_court(
             _beside(stack, reception.resume_cut_off(court.watcher))
         if await _unless(stopping, health.until_serving(COURT)):
             _settle_down()
+            stack.callback(gc.unfreeze)  # libraries in C complain of what is still there when the process ends
             ready()
         await stopping.wait()
         _log.info("stopping: running trials have %.0f s to finish", settings.grace)
