@@ -3,7 +3,7 @@
 The encoder alone is given the same texts and pictures, decoded beforehand, one meme at a time as they come, in a
 process that does nothing else; the server decodes, searches, judges and keeps besides. What is missing from 1 is that.
 Which encoder it is matters: the built-in one takes so little that the rest weighs, a CLIP model on a processor takes
-nearly all there is. ``MEMECOURT_PERF_ENCODER`` names another than the built-in one, as ``--encoder`` does.
+nearly all there is. ``MEMECOURT_PERF_ENCODER`` names another than the built-in one, as ``MEMECOURT_ENCODER`` does.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def measure(size: Size | None = None) -> Result:
     with TemporaryDirectory(prefix="memecourt-summary-") as directory:
         place = Path(directory)
         requests = known_memes(place, size.pictures)
-        with served(place / "home", *(("--encoder", named) if named else ())) as server:
+        with served(place / "home", environment={"MEMECOURT_ENCODER": named} if named else None) as server:
             for _ in range(size.turns):
                 alone = _alone(encoder, pictures, size.requests)
                 before = server.cpu_s()
