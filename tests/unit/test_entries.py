@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import random
 import struct
+from collections import OrderedDict
 from dataclasses import replace
+from enum import Enum
+from http import HTTPStatus
 from typing import Any
 
 import pytest
@@ -92,6 +95,12 @@ def test_what_json_does_not_have_is_marked() -> None:
     assert loggable(math.nan) == {"$float": "nan"} and loggable(2**53) == {"$int": "9007199254740992"}
     assert loggable("a\\b\ud800") == {"$text": "a\\\\b\\ud800"} and loggable(2**53 - 1) == 2**53 - 1
     assert loggable({"$int": "5"}) == {"$$int": "5"}  # a model that says so is not taken at its word
+    many = {f"{'$' * (number % 2)}{number}": number for number in range(200)}
+    assert canonical(many) == rfc8785.dumps(loggable(many)).decode() and plain(loggable(many)) == many
+    # What is derived from a kind is written as that kind.
+    word = Enum("word", {"ONE": "one"}, type=str)
+    derived = [word.ONE, HTTPStatus.OK, OrderedDict(b=1, a=2.0), type("Size", (float,), {})(0.5)]
+    assert canonical(derived) == '["one",200,{"a":2,"b":1},0.5]'
     for bad in ({"$int": 5}, {"$new": 1}, {"$float": "five"}):
         with pytest.raises(ValueError, match=r"mark|could not convert"):
             plain(bad)

@@ -21,7 +21,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -32,6 +33,16 @@ _LARGEST = 2**53 - 1
 _LONE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\(\\|ud[89a-f][0-9a-f]{2})")
 _TEXT_KEY = "$text:"
+_MANY_KEYS = 64  # whose order is not remembered
+_DERIVED: dict[type, Callable[[Any], Any]] = {
+    str: str.__str__,
+    dict: dict,
+    int: int,
+    float: float,
+    list: list,
+    tuple: tuple,
+}
+"""How what is derived from a kind that is known becomes that kind."""
 _MARKS = frozenset({"$float", "$int", "$text"})
 
 
@@ -88,13 +99,19 @@ def _made(value: Any, unlike: list[Any]) -> Any:
     The encoder of pydantic writes RFC 8785 many times as fast as a library in Python, but for very large and very small
     numbers and the order of keys beyond ASCII: what it would write otherwise is put into ``unlike``.
     """
-    if isinstance(value, str):
+    kind = type(value)
+    if kind is str:
         return value if _well_formed(value) else {"$text": _escape(value)}
-    if value is None or isinstance(value, bool):
+    if kind is dict:
+        keys = tuple(value)
+        order = _order(keys) if len(keys) <= _MANY_KEYS else _order.__wrapped__(keys)
+        unlike += order.unlike
+        return {written: _made(value[key], unlike) for key, written in order.keys}
+    if value is None or kind is bool:
         return value
-    if isinstance(value, int):
-        return value if abs(value) <= _LARGEST else {"$int": str(value)}
-    if isinstance(value, float):
+    if kind is int:
+        return value if -_LARGEST <= value <= _LARGEST else {"$int": str(value)}
+    if kind is float:
         if not math.isfinite(value):
             return {"$float": str(value)}
         size = abs(value)
@@ -103,13 +120,26 @@ def _made(value: Any, unlike: list[Any]) -> Any:
         if not 1e-4 <= size <= _LARGEST:
             unlike.append(value)
         return value
-    if isinstance(value, list | tuple):
+    if kind is list or kind is tuple:
         return [_made(one, unlike) for one in value]
-    if isinstance(value, dict):
-        made = {_loggable_key(key): _made(one, unlike) for key, one in value.items()}
-        unlike += [key for key in made if not key.isascii()]
-        return {key: made[key] for key in sorted(made)}
-    raise TypeError(f"{type(value).__name__} can't be written as JSON")
+    for known, plain_of in _DERIVED.items():
+        if isinstance(value, known):
+            return _made(plain_of(value), unlike)
+    raise TypeError(f"{kind.__name__} can't be written as JSON")
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Keys of an object, each with what is written for it, in the order in which they are written."""
+
+    keys: tuple[tuple[str, str], ...]
+    unlike: tuple[str, ...]
+
+
+@lru_cache(4096)  # there are few, and they come again and again
+def _order(keys: tuple[Any, ...]) -> _Order:
+    written = sorted(((key, _loggable_key(key)) for key in keys), key=lambda each: each[1])
+    return _Order((*written,), tuple([as_is for _, as_is in written if not as_is.isascii()]))
 
 
 def _number(digits: str) -> int | float:
@@ -125,7 +155,6 @@ def _unmarked(mark: str, text: Any) -> Any:
     return int(text) if mark == "$int" else float(text)
 
 
-@lru_cache(4096)  # there are few, and they come again and again
 def _loggable_key(key: Any) -> str:
     if not isinstance(key, str):
         raise TypeError("keys of JSON objects are text")
