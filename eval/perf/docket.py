@@ -5,8 +5,8 @@ everything of ours: a thread and a commit that many share, canonical JSON, salts
 signature a commit, triggers and indexes. The database alone is given the same events as rows of text by
 ``executemany``, as many to a commit as trials can wait for one: the same number of rows is on the disk when anybody
 goes on. What it takes in one large commit is told too; who appends that way may lose all of it. Its files grow as the
-docket does, with the same settings: what is in the log beside them is moved over every so many pages, at whose turn it
-is, so the whole of all turns is compared.
+docket's do, with the same settings, and what is in the log beside them is moved over as SQLite does by itself: every so
+many pages (32 MB), at whose turn it is. The docket has a thread for that. So the whole of all turns is compared.
 
 In turns, several times, so that a machine that slows down slows all of them. Then the same once more beside readers:
 some that open records and listings as fast as they can, and one that stays in one long read. None may hold up appends.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from sqlalchemy import Connection, text
+from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLAlchemyError
 
 from court.errors import CourtError
@@ -22,6 +23,12 @@ from serving.docket.writer import sqlite_engine, transaction
 
 _AGAIN_S = 0.05
 """Seconds between two attempts to have all readers gone."""
+_MOVE_S = 0.25
+"""Seconds between two times that what was committed is moved over."""
+_MOVE_LATER_S = 5.0
+"""The same at most, where readers are in the way."""
+_MOVE_PAGES = 32_000
+"""Pages that wait to be moved over (128 MB) from which on whoever commits does it: nobody else has come to it."""
 _WHY = {
     "SQLITE_BUSY": "another process is writing to it for too long",
     "SQLITE_LOCKED": "it is locked",
@@ -35,6 +42,62 @@ class _Gone(Exception):
     """The file that was opened is not there any more."""
 
 
+class _Mover:
+    """Moves what was committed from the log that SQLite keeps beside a file over into the file, on a thread of its own.
+
+    Otherwise SQLite has one commit in some do so for all of them, which then waits for two more flushes.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._wanted = threading.Condition()
+        self._committed = self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def committed(self) -> None:
+        """There is something to be moved."""
+        with self._wanted:
+            self._committed = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._move, name="docket-mover", daemon=True)
+                self._thread.start()
+            self._wanted.notify()
+
+    def close(self) -> None:
+        """Ends the thread; who closes the last connection moves what is left."""
+        with self._wanted:
+            self._closing = True
+            self._wanted.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _move(self) -> None:
+        pause = _MOVE_S
+        while True:
+            with self._wanted:
+                if self._wanted.wait_for(lambda: self._closing, pause):
+                    return
+                self._wanted.wait_for(lambda: self._closing or self._committed)
+                if self._closing:
+                    return
+                self._committed = False
+            if self._moved():
+                pause = _MOVE_S
+            else:
+                pause = min(2 * pause, _MOVE_LATER_S)
+                with self._wanted:
+                    self._committed = True
+
+    def _moved(self) -> bool:
+        """Whether all was moved; readers who still see what was before keep some of it where it is."""
+        try:
+            with self._engine.connect() as connection:
+                _, pages, moved = connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").one()
+        except SQLAlchemyError:
+            return False  # whoever commits next hears of it, if it has not passed by then
+        return bool(pages == moved)
+
+
 class SqliteDatabase:
     """A :class:`~serving.docket.database.Database` in a file."""
 
@@ -42,7 +105,8 @@ class SqliteDatabase:
         self._path = path
         # After it has been opened the file is never made anew: what is written to a fresh one would be lost when the
         # right one is put back.
-        self._engine = sqlite_engine(path, patience, create=False)
+        self._engine = sqlite_engine(path, patience, create=False, pages=_MOVE_PAGES)
+        self._mover = _Mover(self._engine)
         self._lock = threading.Lock()
         self._file = _identity(path)
 
@@ -78,6 +142,7 @@ class SqliteDatabase:
         self._find()
         with transaction(self._engine) as connection:
             yield connection
+        self._mover.committed()
         # Connections go on in a file that was removed under them, and what they keep there nobody finds again.
         if _identity(self._path) != self._file:
             raise _Gone
@@ -121,6 +186,7 @@ class SqliteDatabase:
 
     def close(self) -> None:
         """See :meth:`serving.docket.database.Database.close`."""
+        self._mover.close()
         self._engine.dispose()
 
     def _find(self) -> None:

@@ -192,13 +192,15 @@ def _settle(outcomes: Sequence[tuple[_Item, Any]]) -> None:
             item.done.set_result(outcome)
 
 
-def sqlite_engine(path: Path, patience: float, *, create: bool = True) -> Engine:
+def sqlite_engine(path: Path, patience: float, *, create: bool = True, pages: int = 8000) -> Engine:
     """An engine for a SQLite file in WAL mode, flushed to the disk at every commit.
 
     Args:
         path: The file; its directory must be there.
         patience: Seconds to wait for another process that is writing.
         create: Whether a connection makes the file where it is not there.
+        pages: In the log beside the file (of 4 KiB) from which on whoever commits moves them over into the file: each
+            time costs two more flushes.
     """
     url = URL.create(
         "sqlite",
@@ -207,7 +209,7 @@ def sqlite_engine(path: Path, patience: float, *, create: bool = True) -> Engine
     )
     # Parameters are what strangers wrote: they have no place in the text of an error.
     engine = create_engine(url, connect_args={"timeout": patience}, hide_parameters=True)
-    event.listen(engine, "connect", _set_up)
+    event.listen(engine, "connect", lambda connection, _: _set_up(connection, pages))
     return engine
 
 
@@ -220,13 +222,12 @@ def transaction(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def _set_up(connection: Any, _: Any) -> None:
+def _set_up(connection: Any, pages: int) -> None:
     """Every connection: readers don't wait for the writer, and a commit is on the disk when it returns."""
     connection.isolation_level = None  # transactions begin where transaction() says so, not where the driver guesses
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
-    # Pages in the file beside it (32 MB) from which on they are moved over: each time costs two more flushes.
-    cursor.execute("PRAGMA wal_autocheckpoint=8000")
+    cursor.execute(f"PRAGMA wal_autocheckpoint={pages}")
     cursor.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten, and not only given up
     cursor.close()
