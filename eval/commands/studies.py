@@ -51,7 +51,13 @@ def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
             help="What precedents are searched by, as for memecourt precedents build. [default: MEMECOURT_ENCODER, "
             "else builtin]",
         ),
-        click.option("--server", default="", help="What to call the server in the store of calls, where it may move."),
+        click.option(
+            "--server-name",
+            default="",
+            metavar="NAME",
+            help="What to call the model servers in the store of calls, so that one that moved to another address is "
+            "the same.",
+        ),
         click.option("--allow-missing", is_flag=True, help="Memes without a picture fail, each by itself."),
         click.option("--retry-failed", is_flag=True, help="Try memes again that failed for a passing reason."),
     )
@@ -81,7 +87,7 @@ def study_of(
     llm_url: str | None,
     model: str | None,
     encoder: str | None,
-    server: str,
+    server_name: str,
     allow_missing: bool,
     retry_failed: bool,
 ) -> Study:
@@ -116,7 +122,7 @@ def study_of(
         seed=seed,
         concurrency=concurrency,
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
-        server=server,
+        server=server_name,
         allow_missing=allow_missing,
         retry_failed=retry_failed,
     )
