@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.cli.common import docket_option, run, settings_of, tell
+from serving.cli.common import docket_option, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
     from retrieval.postgres.address import Address
     from serving.docket.sql import SqlDocket
     from serving.docket.store import TrialFilter
+    from serving.settings import Settings
 
 _OF_ONE = ("html", "json", "pdf", "dsa")
 _OF_MANY = ("jsonl", "parquet")
 _WHO = "command line"
 """Who looked, where the docket notes that a picture was shown: it does not know who sits there."""
+_MOST_NAMED = 20
+"""Of trials that are erased."""
 
 
 @click.command("export")
@@ -109,16 +112,15 @@ def export(
     """  # noqa: D301 - click's mark for text that is not to be wrapped
     _check(context, trial_id, form)
     settings = settings_of(docket=docket)
-    place = settings.docket_place
     options["fonts"] = options["fonts"] or settings.fonts
     if form in _OF_MANY:
         to = out or Path(f"trials.{form}")
-        given, erased = run(_many(place, form, _filter(options), to))
-        tell(f"{given:,} trials" + (f", {erased:,} more are erased" if erased else ""))
+        given, erased = run(_many(settings, form, _filter(options), to))
+        tell(f"{given:,} trials" + (f", {len(erased):,} more are erased: {_some(erased)}" if erased else ""))
     else:
         assert trial_id is not None
         to = out or Path(f"{_name(trial_id)}.{'dsa.json' if form == 'dsa' else form}")
-        _write(to, run(_one(place, trial_id, form, options)))
+        _write(to, run(_one(settings, trial_id, form, options)))
     if str(to) != "-":
         click.echo(to)
 
@@ -170,17 +172,17 @@ def _filter(options: dict[str, Any]) -> TrialFilter:
     )
 
 
-async def _one(place: Path | Address, trial_id: str, form: str, options: dict[str, Any]) -> bytes:
+async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, Any]) -> bytes:
     import asyncio
     from functools import partial
 
     from serving.console.pictures import LibraryPictures
-    from serving.docket.sql import open_docket
+    from serving.docket.sql import docket_of
     from serving.export.kept import Pictures, gather
 
     wanted = Pictures(options["pictures"] or ("veiled" if form in ("html", "pdf") else "none"))
     library = LibraryPictures((options["library"],)) if options["library"] else None
-    store = open_docket(place, create=False)
+    store = docket_of(settings, create=False)
     try:
         if form == "dsa":
             return _statement(await store.record(trial_id), options["filled"])
@@ -226,11 +228,11 @@ async def _note(store: SqlDocket, trial_id: str, form: str) -> None:
     await store.note_access(trial_id, who=_WHO, what=f"export as {form}", at=datetime.now(UTC))
 
 
-async def _many(place: Path | Address, form: str, which: TrialFilter, out: Path) -> tuple[int, int]:
-    from serving.docket.sql import open_docket
+async def _many(settings: Settings, form: str, which: TrialFilter, out: Path) -> tuple[int, list[str]]:
+    from serving.docket.sql import docket_of
     from serving.export.tables import Form, Selection
 
-    store = open_docket(place, create=False)
+    store = docket_of(settings, create=False)
     selection = Selection(store, which)
     try:
         if str(out) == "-":
@@ -253,6 +255,11 @@ async def _many(place: Path | Address, form: str, which: TrialFilter, out: Path)
     finally:
         await store.close()
     return selection.given, selection.erased
+
+
+def _some(trial_ids: list[str]) -> str:
+    more = len(trial_ids) - _MOST_NAMED
+    return ", ".join(map(printable, trial_ids[:_MOST_NAMED])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _write(out: Path, data: bytes) -> None:

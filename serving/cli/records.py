@@ -50,7 +50,7 @@ def list_records(limit: int, as_json: bool, docket: Path | Address | None) -> No
         else:
             outcome = str(line.label or line.state).replace("_", " ")
             whose = "/".join(filter(None, (excerpt(line.namespace, 20), excerpt(line.content_id, 20))))
-            look = "  a person should look" if line.needs_human_review else ""
+            look = "  erased" if line.erased else "  a person should look" if line.needs_human_review else ""
             click.echo(
                 f"{line.trial_id}  {line.opened_at:%Y-%m-%d %H:%M:%S}  {line.procedure.lower():<8}"
                 f"{outcome:<12}{'  ' + whose if whose else ''}{look}"
@@ -295,6 +295,7 @@ def _line_json(line: DocketLine) -> dict[str, object]:
         "request_id": line.request_id,
         "failure_reason": line.failure_reason,
         "review": line.review and line.review.model_dump(mode="json"),
+        "erased": line.erased,
     }
 
 

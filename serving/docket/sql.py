@@ -433,13 +433,6 @@ def _move_pictures(database: Database, pictures: ObjectPictures) -> None:
             writes.drop_pictures(connection, [*some])
 
 
-def open_docket(
-    place: Path | Address, create: bool = True, *, key: Path | None = None, pictures: Path | str | None = None
-) -> SqlDocket:
-    """Opens the docket that a setting names; as :meth:`SqlDocket.open`."""
-    return SqlDocket.open(place, create=create, key=key, pictures=pictures)
-
-
 def docket_of(settings: Settings, *, create: bool = True) -> SqlDocket:
     """Opens the docket that the settings name, with its key and its pictures; as :meth:`SqlDocket.open`."""
     key, pictures = settings.docket_key_place, settings.pictures_place

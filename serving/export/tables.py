@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from court.errors import NotLoaded
 from court.events import ModelCall, Summarised, SummarisedAhead, TrialFailed, VerdictGiven, VerdictReviewed
 from court.record import TrialRecord
-from serving.docket.store import DocketLine, TrialFilter, TrialUnknown
+from serving.docket.store import DocketLine, TrialErased, TrialFilter
 from serving.export.document import document, holds
 from serving.export.kept import Kept
 
@@ -60,7 +60,7 @@ class Selection:
 
     Attributes:
         given: How many it has given so far.
-        erased: How many were passed over because nothing is left of them.
+        erased: Ids of those that were passed over because nothing is left of them.
     """
 
     def __init__(self, source: TrialSource, which: TrialFilter = _ALL) -> None:
@@ -68,10 +68,15 @@ class Selection:
         self._source = source
         self._which = which
         self.given = 0
-        self.erased = 0
+        self.erased: list[str] = []
 
     async def records(self) -> AsyncIterator[TrialRecord]:
-        """Each record. Raises DocketError where one is damaged: no export leaves out what it can't read."""
+        """Each record.
+
+        Raises:
+            DocketError: One is damaged: no export leaves out what it can't read.
+            TrialUnknown: One is listed, and nothing of it is there: the docket was altered.
+        """
         after: tuple[datetime, str] | None = None
         while True:
             lines = await self._source.list(limit=_PAGE, after=after, which=self._which, oldest_first=True)
@@ -79,8 +84,8 @@ class Selection:
                 after = (line.opened_at, line.trial_id)
                 try:
                     record = await self._source.record(line.trial_id)
-                except TrialUnknown:  # it was listed: so it has been erased
-                    self.erased += 1
+                except TrialErased:
+                    self.erased.append(line.trial_id)
                     continue
                 self.given += 1
                 yield record

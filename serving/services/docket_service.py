@@ -16,7 +16,7 @@ from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import current
 from serving.assembly import Courthouse
-from serving.docket.store import Docket, NotDecided, TrialUnknown
+from serving.docket.store import Docket, NotDecided, TrialErased, TrialUnknown
 from serving.reception.session import Session
 from serving.services.calls import streaming, unary
 from serving.services.fields import MOST_WHY, found_to_be, number, required, signed, within
@@ -143,9 +143,11 @@ class DocketService:
                     # Where trials come in faster than they go out, there would be no end.
                     if line.opened_at > newest[0].opened_at:
                         return
-                    if line.erased:
+                    try:
+                        record = await docket.record(line.trial_id)
+                    except TrialErased:  # before it was listed, or since
                         continue
-                    yield wire.ExportTrialsResponse(trial=trial_of(await docket.record(line.trial_id)))
+                    yield wire.ExportTrialsResponse(trial=trial_of(record))
                 if len(lines) < _EXPORT_PAGE:
                     return
                 after = (lines[-1].opened_at, lines[-1].trial_id)

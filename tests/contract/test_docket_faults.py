@@ -24,7 +24,7 @@ from court.record import TrialState
 from retrieval.postgres.address import Address
 from serving.docket.audit import audit
 from serving.docket.log.notes import VerifierKey
-from serving.docket.sql import SqlDocket, open_docket
+from serving.docket.sql import SqlDocket
 from serving.docket.store import DocketError, RequestName
 from tests.dockets import NIGHTLY, NOON, append_all, events_of, place_of, reviewing, shown, with_docket
 from tests.fakes import a_picture
@@ -55,7 +55,7 @@ def write_on(place, name, pipe):
             tell("reviewed", trial)
 
     async def main():
-        docket = open_docket(place_of(place))
+        docket = SqlDocket.open(place_of(place))
         await asyncio.gather(*(hold(docket, line) for line in range(4)))
 
     asyncio.run(main())

@@ -23,7 +23,7 @@ from serving.docket.log.merkle import (
 )
 from serving.docket.log.notes import VerifierKey, open_checkpoint
 from serving.docket.proofs import nodes
-from serving.docket.sql import open_docket
+from serving.docket.sql import SqlDocket
 from serving.docket.store import DocketError, NotDecided, RequestName, TrialErased, TrialUnknown
 from serving.docket.stored import GONE, PART, unpacked
 from tests.dockets import NOON, append_all, events_of, place_of, reviewing, with_docket
@@ -108,7 +108,7 @@ def test_a_receipt_shows_that_a_verdict_is_in_the_log_and_stays_the_same(using):
 
 def append_some(place, owner, trials):
     async def main():
-        docket = open_docket(place_of(place))
+        docket = SqlDocket.open(place_of(place))
         try:
             await asyncio.gather(*(append_all(docket, events_of(f"{owner}{number}")) for number in range(trials)))
         finally:

@@ -40,7 +40,7 @@ from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import DocketStub
 from retrieval.postgres.address import Address
 from serving.access.callers import Caller, Scope
-from serving.docket.sql import SqlDocket, open_docket
+from serving.docket.sql import SqlDocket
 from serving.reception.receiving import Memory
 from serving.services.docket_service import SERVICE, DocketService
 from serving.services.listings import place_of, token_of, which_of
@@ -163,7 +163,7 @@ def a_trial(
 
 @asynccontextmanager
 async def a_scene(place: Path | Address, *, docket: Any = None) -> AsyncIterator[Scene]:
-    docket = docket or open_docket(place)
+    docket = docket or SqlDocket.open(place)
     noted = Noted()
     overruled: list[str] = []
     service = DocketService(noted, Memory(64 * 2**20, 20.0))  # type: ignore[arg-type]
@@ -484,7 +484,7 @@ class Counting:
 
 def test_an_export_reads_on_only_as_the_caller_does(place: Path | Address) -> None:
     """Sixteen megabytes of records: of what the caller has not taken, only what flow control lets go is read."""
-    docket = Counting(open_docket(place))
+    docket = Counting(SqlDocket.open(place))
 
     async def work(it: Scene) -> tuple[int, int, list[str]]:
         text = "tame " * 40_000
@@ -508,8 +508,27 @@ def test_an_export_reads_on_only_as_the_caller_does(place: Path | Address) -> No
     assert ids == [f"t-{number:03}" for number in range(80)]
 
 
+def test_an_export_goes_on_after_trials_that_are_erased_also_while_it_is_made(place: Path | Address) -> None:
+    class Erasing(Counting):
+        async def record(self, trial_id: str) -> Any:
+            if trial_id == "t-2":  # it has been listed
+                await self._docket.erase("t-2", who="ada", why="asked to", at=AT)
+            return await super().record(trial_id)
+
+    docket = Erasing(SqlDocket.open(place))
+
+    async def work(it: Scene) -> list[str]:
+        for number in range(4):
+            await it.tried(f"t-{number}", at=AT + timedelta(seconds=number))
+        await docket.erase("t-1", who="ada", why="asked to", at=AT)
+        call = it.stub.ExportTrials(wire.ExportTrialsRequest(), timeout=TIMEOUT)
+        return [one.trial.summary.trial_id async for one in call]
+
+    assert play(place, work, docket=docket) == ["t-0", "t-3"]
+
+
 def test_an_export_whose_caller_leaves_ends(sqlite: Path) -> None:
-    docket = Counting(open_docket(sqlite))
+    docket = Counting(SqlDocket.open(sqlite))
 
     async def work(it: Scene) -> int:
         for number in range(60):

@@ -9,7 +9,7 @@ import pytest
 from court.events import ReviewOutcome, TrialFailed, TrialResumed, VerdictReviewed
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
-from serving.docket.sql import open_docket
+from serving.docket.sql import SqlDocket
 from serving.docket.store import (
     Claim,
     DocketError,
@@ -65,10 +65,10 @@ def test_what_is_not_there_is_said_to_be_unknown(using):
 
 def test_a_docket_that_is_not_there_is_only_made_when_asked(docket_place):
     with pytest.raises(DocketError) as refused:
-        open_docket(place_of(docket_place), create=False)
+        SqlDocket.open(place_of(docket_place), create=False)
     assert refused.value.reason == "DOCKET_MISSING"
     with pytest.raises(DocketError):  # and that has not made it
-        open_docket(place_of(docket_place), create=False)
+        SqlDocket.open(place_of(docket_place), create=False)
 
 
 def test_many_writers_at_once_lose_nothing_and_only_the_faulty_one_hears_of_it(using):
@@ -258,7 +258,7 @@ def test_a_claim_is_taken_over_by_one_of_many(using):
 
 def claim_many(place, owner, names, start, results):
     async def main():
-        docket = open_docket(place_of(place))
+        docket = SqlDocket.open(place_of(place))
         start.wait()
         claims = await asyncio.gather(
             *(
@@ -373,7 +373,7 @@ def review_and_know(place, number, start, results):
     """One process overrules what the other makes known, again and again."""
 
     async def main():
-        docket = open_docket(place_of(place))
+        docket = SqlDocket.open(place_of(place))
         start.wait()
         for trial in range(30):
             if number:
@@ -444,7 +444,7 @@ def test_what_a_trial_looks_like_is_kept_once_and_numbers_rise(using):
 
 def look_often(place, owner, count):
     async def main():
-        docket = open_docket(place_of(place))
+        docket = SqlDocket.open(place_of(place))
         for number in range(count):
             await docket.keep_look(f"{owner}{number}", b"look")
         await docket.close()

@@ -31,7 +31,7 @@ from court.trial import Case
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub
 from serving.assembly import Courthouse
-from serving.docket.sql import open_docket
+from serving.docket.sql import SqlDocket
 from serving.reception.reception import Reception
 from serving.server import make_server
 from serving.services.calls import streaming, unary
@@ -654,7 +654,7 @@ async def a_server(path, court):
     settings = Settings(home=path, metrics="127.0.0.1:0", traces=True, procedure="FULL")
     async with AsyncExitStack() as stack:
         telemetry = await stack.enter_async_context(open_telemetry(settings))
-        docket = open_docket(settings.docket_place)
+        docket = SqlDocket.open(settings.docket_place)
         stack.push_async_callback(docket.close)
         pictures = GuardedPictureReader(workers=1)
         stack.push_async_callback(pictures.aclose)

@@ -16,7 +16,7 @@ from court.record import TrialState
 from court.trial import Court
 from court.verdict import Label
 from serving.assembly import Ask, Courthouse, Pins
-from serving.docket.sql import open_docket
+from serving.docket.sql import SqlDocket
 from serving.docket.store import RequestConflict, RequestName
 from serving.reception.pulse import Pulse
 from serving.reception.reception import Reception
@@ -90,7 +90,7 @@ class Town:
         self.software = "test"
 
     def docket(self):
-        return open_docket(self.path)
+        return SqlDocket.open(self.path)
 
     @asynccontextmanager
     async def server(self, *, name="here", docket=None, beat_s=0.05, dead_s=0.4, **changes):
