@@ -106,11 +106,16 @@ class Trial:
     @property
     def hidden(self) -> int:
         """Entries whose body is not there: it was erased, or is withheld."""
-        return sum(entry.body is None for entry in (*self.entries, *self.parts))
+        return len(self.kinds_hidden)
+
+    @property
+    def kinds_hidden(self) -> tuple[str, ...]:
+        """The kind of each of those. Whoever passed the bundle on may have taken them out."""
+        return tuple(entry.kind for entry in (*self.entries, *self.parts) if entry.body is None)
 
     def last(self, kind: str) -> Mapping[str, Any] | None:
-        """The last event of a kind whose body is there, or None."""
-        return next((entry.body for entry in reversed(self.entries) if entry.kind == kind and entry.body), None)
+        """The last event of a kind; None where there is none, or its body is not there."""
+        return next((entry.body for entry in reversed(self.entries) if entry.kind == kind), None)
 
 
 def verify_bundle(text: str, keys: Sequence[str]) -> Trial:
@@ -143,6 +148,8 @@ def verify_bundle(text: str, keys: Sequence[str]) -> Trial:
     seqs = sorted(entry.seq for entry in entries if entry.kind not in OWN_KINDS)
     if seqs != list(range(len(seqs))):
         raise Violated("The events of the trial are not counted from 0 without gaps.")
+    if not any(entry.seq == 0 and entry.kind == "TrialOpened" for entry in entries):
+        raise Violated("The trial is not opened by any entry.")
     if missing := _quoted(entries) - {part.number for part in parts}:
         raise Violated(f"The trial quotes entry {min(missing)} of the log, which is left out.")
     known = tuple(_continued(one, checkpoint, keys) for one in _list(bundle, "known"))
@@ -211,7 +218,7 @@ def _logged(one: Any, checkpoint: Checkpoint) -> Logged:
     if not isinstance(body, str) or not isinstance(salt, str):
         raise Violated(f"Entry {logged.number} has lost its body or its salt.")
     committed = _object(header.decode())["commitment"]
-    if not hmac.compare_digest(hmac.digest(_base64(salt), body.encode(), hashlib.sha256).hex(), committed):
+    if not hmac.compare_digest(hmac.digest(_base64(salt), _str(body).encode(), hashlib.sha256).hex(), committed):
         raise Violated(f"The body of entry {logged.number} is not the one that was logged.")
     value = _object(body)
     told = (value.get("kind"), value.get("trial_id", ""), value.get("seq", -1))
@@ -224,21 +231,21 @@ def _in_log(header: bytes, number: int, proof: Sequence[bytes], checkpoint: Chec
     """The entry of a header that stands in the log at that place."""
     try:
         value = _object(header.decode())
-    except UnicodeDecodeError:
-        raise Violated(f"The header of entry {number} is no text.") from None
-    # What other programs may read otherwise is no header: keys twice, spaces, another order.
-    if json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode() != header:
-        raise Violated(f"The header of entry {number} is not written as headers are.")
-    if value.keys() != {"v", "number", "kind", "trial", "seq", "at", "commitment"} or value["v"] != 1:
+    except (UnicodeDecodeError, CantCheck):
+        raise Violated(f"The header of entry {number} is none.") from None
+    known = {"v": int, "number": int, "kind": str, "trial": str, "seq": int, "at": str, "commitment": str}
+    if {name: type(one) for name, one in value.items()} != known or value["v"] != 1:
         raise Violated(f"The header of entry {number} is none that this program knows.")
+    # What other programs may read otherwise is no header: keys twice, spaces, another order.
+    written = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    if written.encode(errors="surrogatepass") != header or not value["commitment"].isascii():
+        raise Violated(f"The header of entry {number} is not written as headers are.")
     if value["number"] != number:
         raise Violated(f"The header of entry {number} is that of entry {value['number']}.")
     root = _root(number, checkpoint.size, hashlib.sha256(b"\x00" + header).digest(), proof)
     if root != checkpoint.root:
         raise Violated(f"Entry {number} does not stand in the log that was signed.")
-    return Logged(
-        number, str(value["kind"]), str(value["trial"]), _number(value, "seq"), str(value["at"]), header, None
-    )
+    return Logged(number, value["kind"], value["trial"], value["seq"], value["at"], header, None)
 
 
 def _root(number: int, size: int, leaf: bytes, proof: Sequence[bytes]) -> bytes:
@@ -301,23 +308,24 @@ def _node(left: bytes, right: bytes) -> bytes:
 
 def _quoted(entries: Sequence[Logged]) -> set[int]:
     """Numbers of the entries that stand in bodies in the place of texts."""
-
-    def numbers(value: Any) -> Iterator[int]:
+    numbers: set[int] = set()
+    left: list[Any] = [entry.body for entry in entries if entry.kind in ("PrecedentsCited", "VerdictGiven")]
+    while left:
+        value = left.pop()
         if isinstance(value, dict):
             if value.keys() == {"part"} and isinstance(value["part"], int):
-                yield value["part"]
-            for one in value.values():
-                yield from numbers(one)
+                numbers.add(value["part"])
+            left += value.values()
         elif isinstance(value, list):
-            for one in value:
-                yield from numbers(one)
-
-    quoting = ("PrecedentsCited", "VerdictGiven")
-    return {number for entry in entries if entry.kind in quoting for number in numbers(entry.body)}
+            left += value
+    return numbers
 
 
 def _open_note(note: str, keys: Sequence[str]) -> str:
     """The text of a note that one of the keys has signed (C2SP signed-note)."""
+    if not keys:
+        raise CantCheck("No public key was given.")
+    _str(note)
     text, gap, below = note.rpartition("\n\n")
     text += "\n"
     if not gap or not below.endswith("\n") or any(letter < " " and letter != "\n" for letter in note):
@@ -367,12 +375,24 @@ def _verifies(public: bytes, signature: bytes, message: bytes) -> bool:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
     except (ValueError, RecursionError):
         raise CantCheck(_NOT_WHOLE + "it is no JSON.") from None
     if not isinstance(value, dict):
         raise CantCheck(_NOT_WHOLE + "it is no JSON object.")
     return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of keys that stand there twice, other programs may read the other."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key stands twice")
+    return value
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _text(value: Mapping[str, Any], name: str) -> str:
@@ -415,7 +435,7 @@ def _base64(text: str) -> bytes:
 
 def _receipts(text: str) -> list[dict[str, Any]]:
     """Receipts in a file of JSON: receipts themselves, or responses that hold one, as protobuf writes them as JSON."""
-    lines = [text] if text.lstrip().startswith("{") and "\n{" not in text.strip() else text.splitlines()
+    lines = [text] if text.lstrip().startswith("{") and "\n{" not in text.strip() else text.split("\n")
     found = []
     for line in filter(str.strip, lines):
         value = _object(line)
@@ -424,27 +444,34 @@ def _receipts(text: str) -> list[dict[str, Any]]:
             raise CantCheck(_NOT_WHOLE + "there is no receipt in it.")
         trial_id = value.get("verdictId", value.get("verdict_id", ""))
         found.append({**receipt, "trial_id": trial_id})
+    if not found:
+        raise CantCheck(_NOT_WHOLE + "there is nothing in it.")
     return found
 
 
 def _receipt(fields: Mapping[str, Any], keys: Sequence[str]) -> tuple[Logged, Checkpoint]:
     """The entry that a receipt in JSON shows, and the log that it shows it in."""
     entry = fields.get("entry", 0)  # protobuf writes 64 bits as text, and leaves out a zero
-    if not isinstance(entry, int | str) or not str(entry).isdecimal():
+    if not isinstance(entry, int | str) or not re.fullmatch(r"0|[1-9][0-9]{0,18}", str(entry), re.ASCII):
         raise CantCheck(_NOT_WHOLE + "entry is no number.")
     logged = verify_receipt(
         keys,
         checkpoint=_text(fields, "checkpoint"),
         entry=int(entry),
         header=_base64(_text(fields, "header")),
-        proof=[_base64(_str(part)) for part in fields.get("proof", [])],
+        proof=[_base64(_str(part)) for part in _list({"proof": [], **fields}, "proof")],
         trial_id=_str(fields["trial_id"]),
     )
     return logged, open_checkpoint(_text(fields, "checkpoint"), keys)
 
 
 def _against_receipts(trial: Trial, text: str, keys: Sequence[str]) -> int:
-    """Holds a bundle against receipts of its trial; how many there were. Raises Violated where they differ."""
+    """Holds a bundle against receipts of its trial; how many there were.
+
+    Raises:
+        Violated: They differ.
+        CantCheck: There is none of this trial.
+    """
     by_number = {entry.number: entry for entry in trial.entries}
     agreed = 0
     for fields in _receipts(text):
@@ -456,6 +483,8 @@ def _against_receipts(trial: Trial, text: str, keys: Sequence[str]) -> int:
         if here is None or here.header != logged.header:
             raise Violated(f"The receipt is of another verdict than entry {logged.number} of the bundle.")
         agreed += 1
+    if not agreed:
+        raise CantCheck("None of the receipts is of this trial.")
     return agreed
 
 
@@ -489,7 +518,7 @@ def _same_log(trial: Trial, other: Checkpoint) -> None:
 
 def _told(trial: Trial) -> Iterator[str]:
     checkpoint = trial.checkpoint
-    yield f"trial     {trial.trial_id}"
+    yield f"trial     {_shown(trial.trial_id)}"
     yield f"log       {checkpoint.origin}, {checkpoint.size} entries, root {base64.b64encode(checkpoint.root).decode()}"
     yield (
         f"entries   {len(trial.entries)}, numbers {trial.entries[0].number} to {trial.entries[-1].number}"
@@ -497,13 +526,21 @@ def _told(trial: Trial) -> Iterator[str]:
         else "entries   0"
     )
     if trial.hidden:
-        yield f"hidden    {trial.hidden} bodies, erased or withheld"
+        kinds = ", ".join(_shown(kind) for kind in sorted(set(trial.kinds_hidden)))
+        yield f"hidden    {trial.hidden} bodies, erased or withheld: {kinds}"
     given, reviewed = trial.last("VerdictGiven"), trial.last("VerdictReviewed")
     if given:
         verdict = given.get("verdict")
-        yield f"verdict   {verdict.get('label') if isinstance(verdict, dict) else '?'}, given {given.get('at')}"
+        label = verdict.get("label") if isinstance(verdict, dict) else "?"
+        yield f"verdict   {_shown(label)}, given {_shown(given.get('at'))}"
     if reviewed:
-        yield f"review    {reviewed.get('outcome')} as {reviewed.get('label')}, {reviewed.get('at')}"
+        outcome, label, at = (_shown(reviewed.get(name)) for name in ("outcome", "label", "at"))
+        yield f"review    {outcome} as {label}, {at}"
+
+
+def _shown(value: Any) -> str:
+    """A value of the file, fit for any terminal."""
+    return str(value).encode("unicode_escape").decode()
 
 
 def _read(path: str) -> str:
@@ -541,7 +578,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             for fields in _receipts(text):
                 logged, checkpoint = _receipt(fields, keys)
-                print(f"trial {logged.trial_id}: its verdict is entry {logged.number} of {checkpoint.size}")
+                print(f"trial {_shown(logged.trial_id)}: its verdict is entry {logged.number} of {checkpoint.size}")
     except Violated as wrong:
         print(f"violated: {wrong}", file=sys.stderr)
         return 1

@@ -37,7 +37,8 @@ def test_notes_are_read_however_they_stand(tmp_path: Path, between: str) -> None
 def test_receipts_and_bundles_are_anchors_too(tmp_path: Path) -> None:
     path = tmp_path / "responses.jsonl"
     responses = [{"verdictId": "t", "receipt": {"checkpoint": note, "entry": "0"}} for note in NOTES]
-    path.write_text("".join(json.dumps(response) + "\n" for response in responses))
+    said = {"rationale": "a line\u2028and another"}
+    path.write_text("".join(json.dumps(response | said, ensure_ascii=False) + "\n" for response in responses))
     assert list(read_anchor(path).notes) == NOTES
     path.write_text(json.dumps({"format": "memecourt-bundle/1", "checkpoint": NOTES[1], "entries": []}, indent=1))
     assert list(read_anchor(path).notes) == [NOTES[1]]
@@ -56,7 +57,14 @@ def test_what_is_no_note_is_told_of_and_spoils_no_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(b"", "no checkpoint"), (b"\xff\xfe", "no text"), (b"{}", "no checkpoint"), (b'{"a": [', "no checkpoint")],
+    [
+        (b"", "no checkpoint"),
+        (b"\xff\xfe", "no text"),
+        (b"{}", "no checkpoint"),
+        (b'{"a": [', "no checkpoint"),
+        (b"[" * 100_000, "no checkpoint"),
+        (b"[" * 900 + b"]" * 900, "no checkpoint"),
+    ],
 )
 def test_what_is_no_anchor_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
     path = tmp_path / "anchor"

@@ -8,7 +8,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +135,9 @@ def test_entries_of_other_trials_parts_and_quotes_must_be_right(log: MemoryLog) 
         verify_bundle(json.dumps({**value, "parts": value["entries"][:1]}), keys_of(log))
     quoting = MemoryLog()
     quoting.add("Part", '{"kind":"Part","of":"p1","value":"a text"}')
+    quoting.add_events(events_of(TRIAL)[:1])
     quoting.add(
-        "PrecedentsCited", f'{{"kind":"PrecedentsCited","seq":0,"text":{{"part":0}},"trial_id":"{TRIAL}"}}', TRIAL, 0
+        "PrecedentsCited", f'{{"kind":"PrecedentsCited","seq":1,"text":{{"part":0}},"trial_id":"{TRIAL}"}}', TRIAL, 1
     )
     whole = json.loads(handed_over(quoting))
     assert len(verify_bundle(json.dumps(whole), keys_of(quoting)).parts) == 1
@@ -228,6 +229,107 @@ def altered(value: dict[str, Any], chance: random.Random) -> bool:
     return bool(holder.get(key, alone) != inner if isinstance(holder, dict) else True)
 
 
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where everything in a JSON value stands."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield (*path, key)
+        yield from places(one, (*path, key))
+
+
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 2**63, 10**400, 1.5, "", "\0", "\ud800", "\u0663", "9" * 5000),
+    *([], [[]], {}, {"": None}),
+    *('{"a":"\\ud800"}', "[" * 900 + "]" * 900, '{"v":' * 300 + "1" + "}" * 300),
+)
+"""What no bundle and no receipt has anywhere."""
+
+
+def variants(value: Any) -> Iterator[Any]:
+    """A value with one thing in it taken out, doubled, put elsewhere, or replaced by something odd."""
+    for *path, key in places(value):
+
+        def spoilt(path: list[Any] = path) -> tuple[Any, Any]:
+            whole = copy.deepcopy(value)
+            holder = whole
+            for step in path:
+                holder = holder[step]
+            return whole, holder
+
+        whole, holder = spoilt()
+        del holder[key]
+        yield whole
+        for odd in ODD:
+            whole, holder = spoilt()
+            holder[key] = odd
+            yield whole
+        if isinstance(holder, list):
+            whole, holder = spoilt()
+            holder.insert(key, holder[key])
+            yield whole
+            whole, holder = spoilt()
+            holder.reverse()
+            yield whole
+
+
+def small_log() -> MemoryLog:
+    """A trial as short as one can be, and what it is shown with."""
+    log = MemoryLog()
+    log.add("Part", '{"kind":"Part","of":"p1","value":"a text"}')
+    log.add_events(events_of(TRIAL)[:1])
+    log.add("PrecedentsCited", f'{{"kind":"PrecedentsCited","p":{{"part":0}},"seq":1,"trial_id":"{TRIAL}"}}', TRIAL, 1)
+    log.add("VerdictGiven", f'{{"kind":"VerdictGiven","seq":2,"trial_id":"{TRIAL}"}}', TRIAL, 2)
+    return log
+
+
+def test_what_is_left_out_doubled_or_of_another_kind_is_never_right_nor_ends_in_an_error() -> None:
+    log = small_log()
+    text = handed_over(log, known=[earlier(log, 1), earlier(log, 3)])
+    right = verify_bundle(text, keys_of(log))
+    for value in variants(json.loads(text)):
+        altered = json.dumps(value)
+        try:
+            trial = verify_bundle(altered, keys_of(log))
+        except (Violated, CantCheck):
+            continue
+        assert [entry.header for entry in trial.entries] == [entry.header for entry in right.entries]
+        assert [entry.header for entry in trial.parts] == [entry.header for entry in right.parts]
+        assert set(trial.known) <= set(right.known)
+        assert all(entry.body in (None, was.body) for entry, was in zip(trial.entries, right.entries, strict=True))
+
+
+def test_a_bundle_of_nothing_shows_nothing(log: MemoryLog) -> None:
+    """Also where the docket's own key has signed that there is nothing, or only what is no event."""
+    for text in ("", "null", "[]", "{}", "0", '{"format":"memecourt-bundle/1"}', handed_over(log)[:-200]):
+        with pytest.raises(CantCheck):
+            verify_bundle(text, keys_of(log))
+    with pytest.raises(CantCheck, match="No public key"):
+        verify_bundle(handed_over(log), [])
+    with pytest.raises(Violated, match="not opened"):
+        verify_bundle(handed_over(log, "trial-of-which-there-is-none"), keys_of(log))
+    looks = MemoryLog()
+    looks.add_look(TRIAL, "ada")
+    with pytest.raises(Violated, match="not opened"):
+        verify_bundle(handed_over(looks), keys_of(looks))
+    # A key that stands twice: other programs may read the first.
+    text = handed_over(log).replace('"trial":', '"trial": "trial-2",\n "trial":', 1)
+    with pytest.raises(CantCheck):
+        verify_bundle(text, keys_of(log))
+
+
+def test_a_review_that_was_taken_out_does_not_leave_an_earlier_one_as_the_last() -> None:
+    log = small_log()
+    for seq, outcome in ((3, "UPHELD"), (4, "OVERRULED")):
+        body = f'{{"kind":"VerdictReviewed","outcome":"{outcome}","seq":{seq},"trial_id":"{TRIAL}"}}'
+        log.add("VerdictReviewed", body, TRIAL, seq)
+    value = json.loads(handed_over(log))
+    last = verify_bundle(json.dumps(value), keys_of(log)).last("VerdictReviewed")
+    assert last is not None and last["outcome"] == "OVERRULED"
+    value["entries"][-1] |= {"body": None, "salt": None}
+    trial = verify_bundle(json.dumps(value), keys_of(log))
+    assert trial.last("VerdictReviewed") is None and trial.kinds_hidden == ("VerdictReviewed",)
+
+
 def receipt_of(log: MemoryLog, number: int) -> dict[str, Any]:
     return {
         "checkpoint": log.checkpoint(),
@@ -305,7 +407,8 @@ def test_the_command_tells_right_from_wrong_and_from_not_checked(log: MemoryLog,
     )
     assert run("receipt.json", json.dumps(as_json(log, number)["receipt"]))[0] == 0
     assert run("receipt.json", json.dumps(as_json(log, 0)))[0] == 1
-    assert run("none.json", "{}")[0] == 2 and run("none.json", "no json")[0] == 2
+    for nothing in ("{}", "no json", "", "\n\n", "[]", "{}\n{}\n"):
+        assert run("none.json", nothing)[0] == 2
     assert alone.main([str(tmp_path / "missing"), "--key", str(tmp_path / "key")]) == 2
 
 
@@ -317,6 +420,13 @@ def test_a_bundle_is_held_against_the_receipts_that_were_kept(log: MemoryLog, ru
     receipts.write_text("".join(json.dumps(as_json(log, other)) + "\n" for other in others))
     status, said = run("bundle.json", handed_over(log), "--receipt", str(receipts))
     assert status == 0 and "receipts  1 agree" in said
+    receipts.write_text(json.dumps(as_json(log, others[0])))
+    assert log.entries[others[0]].trial_id != TRIAL
+    assert run("bundle.json", handed_over(log), "--receipt", str(receipts))[0] == 2
+    receipts.write_text("")
+    assert run("bundle.json", handed_over(log), "--receipt", str(receipts))[0] == 2
+    receipts.write_text(json.dumps({**as_json(log, number), "rationale": "a\u2028b"}, ensure_ascii=False))
+    assert run("bundle.json", handed_over(log), "--receipt", str(receipts))[0] == 0
     # Who has the key writes the log anew: the bundle is right by itself, and not beside the receipt.
     forged = MemoryLog()
     forged.key = log.key
@@ -346,6 +456,27 @@ def test_a_bundle_is_held_against_checkpoints_that_were_kept(log: MemoryLog, run
     assert status == 1 and "two different logs of 20 entries" in said
     anchor.write_text("nothing")
     assert run("bundle.json", shown, "--anchor", str(anchor))[0] == 2
+
+
+def test_no_receipt_that_was_spoilt_is_right_nor_ends_in_an_error(log: MemoryLog, run: Run) -> None:
+    number = next(one.number for one in log.entries if (one.trial_id, one.kind) == (TRIAL, "VerdictGiven"))
+    shown = 0
+    for value in variants(as_json(log, number)):
+        text = json.dumps(value)
+        status, said = run("receipt.json", text)
+        if status == 0:
+            # Whose verdict it is need not be known, and the number of the entry may be one or a text.
+            assert value["receipt"] == as_json(log, number)["receipt"] and said.endswith("right\n")
+            shown += 1
+    assert shown == 2  # without an id, and with an empty one
+
+
+def test_nothing_in_a_file_steers_the_terminal() -> None:
+    log = MemoryLog()
+    trial_id = "t\u009b2J\u202e"
+    log.add("TrialOpened", json.dumps({"kind": "TrialOpened", "seq": 0, "trial_id": trial_id}), trial_id, 0)
+    trial = verify_bundle(handed_over(log, trial_id), keys_of(log))
+    assert all(line.isascii() and line.isprintable() for line in alone._told(trial))
 
 
 def test_it_stands_alone(log: MemoryLog, tmp_path: Path) -> None:

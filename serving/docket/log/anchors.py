@@ -49,7 +49,10 @@ def read_anchor(path: Path) -> Anchor:
         raise BadNote(f"The anchor {path.name} is no text.") from None
     except OSError as error:
         raise BadNote(f"The anchor {path.name} can't be read: {error.strerror}.") from None
-    notes = tuple(_in_json(text) if text.lstrip().startswith(("{", "[")) else _in_text(text))
+    try:
+        notes = tuple(_in_json(text) if text.lstrip().startswith(("{", "[")) else _in_text(text))
+    except RecursionError:
+        notes = ()
     if not notes:
         raise BadNote(f"There is no checkpoint in the anchor {path.name}.")
     return Anchor(path.name, notes)
@@ -87,7 +90,7 @@ def _in_json(text: str) -> Iterator[str]:
         values = [json.loads(text)]
     except ValueError:
         try:
-            values = [json.loads(line) for line in text.splitlines() if line.strip()]
+            values = [json.loads(line) for line in text.split("\n") if line.strip()]
         except ValueError:
             return
     yield from _checkpoints(values)
