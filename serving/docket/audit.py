@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Connection, Select, literal, select
 
 from court.backends.picture_digest import pixels_sha256
 from court.events import TrialFailed, TrialOpened, TrialResumed, VerdictGiven, VerdictReviewed
@@ -19,7 +20,6 @@ from serving.docket.log.loggable import parse
 from serving.docket.log.notes import VerifierKey, open_checkpoint, read_checkpoint, split_note
 from serving.docket.log.verify import Progress, Report, verify, verify_pictures
 from serving.docket.sql import SqlDocket
-from serving.docket.store import TrialFilter
 from serving.docket.stored import PART, event_in, part_key
 from serving.docket.writes import trial_change, trial_row
 
@@ -57,7 +57,7 @@ class Rows:
 
     def parts(self) -> Iterator[tuple[bytes, int, str]]:
         """See :meth:`serving.docket.log.verify.Kept.parts`."""
-        return ((bytes(row.key), row.number, row.of) for row in self._rows(select(t.parts)))
+        return ((_as(bytes, row.key, b""), row.number, row.of) for row in self._rows(select(t.parts)))
 
     def state(self) -> Mapping[str, Any]:
         """See :meth:`serving.docket.log.verify.Kept.state`."""
@@ -74,6 +74,28 @@ class Rows:
 def _as(kind: type[T], value: Any, instead: T) -> T:
     """A value where it is of the type of its column: SQLite takes any in any."""
     return value if isinstance(value, kind) else instead
+
+
+@contextmanager
+def _whatever_stands(connection: Connection) -> Iterator[None]:
+    """SQLite keeps as text what is none, and its driver then ends the reading: here it is given as bytes."""
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver: Any = connection.connection.driver_connection
+    usual = driver.text_factory
+    driver.text_factory = _text_or_bytes
+    try:
+        yield
+    finally:
+        driver.text_factory = usual
+
+
+def _text_or_bytes(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
 
 
 def _written_now(review: Any) -> Any:
@@ -110,7 +132,7 @@ class FromEntries:
                 self._part(entry.number, entry.body)
             elif entry.kind in _TELLING and entry.body is not None:
                 self._event(entry.body)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise BadEntry(f"The body of entry {entry.number} can't be read as what its header says.") from None
 
     def trials(self) -> Mapping[str, Mapping[str, Any]]:
@@ -157,12 +179,16 @@ async def audit(
         Unavailable: It can't be read now.
     """
     derived = FromEntries()
-    report = await docket.read(
-        lambda connection: verify(Rows(connection), keys, derived, anchors=anchors, progress=progress)
-    )
+
+    def checked(connection: Connection) -> Report:
+        with _whatever_stands(connection):
+            return verify(Rows(connection), keys, derived, anchors=anchors, progress=progress)
+
+    report = await docket.read(checked)
 
     async def still_wanted(digest: str) -> bool:
-        return bool(await docket.list(limit=1, which=TrialFilter(pixels_sha256=digest)))
+        one = select(literal(1)).select_from(t.trials).where(t.trials.c.pixels_sha256 == digest).limit(1)
+        return await docket.read(lambda connection: connection.execute(one).first() is not None)
 
     await verify_pictures(derived.pictures(), docket.frames, pixels_sha256, still_wanted, report)
     return report

@@ -81,7 +81,7 @@ def unpacked(stored: bytes) -> str:
     """A body that was stored. Raises ValueError if it was not."""
     try:
         return bytes(lz4.block.decompress(stored)).decode()
-    except lz4.block.LZ4BlockError as error:
+    except (lz4.block.LZ4BlockError, MemoryError) as error:  # how long it is, it says itself
         raise ValueError("this is no stored body") from error
 
 

@@ -94,6 +94,65 @@ def test_a_violated_docket_ends_with_1_and_says_where(folder: Path, invoke: Invo
     assert value["outcome"] == "violated" and value["faults"]["BODY_ALTERED"] == 1
 
 
+UNLIKE = "CAST(x'FF7B' AS TEXT)"
+"""What SQLite keeps as text, and is none."""
+LATEST = "(SELECT max(size) FROM checkpoints)"
+
+
+@pytest.mark.parametrize(
+    ("statement", "fault"),
+    [
+        ("UPDATE log SET checkpoint = ''", "CHECKPOINT_UNSIGNED"),
+        ("UPDATE log SET checkpoint = NULL", "CHECKPOINT_UNSIGNED"),
+        (f"UPDATE log SET checkpoint = {UNLIKE}", "CHECKPOINT_UNSIGNED"),
+        ("UPDATE log SET checkpoint = x'00'", "CHECKPOINT_UNSIGNED"),
+        ("UPDATE log SET checkpoint = '', key = ''", "KEY_DIFFERS"),
+        (f"UPDATE log SET key = {UNLIKE}", "KEY_DIFFERS"),
+        ("UPDATE log SET frontier = NULL, size = NULL", "STATE_DIFFERS"),
+        *(
+            (f"UPDATE checkpoints SET note = {note} WHERE size = {LATEST}", "CHECKPOINT_UNSIGNED")
+            for note in ("''", "NULL", UNLIKE, "x'00'", "17", "'— \n\n— a b\n'", "substr(note, 9)")
+        ),
+        (f"UPDATE checkpoints SET size = -1 WHERE size = {LATEST}", "CHECKPOINT_DIFFERS"),
+        *(
+            (f"UPDATE entries SET {name} = {UNLIKE} WHERE number = 5", "CHECKPOINT")
+            for name in ("kind", "trial_id", "at")
+        ),
+        *(
+            (f"UPDATE trials SET {name} = {UNLIKE} WHERE rowid = 1", "TRIAL_DIFFERS")
+            for name in ("trial_id", "namespace", "review")
+        ),
+        ("UPDATE parts SET of = CAST(x'FF' AS TEXT)", "PART_DIFFERS"),
+        ("UPDATE parts SET key = 1000000000000000000 WHERE number = (SELECT min(number) FROM parts)", "PART_DIFFERS"),
+        ("UPDATE entries SET body = x'FFFFFF7F00' WHERE number = 5", "BODY_ALTERED"),
+        (f"INSERT INTO entries VALUES ({10**18}, 'z', {10**18}, 'Described', '', x'', NULL, NULL)", "SEQUENCE"),
+        ("UPDATE trials SET review = '{'", "TRIAL_DIFFERS"),
+    ],
+)
+def test_whatever_stands_in_a_row_it_is_a_violation_and_no_error(
+    folder: Path, invoke: Invoke, statement: str, fault: str
+) -> None:
+    import sqlite3
+
+    with sqlite3.connect(folder / "docket.sqlite", isolation_level=None) as connection:
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute("PRAGMA writable_schema = 1")  # by whoever can write to the file
+        connection.execute(
+            "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '') WHERE name IN ('log', 'checkpoints')"
+        )
+    connection.close()
+    with sqlite3.connect(folder / "docket.sqlite", isolation_level=None) as connection:
+        assert connection.execute(statement).rowcount
+    connection.close()
+    if statement.startswith("UPDATE trials SET review = '{'"):  # what is asked of the listing then ends in an error
+        shutil.rmtree(folder / "docket.sqlite-pictures")
+        (folder / "docket.sqlite-pictures").mkdir()
+    told = invoke("verify", "--key", folder / "key")
+    assert told.exit_code == 1 and fault in told.output, (told.output, told.exception)
+    assert json.loads(invoke("verify", "--key", folder / "key", "--json").output)["outcome"] == "violated"
+
+
 def test_a_key_of_another_docket_is_a_violation(folder: Path, invoke: Invoke) -> None:
     name = (folder / "key").read_text().partition("+")[0]
     (folder / "other").write_text(f"{SigningKey.create(name).verifier}\n")

@@ -5,6 +5,7 @@ Alterations by others, in a real database, are in tests/contract/test_docket_ver
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -253,6 +254,31 @@ def test_rows_that_can_not_be_read_are_told_of_and_end_no_check(log: MemoryLog) 
     report = checked(log, Torn(log))
     assert report.counts[Fault.TRIAL_DIFFERS] == 2 and report.counts[Fault.TILE_DIFFERS] == 1
     assert sum("can't be read at all" in finding.text for finding in report.findings) == 2
+
+
+def test_pictures_that_are_erased_while_they_are_looked_at_are_no_fault() -> None:
+    """Of a picture of several frames the last go first, and all of them after the last trial of it."""
+    whole = {"gone": [b"1", b"2"], "going": [b"1", b"2"], "back": [b"1", b"2"], "cut": [b"1"], "none": []}
+    trials = {"back", "cut", "none"}
+    asked: list[str] = []
+
+    async def frames(digest: str) -> Sequence[bytes]:
+        asked.append(digest)
+        found = whole[digest]
+        if digest in ("gone", "going"):
+            del found[-1:]  # and so it goes on
+        return [] if digest == "back" and asked.count(digest) == 1 else list(found)
+
+    async def still_wanted(digest: str) -> bool:
+        return digest in trials
+
+    def pixels(kept: Sequence[bytes]) -> str:
+        return next((name for name in ("gone", "going", "back") if len(kept) == 2 and name == asked[-1]), "another")
+
+    report = Report()
+    asyncio.run(checking.verify_pictures(sorted(whole), frames, pixels, still_wanted, report, patience_s=0))
+    assert report.pictures == 5 and report.counts == {Fault.PICTURE_DIFFERS: 2}
+    assert ["cut" in f.text or "none" in f.text for f in report.findings] == [True, True]
 
 
 def test_all_faults_are_counted_and_the_first_are_told(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,5 +145,5 @@ def erased_of(body: str) -> Erased:
     """What a body of that kind says. Raises BadEntry if it does not."""
     try:
         return Erased.model_validate(parse(body))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadEntry("An entry that says what was erased can't be read.") from None

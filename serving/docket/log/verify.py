@@ -202,8 +202,8 @@ def verify(
     signed = _Signed(keys, report)
     for size, note in _readable(kept.checkpoints(), Fault.CHECKPOINT_UNSIGNED, "checkpoints", report):
         signed.keep(size, note)
-    if state.get("checkpoint"):
-        signed.keep(state.get("signed"), str(state["checkpoint"]), latest=True)
+    if state.get("checkpoint") or state.get("key"):  # neither, before anything was signed
+        signed.keep(state.get("signed"), str(state.get("checkpoint")), latest=True)
     for anchor in anchors:
         signed.anchor(anchor)
     frontier, tiles, erased = _entries(
@@ -232,28 +232,33 @@ async def verify_pictures(
         wanted: Digests of those that must be kept.
         frames: Gives the frames of a picture as PNG files; none where it is not there.
         pixels: The digest of a picture's frames; raises ValueError where they are no pictures.
-        still_wanted: Whether a picture that is not there must be: its trial may have been erased meanwhile.
+        still_wanted: Whether there is a trial of a picture now: all of them may have been erased meanwhile.
         report: Is added to.
-        patience_s: Seconds that an erasure may take from the picture to the record, once for all of them.
+        patience_s: Seconds after which what is wrong is looked at again, once for all of them: what an erasure took
+            away while a new trial of the same picture was opened is put back.
     """
-    missing = []
-    for digest in sorted(wanted):
-        report.pictures += 1
+
+    async def wrong(digest: str) -> str:
         kept = await frames(digest)
         if not kept:
-            missing.append(digest)
-            continue
+            return f"The picture {digest[:16]}… of a trial is missing."
         try:
             same = await asyncio.to_thread(pixels, kept) == digest
         except ValueError:
             same = False
-        if not same:
-            report.wrong(Fault.PICTURE_DIFFERS, f"What is kept as picture {digest[:16]}… is another or none.")
-    if missing:
+        return "" if same else f"What is kept as picture {digest[:16]}… is another or none."
+
+    doubtful = []
+    for digest in sorted(wanted):
+        report.pictures += 1
+        if await wrong(digest):
+            doubtful.append(digest)
+    if doubtful:
         await asyncio.sleep(patience_s)
-    for digest in missing:
-        if await still_wanted(digest) and not await frames(digest):
-            report.wrong(Fault.PICTURE_DIFFERS, f"The picture {digest[:16]}… of a trial is missing.")
+    for digest in doubtful:
+        # Asked in this order: a picture goes frame by frame, after the last trial of it.
+        if (text := await wrong(digest)) and await still_wanted(digest):
+            report.wrong(Fault.PICTURE_DIFFERS, text)
 
 
 def _readable(rows: Iterator[T], fault: Fault, what: str, report: Report) -> Iterator[T]:
@@ -351,7 +356,7 @@ class _Sequences:
                 text = f"Entry {entry.number} is no event of a trial, and is counted as one."
                 self._report.wrong(Fault.SEQUENCE, text, entry.number)
             return
-        if not 0 <= entry.seq <= entry.number:  # nor is more memory taken than there are entries
+        if not 0 <= entry.seq <= self._report.size:  # nor is more memory taken than there are entries
             text = f"Entry {entry.number} can't be event {entry.seq} of its trial."
             self._report.wrong(Fault.SEQUENCE, text, entry.number)
             return
