@@ -447,7 +447,7 @@ class Hand:
             derived.add(entry)
             if entry.kind == "Erased":
                 told = json.loads(entry.body or "")
-                erased += len(told["numbers"]) + bool(told["trial_id"])
+                erased += len(told["numbers"]) + told["buried"] + bool(told["trial_id"])
         note = sign_checkpoint(key, key.name, frontier.size, frontier.root())
         for table in (t.entries, t.tiles, t.checkpoints, t.trials, t.parts):
             self.connection.execute(delete(table))

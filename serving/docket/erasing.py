@@ -1,7 +1,11 @@
 """What erasing a trial, or a precedent, takes out of a docket, and what it leaves.
 
 Entries lose body and salt: what is left of them, numbers, times and kinds, is what the log is signed over, and tells
-nothing of the meme. The trial stays in listings as erased.
+nothing of the meme. The trial stays in listings as erased. A picture outside of the database goes after the record:
+that it is to go is kept with the erasure, so that a crash between the two leaves it to the next start.
+
+A precedent that is erased leaves an empty part, its grave. Whatever is quoted of it from then on, by a trial that was
+running or by a server that has not heard of it, is that part: its texts don't come back.
 """
 
 from __future__ import annotations
@@ -10,17 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, and_, delete, select, update
+from sqlalchemy import Connection, and_, delete, insert, select, update
 
 from court.errors import CourtError
 from court.record import TrialState
 from serving.docket import desk_tables
 from serving.docket import tables as t
+from serving.docket.database import insert_into
 from serving.docket.growing import Draft, growing
 from serving.docket.log.entries import NO_SEQ, Erased, body_of, erased_of
-from serving.docket.stored import unpacked
+from serving.docket.stored import PART, part_body, part_key, unpacked
 from serving.docket.writer import Batch
-from serving.docket.writes import unknown
+from serving.docket.writes import buried, unknown
 
 _AT_ONCE = 500  # entries in one statement
 
@@ -35,6 +40,7 @@ class Erasure:
         why: Why.
         at: When.
         precedents: Precedents whose texts go from all records that quote them: those that this trial was made into.
+        outside: Whether pictures are kept outside of the database.
     """
 
     trial_id: str
@@ -42,6 +48,7 @@ class Erasure:
     why: str
     at: datetime
     precedents: Sequence[str] = ()
+    outside: bool = False
 
 
 def _erase(connection: Connection, asked: Sequence[Erasure]) -> Sequence[Erased | CourtError]:
@@ -50,37 +57,54 @@ def _erase(connection: Connection, asked: Sequence[Erasure]) -> Sequence[Erased 
 
 def _erase_one(connection: Connection, ask: Erasure) -> Erased | CourtError:
     log = growing(connection)
-    row, entry, part = t.trials.c, t.entries.c, t.parts.c
+    row, entry = t.trials.c, t.entries.c
     numbers: list[int] = []
     if ask.trial_id:
         held = select(row.erased).where(row.trial_id == ask.trial_id).with_for_update()
         state = connection.execute(held).scalar_one_or_none()
         if state is None:
             return unknown(ask.trial_id)
-        if state and not ask.precedents:
+        if state and set(ask.precedents) <= buried(connection, ask.precedents).keys():
             return _said(connection, ask.trial_id)
         own = select(entry.number).where(entry.trial_id == ask.trial_id, t.IS_EVENT, entry.body.is_not(None))
         numbers += connection.execute(own).scalars()
-        _forget(connection, ask.trial_id)
-    if ask.precedents:
-        of = part.of.in_(ask.precedents)
-        numbers += connection.execute(select(part.number).where(of)).scalars()
-        connection.execute(delete(t.parts).where(of))
-    numbers.sort()
+        if not state:
+            _forget(connection, ask.trial_id, ask.outside)
+    texts, graves = _bury(connection, ask)
+    numbers = sorted([*numbers, *texts])
     for first in range(0, len(numbers), _AT_ONCE):
         some = entry.number.in_(numbers[first : first + _AT_ONCE])
         connection.execute(update(t.entries).where(some).values(body=None, salt=None))
     # What the listing still says, its events can't vouch for any more: so that it can be checked, the erasure does.
     found = connection.execute(select(t.trials).where(row.trial_id == ask.trial_id)).one_or_none()
     left = {name: value for name, value in found._mapping.items() if name != "trial_id"} if found else {}
-    erased = Erased(trial_id=ask.trial_id, at=ask.at, who=ask.who, why=ask.why, numbers=tuple(numbers), left=left)
+    erased = Erased(
+        trial_id=ask.trial_id, at=ask.at, who=ask.who, why=ask.why, numbers=tuple(numbers), buried=graves, left=left
+    )
     log.add([Draft(erased.kind, ask.trial_id, NO_SEQ, t.stamp(ask.at), body_of(erased).encode())])
-    log.count_erased(len(numbers) + bool(ask.trial_id))
+    log.count_erased(len(numbers) + graves + bool(ask.trial_id))
     log.want_checkpoint()
     return erased
 
 
-def _forget(connection: Connection, trial_id: str) -> None:
+def _bury(connection: Connection, ask: Erasure) -> tuple[Sequence[int], int]:
+    """Numbers of the texts of the precedents, which are not found any more, and how many graves were made."""
+    part, log = t.parts.c, growing(connection)
+    have = buried(connection, ask.precedents)
+    own = and_(part.of.in_(ask.precedents), part.number.not_in(have.values()))
+    numbers = connection.execute(select(part.number).where(own)).scalars().all()
+    connection.execute(delete(t.parts).where(own))
+    graves = [(of, "") for of in dict.fromkeys(ask.precedents) if of not in have]
+    added = log.add([Draft(PART, "", NO_SEQ, t.stamp(ask.at), part_body(grave)) for grave in graves])
+    rows = [
+        {"key": part_key(grave), "number": number, "of": grave[0]} for grave, number in zip(graves, added, strict=True)
+    ]
+    if rows:
+        connection.execute(insert(t.parts), rows)
+    return numbers, len(graves)
+
+
+def _forget(connection: Connection, trial_id: str, outside: bool) -> None:
     """All that other tables hold of a trial."""
     row = t.trials.c
     for table in (t.known, t.requests, t.looks):
@@ -94,23 +118,26 @@ def _forget(connection: Connection, trial_id: str) -> None:
     connection.execute(update(t.trials).where(still).values(state=TrialState.FAILED, failure_reason="ERASED"))
     if not others(connection, pixels, trial_id):
         connection.execute(delete(t.pictures).where(t.pictures.c.pixels_sha256 == pixels))
+        if outside:
+            connection.execute(insert_into(connection, t.leaving).on_conflict_do_nothing(), {"pixels_sha256": pixels})
     desk_tables.forget(connection, trial_id)
 
 
-def others(connection: Connection, pixels_sha256: str, trial_id: str) -> bool:
-    """Whether there is another trial of the same picture."""
+def others(connection: Connection, pixels_sha256: str, trial_id: str = "") -> bool:
+    """Whether there is a trial, or another trial, of a picture."""
     row = t.trials.c
     query = select(row.trial_id).where(row.pixels_sha256 == pixels_sha256, row.trial_id != trial_id)
     return connection.execute(query.limit(1)).first() is not None
 
 
-def picture_of(connection: Connection, trial_id: str) -> str | None:
-    """The picture that only this trial has; None where it has none, or others have it too. Raises TrialUnknown."""
-    row = t.trials.c
-    pixels = connection.execute(select(row.pixels_sha256).where(row.trial_id == trial_id)).scalar_one_or_none()
-    if pixels is None:
-        raise unknown(trial_id)
-    return None if not pixels or others(connection, pixels, trial_id) else str(pixels)
+def leaving(connection: Connection) -> Sequence[str]:
+    """Pictures that are to be removed where they are, outside of the database."""
+    return connection.execute(select(t.leaving.c.pixels_sha256)).scalars().all()
+
+
+def removed(connection: Connection, pixels_sha256: str) -> None:
+    """One of them has been."""
+    connection.execute(delete(t.leaving).where(t.leaving.c.pixels_sha256 == pixels_sha256))
 
 
 def _said(connection: Connection, trial_id: str) -> Erased:

@@ -60,11 +60,7 @@ class ObjectPictures:
 
     async def frames(self, pixels_sha256: str) -> list[bytes]:
         """The frames of a picture; none if it is not there. Raises Unavailable."""
-        return await self._run(lambda: self._frames(pixels_sha256))
-
-    async def forget(self, pixels_sha256: str) -> None:
-        """Removes a picture, if it is there. Raises Unavailable."""
-        await self._run(lambda: self._forget(pixels_sha256))
+        return await self._run(lambda: self.frames_now(pixels_sha256))
 
     def close(self) -> None:
         """Waits for what is being kept."""
@@ -86,7 +82,8 @@ class ObjectPictures:
             for folder in {(self._root / path).parent for path in put} | {self._root}:
                 _flush(folder)
 
-    def _frames(self, pixels_sha256: str) -> list[bytes]:
+    def frames_now(self, pixels_sha256: str) -> list[bytes]:
+        """As :meth:`frames`, in the thread that asks."""
         frames: list[bytes] = []
         self._find()
         while _NAME.fullmatch(pixels_sha256):
@@ -96,7 +93,8 @@ class ObjectPictures:
                 break
         return frames
 
-    def _forget(self, pixels_sha256: str) -> None:
+    def forget_now(self, pixels_sha256: str) -> None:
+        """Removes a picture, if it is there, in the thread that asks."""
         self._find()
         count = 0
         while self._there(_path(pixels_sha256, count)):

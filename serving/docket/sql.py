@@ -114,6 +114,7 @@ class SqlDocket:
             objects = None if pictures is None else ObjectPictures.open(pictures)
             if objects is not None:
                 _move_pictures(database, objects)
+                _remove_leaving(database, objects)
         except Exception as error:
             database.close()
             if isinstance(error, CourtError):
@@ -324,19 +325,8 @@ class SqlDocket:
 
     async def erase(self, trial_id: str, *, who: str, why: str, at: datetime, precedents: Sequence[str] = ()) -> Erased:
         """See :meth:`serving.docket.store.Docket.erase`."""
-        # The picture first: what is left of it when the record is gone, nobody would find any more.
-        own = await self.read(lambda connection: erasing.picture_of(connection, trial_id))
-        ask = erasing.Erasure(trial_id, who, why, at, tuple(precedents))
-        if own is None or self._pictures is None:
-            return await self._erase(ask)
-        frames = await self._pictures.frames(own)
-        await self._pictures.forget(own)
-        try:
-            return await self._erase(ask)
-        finally:
-            others: bool = await self.read(lambda connection: erasing.others(connection, own, trial_id))
-            if frames and others:
-                await self._pictures.keep(own, frames)  # a trial of the same picture was opened meanwhile
+        outside = self._pictures is not None
+        return await self._erase(erasing.Erasure(trial_id, who, why, at, tuple(precedents), outside))
 
     async def erase_precedent(self, precedent_id: str, *, who: str, why: str, at: datetime) -> Erased:
         """See :meth:`serving.docket.store.Docket.erase_precedent`."""
@@ -344,10 +334,17 @@ class SqlDocket:
 
     async def _erase(self, ask: erasing.Erasure) -> Erased:
         erased = await self.write(erasing.ERASE, ask)
+        removed = self._pictures is None or await asyncio.to_thread(_remove_leaving, self._database, self._pictures)
         if not await asyncio.to_thread(self._database.scrub, _READERS_S):
             raise Unavailable(
                 "It is erased, but a file of the docket still holds it, because somebody has been reading for long. "
                 "Ask once more, or close what reads the docket.",
+                reason="ERASURE_UNFINISHED",
+            )
+        if not removed:
+            raise Unavailable(
+                "It is erased, but its picture could not be removed from where pictures lie. Ask once more when that "
+                "place is there again; the next start removes it too.",
                 reason="ERASURE_UNFINISHED",
             )
         return erased
@@ -431,6 +428,31 @@ def _move_pictures(database: Database, pictures: ObjectPictures) -> None:
         pictures.keep_now([*some.items()])
         with database.writing() as connection:
             writes.drop_pictures(connection, [*some])
+
+
+def _remove_leaving(database: Database, pictures: ObjectPictures) -> bool:
+    """Removes pictures whose last trial was erased; False where that can't be done now, and is left for later."""
+    try:
+        with database.reading() as connection:
+            leaving = erasing.leaving(connection)
+        for pixels in leaving:
+            if not _has_trial(database, pixels):
+                frames = pictures.frames_now(pixels)
+                pictures.forget_now(pixels)
+                if frames and _has_trial(database, pixels):
+                    pictures.keep_now([(pixels, frames)])  # one was opened meanwhile, and found it there
+            with database.writing() as connection:
+                erasing.removed(connection, pixels)
+    except Exception as error:
+        # Whatever a database or a store says may name hosts, and whose picture it is.
+        _log.warning("A picture of an erased trial can't be removed now (%s).", type(error).__name__)
+        return False
+    return True
+
+
+def _has_trial(database: Database, pixels_sha256: str) -> bool:
+    with database.reading() as connection:
+        return erasing.others(connection, pixels_sha256)
 
 
 def docket_of(settings: Settings, *, create: bool = True) -> SqlDocket:

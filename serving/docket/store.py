@@ -417,12 +417,16 @@ class Docket(Protocol):
 
         Raises:
             TrialUnknown: There is none of that id.
-            Unavailable: It could not be done now; or the files still hold it (``ERASURE_UNFINISHED``): ask once more.
+            Unavailable: It could not be done now; or it is done, and files or the place of pictures still hold something
+                of it (``ERASURE_UNFINISHED``): ask once more.
         """
         ...
 
     async def erase_precedent(self, precedent_id: str, *, who: str, why: str, at: datetime) -> Erased:
-        """Erases the texts of a precedent, and digests of its picture, from all records that quote it; as above."""
+        """Erases the texts of a precedent, and digests of its picture, from all records that quote it; as above.
+
+        What is quoted under its id from then on is not kept either.
+        """
         ...
 
     async def close(self) -> None:

@@ -2,7 +2,8 @@
 
 The record of a trial quotes precedents. Their texts, and the digests of their pictures, are entries of their own, of
 the kind ``Part``, and the event that quotes one holds ``{"part": NUMBER}`` in its place. A precedent that is erased is
-so gone from every record that quoted it, and every record still verifies.
+so gone from every record that quoted it, and every record still verifies. Empty texts are not kept so: an empty part
+stands for whatever is quoted of a precedent that was erased.
 """
 
 from __future__ import annotations
@@ -133,14 +134,14 @@ def event_in(body: str, parts: Mapping[int, str]) -> AnyEvent:
 
     Args:
         body: Of its entry.
-        parts: What the entries of its parts hold, by number; one that is not among them was erased.
+        parts: What the entries of its parts hold, by number; one that is not among them, or empty, was erased.
     """
     if '{"part":' not in body and '"$' not in body:
         return parse_event(body)
     value = parse(body)
     for holder, field, _ in _slots(value):
         if isinstance(holder[field], dict):
-            holder[field] = parts.get(holder[field]["part"], GONE)
+            holder[field] = parts.get(holder[field]["part"]) or GONE
     return _EVENT.validate_python(value)
 
 

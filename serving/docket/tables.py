@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-FORMAT = 4
+FORMAT = 5
 """Of the tables below; a docket of an earlier format is upgraded when it is opened, one of a later is refused."""
 
 metadata = MetaData()
@@ -118,6 +118,13 @@ pictures = Table(
     Column("pixels_sha256", WORD, primary_key=True),
     Column("place", Integer, primary_key=True),
     Column("png", LargeBinary, nullable=False),
+)
+
+leaving = Table(
+    "leaving",
+    metadata,
+    # Pictures outside of this database whose last trial was erased, until they are removed there.
+    Column("pixels_sha256", WORD, primary_key=True),
 )
 
 trials = Table(

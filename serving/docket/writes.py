@@ -83,8 +83,9 @@ def log_events(connection: Connection, log: Growing, events: Sequence[AnyEvent])
     """Adds the entries of events to the log, and those of the parts that they quote."""
 
     def numbers(parts: Sequence[Part]) -> Mapping[Part, int]:
-        keys = {part_key(part): part for part in parts}
-        found: dict[Part, int] = {}
+        graves = buried(connection, sorted({of for of, _ in parts})) if log.erased else {}
+        found: dict[Part, int] = {part: graves[part[0]] for part in parts if part[0] in graves}
+        keys = {part_key(part): part for part in parts if part not in found}
         for some in _some(list(keys)):
             query = select(t.parts.c.key, t.parts.c.number).where(t.parts.c.key.in_(some))
             found |= {keys[bytes(key)]: number for key, number in connection.execute(query)}
@@ -106,6 +107,16 @@ def log_events(connection: Connection, log: Growing, events: Sequence[AnyEvent])
             for event, body in zip(events, told, strict=True)
         ]
     )
+
+
+def buried(connection: Connection, precedents: Sequence[str]) -> Mapping[str, int]:
+    """Of these precedents those that were erased, and the entry that stands for all that is quoted of each."""
+    keys = {part_key((of, "")): of for of in precedents}
+    found: dict[str, int] = {}
+    for some in _some(list(keys)):
+        query = select(t.parts.c.key, t.parts.c.number).where(t.parts.c.key.in_(some))
+        found |= {keys[bytes(key)]: number for key, number in connection.execute(query)}
+    return found
 
 
 def _append(connection: Connection, events: Sequence[AnyEvent]) -> Sequence[None]:

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from court.verdict import Label, Strength
-from serving.docket import desk_tables
+from serving.docket import desk_tables, tables
 from serving.docket.desk import CaseTaken, Desk, Search
 from serving.docket.postgres import SCHEMA
 from serving.docket.sql import SqlDocket
@@ -87,7 +87,7 @@ def test_a_docket_of_before_the_desk_gets_its_tables_and_the_desk_what_it_holds(
         await it.tried("b", verdict(U))
         with it.docket.database.writing() as connection:
             fresh = _shape(connection)
-            for table in desk_tables.metadata.sorted_tables:
+            for table in (*desk_tables.metadata.sorted_tables, tables.leaving):
                 table.drop(connection)
             if connection.dialect.name == "sqlite":
                 connection.execute(text("PRAGMA user_version = 3"))

@@ -4,10 +4,12 @@ import asyncio
 import hashlib
 import itertools
 import json
+import os
 import random
 import resource
 import select
 import shutil
+import signal
 import socket
 import sqlite3
 import threading
@@ -28,6 +30,7 @@ from serving.docket.sql import SqlDocket
 from serving.docket.store import DocketError, RequestName
 from tests.dockets import NIGHTLY, NOON, append_all, events_of, place_of, reviewing, shown, with_docket
 from tests.fakes import a_picture
+from tests.tampering import drawn
 
 NAME = RequestName("n", "r")
 
@@ -84,6 +87,35 @@ async def found_wrong(docket):
     """What `memecourt docket verify` would find; but that trials here have no picture of their own."""
     report = await audit(docket, [VerifierKey.parse(await docket.vkey())])
     return {what: count for what, count in report.counts.items() if what != "PICTURE_DIFFERS"}
+
+
+def erase_and_die(place, pictures):
+    """Erases a trial, and is killed when its picture is about to go."""
+
+    async def scene(docket):
+        await docket.keep_picture(drawn(7))
+        opened, *more = events_of("t")
+        meme = opened.meme.model_copy(update={"pixels_sha256": drawn(7).pixels_sha256})
+        await append_all(docket, [opened.model_copy(update={"meme": meme}), *more])
+        docket._pictures.forget_now = lambda pixels: os.kill(os.getpid(), signal.SIGKILL)
+        await docket.erase("t", who="Ruth", why="asked for", at=NOON)
+
+    with_docket(place_of(place), scene, pictures=pictures)
+
+
+def test_an_erased_picture_goes_also_where_the_process_was_killed_before_it_did(docket_place, tmp_path, forks):
+    process = forks.Process(target=erase_and_die, args=(docket_place, tmp_path / "pictures"))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert [*(tmp_path / "pictures").rglob("*.png")], "it was killed before"
+
+    async def scene(docket):
+        (line,) = await docket.list(limit=9)
+        return line.erased, await found_wrong(docket), (await audit(docket, [])).counts["PICTURE_DIFFERS"]
+
+    assert with_docket(place_of(docket_place), scene, pictures=tmp_path / "pictures") == (True, {}, 0)
+    assert not [*(tmp_path / "pictures").rglob("*.png")]
 
 
 def test_what_was_acknowledged_survives_sigkill_at_any_moment(docket_place, using, forks):

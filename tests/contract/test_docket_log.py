@@ -7,10 +7,12 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select
 
-from court.events import PrecedentsCited, ReviewOutcome
+from court.events import PrecedentReading, PrecedentsCited, ReviewOutcome, Ruling, VerdictGiven
 from court.verdict import Label
+from memecourt.verify import verify_bundle
 from serving.docket import desk_tables
 from serving.docket import tables as t
+from serving.docket.audit import audit, bundled
 from serving.docket.keys import KeyFile
 from serving.docket.log.entries import check
 from serving.docket.log.merkle import (
@@ -205,18 +207,45 @@ def test_an_erased_precedent_is_gone_from_every_record_that_quotes_it(using):
         await append_all(docket, events_of("a"))
         await append_all(docket, events_of("b"))
         erased = await docket.erase_precedent(which, who="Ruth", why="asked for", at=NOON)
-        after = await docket.record("a"), await docket.record("b")
-        await append_all(docket, events_of("c"))  # it was put into a library again
-        return erased, after, await docket.record("c"), await checked(docket)
+        before = await docket.record("a"), await docket.record("b")
+        # By a server that has not heard of it, or where it was put into a library again.
+        await append_all(docket, events_of("c"))
+        again = await docket.erase_precedent(which, who="Ruth", why="once more", at=NOON)
+        await append_all(docket, events_of("d"))
+        report = await audit(docket, [VerifierKey.parse(await docket.vkey())])
+        faults = {fault for fault in report.counts if fault != "PICTURE_DIFFERS"}
+        after = await docket.record("c"), await docket.record("d")
+        bundles = [verify_bundle(await bundled(docket, trial_id), [await docket.vkey()]) for trial_id in "abcd"]
+        return erased, again, (*before, *after), faults, bundles, await checked(docket)
 
-    erased, after, again, (entries, *_) = using(scene)
+    erased, again, records, faults, bundles, (entries, *_) = using(scene)
     (number,) = erased.numbers
     assert entries[number].erased and entries[number].kind == PART
-    for record in after:
+    assert (erased.buried, again.buried, again.numbers) == (1, 0, ())
+    for record in records:
         (event,) = record.all(PrecedentsCited)
         assert quoted(event) == {**quoted(cited), which: GONE}
-    assert quoted(again.all(PrecedentsCited)[0]) == quoted(cited)
     assert sum(entry.erased for entry in entries) == 1
+    assert not faults and [trial.hidden for trial in bundles] == [1, 1, 0, 0]
+
+
+def test_a_precedent_that_is_erased_while_a_trial_runs_does_not_come_back_with_its_verdict(using):
+    shown = "ab" * 32
+
+    async def scene(docket):
+        *before, given = events_of("a")
+        which = PrecedentReading(id="p", supports="neither", picture=shown)
+        ruling = Ruling(harmful_evidence=(), harmless_evidence=(), precedents=(which,), label=given.verdict.label)
+        given = given.model_copy(update={"ruling": ruling})
+        await append_all(docket, before)
+        await docket.erase_precedent(which.id, who="Ruth", why="asked for", at=NOON)
+        await docket.append(given)
+        record = await docket.record("a")
+        return record.last(VerdictGiven).ruling.precedents[0].picture, await checked(docket)
+
+    picture, (entries, *_) = using(scene)
+    assert picture == GONE
+    assert not any(shown in (entry.body or "") for entry in entries)
 
 
 def test_an_erased_trial_is_listed_as_erased_and_nothing_of_it_is_told(using):

@@ -11,7 +11,7 @@ from court.errors import Unavailable
 from court.events import PrecedentsCited, ReviewOutcome, TextRead, VerdictGiven
 from court.verdict import Label
 from serving.docket.sql import SqlDocket
-from serving.docket.store import RequestName
+from serving.docket.store import RequestName, TrialErased
 from tests.dockets import NIGHTLY, NOON, append_all, events_of, reviewing, with_docket
 from tests.fakes import a_picture
 
@@ -150,32 +150,78 @@ def test_a_picture_stays_for_a_trial_that_is_opened_while_the_last_other_one_of_
     async def scene(docket):
         await docket.keep_picture(first.picture())
         await append_all(docket, first.events())
-        forget = docket._pictures.forget
+        forget, here = docket._pictures.forget_now, asyncio.get_running_loop()
 
-        async def meanwhile(pixels):
-            await docket.keep_picture(second.picture())  # it is there
-            await forget(pixels)
-            await append_all(docket, second.events())
+        def meanwhile(pixels):
+            wait = asyncio.run_coroutine_threadsafe
+            wait(docket.keep_picture(second.picture()), here).result()  # it is there
+            forget(pixels)
+            wait(append_all(docket, second.events()), here).result()
 
-        docket._pictures.forget = meanwhile
+        docket._pictures.forget_now = meanwhile
         await docket.erase("t1", who="ada", why="asked to", at=NOON)
         return await docket.frames(second.pixels)
 
     assert with_docket(tmp_path / "docket.sqlite", scene) == [second.png]
 
 
-def test_a_picture_that_can_not_be_removed_leaves_the_record_to_be_erased_again(tmp_path):
-    meme = Marked(1, random.Random(13))
+@pytest.mark.parametrize("again", ["asked once more", "at the next erasure", "at the next start"])
+def test_a_picture_that_can_not_be_removed_now_is_removed_later(tmp_path, again):
+    meme, other = Marked(1, random.Random(13)), Marked(2, random.Random(14))
+    pictures, away = tmp_path / "d.sqlite-pictures", tmp_path / "away"
 
     async def scene(docket: SqlDocket):
         await meme.keep(docket)
-        (tmp_path / "d.sqlite-pictures").rename(tmp_path / "away")
-        with pytest.raises(Unavailable):
-            await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON)
-        (tmp_path / "away").rename(tmp_path / "d.sqlite-pictures")
+        await other.keep(docket)
+        pictures.rename(away)
+        with pytest.raises(Unavailable) as unfinished:
+            await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=["p"])
+        assert unfinished.value.reason == "ERASURE_UNFINISHED"
+        with pytest.raises(TrialErased):
+            await docket.record(meme.trial_id)
+        await docket.sign()  # a docket whose pictures are away goes on
+        away.rename(pictures)
         assert await docket.frames(meme.pixels)
-        await docket.record(meme.trial_id)
-        await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON)
-        assert not await docket.frames(meme.pixels)
+        if again == "asked once more":
+            await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=["p"])
+        if again == "at the next erasure":
+            await docket.erase(other.trial_id, who="Ruth", why="asked for", at=NOON)
 
     with_docket(tmp_path / "d.sqlite", scene)
+    if again == "at the next start":
+        pictures.rename(away)
+        pictures.touch()  # where pictures lie there is something else
+        with pytest.raises(Unavailable):
+            SqlDocket.open(tmp_path / "d.sqlite")
+        pictures.unlink()
+        away.rename(pictures)
+
+    async def after(docket):
+        assert await docket.frames(meme.pixels) == []
+        return [entry for entry in await docket.entries(0, 99) if entry.kind == "Erased"]
+
+    assert len(with_docket(tmp_path / "d.sqlite", after)) == 1 + (again == "at the next erasure")
+    assert not any(found(tmp_path, meme.traces()).values())
+
+
+def test_a_picture_that_is_to_go_stays_for_a_trial_of_it_that_was_opened_since(tmp_path):
+    first, second = Marked(1, random.Random(1)), Marked(1, random.Random(1))
+    second.trial_id = "t2"
+    pictures, away = tmp_path / "d.sqlite-pictures", tmp_path / "away"
+
+    async def scene(docket):
+        await first.keep(docket)
+        pictures.rename(away)
+        with pytest.raises(Unavailable):
+            await docket.erase("t1", who="ada", why="asked to", at=NOON)
+        away.rename(pictures)
+        await append_all(docket, second.events())
+        await docket.keep_picture(second.picture())
+
+    async def after(docket):
+        there = await docket.frames(second.pixels)
+        await docket.erase("t2", who="ada", why="asked to", at=NOON)
+        return there, await docket.frames(second.pixels)
+
+    with_docket(tmp_path / "d.sqlite", scene)
+    assert with_docket(tmp_path / "d.sqlite", after) == ([second.png], [])

@@ -36,7 +36,7 @@ class Rows:
                 continue
             if entry.kind == "Erased" and entry.body is not None:
                 told = json.loads(entry.body)
-                erased += len(told["numbers"]) + bool(told["trial_id"])
+                erased += len(told["numbers"]) + told["buried"] + bool(told["trial_id"])
         self.all_entries = list(log.entries)
         self.all_checkpoints = [(len(log.entries), log.checkpoint())]
         self.all_tiles = [(level, index, log.tiles[level, index]) for level, index, _ in tile_widths(len(log.entries))]

@@ -101,6 +101,8 @@ class Erased(_OwnEntry):
     why: str = Field(min_length=1)
     numbers: tuple[int, ...]
     """Of the entries whose bodies were erased, ascending."""
+    buried: int = 0
+    """Precedents of which nothing is kept any more, whoever quotes them."""
     left: dict[str, str | bool | None] = Field(default_factory=dict)
     """What the listing still says of the trial: nothing else vouches for it any more. Empty where no trial is meant."""
 

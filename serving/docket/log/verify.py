@@ -402,7 +402,7 @@ def _entries(
     report.erased = len(gone)
     sequences.close()
     _held_against_erasures(gone, told, report)
-    return frontier, edge.all(frontier.size), sum(len(one.numbers) + bool(one.trial_id) for _, one in told)
+    return frontier, edge.all(frontier.size), sum(len(one.numbers) + one.buried + bool(one.trial_id) for _, one in told)
 
 
 def _misplaced(number: int, expected: int, report: Report) -> None:
