@@ -470,7 +470,7 @@ def _against_receipts(trial: Trial, text: str, keys: Sequence[str]) -> int:
 
     Raises:
         Violated: They differ.
-        CantCheck: There is none of this trial.
+        CantCheck: There is none of this trial, or one is newer than the bundle.
     """
     by_number = {entry.number: entry for entry in trial.entries}
     agreed = 0
@@ -479,6 +479,8 @@ def _against_receipts(trial: Trial, text: str, keys: Sequence[str]) -> int:
         _same_log(trial, checkpoint)
         if logged.trial_id != trial.trial_id:
             continue
+        if logged.number >= trial.checkpoint.size:
+            raise CantCheck("The receipt is of an entry that came after this bundle was made. Ask for a new one.")
         here = by_number.get(logged.number)
         if here is None or here.header != logged.header:
             raise Violated(f"The receipt is of another verdict than entry {logged.number} of the bundle.")

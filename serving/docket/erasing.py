@@ -89,6 +89,8 @@ def _erase_one(connection: Connection, ask: Erasure) -> Erased | CourtError:
 
 def _bury(connection: Connection, ask: Erasure) -> tuple[Sequence[int], int]:
     """Numbers of the texts of the precedents, which are not found any more, and how many graves were made."""
+    if not ask.precedents:
+        return (), 0
     part, log = t.parts.c, growing(connection)
     have = buried(connection, ask.precedents)
     own = and_(part.of.in_(ask.precedents), part.number.not_in(have.values()))

@@ -443,6 +443,8 @@ def _remove_leaving(database: Database, pictures: ObjectPictures) -> bool:
                     pictures.keep_now([(pixels, frames)])  # one was opened meanwhile, and found it there
             with database.writing() as connection:
                 erasing.removed(connection, pixels)
+        if leaving:
+            database.scrub(0.0)
     except Exception as error:
         # Whatever a database or a store says may name hosts, and whose picture it is.
         _log.warning("A picture of an erased trial can't be removed now (%s).", type(error).__name__)

@@ -417,8 +417,8 @@ class Docket(Protocol):
 
         Raises:
             TrialUnknown: There is none of that id.
-            Unavailable: It could not be done now; or it is done, and files or the place of pictures still hold something
-                of it (``ERASURE_UNFINISHED``): ask once more.
+            Unavailable: It could not be done now; or it is done, and files or the place of pictures still hold
+                something of it (``ERASURE_UNFINISHED``): ask once more.
         """
         ...
 

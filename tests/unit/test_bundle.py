@@ -442,6 +442,20 @@ def test_a_bundle_is_held_against_the_receipts_that_were_kept(log: MemoryLog, ru
     assert run("bundle.json", handed_over(forged), "--receipt", str(receipts))[1].startswith("violated: The receipt is")
 
 
+def test_a_receipt_of_after_the_bundle_says_nothing_against_it(log: MemoryLog, run: Run, tmp_path: Path) -> None:
+    """The bundle was made while the trial was running."""
+    events = events_of(TRIAL)
+    running = MemoryLog()
+    running.key = log.key
+    running.add_events(events[:-1])
+    text = handed_over(running)
+    running.add_events(events[-1:])
+    (tmp_path / "receipt.json").write_text(json.dumps(as_json(running, len(events) - 1)))
+    assert run("bundle.json", handed_over(running), "--receipt", str(tmp_path / "receipt.json"))[0] == 0
+    status, said = run("bundle.json", text, "--receipt", str(tmp_path / "receipt.json"))
+    assert status == 2 and "came after this bundle" in said
+
+
 def test_a_bundle_is_held_against_checkpoints_that_were_kept(log: MemoryLog, run: Run, tmp_path: Path) -> None:
     anchor = tmp_path / "anchor"
     anchor.write_text(earlier(log, 7)[1] + "\n" + earlier(log, 20)[1])
