@@ -50,7 +50,7 @@ class Person:
     async def sign_in(self) -> None:
         """With the token."""
         page = await self.client.get("/sign-in")
-        answer = await self.client.post("/sign-in", **_form(page.text, {"token": self.token, "next": "/"}))
+        answer = await self.client.post("/sign-in", **form_of(page.text, {"token": self.token, "next": "/"}))
         assert answer.status_code == 303, answer.text
 
     async def get(self, path: str, **options: Any) -> httpx2.Response:
@@ -59,7 +59,7 @@ class Person:
 
     async def post(self, path: str, fields: Mapping[str, str] = {}, *, page: str = "/desk/find") -> httpx2.Response:
         """Sends a form that stands on a page."""
-        return await self.client.post(path, **_form((await self.client.get(page)).text, fields))
+        return await self.client.post(path, **form_of((await self.client.get(page)).text, fields))
 
     async def decides(self, trial_id: str, label: str, **given: str) -> httpx2.Response:
         """Takes a case and says what it is; the page that comes of it."""
@@ -71,7 +71,8 @@ class Person:
         return answer if answer.status_code != 303 else await self.get(answer.headers["location"])
 
 
-def _form(page: str, fields: Mapping[str, str]) -> dict[str, Any]:
+def form_of(page: str, fields: Mapping[str, str]) -> dict[str, Any]:
+    """What a browser sends where somebody fills in a form of a page."""
     proof = re.search(r'name="proof" value="(\w+)"', page)
     assert proof is not None, page
     headers = {"content-type": "application/x-www-form-urlencoded", "sec-fetch-site": "same-origin"}

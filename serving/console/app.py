@@ -24,7 +24,7 @@ from serving.console.ports import ConsoleDocket, PrecedentPictures
 from serving.console.registry import Console, Page
 from serving.console.rendering import render
 from serving.console.visitors import Sessions
-from serving.docket.desk import CaseError
+from serving.docket.desk_locks import CaseError
 from serving.docket.store import NotDecided, TrialUnknown
 
 PAGES: Sequence[Page] = (*pages.PAGES, *desk.PAGES, *exports.PAGES)

@@ -10,64 +10,37 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, select, text, tuple_, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, select, text, tuple_
 from sqlalchemy.exc import DBAPIError
 
 from court.errors import BadRequest, CourtError
 from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
+from serving.docket import desk_locks
 from serving.docket import desk_tables as t
 from serving.docket.agreement import Agreement, agreement
 from serving.docket.database import Database
 from serving.docket.desk_index import KINDS, USUAL, Entry, Rules, Why, folded, same_letters, take_in
-from serving.docket.store import NotDecided, TrialUnknown
+from serving.docket.desk_locks import AnotherWanted, CaseClosed, CaseTaken, Held, Lock
+from serving.docket.store import NotDecided
 from serving.docket.tables import stamp
-from serving.docket.writer import RolledBack
+from serving.docket.writer import Batch, RolledBack
 from serving.docket.writes import unknown
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 _PAGE: Final = 500
 """Entries that are drawn in one transaction."""
-LOCK_MINUTES: Final = 15
-"""For so long a case is one reviewer's, unless that is renewed."""
 _MOST_SEARCHES: Final = 100
 """Searches that one person may save."""
 
 _case = t.cases.c
 _ORDER = (_case.urgency, _case.opened_at, _case.trial_id)
-
-
-class CaseError(CourtError):
-    """A case is not this person's to look at now."""
-
-
-class CaseTaken(CaseError):
-    """Somebody else is looking at this case."""
-
-    default_reason = "CASE_TAKEN"
-
-
-class CaseClosed(CaseError):
-    """Nobody has to look at this case any more: it was reviewed meanwhile, or never needed to be."""
-
-    default_reason = "CASE_CLOSED"
-
-
-class AnotherWanted(CaseError):
-    """This case waits for another person's word than this one's."""
-
-    default_reason = "ANOTHER_PERSON_WANTED"
-
-
-class NotHeld(CaseError):
-    """Whoever reviews a case takes it first, and this one was not taken, or for longer ago than a lock lasts."""
-
-    default_reason = "CASE_NOT_HELD"
 
 
 class Log(Protocol):
@@ -86,30 +59,8 @@ class Log(Protocol):
     async def record(self, trial_id: str) -> TrialRecord:
         """The record of a trial."""
 
-    async def review(
-        self,
-        trial_id: str,
-        *,
-        outcome: ReviewOutcome,
-        label: Label,
-        reason: str,
-        clause: str,
-        reviewer: str,
-        at: datetime,
-        blind: bool = False,
-    ) -> VerdictReviewed:
-        """Appends a review."""
-
-    async def ask_opinion(self, trial_id: str, *, by: str, reason: str, at: datetime) -> SecondOpinionAsked:
-        """Appends that another person should look."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lock:
-    """Who looks at a case, and until when (UTC)."""
-
-    holder: str
-    until: datetime
+    async def write(self, batch: Batch[A, T], ask: A) -> T:
+        """Has something written in the next commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,22 +377,7 @@ class Desk:
         """
         await self.catch_up()
         now = self._clock()
-        until = now + timedelta(minutes=LOCK_MINUTES)
-
-        def claim(connection: Connection) -> Lock:
-            row = connection.execute(select(t.cases).where(_case.trial_id == trial_id).with_for_update()).one_or_none()
-            _check_takeable(connection, row, trial_id, who, again)
-            held = connection.execute(select(t.locks).where(t.locks.c.trial_id == trial_id)).one_or_none()
-            if held is not None and held.holder != who and held.until > stamp(now):
-                raise CaseTaken(f"{held.holder} is looking at this case, until {_clock_of(held.until)} at the latest.")
-            statement = t.insert_into(connection, t.locks).values(trial_id=trial_id, holder=who, until=stamp(until))
-            statement = statement.on_conflict_do_update(
-                index_elements=[t.locks.c.trial_id], set_={"holder": who, "until": stamp(until)}
-            )
-            connection.execute(statement)
-            return Lock(who, until)
-
-        return await self._write(claim)
+        return await self._write(lambda connection: desk_locks.take(connection, trial_id, who, now, again=again))
 
     async def take_next(
         self, who: str, *, why: Why | None = None, namespaces: frozenset[str] | None = None
@@ -462,12 +398,12 @@ class Desk:
 
     async def renew(self, trial_id: str, who: str) -> None:
         """Keeps a case for longer. Raises NotHeld where it is not this person's any more."""
-        await self._hold(trial_id, who)
+        now = self._clock()
+        await self._write(lambda connection: desk_locks.renew(connection, trial_id, who, now))
 
     async def release(self, trial_id: str, who: str) -> None:
         """Gives a case back; one that is not held is no error."""
-        own = (t.locks.c.trial_id == trial_id, t.locks.c.holder == who)
-        await self._write(lambda connection: connection.execute(delete(t.locks).where(*own)))
+        await self._write(lambda connection: desk_locks.release(connection, trial_id, who))
 
     async def saw(self, trial_id: str, who: str) -> None:
         """Notes that somebody was shown the verdict: what they say of it from now on is not blind."""
@@ -496,6 +432,7 @@ class Desk:
             TrialUnknown, NotDecided: There is no verdict.
             BadRequest: Clause or reason is missing, or UNDECIDED was found of a verdict that is not.
             NotHeld: The case was not taken by this person, or is not any more.
+            SaidBefore: The very same was kept already: it was sent twice.
             Unavailable: It could not be kept now.
         """
         clause, reason = clause.strip(), reason.strip()
@@ -516,37 +453,40 @@ class Desk:
         if label is Label.UNDECIDED and verdict.label is not Label.UNDECIDED:
             raise BadRequest("Say whether the meme is harmful or not harmful.", reason="FIELD_MISSING", field="label")
         blind = not await self.has_seen(trial_id, who)
-        await self._hold(trial_id, who)
-        event = await self._docket.review(
-            trial_id,
+        now = self._clock()
+        said = VerdictReviewed(
+            trial_id=trial_id,
+            seq=0,
+            at=now,
             outcome=ReviewOutcome.UPHELD if label is verdict.label else ReviewOutcome.OVERRULED,
             label=label,
             reason=reason,
             clause=clause,
             reviewer=who,
-            at=self._clock(),
             blind=blind,
         )
-        await self.release(trial_id, who)
-        await self.catch_up()
-        return event
+        kept = await self._docket.write(desk_locks.SAY, Held(said, now))
+        assert isinstance(kept, VerdictReviewed)
+        return kept
 
     async def ask_opinion(self, trial_id: str, who: str, reason: str) -> SecondOpinionAsked:
-        """Asks that another person looks at a verdict; gives the case back.
+        """Asks that another person looks at a verdict, whoever has taken the case; that gives it back.
 
         Raises:
             TrialUnknown, NotDecided: There is no verdict.
             BadRequest: There is no reason.
+            NotHeld, SaidBefore, Unavailable: As :meth:`review`.
         """
         reason = reason.strip()
         if not 0 < len(reason) <= 2000:
             raise BadRequest(
                 "Say what you are unsure of, in at most 2,000 characters.", reason="FIELD_MISSING", field="reason"
             )
-        event = await self._docket.ask_opinion(trial_id, by=who, reason=reason, at=self._clock())
-        await self.release(trial_id, who)
-        await self.catch_up()
-        return event
+        now = self._clock()
+        said = SecondOpinionAsked(trial_id=trial_id, seq=0, at=now, by=who, reason=reason)
+        kept = await self._docket.write(desk_locks.SAY, Held(said, now))
+        assert isinstance(kept, SecondOpinionAsked)
+        return kept
 
     # Figures
 
@@ -592,14 +532,6 @@ class Desk:
         return agreement(said, court, undecided=str(Label.UNDECIDED))
 
     # The database
-
-    async def _hold(self, trial_id: str, who: str) -> None:
-        """Sees that the case is this person's, and stays so for long enough to write the review."""
-        now = self._clock()
-        own = (t.locks.c.trial_id == trial_id, t.locks.c.holder == who, t.locks.c.until > stamp(now))
-        renewed = update(t.locks).where(*own).values(until=stamp(now + timedelta(minutes=LOCK_MINUTES)))
-        if not await self._write(lambda connection: connection.execute(renewed).rowcount):
-            raise NotHeld("This case is not yours, or no longer: take it again. Your review was not kept.")
 
     async def _cases(self, query: Any) -> Sequence[Case]:
         now = stamp(self._clock())
@@ -667,22 +599,6 @@ def _next(connection: Connection) -> int:
     return int(connection.execute(select(t.progress.c.next)).scalar_one_or_none() or 0)
 
 
-def _check_takeable(connection: Connection, row: Any, trial_id: str, who: str, again: bool) -> None:
-    if row is None:
-        raise unknown(trial_id)
-    if row.erased:
-        raise TrialUnknown("What was said in this trial has been erased: there is nothing left to look at.")
-    if row.state != TrialState.DECIDED:
-        raise NotDecided("This trial has no verdict that could be reviewed.")
-    if again:
-        return
-    if not row.waiting:
-        raise CaseClosed("Nobody has to look at this case any more: somebody reviewed it, or it never needed that.")
-    own = select(t.reviews.c.number).where(t.reviews.c.trial_id == trial_id, t.reviews.c.reviewer == who).limit(1)
-    if row.asked_by == who or connection.execute(own).first() is not None:
-        raise AnotherWanted("Your word on this case stands already: it waits for another person's.")
-
-
 def _asked(which: Search) -> list[ColumnElement[bool]]:
     """A search as conditions."""
     asked: list[ColumnElement[bool]] = [
@@ -735,7 +651,3 @@ def _case_in(row: Any, lock: Lock | None) -> Case:
         erased=row.erased,
         lock=lock,
     )
-
-
-def _clock_of(stamped: str) -> str:
-    return f"{datetime.fromisoformat(stamped):%H:%M} UTC"

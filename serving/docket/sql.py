@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from court.errors import CourtError, Unavailable
-from court.events import AnyEvent, ReviewOutcome, SecondOpinionAsked, TrialFailed, VerdictReviewed
+from court.events import AnyEvent, ReviewOutcome, TrialFailed, VerdictReviewed
 from court.meme import Picture
 from court.record import TrialRecord
 from court.verdict import Label
@@ -256,13 +256,6 @@ class SqlDocket:
         )
         kept = await self.write(writes.REVIEW, draft)
         assert isinstance(kept, VerdictReviewed)
-        return kept
-
-    async def ask_opinion(self, trial_id: str, *, by: str, reason: str, at: datetime) -> SecondOpinionAsked:
-        """See :meth:`serving.docket.store.Docket.ask_opinion`."""
-        draft = SecondOpinionAsked(trial_id=trial_id, seq=0, at=at, by=by, reason=reason)
-        kept = await self.write(writes.REVIEW, draft)
-        assert isinstance(kept, SecondOpinionAsked)
         return kept
 
     async def keep_look(self, trial_id: str, look: bytes) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 from court.errors import CourtError
-from court.events import AnyEvent, Procedure, ReviewOutcome, SecondOpinionAsked, TrialFailed, VerdictReviewed
+from court.events import AnyEvent, Procedure, ReviewOutcome, TrialFailed, VerdictReviewed
 from court.meme import Picture
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
@@ -321,14 +321,6 @@ class Docket(Protocol):
             TrialUnknown: There is none of that id.
             NotDecided: It has no verdict.
             Unavailable: It could not be kept now.
-        """
-        ...
-
-    async def ask_opinion(self, trial_id: str, *, by: str, reason: str, at: datetime) -> SecondOpinionAsked:
-        """Appends to a decided trial that another person should look at it.
-
-        Raises:
-            As :meth:`review`.
         """
         ...
 

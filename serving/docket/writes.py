@@ -289,10 +289,11 @@ Said = VerdictReviewed | SecondOpinionAsked
 
 def _review(connection: Connection, drafts: Sequence[Said]) -> Sequence[Said | CourtError]:
     growing(connection)  # before any trial is held: whoever appends holds the log first, and a trial after it
-    return [_review_one(connection, draft) for draft in drafts]
+    return [keep_said(connection, draft) for draft in drafts]
 
 
-def _review_one(connection: Connection, draft: Said) -> Said | CourtError:
+def keep_said(connection: Connection, draft: Said) -> Said | CourtError:
+    """Keeps what somebody says of a verdict, in a transaction that holds the log; the event with its number."""
     # Whoever else reviews it waits here.
     held = select(t.trials.c.state, t.trials.c.erased).where(t.trials.c.trial_id == draft.trial_id).with_for_update()
     row = connection.execute(held).one_or_none()

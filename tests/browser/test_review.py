@@ -272,6 +272,28 @@ def test_what_a_reviewer_writes_is_not_lost_when_the_case_was_taken_meanwhile(se
     assert "not yours" in text_of(page) and "bea looks at this case" in text_of(page)
     assert page.get_by_label("What you wrote").input_value() == "A long and careful reason."
     assert not served.record("one").all(VerdictReviewed)
+    served.run(served.it.desk.release("one", "bea"))
+    page.get_by_role("button", name="Take it again, with what you wrote").click()
+    page.get_by_role("heading", name="Your case").wait_for()
+    assert page.locator("input[value=HARMFUL]").is_checked()
+    assert page.get_by_label("Reason").input_value() == "A long and careful reason."
+    page.get_by_role("button", name="Decide").click()
+    page.locator("#done").wait_for()
+    (review,) = served.record("one").all(VerdictReviewed)
+    assert review.reason == "A long and careful reason."
+
+
+def test_an_open_page_tells_that_the_case_was_lost(served, person):
+    served.tried("one", verdict(U))
+    page = person("ada")
+    page.get_by_role("button", name="Take the next case").click()
+    page.get_by_label("Reason").fill("A long and careful reason.")
+    served.it.clock.turn(minutes=20)
+    served.run(served.it.desk.take("one", "bea"))
+    page.evaluate("htmx.trigger('.case-head', 'renew')")
+    page.locator("#renewed .fault").wait_for()
+    assert "bea is looking at it" in page.locator("#renewed").inner_text()
+    assert page.get_by_label("Reason").input_value() == "A long and careful reason."
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

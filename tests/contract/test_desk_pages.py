@@ -8,16 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from court.errors import Unavailable
 from court.events import ReviewOutcome, VerdictReviewed
 from court.verdict import Label, ReviewReason, Strength
 from memecourt.v1 import court_pb2 as wire
 from serving.console.desk.parts import REVIEWED
-from serving.docket.desk import LOCK_MINUTES
+from serving.docket.desk_locks import LOCK_MINUTES
 from serving.docket.rulings import Overrulings
 from serving.docket.sql import SqlDocket
 from serving.services.docket_service import DocketService
 from tests.contract.test_docket_service import Noted, a_scene
-from tests.desk_pages import PICTURE, play_pages, said
+from tests.desk_pages import PICTURE, form_of, play_pages, said
 from tests.desks import verdict
 from tests.dockets import NOON
 
@@ -174,12 +175,113 @@ def test_a_case_stays_its_reviewer_s_while_the_page_is_open(tmp_path):
         await ada.post("/desk/cases/a/take")
         for _ in range(5):
             it.clock.turn(minutes=4)
-            assert (await ada.post("/desk/cases/a/renew")).status_code == 204
+            kept = await ada.post("/desk/cases/a/renew")
+            assert kept.status_code == 200 and not said(kept)
         refused = await bea.post("/desk/cases/a/take")
         await ada.post("/desk/cases/a/release")
         return refused.status_code, (await bea.post("/desk/cases/a/take")).status_code
 
     assert play(tmp_path, work) == (409, 303)
+
+
+@pytest.mark.parametrize("lost", ["over", "taken", "given back", "reviewed"])
+def test_who_has_lost_a_case_is_told_and_takes_along_what_was_written(tmp_path, lost):
+    given = {"label": "HARMFUL", "other_clause": "4", "reason": "A long & careful reason."}
+
+    async def work(it):
+        await it.tried("a", verdict(U))
+        ada, bea = await it.person("ada"), await it.person("bea")
+        at = "/desk/cases/a"
+        await ada.post(f"{at}/take")
+        it.clock.turn(minutes=LOCK_MINUTES + 1)
+        if lost == "taken":
+            await bea.post(f"{at}/take")
+        elif lost == "given back":
+            await ada.post(f"{at}/release")
+        elif lost == "reviewed":
+            await bea.decides("a", "NOT_HARMFUL")
+        told = await ada.post(f"{at}/renew"), await ada.post(f"{at}/review", given, page=at)
+        early = await ada.post(f"{at}/take", {**given, "again": "yes"})
+        assert lost != "taken" or (early.status_code == 409 and "A long &amp; careful reason." in early.text)
+        await bea.post(f"{at}/release")
+        hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', told[1].text.split("/take")[-1]))
+        again = await ada.post(f"{at}/take", {**given, "again": "yes"})
+        sent = await ada.post(f"{at}/review", given, page=at)
+        return [*map(said, told), hidden, again, sent.status_code, (await it.docket.record("a")).all(VerdictReviewed)]
+
+    *told, hidden, again, sent, reviews = play(tmp_path, work)
+    wanted = {"taken": "bea is looking at it", "reviewed": "bea reviewed it on 2 Jan"}.get(lost, "its time was over")
+    for text in told:
+        assert "This case is not yours, or no longer" in text and wanted in text, text
+        assert "not harmful" not in text.replace("Not harmful n", ""), "what bea found is not told"
+    assert hidden["reason"] == "A long &amp; careful reason." and hidden["label"] == "HARMFUL"
+    assert again.status_code == 200 and "A long &amp; careful reason." in again.text
+    assert re.search('value="HARMFUL"[^>]* checked', again.text) and 'value="4"' in again.text
+    assert sent == 303 and [one.reviewer for one in reviews] == (["bea", "ada"] if lost == "reviewed" else ["ada"])
+
+
+def test_a_review_that_is_sent_twice_is_kept_once(tmp_path):
+    given = {"label": "HARMFUL", "other_clause": "4", "reason": "I looked.", "why": "Is it meant?"}
+
+    async def work(it):
+        codes = []
+        told = []
+        it.app.state.console.parts[REVIEWED] = told.append
+        for name, act in (("a", "review"), ("b", "opinion")):
+            await it.tried(name, verdict(U))
+            ada = await it.person("ada")
+            at = f"/desk/cases/{name}"
+            await ada.post(f"{at}/take")
+            form = form_of((await ada.get(at)).text, given)
+            answers = await asyncio.gather(*(ada.client.post(f"{at}/{act}", **form) for _ in range(6)))
+            answers.append(await ada.client.post(f"{at}/{act}", **form))  # Back, and sent once more
+            other = form_of((await ada.get(at)).text, {**given, "reason": "From another tab.", "why": "Another tab."})
+            codes.append([answer.status_code for answer in answers])
+            codes.append((await ada.client.post(f"{at}/{act}", **other)).status_code)
+        return codes, told, [len((await it.docket.record(name)).events) for name in "ab"]
+
+    codes, told, counts = play(tmp_path, work)
+    assert codes == [[303] * 7, 409, [303] * 7, 409]
+    assert counts == [4, 4] and len(told) == 1
+
+
+def test_only_who_has_a_case_asks_for_another_s_word_on_it(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(U))
+        ada, bea = await it.person("ada"), await it.person("bea")
+        await ada.post("/desk/cases/a/take")
+        answer = await bea.post("/desk/cases/a/opinion", {"why": "I would like to know."})
+        return answer, (await it.docket.record("a")).events[-1].kind
+
+    answer, last = play(tmp_path, work)
+    assert answer.status_code == 409 and "I would like to know." in answer.text and last == "VerdictGiven"
+
+
+def test_a_review_that_is_kept_is_told_also_where_the_desk_can_t_be_read_then(tmp_path, monkeypatch):
+    async def work(it):
+        await it.tried("a", verdict(H, strengths=TIE))
+        told = []
+        it.app.state.console.parts[REVIEWED] = told.append
+        ada = await it.person("ada")
+        await ada.post("/desk/cases/a/take")
+        form = form_of(
+            (await ada.get("/desk/cases/a")).text, {"label": "NOT_HARMFUL", "other_clause": "4", "reason": "r"}
+        )
+        write = it.docket.write
+
+        async def then_gone(batch, ask):
+            kept = await write(batch, ask)
+            monkeypatch.setattr(it.docket, "entries", gone)
+            return kept
+
+        async def gone(*_, **__):
+            raise Unavailable("gone")
+
+        monkeypatch.setattr(it.docket, "write", then_gone)
+        return (await ada.client.post("/desk/cases/a/review", **form)).status_code, told
+
+    code, told = play(tmp_path, work)
+    assert code == 303 and [event.trial_id for event in told] == ["a"]
 
 
 def test_a_second_opinion_goes_to_somebody_else_and_says_what_is_doubtful(tmp_path):

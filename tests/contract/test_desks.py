@@ -7,7 +7,8 @@ from sqlalchemy import text
 
 from court.verdict import Label, Strength
 from serving.docket import desk_tables, tables
-from serving.docket.desk import CaseTaken, Desk, Search
+from serving.docket.desk import Desk, Search
+from serving.docket.desk_locks import CaseTaken
 from serving.docket.postgres import SCHEMA
 from serving.docket.sql import SqlDocket
 from tests.desks import NOBODY, play, verdict

@@ -12,8 +12,9 @@ from court.errors import BadRequest
 from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.verdict import Label, ReviewReason, Strength
 from serving.docket import desk_tables
-from serving.docket.desk import LOCK_MINUTES, AnotherWanted, CaseClosed, CaseTaken, Desk, NotHeld, Search, place_of
+from serving.docket.desk import Desk, Search, place_of
 from serving.docket.desk_index import Rules, Why, begin_anew, drawn, folded, reasons_of
+from serving.docket.desk_locks import LOCK_MINUTES, AnotherWanted, CaseClosed, CaseTaken, NotHeld
 from serving.docket.store import NotDecided, TrialUnknown
 from serving.docket.stored import packed
 from tests.desks import NOBODY, play, verdict
@@ -136,6 +137,7 @@ def test_what_is_drawn_anew_is_the_same(at):
         await it.tried("a", verdict(U))
         await it.tried("b", verdict(H, strengths=TIE))
         await it.reviewed("a", "ada", H)
+        await it.desk.take("b", "ada")
         await it.desk.ask_opinion("b", "ada", "I can't tell.")
         seen = await it.desk.cases(["a", "b"]), await it.waiting("bea")
         with it.docket.database.writing() as connection:

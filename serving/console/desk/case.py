@@ -18,13 +18,15 @@ from serving.console.registry import Page, console_of, form_of, session_of, tria
 from serving.console.rendering import render
 from serving.console.telling import tell
 from serving.console.visitors import Role
-from serving.docket.desk import LOCK_MINUTES, CaseError
+from serving.docket.desk_locks import LOCK_MINUTES, CaseError, SaidBefore
 from serving.docket.rulings import Overrulings, policy_of
 
 _log = logging.getLogger("memecourt.console")
 
 NO_CLAUSE = "none"
 """What a review names where it found that no clause applies."""
+_WRITTEN = ("label", "clause", "other_clause", "reason", "precedent", "why")
+"""Fields of the forms that a reviewer fills in."""
 
 
 async def case(request: Request) -> Response:
@@ -33,18 +35,27 @@ async def case(request: Request) -> Response:
 
 
 async def take(request: Request) -> Response:
-    """Takes a case, also one that nobody has to look at where that is asked for."""
-    record, visitor = await trial_of(request), visitor_of(request)
-    again = form_of(request).get("again") == "yes"
-    await desk_of(request).take(record.trial_id, visitor.name, again=again)
-    return _back(record)
+    """Takes a case, also one that nobody has to look at where that is asked for. What was written before stays."""
+    record, visitor, form = await trial_of(request), visitor_of(request), form_of(request)
+    written = any(form.get(name) for name in _WRITTEN)
+    try:
+        await desk_of(request).take(record.trial_id, visitor.name, again=form.get("again") == "yes")
+    except (CaseError, Unavailable) as error:
+        if not written:
+            raise
+        return await _page(request, record, fault=error, written=form)
+    return await _page(request, record, written=form) if written else _back(record)
 
 
 async def renew(request: Request) -> Response:
-    """Keeps a case for longer: the page asks for it by itself while it is open."""
+    """Keeps a case for longer, or says that it is lost: the page asks for it by itself while it is open."""
     record, visitor = await trial_of(request), visitor_of(request)
-    await desk_of(request).renew(record.trial_id, visitor.name)
-    return Response(status_code=204)
+    lost = ""
+    try:
+        await desk_of(request).renew(record.trial_id, visitor.name)
+    except CaseError as error:
+        lost = error.message
+    return render(request, "desk/renewed.html", lost=lost)
 
 
 async def release(request: Request) -> Response:
@@ -74,6 +85,8 @@ async def review(request: Request) -> Response:
         event = await desk_of(request).review(
             record.trial_id, visitor.name, label=Label(given), clause=clause, reason=form.get("reason", "")
         )
+    except SaidBefore:
+        return RedirectResponse(f"{case_path(record.trial_id)}#done", status_code=303)
     except (BadRequest, CaseError, Unavailable) as error:
         return await _page(request, record, fault=error, written=form)
     tell_reviewed(request, event)
@@ -86,6 +99,8 @@ async def ask_opinion(request: Request) -> Response:
     record, form = await trial_of(request), form_of(request)
     try:
         await desk_of(request).ask_opinion(record.trial_id, visitor_of(request).name, form.get("why", ""))
+    except SaidBefore:
+        return _back(record)
     except (BadRequest, CaseError, Unavailable) as error:
         return await _page(request, record, fault=error, written=form)
     return _back(record)
@@ -140,7 +155,7 @@ async def _page(
     return render(
         request,
         "desk/case.html",
-        status=409 if isinstance(fault, CaseError) else 400 if fault else 200,
+        status=_status(fault),
         record=record,
         told=tell(record),
         pictures=console_of(request).pictures is not None,
@@ -159,11 +174,17 @@ async def _page(
         followed=request.query_params.get("precedent", ""),
         fault=fault,
         written=written or {},
+        kept=[(name, written[name]) for name in _WRITTEN if written and written.get(name)],
         words=TOLD,
         minutes=LOCK_MINUTES,
         labels=_choices(record, shown=shown),
         no_clause=NO_CLAUSE,
     )
+
+
+def _status(fault: CourtError | None) -> int:
+    codes = ((CaseError, 409), (Unavailable, 503), (CourtError, 400))
+    return next((code for kind, code in codes if isinstance(fault, kind)), 200)
 
 
 def clauses_of(record: TrialRecord) -> tuple[Clause, ...]:
