@@ -57,7 +57,7 @@ class Person:
         """A page."""
         return await self.client.get(path, **options)
 
-    async def post(self, path: str, fields: Mapping[str, str] = {}, *, page: str = "/desk/find") -> httpx2.Response:
+    async def post(self, path: str, fields: Mapping[str, str] = {}, *, page: str = "/export") -> httpx2.Response:
         """Sends a form that stands on a page."""
         return await self.client.post(path, **form_of((await self.client.get(page)).text, fields))
 

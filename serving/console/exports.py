@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from court.errors import BadRequest
 from court.record import TrialState
 from court.verdict import Label
-from serving.console.desk.parts import note_shown
+from serving.console.desk.parts import note_shown, note_told
 from serving.console.pages.pictures import note
 from serving.console.registry import Page, console_of, form_of, trial_of, visitor_of
 from serving.console.rendering import render
@@ -63,8 +63,7 @@ async def _file(request: Request, pictures: Pictures) -> Response:
     if pictures is Pictures.SHARP:
         for what in ("meme", *(f"precedent:{id_}" for id_ in kept.precedents)):
             await note(request, record, what)
-    if record.verdict is not None:
-        await note_shown(request, record.trial_id)  # who has read a verdict can't review it blind any more
+    await note_told(request, kept.record)  # who has read a verdict can't review it blind any more
     data = await make(request, kept, pictures)
     name = f"trial-{_plain(record.trial_id)}.{'dsa.json' if form == 'dsa' else form}"
     return Response(data, media_type=_TYPES[form], headers=_attached(name))
@@ -119,7 +118,7 @@ async def many(request: Request) -> Response:
         raise TrialUnknown(f"A selection can be taken away as {', '.join(Form)}.", field="form")
     # Who asks sees what is of the own namespaces, whatever was asked for.
     which = replace(_chosen(request), namespaces=visitor_of(request).namespaces)
-    chunks = Selection(console_of(request).docket, which).chunks(Form(named))
+    chunks = Selection(console_of(request).docket, which, partial(note_shown, request)).chunks(Form(named))
     name = f"trials-{datetime.now(UTC):%Y%m%d-%H%M%S}.{named}"
     return StreamingResponse(chunks, media_type=_TYPES[named], headers=_attached(name))
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, select, text, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, or_, select, text, true, tuple_
 from sqlalchemy.exc import DBAPIError
 
 from court.errors import BadRequest, CourtError
@@ -24,6 +24,7 @@ from serving.docket import desk_locks
 from serving.docket import desk_tables as t
 from serving.docket.agreement import Agreement, agreement
 from serving.docket.database import Database
+from serving.docket.desk_blind import kept_from
 from serving.docket.desk_index import KINDS, USUAL, Entry, Rules, Why, folded, same_letters, take_in
 from serving.docket.desk_locks import AnotherWanted, CaseClosed, CaseTaken, Held, Lock
 from serving.docket.store import NotDecided
@@ -258,6 +259,7 @@ class Desk:
         limit: int,
         after: tuple[str, str] | None = None,
         namespaces: frozenset[str] | None = None,
+        blind: str = "",
     ) -> Sequence[Case]:
         """Trials that are looked for, the last opened first.
 
@@ -266,10 +268,12 @@ class Desk:
             limit: How many at most.
             after: ``opened_at`` as it is kept and ``trial_id`` of the case after which to go on.
             namespaces: Whose content may be seen; None for everybody's.
+            blind: From whom verdicts are kept that wait for their word: no such trial is found by what the court said.
         """
         await self.catch_up()
         place = (_case.opened_at, _case.trial_id)
-        query = select(t.cases).where(*_asked(which), *_seen_by(namespaces), ~_case.erased)
+        told = ~kept_from(blind, namespaces) if blind else true()
+        query = select(t.cases).where(*_asked(which, told), *_seen_by(namespaces), ~_case.erased)
         if after is not None:
             query = query.where(tuple_(*place) < tuple_(*after))
         return await self._cases(query.order_by(place[0].desc(), place[1].desc()).limit(limit))
@@ -308,17 +312,20 @@ class Desk:
             for other in found
         ]
 
-    async def known(self, column: str, namespaces: frozenset[str] | None = None) -> Sequence[str]:
+    async def known(self, column: str, namespaces: frozenset[str] | None = None, *, blind: str = "") -> Sequence[str]:
         """What there is to choose from: the values of ``namespace``, ``category``, ``models`` or ``reviewer``.
 
         Args:
             column: Of which.
             namespaces: Of whose trials; None for everybody's.
+            blind: As for :meth:`find`.
         """
         await self.catch_up()
         query = select(t.reviews.c.reviewer if column == "reviewer" else _case[column]).distinct().limit(1000)
         if column == "reviewer":
             query = query.join(t.cases, _case.trial_id == t.reviews.c.trial_id)
+        if column == "category" and blind:
+            query = query.where(~kept_from(blind, namespaces))
         values = await self._read(lambda c: c.execute(query.where(*_seen_by(namespaces))).scalars().all())
         if column == "models":
             values = [model for value in values for model in value.strip("\n").split("\n")]
@@ -405,10 +412,20 @@ class Desk:
         """Gives a case back; one that is not held is no error."""
         await self._write(lambda connection: desk_locks.release(connection, trial_id, who))
 
-    async def saw(self, trial_id: str, who: str) -> None:
-        """Notes that somebody was shown the verdict: what they say of it from now on is not blind."""
-        row = {"trial_id": trial_id, "who": who, "at": stamp(self._clock())}
-        await self._write(lambda c: c.execute(t.insert_into(c, t.seen).values(row).on_conflict_do_nothing()))
+    async def saw(self, who: str, trial_ids: Collection[str]) -> None:
+        """Notes that somebody was shown these verdicts: what they say of them from now on is not blind."""
+        fresh = sorted({*trial_ids} - await self.seen_of(list(trial_ids), who)) if trial_ids else []
+        rows = [{"trial_id": trial_id, "who": who, "at": stamp(self._clock())} for trial_id in fresh]
+        if rows:
+            await self._write(lambda c: c.execute(t.insert_into(c, t.seen).on_conflict_do_nothing(), rows))
+
+    async def kept_from(
+        self, who: str, trial_ids: Collection[str], namespaces: frozenset[str] | None = None
+    ) -> frozenset[str]:
+        """Of these trials, those whose verdict somebody must not be told yet (:mod:`serving.docket.desk_blind`)."""
+        await self.catch_up()
+        query = select(_case.trial_id).where(_case.trial_id.in_(trial_ids), kept_from(who, namespaces))
+        return await self._read(lambda c: frozenset(c.execute(query).scalars()))
 
     async def has_seen(self, trial_id: str, who: str) -> bool:
         """Whether somebody was shown the verdict, or has said what they found."""
@@ -426,7 +443,7 @@ class Desk:
         """Says what a meme was found to be, by the person who has taken the case; that gives it back.
 
         The verdict is upheld where the label is its own and overruled where it is not. The review is marked as blind
-        where the verdict was never shown to this person before.
+        where neither that verdict nor one of another trial of the same meme was shown to this person before.
 
         Raises:
             TrialUnknown, NotDecided: There is no verdict.
@@ -452,7 +469,6 @@ class Desk:
             raise NotDecided("This trial has no verdict that could be reviewed.")
         if label is Label.UNDECIDED and verdict.label is not Label.UNDECIDED:
             raise BadRequest("Say whether the meme is harmful or not harmful.", reason="FIELD_MISSING", field="label")
-        blind = not await self.has_seen(trial_id, who)
         now = self._clock()
         said = VerdictReviewed(
             trial_id=trial_id,
@@ -463,7 +479,6 @@ class Desk:
             reason=reason,
             clause=clause,
             reviewer=who,
-            blind=blind,
         )
         kept = await self._docket.write(desk_locks.SAY, Held(said, now))
         assert isinstance(kept, VerdictReviewed)
@@ -599,11 +614,14 @@ def _next(connection: Connection) -> int:
     return int(connection.execute(select(t.progress.c.next)).scalar_one_or_none() or 0)
 
 
-def _asked(which: Search) -> list[ColumnElement[bool]]:
-    """A search as conditions."""
+def _asked(which: Search, told: ColumnElement[bool]) -> list[ColumnElement[bool]]:
+    """A search as conditions; by what the court said only those are found whose verdict may be told."""
     asked: list[ColumnElement[bool]] = [
-        _case.letters.contains(word, autoescape=True) for word in folded(which.text).split()
+        or_(_case.letters.contains(word, autoescape=True), and_(_case.rationale.contains(word, autoescape=True), told))
+        for word in folded(which.text).split()
     ]
+    if which.label is not None or which.category:
+        asked.append(told)
     if which.label is not None:
         asked.append(_case.holds == str(which.label))
     if which.since is not None:

@@ -60,10 +60,11 @@ class Why(StrEnum):
     """Somebody asked for another person's word."""
     UNDECIDED = "UNDECIDED"
     """The court came to no label."""
-    VOTES_DISAGREE = "VOTES_DISAGREE"
-    """The Judge, its own odds, the precedents or an earlier trial say different things."""
-    SIDES_DISAGREE = "SIDES_DISAGREE"
-    """Both sides were found equally strong; the rule gave the label."""
+    DISAGREE = "DISAGREE"
+    """The Judge, its own odds, the precedents or an earlier trial say different things, or both sides are as strong.
+
+    One reason for both: that sides are as strong alone would tell the label, which the rule then gives.
+    """
     COURT_ASKS = "COURT_ASKS"
     """The verdict asks for a person for a reason of its own."""
     LOW_SCORE = "LOW_SCORE"
@@ -143,13 +144,11 @@ def reasons_of(verdict: Verdict, trial_id: str, rules: Rules) -> Reasons:
         found += [(Why.UNDECIDED, review.detail) for review in verdict.review]
     else:
         for review in verdict.review:
-            found.append((Why.VOTES_DISAGREE if review.reason in _VOTES else Why.COURT_ASKS, review.detail))
+            found.append((Why.DISAGREE if review.reason in _VOTES else Why.COURT_ASKS, review.detail))
     strengths = verdict.strengths
     if strengths is not None and strengths.harmful is strengths.benign:
         level = strengths.harmful.lower()
-        found.append(
-            (Why.SIDES_DISAGREE, f"Evidence of harm and of no harm are both {level}; a tie is harmful by the rule.")
-        )
+        found.append((Why.DISAGREE, f"Evidence of harm and of no harm are both {level}; a tie is harmful by the rule."))
     if verdict.harm_score is not None and not undecided:
         own = verdict.harm_score if verdict.label is Label.HARMFUL else 1 - verdict.harm_score
         if own < rules.sure:
@@ -239,7 +238,7 @@ class _Case:
         row["score"] = verdict.harm_score
         row["category"] = verdict.finding.category if verdict.finding else ""
         row["drawn"] = drawn(event.trial_id, rules.sampled)
-        self._search(verdict.rationale)
+        row["rationale"] = folded(verdict.rationale)
         reasons = reasons_of(verdict, event.trial_id, rules)
         if reasons:
             self._waits(reasons)

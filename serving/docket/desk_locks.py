@@ -18,6 +18,7 @@ from court.events import VerdictReviewed
 from court.record import TrialState
 from serving.docket import desk_tables as t
 from serving.docket import tables
+from serving.docket.desk_blind import knows
 from serving.docket.growing import growing
 from serving.docket.store import NotDecided, TrialUnknown
 from serving.docket.stored import event_in, unpacked
@@ -127,6 +128,10 @@ def _say_one(connection: Connection, said: Said, now: datetime) -> Said | CourtE
         if before and _same(before[-1], said):
             return SaidBefore("This was sent twice, and is kept once.")
         return _not_held(connection, said.trial_id, who, now)
+    if isinstance(said, VerdictReviewed):
+        # From the log as well, which may be further than what was drawn from it.
+        own_before = any(_speaker(one) == who for one in _said(connection, said.trial_id, VerdictReviewed))
+        said = said.model_copy(update={"blind": not own_before and not knows(connection, said.trial_id, who)})
     kept = keep_said(connection, said)
     if not isinstance(kept, CourtError):
         release(connection, said.trial_id, who)

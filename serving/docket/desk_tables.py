@@ -52,7 +52,8 @@ cases = Table(
     Column("pixels_sha256", WORD, nullable=False, default=""),
     Column("models", Words, nullable=False, default=""),  # each between two line breaks
     Column("text", Words, nullable=False, default=""),  # of the meme
-    Column("letters", Words, nullable=False, default=""),  # what is searched: text, description and rationale, folded
+    Column("letters", Words, nullable=False, default=""),  # what is searched: text and description, folded
+    Column("rationale", Words, nullable=False, default=""),  # likewise, but not for who must not know the verdict yet
     Column("same", WORD, nullable=False, default=""),  # texts of the same letters share it; empty where there are none
     Column("state", WORD, nullable=False, default="OPEN"),
     Column("label", WORD, nullable=False, default=""),  # the court's; empty where there is no verdict
@@ -124,6 +125,7 @@ _BLANK = {
     "models": "",
     "text": "",
     "letters": "",
+    "rationale": "",
     "same": "",
     "score": None,
     "category": "",

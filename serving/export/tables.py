@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -55,6 +55,10 @@ class TrialSource(Protocol):
         ...
 
 
+async def _nobody(_: Sequence[str]) -> None:
+    """Is told of what is given where nobody has to know."""
+
+
 class Selection:
     """Trials, the first opened first; those that are opened while it is gone through come last.
 
@@ -63,10 +67,22 @@ class Selection:
         erased: Ids of those that were passed over because nothing is left of them.
     """
 
-    def __init__(self, source: TrialSource, which: TrialFilter = _ALL) -> None:
-        """Args: where they are kept, and which are meant."""
+    def __init__(
+        self,
+        source: TrialSource,
+        which: TrialFilter = _ALL,
+        noted: Callable[[Sequence[str]], Awaitable[None]] = _nobody,
+    ) -> None:
+        """Has read nothing yet.
+
+        Args:
+            source: Where they are kept.
+            which: Those that are meant.
+            noted: Is told the ids of trials with a verdict, some at a time, before any of these is given.
+        """
         self._source = source
         self._which = which
+        self._noted = noted
         self.given = 0
         self.erased: list[str] = []
 
@@ -80,6 +96,7 @@ class Selection:
         after: tuple[datetime, str] | None = None
         while True:
             lines = await self._source.list(limit=_PAGE, after=after, which=self._which, oldest_first=True)
+            await self._noted([line.trial_id for line in lines if line.label and not line.erased])
             for line in lines:
                 after = (line.opened_at, line.trial_id)
                 try:

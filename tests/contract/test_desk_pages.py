@@ -63,7 +63,8 @@ def test_nothing_of_the_verdict_is_shown_before_the_reviewer_has_decided(tmp_pat
     assert "waits for a review" in before["/"]
     # Nor is it read off a filter that lets it through.
     assert "content of a " in before["/"] and "content of a " not in before["/?label=HARMFUL"]
-    assert "1 trial that waits for your word is left out" in before["/desk/find?label=HARMFUL&text=monday"]
+    for path in ("/?label=HARMFUL", "/desk/find?label=HARMFUL&text=monday"):
+        assert "Trials that wait for your word are left out here" in before[path] and "Monday" not in before[path]
     assert "harmful" not in before["piece"] and "Monday people" in before["piece"]
     assert RATIONALE in after and "0.55" in after and "before it was shown" in after
     assert (review.blind, review.label) == (True, N)
@@ -78,7 +79,7 @@ def test_who_asks_for_the_verdict_first_is_shown_it_and_the_review_says_so(tmp_p
         await ada.post("/desk/cases/a/see", page="/desk/cases/a")
         shown = said(await ada.get("/desk/cases/a"))
         await ada.decides("a", "HARMFUL")
-        other_ways = {"b": "/trials/b", "c": "/trials/c/compare", "d": "/trials/d/export/json"}
+        other_ways = {"b": "/trials/b", "c": "/trials/c/compare?with=a", "d": "/trials/d/export/json"}
         for name, path in other_ways.items():
             assert (await bea.get(path)).status_code == 200, path
             await bea.decides(name, "HARMFUL")
@@ -98,7 +99,7 @@ def test_a_console_can_show_verdicts_from_the_beginning(tmp_path):
         return page, queue, (await it.docket.record("a")).last(VerdictReviewed).blind
 
     page, queue, blind = play(tmp_path, work, blind_first=False)
-    assert RATIONALE in page and "sides equally strong" in queue and blind is False
+    assert RATIONALE in page and "sides or votes disagree" in queue and blind is False
 
 
 def test_who_only_reads_is_not_kept_from_verdicts(tmp_path):
@@ -294,14 +295,18 @@ def test_a_second_opinion_goes_to_somebody_else_and_says_what_is_doubtful(tmp_pa
         await ada.post(f"{at}/opinion", {"why": "Is the costume meant?"}, page=at)
         lists = said(await ada.get("/desk")), said(await bea.get("/desk"))
         refused = await ada.post(f"{at}/take")
+        own = said(await ada.get(at))
         taken = await bea.post("/desk/next")
-        return empty.status_code, lists, refused, said(await bea.get(taken.headers["location"]))
+        before = said(await bea.get(taken.headers["location"]))
+        return empty.status_code, lists, refused, own, before, said(await bea.decides("a", "HARMFUL"))
 
-    empty, lists, refused, page = play(tmp_path, work)
+    empty, lists, refused, own, before, after = play(tmp_path, work)
     assert empty == 400
     assert "Nobody has to look" in lists[0] and "second opinion asked" in lists[1]
     assert refused.status_code == 409 and "another person" in said(refused)
-    assert "ada asked for a second opinion" in page and "Is the costume meant?" in page
+    assert "ada asked for a second opinion" in before and "why is shown once you have decided" in before
+    assert "Is the costume meant?" not in before, "which could tell what ada found"
+    assert "Is the costume meant?" in own and "Is the costume meant?" in after
 
 
 def test_an_overruling_becomes_a_precedent_where_the_reviewer_says_so_and_an_admin_takes_it_back(tmp_path):

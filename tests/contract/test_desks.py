@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Column, MetaData, String, Table, text
 
 from court.verdict import Label, Strength
 from serving.docket import desk_tables, tables
@@ -105,6 +105,29 @@ def test_a_docket_of_before_the_desk_gets_its_tables_and_the_desk_what_it_holds(
     upgraded, waiting, holds = play(place, after)
     assert upgraded == fresh and len(fresh) > 40
     assert (waiting, holds) == (["b"], H)
+
+
+def test_what_was_drawn_by_an_earlier_version_is_drawn_again_and_saved_searches_stay(place):
+    old = {"text": "x", "why": "SIDES_DISAGREE"}
+
+    async def before(it):
+        await it.tried("a", verdict(U, rationale="zebra"))
+        await it.desk.take("a", "ada")
+        await it.desk.save("ada", "mine", old)
+        with it.docket.database.writing() as connection:
+            desk_tables.cases.drop(connection)
+            Table("desk_cases", MetaData(), Column("trial_id", String, primary_key=True)).create(connection)
+            if connection.dialect.name == "sqlite":
+                connection.execute(text("PRAGMA user_version = 4"))
+            else:
+                connection.execute(text(f"UPDATE {SCHEMA}.format SET number = 4"))
+
+    async def after(it):
+        found = await it.desk.find(Search(text="zebra"), limit=9)
+        return [case.trial_id for case in found], (await it.desk.case("a")).lock.holder, await it.desk.saved("ada")
+
+    play(place, before)
+    assert play(place, after) == (["a"], "ada", {"mine": {**old, "why": "DISAGREE"}})
 
 
 def _shape(connection):

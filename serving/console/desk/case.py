@@ -68,7 +68,7 @@ async def release(request: Request) -> Response:
 async def see(request: Request) -> Response:
     """Shows the verdict to somebody who has not decided, and notes it."""
     record = await trial_of(request)
-    await note_shown(request, record.trial_id)
+    await note_shown(request, [record.trial_id])
     return _back(record)
 
 
@@ -142,7 +142,7 @@ async def _page(
     seen = await desk.has_seen(record.trial_id, visitor.name)
     shown = seen or not blind_first(request)
     if shown and not seen and record.verdict is not None:
-        await note_shown(request, record.trial_id)
+        await note_shown(request, [record.trial_id])
     policy = policy_of(record)
     rulings = rulings_of(request)
     precedent = None

@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from court.errors import BadRequest
 from court.verdict import Label
 from serving.access.callers import NotAllowed
-from serving.console.desk.parts import TOLD, behind, desk_of, hidden
+from serving.console.desk.parts import TOLD, behind, desk_of, hidden_and_noted, kept_blind
 from serving.console.desk.queue import why_of
 from serving.console.registry import Page, form_of, visitor_of
 from serving.console.rendering import render
@@ -33,20 +33,16 @@ async def find(request: Request) -> Response:
     if which.namespace is not None and not visitor.sees(which.namespace):
         raise NotAllowed("That namespace is not for you to see.", reason="NAMESPACE_NOT_ALLOWED")
     after = (given.get("opened", ""), given["after"]) if given.get("after") else None
-    cases = list(await desk.find(which, limit=_PAGE + 1, after=after, namespaces=visitor.namespaces))
+    blind = kept_blind(request)
+    cases = list(await desk.find(which, limit=_PAGE + 1, after=after, namespaces=visitor.namespaces, blind=blind))
     more = ""
     if len(cases) > _PAGE:
         cases = cases[:_PAGE]
         last = cases[-1]
         opened = stamp(last.opened_at) if last.opened_at else ""
         more = urlencode({**asked, "opened": opened, "after": last.trial_id})
-    names = await hidden(request, cases)
-    left_out = 0
-    if which.label is not None or which.category:
-        # Who filters by what the court found must not read it off that a case is there.
-        left_out = len(names)
-        cases = [case for case in cases if case.trial_id not in names]
-    known = {name: await desk.known(column, visitor.namespaces) for name, column in _KNOWN.items()}
+    names = await hidden_and_noted(request, [case.trial_id for case in cases if case.label is not None])
+    known = {name: await desk.known(column, visitor.namespaces, blind=blind) for name, column in _KNOWN.items()}
     return render(
         request,
         "desk/find.html",
@@ -58,7 +54,8 @@ async def find(request: Request) -> Response:
         labels=list(Label),
         words=TOLD,
         hidden=names,
-        left_out=left_out,
+        # Always said, and not how many: that would tell what they came to.
+        left_out=bool(blind) and (which.label is not None or bool(which.category)),
         saved={name: urlencode(query) for name, query in (await desk.saved(visitor.name)).items()},
         query=urlencode(asked),
     )

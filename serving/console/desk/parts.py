@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from urllib.parse import quote
 
 from starlette.requests import Request
 
 from court.errors import NotLoaded
-from court.events import VerdictReviewed
+from court.events import NearDuplicatesFound, VerdictReviewed
+from court.record import TrialRecord
 from serving.console.registry import console_of, visitor_of
 from serving.console.visitors import Role
-from serving.docket.desk import Case, Desk
+from serving.docket.desk import Desk
 from serving.docket.desk_index import Why
 from serving.docket.rulings import Rulings
 from serving.reception.near import NearMemes
@@ -23,8 +24,7 @@ TOLD = {
     Why.REVIEWERS_DISAGREE: "reviewers disagree",
     Why.SECOND_OPINION: "second opinion asked",
     Why.UNDECIDED: "undecided",
-    Why.VOTES_DISAGREE: "votes disagree",
-    Why.SIDES_DISAGREE: "sides equally strong",
+    Why.DISAGREE: "sides or votes disagree",
     Why.COURT_ASKS: "court asks for a person",
     Why.LOW_SCORE: "low score",
     Why.SAMPLED: "drawn by chance",
@@ -70,27 +70,38 @@ async def behind(request: Request) -> int:
     return 0 if await desk.catch_up() else await desk.behind()
 
 
-async def hidden(request: Request, cases: Iterable[Case]) -> frozenset[str]:
-    """Of these, those whose label this visitor is not shown yet: they wait for a reviewer, and the visitor is one."""
+def kept_blind(request: Request) -> str:
+    """From whom verdicts are kept that wait for their word: the visitor, where they review; empty for nobody."""
     visitor = visitor_of(request)
-    if not blind_first(request) or visitor.role < Role.REVIEWER:
-        return frozenset()
-    waiting = [case.trial_id for case in cases if case.waiting]
-    return frozenset(waiting) - await desk_of(request).seen_of(waiting, visitor.name)
+    there = isinstance(console_of(request).parts.get(DESK), Desk)
+    return visitor.name if there and blind_first(request) and visitor.role >= Role.REVIEWER else ""
 
 
-async def hidden_ids(request: Request, trial_ids: Iterable[str]) -> frozenset[str]:
-    """As :func:`hidden`, by ids; none where this console has no desk."""
-    if not isinstance(console_of(request).parts.get(DESK), Desk):
-        return frozenset()
-    return await hidden(request, (await desk_of(request).cases(list(trial_ids))).values())
+async def hidden_ids(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
+    """Of these trials, those whose verdict this visitor is not shown yet."""
+    who = kept_blind(request)
+    return await desk_of(request).kept_from(who, trial_ids, visitor_of(request).namespaces) if who else frozenset()
 
 
-async def note_shown(request: Request, trial_id: str) -> None:
-    """Notes that the verdict of a trial is shown to the visitor, where there is a desk and the visitor may review."""
+async def hidden_and_noted(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
+    """As :func:`hidden_ids`, of trials that have a verdict; that the others' are shown is noted."""
+    hidden = await hidden_ids(request, trial_ids)
+    await note_shown(request, {*trial_ids} - hidden)
+    return hidden
+
+
+async def note_shown(request: Request, trial_ids: Collection[str]) -> None:
+    """Notes that these trials' verdicts are shown to the visitor, where there is a desk and the visitor may review."""
     visitor = visitor_of(request)
     if isinstance(console_of(request).parts.get(DESK), Desk) and visitor.role >= Role.REVIEWER:
-        await desk_of(request).saw(trial_id, visitor.name)
+        await desk_of(request).saw(visitor.name, trial_ids)
+
+
+async def note_told(request: Request, record: TrialRecord) -> None:
+    """Notes that all is shown to the visitor that a record tells: its verdict, and those that it cites of others."""
+    near = record.last(NearDuplicatesFound)
+    own = {record.trial_id} if record.verdict is not None else set()
+    await note_shown(request, own | {one.trial_id for one in (near.duplicates if near else ())})
 
 
 def case_path(trial_id: str) -> str:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from court.errors import BadRequest
-from serving.console.desk.parts import TOLD, behind, case_path, desk_of, hidden
+from serving.console.desk.parts import TOLD, behind, case_path, desk_of, hidden_and_noted
 from serving.console.registry import Page, form_of, visitor_of
 from serving.console.rendering import render
 from serving.console.visitors import Role
@@ -40,7 +40,7 @@ async def queue(request: Request) -> Response:
         counts=counts,
         why=why,
         words=TOLD,
-        hidden=await hidden(request, cases),
+        hidden=await hidden_and_noted(request, [case.trial_id for case in cases]),
         none_left="none" in request.query_params,
     )
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from court.record import TrialRecord
 from serving.assembly import picture_of
-from serving.console.desk.parts import desk_of, hidden, near_of
+from serving.console.desk.parts import desk_of, hidden_and_noted, kept_blind, near_of
 from serving.console.registry import Page, console_of, trial_of, visitor_of
 from serving.console.rendering import render
 from serving.console.visitors import Role
@@ -40,11 +40,12 @@ async def similar(request: Request) -> Response:
     record = await trial_of(request)
     found = await similar_to(request, record)
     template = "desk/similar_list.html" if request.headers.get("hx-request") == "true" else "desk/similar.html"
-    cases = [one.case for one in found]
-    own = await desk_of(request).case(record.trial_id)
-    blind = bool(await hidden(request, [own]))
-    # Who has not decided yet is not told either what others came to: most are of the same picture.
-    names = frozenset(case.trial_id for case in cases) if blind else await hidden(request, cases)
+    ended = [one.case.trial_id for one in found if one.case.label is not None]
+    if (who := kept_blind(request)) and not await desk_of(request).has_seen(record.trial_id, who):
+        # Who has not decided yet is not told either what others came to: most are of the same picture.
+        names = frozenset(ended)
+    else:
+        names = await hidden_and_noted(request, ended)
     return render(request, template, record=record, found=found, hidden=names)
 
 

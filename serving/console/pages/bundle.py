@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from court.errors import NotLoaded
+from serving.console.desk.parts import note_told
 from serving.console.registry import Page, console_of, trial_of
 from serving.console.visitors import Role
 from serving.docket.audit import bundled
@@ -22,6 +23,7 @@ async def bundle(request: Request) -> Response:
     if not isinstance(docket, SqlDocket):
         raise NotLoaded("This docket has no log that could be proven.")
     text = await bundled(docket, record.trial_id)
+    await note_told(request, await docket.record(record.trial_id))  # as it is by now: the bundle may hold more
     headers = {"content-disposition": 'attachment; filename="trial.bundle.json"'}
     return Response(text, media_type="application/json", headers=headers)
 

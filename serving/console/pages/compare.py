@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from court.events import NearDuplicatesFound
 from serving.console.compare import compare
-from serving.console.desk.parts import note_shown
+from serving.console.desk.parts import hidden_and_noted, note_told
 from serving.console.registry import Page, console_of, trial_of, visitor_of
 from serving.console.rendering import render
 from serving.console.visitors import Role
@@ -25,8 +25,12 @@ async def beside(request: Request) -> Response:
     lines = await console_of(request).docket.list(limit=_MOST, which=which)
     others: list[DocketLine] = [line for line in lines if line.trial_id != record.trial_id]
     near = record.last(NearDuplicatesFound)
-    for trial_id in {record.trial_id, *([second.trial_id] if second else ()), *(line.trial_id for line in others)}:
-        await note_shown(request, trial_id)
+    for told in (record, second) if second else ():
+        await note_told(request, told)
+    named = {line.trial_id for line in others if line.label} | {
+        one.trial_id for one in (near.duplicates if near else ())
+    }
+    hidden = await hidden_and_noted(request, named)
     return render(
         request,
         "compare.html",
@@ -34,6 +38,7 @@ async def beside(request: Request) -> Response:
         second=second,
         groups=compare(record, second) if second else (),
         others=others,
+        hidden=hidden,
         near=[one for one in (near.duplicates if near else ()) if one.trial_id not in {o.trial_id for o in others}],
     )
 

@@ -27,7 +27,7 @@ from court.events import (
 )
 from court.record import TrialRecord
 from court.transcript import transcript
-from serving.console.desk.parts import note_shown
+from serving.console.desk.parts import note_shown, note_told
 from serving.console.pages.pictures import changed_since, frames_of
 from serving.console.ports import ConsoleDocket
 from serving.console.proof import proof_of, unreadable
@@ -58,8 +58,7 @@ async def trial(request: Request) -> Response:
         record = await trial_of(request)
     except (TrialErased, DocketError) as error:
         return await _stored(request, error)
-    if record.verdict is not None:
-        await note_shown(request, record.trial_id)
+    await note_told(request, record)
     shown = _shown(request, record)
     others = [what for what in shown if changed_since(record, what, await frames_of(request, record, what))]
     values = await _values(request, record)
@@ -75,6 +74,7 @@ async def _stored(request: Request, error: TrialErased | DocketError) -> Respons
     proof = await proof_of(console_of(request).docket, trial_id)
     if visitor.namespaces is not None or proof is None:
         raise error
+    await note_shown(request, [trial_id])  # a verdict may be among what is stored
     entries = [(one, unreadable(one.entry)) for one in proof.entries]
     title = "This record was erased" if isinstance(error, TrialErased) else "This record can’t be read"
     values: dict[str, Any] = {
@@ -98,8 +98,7 @@ async def news(request: Request) -> Response:
     fresh = record.events[since:]
     if not fresh:
         return Response(status_code=204)  # htmx then leaves the page as it is
-    if record.verdict is not None:
-        await note_shown(request, record.trial_id)
+    await note_told(request, record)
     values = await _values(request, record)
     parts = [name for name, kinds in _CHANGES.items() if any(isinstance(event, kinds) for event in fresh)]
     rounds = _rounds(fresh)
@@ -126,6 +125,7 @@ async def messages(request: Request) -> Response:
     if not 0 <= seq < len(record.events):
         raise TrialUnknown("There is no such event in this trial.", field="seq")
     event = record.events[seq]
+    await note_told(request, record)
     values: dict[str, Any] = {"record": record, "event": event, "sent": messages_of(record, event)}
     piece = request.headers.get("hx-request") == "true"
     return render(request, "trial/sent.html" if piece else "trial/messages.html", **values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from court.errors import BadRequest
 from court.record import TrialState
 from court.verdict import Label
-from serving.console.desk.parts import hidden_ids
+from serving.console.desk.parts import hidden_and_noted, hidden_ids, kept_blind
 from serving.console.registry import Page, console_of, visitor_of
 from serving.console.rendering import render
 from serving.console.visitors import Role
@@ -32,26 +33,43 @@ async def trials(request: Request) -> Response:
         needs_review=True if asked.get("look") else None,
         namespaces=visitor_of(request).namespaces,
     )
-    # One more than fits says whether there is another page.
-    lines = await console_of(request).docket.list(limit=_PAGE + 1, after=_after(asked.get("after", "")), which=which)
+    lines = await _lines(request, which, _after(asked.get("after", "")))
     page = lines[:_PAGE]
     kept = {name: asked.get(name, "") for name in ("label", "state", "look")}
     own = {name: value for name, value in kept.items() if value}
     older = urlencode({**own, "after": _place(page[-1])}) if len(lines) > _PAGE else ""
     # Reviewers decide before they see what the court said.
-    hidden = await hidden_ids(request, [line.trial_id for line in page])
     values: dict[str, Any] = {
-        "hidden": hidden,
+        "hidden": await hidden_and_noted(request, [line.trial_id for line in page if line.label and not line.erased]),
+        "left_out": _tells(which) and bool(kept_blind(request)),
         "lines": page,
         "older": older,
         "first": "after" not in asked,
         "kept": kept,
         "own": own,
     }
-    if which.labels:
-        # Nor can it be read off a filter.
-        values["lines"] = [line for line in page if line.trial_id not in hidden]
     return render(request, "trials.html", **values, labels=list(Label), states=list(TrialState))
+
+
+async def _lines(request: Request, which: TrialFilter, after: tuple[datetime, str] | None) -> Sequence[DocketLine]:
+    """The lines of a page, and one more where there is another page.
+
+    What a verdict came to can't be read off a filter either, nor off where a page ends: where it is filtered by what
+    the court said, trials are left out whose verdict the visitor is not shown yet.
+    """
+    docket, found = console_of(request).docket, list[DocketLine]()
+    while True:
+        lines = await docket.list(limit=_PAGE + 1, after=after, which=which)
+        hidden = await hidden_ids(request, [line.trial_id for line in lines]) if _tells(which) else frozenset()
+        found += [line for line in lines if line.trial_id not in hidden]
+        if len(lines) <= _PAGE or len(found) > _PAGE:
+            return found
+        after = (lines[-1].opened_at, lines[-1].trial_id)
+
+
+def _tells(which: TrialFilter) -> bool:
+    """Whether a filter tells what the court said of those that it lets through."""
+    return bool(which.labels) or which.needs_review is not None
 
 
 def _member(kind: type[M], given: str) -> M:
