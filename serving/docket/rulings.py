@@ -19,7 +19,7 @@ from court.precedents import PrecedentLabel
 from court.record import TrialRecord
 from court.verdict import Label
 from retrieval.encoders.embedding import Encoder
-from retrieval.library.changes import Change, Kind
+from retrieval.library.changes import CantChange, Change, Kind, NoSuchPrecedent, PrecedentExists
 from retrieval.library.manifest import LabelledMeme
 from retrieval.library.single import add_precedent
 from retrieval.library.sources import Provenance
@@ -28,9 +28,12 @@ from retrieval.search.finder import LibraryFinder
 from retrieval.search.pgvector import PgvectorFinder
 from serving.assembly import Courthouse, picture_of
 from serving.changes import Opened, changed
+from serving.docket.store import TrialErased
 from serving.settings import Settings
 
 _MOST_WHY = 2000
+_TRIES = 5
+"""Of a change to a precedent that others change at the same time."""
 
 
 class Overrulings(StrEnum):
@@ -42,8 +45,11 @@ class Overrulings(StrEnum):
     ALWAYS = "always"
 
 
-class Pictures(Protocol):
+class Log(Protocol):
     """What is needed of the docket."""
+
+    async def record(self, trial_id: str) -> TrialRecord:
+        """The record of a trial."""
 
     async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
         """The kept frames of a picture as PNG files; none if it is unknown."""
@@ -61,7 +67,7 @@ class Rulings:
         self,
         opened: Opened,
         encoder: Callable[[], Encoder],
-        docket: Pictures,
+        docket: Log,
         overrulings: Overrulings = Overrulings.CHOSEN,
     ) -> None:
         """Changes nothing yet.
@@ -69,7 +75,7 @@ class Rulings:
         Args:
             opened: Opens what changes the library.
             encoder: Gives what the library was made with; asked in a thread, when a meme is put in.
-            docket: Where the pictures of trials are.
+            docket: Where trials and their pictures are.
             overrulings: Which become precedents.
         """
         self._opened = opened
@@ -89,7 +95,9 @@ class Rulings:
         """Brings the library in line with a review that has been kept.
 
         An overruling puts the meme in where that is wanted, or gives it the other label where it is in. Upholding the
-        verdict takes out what an earlier overruling put in.
+        verdict takes out what an earlier overruling put in. Where the trial was reviewed again while the library was
+        being changed, the library follows that as well, and where it was erased, nothing of it stays: whoever comes
+        last, the library is as the last review says.
 
         Args:
             record: Of the trial.
@@ -104,6 +112,29 @@ class Rulings:
             BadRequest: The meme has nothing that can be compared, or what is asked does not fit the library.
             Unavailable: The library can't be changed now. The review stands all the same.
         """
+        trial_id = record.trial_id
+        change = await self._bring(record, review, chosen=chosen)
+        while True:
+            try:
+                record = await self._docket.record(trial_id)
+            except TrialErased:
+                await forget(self._opened, trial_id, who=review.reviewer, why="The trial was erased.")
+                return None
+            last = record.last(VerdictReviewed)
+            if last is None or last.seq <= review.seq:
+                return change
+            review = last  # who gave it says themselves whether it is to be a precedent
+            change = await self._bring(record, review, chosen=False) or change
+
+    async def _bring(self, record: TrialRecord, review: VerdictReviewed, *, chosen: bool) -> Change | None:
+        for _ in range(_TRIES):
+            try:
+                return await self._bring_now(record, review, chosen=chosen)
+            except (CantChange, NoSuchPrecedent, PrecedentExists):
+                continue  # somebody else has changed the same precedent since it was looked at
+        return await self._bring_now(record, review, chosen=chosen)
+
+    async def _bring_now(self, record: TrialRecord, review: VerdictReviewed, *, chosen: bool) -> Change | None:
         name = name_of(record.trial_id)
         if review.outcome is ReviewOutcome.UPHELD or review.label is Label.UNDECIDED:
             why = f"The verdict was upheld: {review.reason}"

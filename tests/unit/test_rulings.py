@@ -1,6 +1,7 @@
 """Overrulings that become precedents, in a real library on disk."""
 
 import asyncio
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from court.verdict import Label
 from retrieval.library.changes import Kind, NoSuchPrecedent
 from retrieval.library.writer import LibraryWriter
 from serving.docket.rulings import Overrulings, Rulings, forget, policy_of
+from serving.docket.store import TrialErased
 from tests.desks import trial, verdict
 from tests.dockets import NOON
 from tests.encoders import picture_of, png_of
@@ -25,7 +27,14 @@ PICTURE = picture_of(PNG)
 
 
 class Docket:
-    """Has one picture."""
+    """Has one picture, and the record of one trial; None once that is erased."""
+
+    kept: TrialRecord | None = None
+
+    async def record(self, trial_id):
+        if self.kept is None:
+            raise TrialErased("erased")
+        return self.kept
 
     async def frames(self, pixels_sha256):
         return [frame.png for frame in PICTURE.frames] if pixels_sha256 == PICTURE.pixels_sha256 else []
@@ -38,9 +47,11 @@ class Court:
         self.root = root
         self.writer = LibraryWriter(drawn_library(root, 5, 12))
         self.rulings = Rulings(lambda: nullcontext(self.writer), lambda: ENCODER, Docket(), overrulings)
+        self.docket = self.rulings._docket
 
     def follow(self, label=N, *, reason="Satire of a habit.", chosen=True, ended=H, **given):
         record, review = a_review(label, reason=reason, ended=ended, **given)
+        self.docket.kept = record
         return asyncio.run(self.rulings.follow(record, review, chosen=chosen))
 
     def meme(self):
@@ -121,6 +132,46 @@ def test_another_finding_changes_the_label(court):
     assert court.meme() is None
     court.follow(H, ended=Label.UNDECIDED)  # put back, and with the other label
     assert court.meme().label is H
+
+
+@pytest.mark.parametrize("last", ["upheld", "the other label", "erased"])
+def test_whoever_comes_last_the_library_follows_the_last_review(court, last):
+    """Another review, or an erasure, is kept before the library has followed this one."""
+    record, review = a_review(N, words="a very particular text", ended=Label.UNDECIDED)
+    later = None
+    if last != "erased":
+        label = Label.UNDECIDED if last == "upheld" else H
+        outcome = ReviewOutcome.UPHELD if last == "upheld" else ReviewOutcome.OVERRULED
+        said = review.model_copy(update={"seq": review.seq + 1, "label": label, "outcome": outcome})
+        later = TrialRecord.of([*record.events, said])
+        court.docket.kept = later
+        asyncio.run(court.rulings.follow(later, said, chosen=False))
+    court.docket.kept = later
+    asyncio.run(court.rulings.follow(record, review, chosen=True))
+    assert getattr(court.meme(), "label", None) == {"the other label": H}.get(last)
+    if last == "erased":
+        files = [path.read_bytes() for path in court.writer.library.root.rglob("*") if path.is_file()]
+        assert b"particular" not in b"".join(files)
+
+
+def test_two_overrulings_at_once_make_one_precedent(court, monkeypatch):
+    record, review = a_review(N)
+    court.docket.kept = record
+    both, first = threading.Barrier(2), iter(range(2))
+    meme = court.writer.meme
+
+    def together(id_):
+        found = meme(id_)
+        if next(first, None) is not None:
+            both.wait(60)  # both have seen that there is none
+        return found
+
+    async def work():
+        monkeypatch.setattr(court.writer, "meme", together)
+        return await asyncio.gather(*(court.rulings.follow(record, review, chosen=True) for _ in range(2)))
+
+    assert sorted(change is None for change in asyncio.run(work())) == [False, True]
+    assert court.kinds == [Kind.ADD]
 
 
 def test_it_can_be_taken_back(court):
