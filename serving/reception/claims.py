@@ -44,29 +44,43 @@ class Claims:
         """This server, with a new number: whoever compares it sees whether a claim has changed hands meanwhile."""
         return f"{self._pulse.server}/{next(self._numbers)}"
 
-    async def claim(self, name: RequestName, payload: str, trial_id: str, owner: str = "") -> Claim:
-        """Claims a request for a trial, unless that has been done; then what stands.
+    def wanted(self, name: RequestName, payload: str, trial_id: str, owner: str = "") -> Claim:
+        """A claim to be made.
 
         Args:
             name: Of the request.
             payload: Digest of what it asks.
             trial_id: The trial.
             owner: Who sees to the trial; this server where it is left out.
+        """
+        return Claim(name, payload, trial_id, owner or self.owner())
+
+    async def claim(self, wanted: Claim) -> Claim:
+        """Claims a request for a trial, unless that has been done; then what stands.
 
         Raises:
             RequestConflict: The request of that name is another one.
             Unavailable: It could not be kept now.
         """
-        return await self._docket.claim(name, payload=payload, trial_id=trial_id, owner=owner or self.owner())
+        return await self._docket.claim(
+            wanted.name, payload=wanted.payload, trial_id=wanted.trial_id, owner=wanted.owner
+        )
+
+    def wanted_lead(self, key: str) -> Claim:
+        """The claim of a meme, by the key that it will be known by, for a trial that nobody has begun."""
+        return self.wanted(RequestName(MEMES, key), "", str(uuid.uuid4()))
 
     async def take_over(self, claim: Claim, trial_id: str | None = None, owner: str = "") -> Claim | None:
         """Puts this server, or the owner named, and perhaps another trial in a claim, if that is still what stands."""
         return await self._docket.take_over(claim, owner=owner or self.owner(), trial_id=trial_id)
 
-    async def leave(self, name: RequestName, trial_id: str) -> None:
-        """A trial that this server was to begin is left to whoever comes: a request waits for it no longer."""
-        claim = await self._docket.claim_of(name)
-        if claim is not None and claim.trial_id == trial_id and server_of(claim) == self._pulse.server:
+    async def leave(self, claim: Claim) -> None:
+        """A trial that this server was to begin is left to whoever comes: a request waits for it no longer.
+
+        The docket writes in the order in which it is asked to. So it does not matter whether it is known that the claim
+        was made: what was being written when its caller left, is written before this.
+        """
+        if self.own(claim):
             await self.take_over(claim, owner=f"{_NOBODY}/0")
 
     async def standing(self, claim: Claim) -> Claim:
@@ -87,29 +101,30 @@ class Claims:
             return claim
         return claim if name == claim.name else await self._docket.claim_of(name) or claim
 
-    async def lead(self, key: str) -> tuple[Claim, bool]:
+    async def lead(self, wanted: Claim) -> Claim:
         """The trial that is to answer a meme of which no verdict is known.
 
         Args:
-            key: That the meme will be known by.
+            wanted: As :meth:`wanted_lead` makes it. The claim may stand, and wait for its trial to be begun, also where
+                this raises.
 
         Returns:
-            The claim on it, and whether this call has just made it for a trial that nobody has begun.
+            The claim that stands; the one that was wanted, if this has made it.
 
         Raises:
             Unavailable: The docket can't say.
         """
-        wanted = str(uuid.uuid4())
-        lead = await self.claim(RequestName(MEMES, key), "", wanted)
-        while lead.trial_id != wanted:
+        lead = await self.claim(wanted)
+        while lead.trial_id != wanted.trial_id:
             record = await self.record(lead.trial_id)
             if record is None or record.state is TrialState.OPEN or reusable(record):
-                return lead, False
+                return lead
             # It came to nothing that would serve another request. Its own request may be on trial anew.
             ruling = await self.ruling(lead, record)
-            trial_id = wanted if ruling.trial_id == lead.trial_id else ruling.trial_id
-            lead = await self.take_over(lead, trial_id) or await self.standing(lead)
-        return lead, True
+            own = ruling.trial_id == lead.trial_id
+            trial_id, owner = (wanted.trial_id, wanted.owner) if own else (ruling.trial_id, "")
+            lead = await self.take_over(lead, trial_id, owner) or await self.standing(lead)
+        return lead
 
     async def follow(self, claim: Claim, trial_id: str) -> Claim | None:
         """Puts another trial in a claim, which goes on as it did: this server's, or with whoever holds the meme."""

@@ -16,7 +16,7 @@ from court.ports import Watcher
 from court.record import TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.assembly import Courthouse
-from serving.docket.store import RequestName
+from serving.docket.store import Claim
 from serving.reception.admission import Admission
 from serving.reception.known import KnownMemes
 from serving.reception.quarantine import Quarantine
@@ -35,7 +35,7 @@ class Flight(Shared[TrialRecord]):
     Attributes:
         trial_id: Of the trial.
         begun_by: The call whose deadline it keeps to; None where nobody's.
-        names: Of requests, and of the meme, that were claimed for it at this server.
+        claims: That this server made for it, or wanted to, of requests and of the meme.
         events: What has been kept of it.
     """
 
@@ -44,7 +44,7 @@ class Flight(Shared[TrialRecord]):
         super().__init__(unneeded)
         self.trial_id = trial_id
         self.begun_by: Call | None = None
-        self.names: set[RequestName] = set()
+        self.claims: set[Claim] = set()
         self.events: list[AnyEvent] = []
 
     @property

@@ -1,7 +1,7 @@
 """What a server could not bring to its end: trials whose failure could not be kept, requests that nobody sees to.
 
 A trial that ends without a verdict writes that down itself; but the docket may be away just then. And a caller may
-leave after its request was claimed and before its trial was begun, which says to other servers that this one is at it.
+leave while its request is claimed, or before its trial is begun, which says to other servers that this one is at it.
 Both are put right as soon as the docket can be written: no trial stands open that nobody holds, and no request waits
 for a server that has forgotten it.
 """
@@ -17,7 +17,7 @@ from datetime import datetime
 from court.errors import CourtError, TrialAborted, Unavailable
 from court.events import TrialFailed
 from court.record import TrialState
-from serving.docket.store import Claim, Docket, RequestName
+from serving.docket.store import Claim, Docket
 from serving.reception.claims import Claims, request_of
 
 AGAIN_S = 1.0
@@ -31,11 +31,11 @@ class LooseEnd:
     """What may have to be put right.
 
     Attributes:
-        names: Of requests, and of the meme, that this server claimed for the trial.
+        claims: That this server made for the trial, or wanted to, of requests and of the meme.
         cause: Why it ended; None where it was never begun.
     """
 
-    names: Collection[RequestName]
+    claims: Collection[Claim]
     cause: CourtError | None
 
 
@@ -64,7 +64,7 @@ class LooseEnds:
         """Something may be left of a trial that is not held here any more."""
         before = self._ends.get(trial_id)
         if before is not None:
-            end = LooseEnd({*before.names, *end.names}, end.cause or before.cause)
+            end = LooseEnd({*before.claims, *end.claims}, end.cause or before.cause)
         self._ends[trial_id] = end
         self._some.set()
 
@@ -92,11 +92,11 @@ class LooseEnds:
             if self._held(trial_id) is not None:
                 return  # it was taken up again
             record = await self._claims.record(trial_id)
-            if record is None:
-                for name in end.names:
-                    await self._claims.leave(name, trial_id)
+            if record is not None and record.state is not TrialState.OPEN:
                 return
-            if record.state is not TrialState.OPEN or end.cause is None:
+            if record is None or end.cause is None:
+                for claim in end.claims:
+                    await self._claims.leave(claim)
                 return
             name = request_of(record)
             ruling = await self._docket.claim_of(name)

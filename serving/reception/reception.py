@@ -16,7 +16,8 @@ import asyncio
 import logging
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Self
 
@@ -34,7 +35,7 @@ from court.record import TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.assembly import NO_PINS, Ask, Courthouse
 from serving.docket.store import Claim, RequestConflict, RequestName
-from serving.reception.claims import MEMES, Claims, led_by, server_of
+from serving.reception.claims import Claims, led_by, server_of
 from serving.reception.hearings import Flight, Hearings
 from serving.reception.known import KnownMemes, reusable
 from serving.reception.loose_ends import LooseEnd, LooseEnds, cause_of
@@ -177,9 +178,8 @@ class Reception:
         if request_id:
             if (record.opened.meme.namespace, record.opened.request_id) == (given.ask.namespace, request_id):
                 return None  # the request that the trial was held for
-            claim = await self._claims.claim(
-                RequestName(given.ask.namespace, request_id), given.payload, given.trial_id
-            )
+            name = RequestName(given.ask.namespace, request_id)
+            claim = await self._claims.claim(self._claims.wanted(name, given.payload, given.trial_id))
             if claim.trial_id != given.trial_id:
                 return None
         self._telemetry.reused(near=False)
@@ -263,7 +263,7 @@ class Reception:
         """
         if not call.ask.request_id:
             return None
-        claim = await self._claim(call, trial_id)
+        claim = await self._claims.claim(self._claims.wanted(call.name, call.payload, trial_id))
         return claim if claim.trial_id != trial_id else None
 
     async def _answer(self, call: Call) -> Answer:
@@ -289,10 +289,11 @@ class Reception:
         claim, answer = await self._join(call, key)
         while answer.reused and not reusable(answer.record):
             # It was cut short for a caller who had less time: this one is due a trial that was not.
-            lead, _ = await self._claims.lead(key)
-            own = await self._claims.take_over(claim, lead.trial_id, led_by(key))
-            claim = own or await self._claims.standing(claim)
-            answer = await self._follow(call, claim)
+            lead, _ = await self._lead(key)
+            with self._unless_left(lead):
+                own = await self._claims.take_over(claim, lead.trial_id, led_by(key))
+                claim = own or await self._claims.standing(claim)
+                answer = await self._follow(call, claim)
         return answer
 
     async def _join(self, call: Call, key: str) -> tuple[Claim, Answer]:
@@ -302,19 +303,28 @@ class Reception:
             await flight.over()
             flight = self._hearings.leading(key)
         if flight is None and key:
-            lead, made = await self._claims.lead(key)
+            lead, made = await self._lead(key)
             # Whoever else asks for it here has got the same answer, and may have been quicker.
             flight = self._hearings.enlist(lead.trial_id, key) if made else self._hearings.of(lead.trial_id)
         elif flight is None:
             flight = self._hearings.enlist(str(uuid.uuid4()))
         if flight is None:
             assert lead is not None, "there is a key"
-            claim = await self._claim(call, lead.trial_id, led_by(key))
+            wanted = self._claims.wanted(call.name, call.payload, lead.trial_id, led_by(key))
+            claim = await self._claims.claim(wanted)
             return claim, await self._follow(call, claim)
         with flight:
-            flight.names |= {call.name, RequestName(MEMES, key)} if key else {call.name}
-            claim = await self._claim(call, flight.trial_id)
+            wanted = self._claims.wanted(call.name, call.payload, flight.trial_id)
+            flight.claims |= {wanted} if lead is None else {wanted, lead}
+            claim = await self._claims.claim(wanted)
             return claim, await self._follow(call, claim)
+
+    async def _lead(self, key: str) -> tuple[Claim, bool]:
+        """The claim of a meme, and whether this call has just made it: then nobody else begins its trial."""
+        wanted = self._claims.wanted_lead(key)
+        with self._unless_left(wanted):
+            lead = await self._claims.lead(wanted)
+        return lead, lead == wanted
 
     async def _follow(self, call: Call, claim: Claim) -> Answer:
         """The answer to a request that is claimed: its trial is waited for, taken up or begun, as need be."""
@@ -336,13 +346,13 @@ class Reception:
             else:
                 with flight:
                     try:
-                        return self._answered(call, await self._held(call, claim, flight))
+                        return self._answered(call, await self._held(call, flight))
                     except CourtError as error:
                         if not self._goes_on(call, flight, error):
                             raise
             claim = await self._claims.standing(claim)
 
-    async def _held(self, call: Call, claim: Claim, flight: Flight) -> TrialRecord:
+    async def _held(self, call: Call, flight: Flight) -> TrialRecord:
         """The record of a trial of this server, which is begun if nobody has."""
         if flight.task is None:
             self._hearings.begin(flight, call)
@@ -356,8 +366,6 @@ class Reception:
             stopped = Unavailable("The server was stopped before there was a verdict.", reason=STOPPED)
             record = flight.record
             if record is None:
-                # Nobody need wait for this server to be dead.
-                await self._claims.leave(claim.name, flight.trial_id)
                 raise stopped from None
             if record.state is TrialState.DECIDED:
                 return record
@@ -433,17 +441,18 @@ class Reception:
             await self._quarantine.require_pixels(record.opened.meme.pixels_sha256, record.opened.procedure)
         anew = record is not None and not self._hearings.resumable(record)
         await call.take_turn()
-        trial_id = str(uuid.uuid4()) if anew else claim.trial_id
+        trial_id, owner = str(uuid.uuid4()) if anew else claim.trial_id, self._claims.owner()
+        wanted = {replace(each, trial_id=trial_id, owner=owner) for each in (ruling, claim)}
         async with self._claims.taking(claim.trial_id):
             if self._hearings.of(claim.trial_id):
                 return claim  # another call of this server was quicker
-            taken = await self._claims.take_over(ruling, trial_id)
-            if taken is None:
-                return await self._claims.standing(claim)
-            if ruling != claim and (anew or record is None):
-                await self._claims.take_over(claim, trial_id)
+            with self._unless_left(*wanted):
+                if await self._claims.take_over(ruling, trial_id, owner) is None:
+                    return await self._claims.standing(claim)
+                if ruling != claim and (anew or record is None):
+                    await self._claims.take_over(claim, trial_id, owner)
             flight = self._hearings.enlist(trial_id)
-            flight.names |= {ruling.name, claim.name}
+            flight.claims |= wanted
             if record is None or anew:
                 self._hearings.begin(flight, call)
             else:
@@ -466,11 +475,14 @@ class Reception:
         if not self._claims.gone(server):
             return False
         async with self._claims.taking(claim.trial_id):
-            taken = not self._hearings.of(claim.trial_id) and await self._claims.take_over(ruling)
-            if not taken:
+            if self._hearings.of(claim.trial_id):
                 return True
+            wanted = replace(ruling, owner=self._claims.owner())
+            with self._unless_left(wanted):
+                if await self._claims.take_over(ruling, owner=wanted.owner) is None:
+                    return True
             flight = self._hearings.enlist(claim.trial_id)
-            flight.names.add(ruling.name)
+            flight.claims.add(wanted)
             self._hearings.take_up(flight, watch)
         with flight:
             try:
@@ -480,11 +492,17 @@ class Reception:
         _log.info("trial=%s resumed state=%s", record.trial_id, record.state)
         return True
 
+    @contextmanager
+    def _unless_left(self, *wanted: Claim) -> Iterator[None]:
+        """Claims are made for a trial that is begun next. Where that fails, or the caller leaves, they may stand."""
+        try:
+            yield
+        except BaseException:
+            self._loose_ends.leave(wanted[0].trial_id, LooseEnd(wanted, None))
+            raise
+
     def _ended(self, flight: Flight) -> None:
         """A trial is over, or nobody is left to begin it."""
         cause = None if flight.task is None else cause_of(flight.task)
         if flight.task is None or (cause is not None and cause.reason != "EVENT_EXISTS"):
-            self._loose_ends.leave(flight.trial_id, LooseEnd(flight.names, cause))
-
-    async def _claim(self, call: Call, trial_id: str, owner: str = "") -> Claim:
-        return await self._claims.claim(call.name, call.payload, trial_id, owner)
+            self._loose_ends.leave(flight.trial_id, LooseEnd(flight.claims, cause))

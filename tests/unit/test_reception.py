@@ -18,6 +18,7 @@ from court.verdict import Label
 from serving.assembly import Ask, Courthouse, Pins
 from serving.docket.sql import SqlDocket
 from serving.docket.store import RequestConflict, RequestName
+from serving.reception.claims import MEMES
 from serving.reception.pulse import Pulse
 from serving.reception.reception import Reception
 from serving.settings import Settings
@@ -369,6 +370,67 @@ def test_a_trial_that_nobody_was_left_to_begin_holds_up_no_other_server(town, as
 
     answer = asyncio.run(scene())
     assert answer.record.state is TrialState.DECIDED and not answer.reused
+
+
+class _Slow:
+    """A docket that keeps a claim, or puts another in its place, after whoever asked for that has left.
+
+    What it is asked to write it writes in that order, as the real one does.
+    """
+
+    def __init__(self, docket, slow):
+        self._docket = docket
+        self._slow = slow
+        self._written = None
+        self.asked = asyncio.Event()
+        self.left = asyncio.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._docket, name)
+
+    async def claim(self, name, **given):
+        return await self._write("meme" if name.namespace == MEMES else "request", self._docket.claim(name, **given))
+
+    async def take_over(self, claim, **given):
+        return await self._write("taken over", self._docket.take_over(claim, **given))
+
+    async def _write(self, what, write):
+        if self._written is not None:
+            await asyncio.wait([self._written])
+            return await write
+        if what != self._slow:
+            return await write
+
+        async def later():
+            await self.left.wait()
+            await write
+
+        self._written = asyncio.ensure_future(later())
+        self.asked.set()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("ask", [ASK, other()], ids=["the same request", "the same meme"])
+@pytest.mark.parametrize(
+    ("slow", "events"), [("meme", None), ("request", None), ("taken over", 0), ("taken over", 4)], ids=str
+)
+def test_a_caller_that_leaves_while_its_claim_is_being_written_holds_up_no_other_server(town, ask, slow, events):
+    async def scene():
+        docket = town.docket()
+        if events is not None:
+            await a_cut_off_trial(town, docket, events=events)
+        late = _Slow(docket, slow)
+        async with town.server(name="a", docket=late) as a, town.server(name="b", docket=docket) as b:
+            caller = asyncio.ensure_future(a.answer(ASK))
+            await late.asked.wait()
+            caller.cancel()
+            await asyncio.wait([caller])
+            late.left.set()
+            answer = await asyncio.wait_for(b.answer(ask), 60)
+        await docket.close()
+        return answer
+
+    assert asyncio.run(scene()).record.state is TrialState.DECIDED
 
 
 def test_a_meme_whose_trial_came_to_nothing_gets_one_more_at_whichever_server_and_no_others(town):
