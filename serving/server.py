@@ -152,10 +152,12 @@ async def _hold_court(
     court, docket, precedents = services
     telemetry.observe(library=lambda: house.court.finder.library.size)
     async with AsyncExitStack() as stack:
-        reception = await stack.enter_async_context(Reception(house, settings, telemetry))
+        reception = await stack.enter_async_context(
+            Reception(house, settings, telemetry, count=court.memory.change_pictures)
+        )
         court.open(house, reception)
         docket.open(house, reception.forget, rulings_of(house, settings))
-        precedents.open(house)
+        precedents.open(house, reception.decoders)
         _beside(stack, look_after(health, looks_of(house, settings)))
         if resume:
             _beside(stack, reception.resume_cut_off(court.watcher))

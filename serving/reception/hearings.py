@@ -1,15 +1,13 @@
-"""The trials that this server holds, and the pictures that it decodes for them: each once for all callers who wait."""
+"""The trials that this server holds: each once for all callers who wait."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 
-from court.errors import BadPicture, CantResume, CourtError, TrialAborted
+from court.errors import CantResume, CourtError, TrialAborted
 from court.events import AnyEvent, TrialFailed
 from court.meme import Picture
 from court.ports import Watcher
@@ -17,10 +15,10 @@ from court.record import TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.assembly import Courthouse
 from serving.docket.store import Claim
-from serving.reception.admission import Admission
+from serving.reception.decoders import Decoders
 from serving.reception.known import KnownMemes
 from serving.reception.quarantine import Quarantine
-from serving.reception.request import Call
+from serving.reception.request import Call, Place
 from serving.reception.shared import Lately, Shared
 from serving.telemetry import Telemetry
 
@@ -73,7 +71,7 @@ class Hearings:
         quarantine: Quarantine,
         telemetry: Telemetry,
         ended: Callable[[Flight], None],
-        decoders: int,
+        decoders: Decoders,
     ) -> None:
         """Holds none yet.
 
@@ -81,18 +79,16 @@ class Hearings:
             house: Where trials are held and kept.
             known: Learns of files that were decoded, and of verdicts.
             quarantine: Says what is not tried again.
-            telemetry: Is told of pictures that were decoded and of trials that were taken up.
+            telemetry: Is told of trials that were taken up.
             ended: Is told of each trial that is over, however it ended, and of each that nobody is left to begin.
-            decoders: Pictures that are decoded at once. Namespaces take turns: who sends many that take long is not
-                in the way of those of others.
+            decoders: Decode the pictures of calls.
         """
         self._house = house
         self._known = known
         self._quarantine = quarantine
         self._telemetry = telemetry
         self._ended = ended
-        self._decoders = Admission(decoders, 0)
-        self._decoding: dict[bytes, Shared[Picture]] = {}
+        self._decoders = decoders
         self._flights: dict[str, Flight] = {}
         self._leading: dict[str, Flight] = {}
         self._unresumable: Lately[str, bool] = Lately(_MOST_UNRESUMABLE)
@@ -149,41 +145,33 @@ class Hearings:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def decoded(self, call: Call, *, in_turn: bool = False) -> Picture:
-        """The picture of a call. Those who send the same file at once have it decoded once."""
-        while call.picture is None:
-            decoding = self._decoding.get(call.file)
-            if decoding is None:
-                if not in_turn:
-                    await call.take_turn()
-                if (decoding := self._decoding.get(call.file)) is None:
-                    decoding = self._decoding[call.file] = Shared(lambda: self._decoding.pop(call.file))
-                    decoding.begin(self._decode(call))
-            if decoding.ending:
-                await decoding.over()
-                continue
-            with decoding:
-                call.picture = await decoding.result()
-        return call.picture
+    async def decoded(self, call: Call, place: Place | None = None) -> Picture:
+        """The picture of a call.
 
-    async def _decode(self, call: Call) -> Picture:
-        began = time.perf_counter()
-        try:
-            async with self._decoders.turn(call.ask.namespace, patient=True):
-                picture = await self._house.pictures.read(call.ask.image)
-        except BadPicture as error:
-            self._quarantine.refused(call.file, error)
-            raise
-        call.picture_seconds = time.perf_counter() - began
-        self._telemetry.decoded(call.picture_seconds)
-        self._known.seen(call.file, picture.pixels_sha256)
-        return picture
+        Args:
+            call: Whose.
+            place: Where it is decoded in turn, and held: that of the call, or of the trial that it began. No turn is
+                needed where somebody else has the same file decoded.
+        """
+        place = place or call.place
+        if place.picture is not None:
+            return place.picture
+        if not self._decoders.at(call.file):
+            await place.take()
+        decoded = await self._decoders.read(call.ask.image, call.file, call.ask.namespace)
+        call.picture_seconds += decoded.seconds
+        self._known.seen(call.file, decoded.picture.pixels_sha256)
+        place.keep(decoded.picture)
+        return decoded.picture
 
     async def _try(self, call: Call, flight: Flight) -> TrialRecord:
         """Holds the trial of a call."""
-        async with call.trial_in_turn():
-            picture = await self.decoded(call, in_turn=True)
-            async with self._quarantine.trial(picture.pixels_sha256, call.ask.procedure):
+        place = call.place.handed_on()  # the trial may outlive the call
+        try:
+            await place.take()
+            pixels = (await self.decoded(call, place)).pixels_sha256
+            async with self._quarantine.trial(place, pixels, call.ask.procedure):
+                picture = await self.decoded(call, place)
                 try:
                     ask = replace(call.ask, request_id=call.name.request_id)
                     hearing = await self._house.hear(
@@ -196,17 +184,21 @@ class Hearings:
                 except TrialAborted as error:
                     self._quarantine.failed(call.file, error.reason)
                     raise
+        finally:
+            await place.leave()
         await self._learn(hearing.record)
         return hearing.record
 
     async def _resume(self, flight: Flight, watch: Watcher | None, call: Call | None = None) -> TrialRecord:
         """Takes a trial up, for a call or for nobody."""
-        async with call.trial_in_turn() if call else nullcontext():
+        place = call.place.handed_on() if call else Place(None)
+        try:
+            await place.take()
             record = await self._house.docket.record(flight.trial_id)
             flight.events += record.events
             self._telemetry.resuming(record)
             meme = record.opened.meme
-            async with self._quarantine.trial(meme.pixels_sha256, record.opened.procedure):
+            async with self._quarantine.trial(place, meme.pixels_sha256, record.opened.procedure):
                 try:
                     record = await self._house.resume(
                         flight.trial_id, flight.noting(watch), within_s=call.left if call else None
@@ -217,6 +209,8 @@ class Hearings:
                 except TrialAborted as error:
                     self._quarantine.failed(bytes.fromhex(meme.bytes_sha256), error.reason)
                     raise
+        finally:
+            await place.leave()
         await self._learn(record)
         return record
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from court.errors import BadPicture
 from court.events import Procedure
 from serving.docket.store import Docket
+from serving.reception.request import Place
 from serving.reception.shared import Lately
 
 MOST_KILLS = 2
@@ -55,20 +56,29 @@ class Quarantine:
         await self._kills(pixels_sha256, procedure)
 
     @asynccontextmanager
-    async def trial(self, pixels_sha256: str, procedure: Procedure) -> AsyncIterator[None]:
-        """A trial of a picture, for as long as the context lasts.
+    async def trial(self, place: Place, pixels_sha256: str, procedure: Procedure) -> AsyncIterator[None]:
+        """A trial of a picture, in its turn, for as long as the context lasts.
 
         Of trials that were running when a model server died, one is to blame and the others are not. They are held
-        again one at a time, so that the next death has one suspect.
+        again one at a time, so that the next death has one suspect. A suspect that waits for others has no turn
+        meanwhile: those that are under no suspicion do not wait for it.
+
+        Args:
+            place: Where the trial has its turn. That of a suspect holds no decoded picture any more.
+            pixels_sha256: Of the picture.
+            procedure: How it is tried.
 
         Raises:
             BadPicture: It has killed a model server twice.
-            Unavailable: The docket can't say.
+            Unavailable: The docket can't say; or there is no turn again.
         """
+        await place.take()
         if not await self._kills(pixels_sha256, procedure):
             yield
             return
+        await place.leave()
         async with self._suspect:
+            await place.take()
             await self._kills(pixels_sha256, procedure)  # again: it may have been on trial meanwhile
             yield
 

@@ -219,6 +219,8 @@ class Memory:
         self._most = (at_once, max(1, at_once // 2), max(1, at_once // 4))
         self._held = 0
         self._most_held = 0
+        self._pictures = 0
+        self._most_pictures = max(0, min(budget // 2, budget - self._largest))
         self._known: OrderedDict[str, None] = OrderedDict()
         self._reading: dict[Lot, None] = {}  # what is read longest first
         self._read_in = [0, 0, 0]
@@ -229,8 +231,13 @@ class Memory:
 
     @property
     def held(self) -> int:
-        """Bytes that requests have now, those included that are kept free for what is being read."""
+        """Bytes that requests have now, those included that are kept free for what is being read; not pictures."""
         return self._held
+
+    @property
+    def pictures(self) -> int:
+        """Bytes that decoded pictures have now."""
+        return self._pictures
 
     @property
     def most_held(self) -> int:
@@ -293,6 +300,16 @@ class Memory:
         if by < 0:
             self._serve()
 
+    def change_pictures(self, by: int) -> None:
+        """Decoded pictures have so many bytes more, or fewer, now.
+
+        They take room from requests, up to half of it: what is in memory already has to be tried, and what needs no
+        trial is not to wait for that.
+        """
+        self._pictures += by
+        if by < 0:
+            self._serve()
+
     async def _room(self, peer: str, in_call: bool) -> Lot:
         if self._closed:
             raise not_in_session()
@@ -319,7 +336,7 @@ class Memory:
 
     @property
     def _has_room(self) -> bool:
-        return self._held + self._largest <= self._budget
+        return self._held + min(self._pictures, self._most_pictures) + self._largest <= self._budget
 
     def _lot(self, peer: str, lane: int) -> Lot:
         lot = Lot(self, self._largest, peer, lane)

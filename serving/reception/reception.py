@@ -36,12 +36,13 @@ from court.trial import STOPPED
 from serving.assembly import NO_PINS, Ask, Courthouse
 from serving.docket.store import Claim, RequestConflict, RequestName
 from serving.reception.claims import Claims, led_by, server_of
+from serving.reception.decoders import Decoders
 from serving.reception.hearings import Flight, Hearings
 from serving.reception.known import KnownMemes, reusable
 from serving.reception.loose_ends import LooseEnd, LooseEnds, cause_of
 from serving.reception.pulse import Pulse
 from serving.reception.quarantine import Quarantine
-from serving.reception.request import Answer, Call, Given, Turn, digest_of_file
+from serving.reception.request import Answer, Call, Counted, Given, Place, Turn, digest_of_file, uncounted
 from serving.reception.shared import Ended
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
@@ -55,10 +56,20 @@ _log = logging.getLogger("memecourt.service")
 
 
 class Reception:
-    """Answers requests, holding a trial only where one is needed. Safe to call concurrently, within one event loop."""
+    """Answers requests, holding a trial only where one is needed. Safe to call concurrently, within one event loop.
+
+    Attributes:
+        decoders: What decodes pictures, those of its trials and others.
+    """
 
     def __init__(
-        self, house: Courthouse, settings: Settings, telemetry: Telemetry = SILENT, *, pulse: Pulse | None = None
+        self,
+        house: Courthouse,
+        settings: Settings,
+        telemetry: Telemetry = SILENT,
+        *,
+        pulse: Pulse | None = None,
+        count: Counted = uncounted,
     ) -> None:
         """Answers nothing yet: see :meth:`__aenter__`.
 
@@ -67,6 +78,7 @@ class Reception:
             settings: Whose verdicts are given again.
             telemetry: Is told what was given again.
             pulse: Tells which servers live, and what this one is called.
+            count: Is told how many bytes of decoded pictures are held more, or fewer.
         """
         self._house = house
         self._docket = house.docket
@@ -77,9 +89,11 @@ class Reception:
         self._claims = Claims(house.docket, self._pulse)
         self._known = KnownMemes(house.docket, house.court, settings)
         self._quarantine = Quarantine(house.docket)
-        self._hearings = Hearings(
-            house, self._known, self._quarantine, telemetry, self._ended, decoders=settings.picture_workers
+        self.decoders = Decoders(
+            house.pictures, self._quarantine, settings.picture_workers, telemetry=telemetry, count=count
         )
+        self._hearings = Hearings(house, self._known, self._quarantine, telemetry, self._ended, self.decoders)
+        self._count = count
         self._loose_ends = LooseEnds(house.docket, self._claims, self._hearings.of, house.court.now)
         self._beside: list[asyncio.Task[None]] = []
         self._open = False
@@ -142,13 +156,13 @@ class Reception:
             async with asyncio.timeout(within_s) as clock:
                 file = await digest_of_file(ask.image)
                 self._quarantine.require(file, text_given=ask.text is not None)
-                call = Call(ask, name, file, watch, turn, began, clock, clock.when())
+                call = Call(ask, name, file, watch, Place(turn, self._count), began, clock, clock.when())
                 if self._reuse and not ask.try_anew and (answer := await self._at_hand(call)):
                     return answer
                 try:
                     return await self._answer(call)
                 finally:
-                    await call.leave_turn()
+                    await call.place.leave()
         except TimeoutError:
             if not clock.expired():
                 raise
@@ -336,7 +350,7 @@ class Reception:
                 if isinstance(found, TrialRecord):
                     return self._answered(call, found, near=await self._is_near(call, found))
                 if found is None:  # another server is at it
-                    await call.leave_turn()
+                    await call.place.leave()
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, longest)
                 claim = found or await self._claims.standing(claim)
@@ -359,7 +373,7 @@ class Reception:
         if flight.begun_by is call:
             call.ends_with_trial()
         else:
-            await call.leave_turn()
+            await call.place.leave()
         try:
             return await flight.result()
         except Ended:
@@ -398,6 +412,7 @@ class Reception:
         """The trial of a meme that is nearly the one in a call and whose verdict may be given again, or None."""
         if self._near is None:
             return None
+        await call.place.take()
         picture, text = await self._hearings.decoded(call), call.ask.text
         if text is None:
             text = (await self._house.court.text_reader.read(picture)).text
@@ -440,7 +455,7 @@ class Reception:
         if record is not None:
             await self._quarantine.require_pixels(record.opened.meme.pixels_sha256, record.opened.procedure)
         anew = record is not None and not self._hearings.resumable(record)
-        await call.take_turn()
+        await call.place.take()
         trial_id, owner = str(uuid.uuid4()) if anew else claim.trial_id, self._claims.owner()
         wanted = {replace(each, trial_id=trial_id, owner=owner) for each in (ruling, claim)}
         async with self._claims.taking(claim.trial_id):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
 
 from court.digests import digest
 from court.meme import Picture
@@ -18,6 +18,9 @@ from serving.docket.store import RequestName
 Turn = Callable[[], AbstractAsyncContextManager[object]]
 """Entered before a picture is decoded or a trial held, left afterwards, perhaps in another task: where callers wait for
 their turn."""
+
+Counted = Callable[[int], None]
+"""Is told of so many bytes more, or fewer, that decoded pictures take."""
 
 HASHED_AT_ONCE = 256 * 1024
 """Bytes up to which a file is digested where the call is; for larger ones, the others would have to wait."""
@@ -70,6 +73,57 @@ class Answer:
     given: Given | None = None
 
 
+def uncounted(_: int) -> None:
+    """Counts nothing."""
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a call, or the trial that it began, waits for its turn and has it.
+
+    Only who has its turn holds a decoded picture: as many are in memory as there are turns, however many wait.
+
+    Attributes:
+        turn: Where the turn is waited for; None where none is needed.
+        count: Is told of the bytes of the picture.
+        entered: The turn, while it is had.
+        picture: Decoded, while it is held.
+    """
+
+    turn: Turn | None
+    count: Counted = uncounted
+    entered: AbstractAsyncContextManager[object] | None = None
+    picture: Picture | None = None
+
+    async def take(self) -> None:
+        """Waits for the turn, unless it is had."""
+        if self.turn is not None and self.entered is None:
+            turn = self.turn()
+            await turn.__aenter__()
+            self.entered = turn
+
+    async def leave(self) -> None:
+        """Lets the next one have it: what is waited for now is others' work."""
+        entered, self.entered = self.entered, None
+        picture, self.picture = self.picture, None
+        if picture is not None:
+            self.count(-size_of(picture))
+        if entered is not None:
+            await entered.__aexit__(None, None, None)
+
+    def keep(self, picture: Picture) -> None:
+        """Holds a picture until the turn is left; not without one."""
+        if self.picture is None and (self.turn is None or self.entered is not None):
+            self.picture = picture
+            self.count(size_of(picture))
+
+    def handed_on(self) -> Place:
+        """Another place, which has the turn and the picture from now on instead of this."""
+        other = replace(self)
+        self.entered = self.picture = None
+        return other
+
+
 @dataclass(slots=True)
 class Call:
     """A request on its way.
@@ -79,26 +133,22 @@ class Call:
         name: What the request is known by: the caller's id for it, or one that was made up.
         file: SHA-256 of the picture file.
         watch: Is told of the events of a trial that this call begins.
-        turn: Where it waits for its turn.
+        place: Where it waits for its turn.
         began: When it came, by the performance counter.
         clock: Ends it at the caller's deadline.
         deadline: By the event loop's clock; None where there is none.
-        picture: Decoded, once it is.
-        picture_seconds: What that took.
-        held: The turn, while this call has it.
+        picture_seconds: What decoding its picture took.
     """
 
     ask: Ask
     name: RequestName
     file: bytes
     watch: Watcher | None
-    turn: Turn | None
+    place: Place
     began: float
     clock: asyncio.Timeout
     deadline: float | None
-    picture: Picture | None = None
     picture_seconds: float = 0.0
-    held: AbstractAsyncContextManager[object] | None = None
 
     @property
     def payload(self) -> str:
@@ -115,34 +165,10 @@ class Call:
         if self.deadline is not None:
             self.clock.reschedule(self.deadline + _TO_END_S)
 
-    async def take_turn(self) -> None:
-        """Waits for the turn, unless this call has it."""
-        if self.turn is not None and self.held is None:
-            turn = self.turn()
-            await turn.__aenter__()
-            self.held = turn
 
-    async def leave_turn(self) -> None:
-        """Lets the next one have it: what this call waits for now is others' work."""
-        held, self.held = self.held, None
-        if held is not None:
-            await held.__aexit__(None, None, None)
-
-    @asynccontextmanager
-    async def trial_in_turn(self) -> AsyncIterator[None]:
-        """For as long as the trial lasts that this call began: it takes the call's turn with it, or waits for one.
-
-        To be entered by the task of the trial, which may outlive the call. Until then the turn is the call's.
-        """
-        held, self.held = self.held, None
-        if held is None and self.turn is not None:
-            held = self.turn()
-            await held.__aenter__()
-        try:
-            yield
-        finally:
-            if held is not None:
-                await held.__aexit__(None, None, None)
+def size_of(picture: Picture) -> int:
+    """Bytes that a decoded picture takes."""
+    return sum(len(frame.png) for frame in picture.frames)
 
 
 async def digest_of_file(data: bytes) -> bytes:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from court.errors import BadRequest, NotLoaded
-from court.meme import check_text
+from court.meme import Picture, check_text
 from memecourt.v1 import court_pb2 as wire
 from retrieval.library.changes import Change, NoSuchPrecedent
+from retrieval.library.single import add_precedent
 from retrieval.library.sources import Provenance
 from retrieval.library.writers import Writer, open_writer_of
 from retrieval.search.finder import LibraryFinder
 from retrieval.search.pgvector import PgvectorFinder
 from serving.access.callers import check_namespace, current
 from serving.assembly import Courthouse
-from serving.changes import Opened, add_meme, changed
+from serving.changes import Opened, changed
+from serving.reception.decoders import Decoders
 from serving.reception.session import Session
 from serving.services.calls import unary
 from serving.services.convert import precedent_of
@@ -37,9 +40,28 @@ _FOUND, _MOST_FOUND = 10, 1000
 _MOST_LEFT_OUT = 10_000
 _MOST_ID, _MOST_SOURCE, _MOST_NAMESPACE = 200, 200, 128
 _MOST_CATEGORIES, _LONGEST_CATEGORY = 32, 100
+_BESIDE = "\0precedents/"
+"""Before a caller's name as a namespace that pictures are decoded for; no trial's holds NUL."""
 _CHANGES = 4
 """Changes on their way at once. One may wait ten seconds for another writer, with a thread of those that the docket is
 read by; trials must not wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """What calls are answered with."""
+
+    house: Courthouse
+    decoders: Decoders
+
+    @asynccontextmanager
+    async def picture(self, image: bytes) -> AsyncIterator[Picture | None]:
+        """The picture in a file, None where there is none. Callers take turns with each other, and with trials."""
+        if not image:
+            yield None
+            return
+        async with self.decoders.picture(image, f"{_BESIDE}{current().name}") as picture:
+            yield picture
 
 
 class PrecedentsService:
@@ -54,14 +76,14 @@ class PrecedentsService:
     def __init__(self, memory: Memory | None = None) -> None:
         """Answers nothing yet. ``memory``: where room is waited for before a request is read."""
         self._memory = memory
-        self._session: Session[Courthouse] = Session()
+        self._session: Session[_Open] = Session()
         self._changing = asyncio.Semaphore(_CHANGES)
         self._writing = ExitStack()
         self._writer: Writer | None = None
 
-    def open(self, house: Courthouse) -> None:
-        """From now on, calls are answered."""
-        self._session.open(house)
+    def open(self, house: Courthouse, decoders: Decoders) -> None:
+        """From now on, calls are answered; ``decoders``: what decodes their pictures, as those of trials."""
+        self._session.open(_Open(house, decoders))
 
     def close(self) -> None:
         """From now on, calls are turned away; those being answered go on."""
@@ -90,8 +112,8 @@ class PrecedentsService:
         self, request: wire.SearchPrecedentsRequest, _: Context
     ) -> wire.SearchPrecedentsResponse:
         """The precedents most like a text, a picture or both."""
-        with self._session.call() as house:
-            finder = _finder(house)
+        with self._session.call() as court:
+            finder = _finder(court.house)
             _check_meme(request.text, request.image)
             k = number(request.k, _FOUND, _MOST_FOUND, "k")
             alpha = request.alpha if request.HasField("alpha") else None
@@ -99,18 +121,18 @@ class PrecedentsService:
                 raise BadRequest("alpha lies in [0, 1].", reason="OUT_OF_RANGE", field="alpha")
             where = where_of(request.filter)
             exclude = few(request.exclude, _MOST_LEFT_OUT, _MOST_ID, "exclude")
-            picture = await house.pictures.read(request.image) if request.image else None
-            findings = await finder.find(
-                text=request.text,
-                frames=picture.frames if picture else (),
-                pixels_sha256=picture.pixels_sha256 if picture else "",
-                exhibits=k,
-                tally=k,
-                alpha=alpha,
-                exclude=exclude,
-                where=where,
-                leave_out_duplicates=request.leave_out_duplicates,
-            )
+            async with court.picture(request.image) as picture:
+                findings = await finder.find(
+                    text=request.text,
+                    frames=picture.frames if picture else (),
+                    pixels_sha256=picture.pixels_sha256 if picture else "",
+                    exhibits=k,
+                    tally=k,
+                    alpha=alpha,
+                    exclude=exclude,
+                    where=where,
+                    leave_out_duplicates=request.leave_out_duplicates,
+                )
             searched = findings.library
             return wire.SearchPrecedentsResponse(
                 precedents=[precedent_of(exhibit) for exhibit in findings.exhibits],
@@ -121,8 +143,8 @@ class PrecedentsService:
 
     async def get_library(self, _: wire.GetLibraryRequest, __: Context) -> wire.GetLibraryResponse:
         """What the library is."""
-        with self._session.call() as house:
-            account = await _finder(house).account()
+        with self._session.call() as court:
+            account = await _finder(court.house).account()
             of = account.identity
             return wire.GetLibraryResponse(
                 library=wire.Library(name=of.name, digest=of.digest, size=of.size),
@@ -134,13 +156,13 @@ class PrecedentsService:
 
     async def add_precedent(self, request: wire.AddPrecedentRequest, _: Context) -> wire.AddPrecedentResponse:
         """Adds a labelled meme."""
-        with self._session.call() as house:
-            finder = _finder(house)
+        with self._session.call() as court:
+            finder = _finder(court.house)
             check_namespace(within(request.namespace, _MOST_NAMESPACE, "namespace"), "namespace")
             _check_meme(request.text, request.image)
             id_ = required(request.id, _MOST_ID, "id") if request.id else str(uuid.uuid4())
             label = found_to_be(request.label)
-            known = {
+            known: dict[str, Any] = {
                 "categories": few(request.categories, _MOST_CATEGORIES, _LONGEST_CATEGORY, "categories"),
                 "source": within(request.source, _MOST_SOURCE, "source"),
                 "provenance": Provenance(namespace=request.namespace, language=language(request.language)),
@@ -148,16 +170,12 @@ class PrecedentsService:
                 "who": signed(request.who, "who"),
                 "why": required(request.why, MOST_WHY, "why"),
             }
-            async with self._changing:
-                change, _cut = await add_meme(
+            async with self._changing, court.picture(request.image) as picture:
+                change = await changed(
                     self._opened(finder),
-                    finder.encoder,
-                    house.pictures,
-                    id_=id_,
-                    label=label,
-                    text=request.text,
-                    image=request.image or None,
-                    **known,
+                    lambda writer: add_precedent(
+                        writer, finder.encoder, id_=id_, label=label, text=request.text, picture=picture, **known
+                    )[0],
                 )
             return wire.AddPrecedentResponse(id=change.meme, change=change.number)
 
@@ -197,9 +215,9 @@ class PrecedentsService:
                 check_namespace(meme.namespace, "id")
             return change(writer)
 
-        with self._session.call() as house:
+        with self._session.call() as court:
             async with self._changing:
-                return await changed(self._opened(_finder(house)), work)
+                return await changed(self._opened(_finder(court.house)), work)
 
     def _opened(self, finder: LibraryFinder | PgvectorFinder) -> Opened:
         """One writer for all calls: those that come at once are written together, and nothing is read twice."""

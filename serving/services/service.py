@@ -73,7 +73,11 @@ class CourtService:
         self._verdicts: Lately[str, bytes] = Lately(_MOST_VERDICTS)
         self._repeats: Lately[bytes, Repeat] = Lately(_MOST_REPEATS)
         admission, held = self._admission, self._memory
-        telemetry.observe(running=lambda: admission.running, waiting=lambda: admission.waiting, bytes=lambda: held.held)
+        telemetry.observe(
+            running=lambda: admission.running,
+            waiting=lambda: admission.waiting,
+            bytes=lambda: held.held + held.pictures,
+        )
 
     @property
     def admission(self) -> Admission:

@@ -125,7 +125,7 @@ class Telemetry:
         Args:
             running: Trials that are being held.
             waiting: Requests that wait their turn.
-            bytes: Of requests in memory.
+            bytes: Of requests and decoded pictures in memory.
             library: Memes in the library that is searched.
         """
         if self._metrics:

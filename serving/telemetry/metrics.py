@@ -146,7 +146,9 @@ class Metrics:
         # What is now.
         self._running = gauge("running_trials", "Trials that are being held.")
         self._waiting = gauge("waiting_requests", "Requests that wait their turn.")
-        self._bytes = gauge("request_memory_bytes", "Of requests in memory, waiting or being tried.")
+        self._bytes = gauge(
+            "request_memory_bytes", "Of requests and decoded pictures in memory, waiting or being tried."
+        )
         self._library = gauge("library_precedents", "Memes in the library that is searched.")
         limit = gauge("limit", "What is allowed at once: running_trials, waiting_requests, request_memory_bytes.", "of")
         limit.labels("running_trials").set(settings.concurrent_trials)

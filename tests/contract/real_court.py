@@ -77,7 +77,7 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
         reception = await stack.enter_async_context(Reception(house, settings))
         court.open(house, reception)
         docket.open(house, reception.forget)
-        precedents.open(house)
+        precedents.open(house, reception.decoders)
         await say_serving(health)
         address = f"127.0.0.1:{port}"
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))

@@ -141,7 +141,8 @@ def test_tasks_and_handles_are_as_many_after_many_requests_as_after_few(tmp_path
             await asyncio.sleep(0.3)
             gc.collect()
             hearings = it.reception._hearings
-            assert not (hearings._flights or hearings._leading or hearings._decoding or it.reception._loose_ends._ends)
+            assert not (hearings._flights or hearings._leading or it.reception.decoders._decoding)
+            assert not it.reception._loose_ends._ends
             names = Counter(task.get_coro().__qualname__ for task in asyncio.all_tasks())
             held.append((names, open_files()))
         return codes, held

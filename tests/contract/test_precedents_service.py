@@ -34,6 +34,8 @@ from retrieval.postgres.push import push_library
 from retrieval.search.finder import LibraryFinder
 from retrieval.search.pgvector import PgvectorFinder
 from serving.access.callers import Caller, Scope
+from serving.reception.decoders import Decoders
+from serving.reception.quarantine import Quarantine
 from serving.reception.receiving import Memory
 from serving.services.precedents_service import SERVICE, PrecedentsService
 from tests.encoders import PlainPictureReader, picture_of, png_of
@@ -161,7 +163,7 @@ async def a_scene(place: Path | Address, *, pictures: Any = None, finder: Any = 
         following = asyncio.create_task(follow(finder, lambda _: None, every_s=0.02))
     service = PrecedentsService(Memory(64 * 2**20, 20.0))
     house = SimpleNamespace(court=SimpleNamespace(finder=finder), pictures=pictures or PlainPictureReader())
-    service.open(house)  # type: ignore[arg-type]
+    service.open(house, Decoders(house.pictures, Quarantine(None), 2))  # type: ignore[arg-type]
     try:
         async with a_channel(
             service.handler(), callers=CALLERS, options=[("grpc.max_receive_message_length", -1)]

@@ -14,7 +14,7 @@ from court.record import TrialState
 from serving.docket.store import RequestName
 from tests.cast import Cast, frames_of
 from tests.unit.test_chat_completions import HELLO, failing
-from tests.unit.test_reception import ASK, other, trials_in
+from tests.unit.test_reception import ASK, Turns, other, quiet_soon, trials_in
 from tests.unit.test_reception import town as town
 
 FULL = replace(ASK, procedure=Procedure.FULL)
@@ -204,6 +204,57 @@ def test_the_innocent_that_were_on_trial_when_a_server_died_are_cleared_one_at_a
     again = on(town, scene, chairs=chairs)
     assert again == [["decided"] * 2] * 9 + [["MODEL_GONE", "QUARANTINED"]]
     assert server.deaths == 2 and server.most_since == 1, "one suspect at a time"
+
+
+def test_suspects_that_wait_for_each_other_take_nobody_s_turn_and_leave_when_their_callers_do(town):
+    gate, alone = asyncio.Event(), asyncio.Event()
+    died = set()
+
+    class Proposer:
+        name = "proposer"
+
+        async def reply(self, request, *, within_s):
+            shown = frames_of(request)[0].png
+            if b"suspect" in shown:
+                if shown not in died:
+                    died.add(shown)
+                    raise broken_off()
+                alone.set()
+                await gate.wait()
+            return await cast.models["proposer"].reply(request, within_s=within_s)
+
+        async def odds(self, request, options, *, within_s):
+            return None
+
+    cast = Cast(rounds=2)
+    asks = [replace(FULL, image=b"suspect %d|file" % n, request_id=f"s{n}") for n in range(6)]
+
+    async def scene(reception):
+        assert [await asked(reception, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 6
+        turns = Turns(2)
+        suspects = [asyncio.ensure_future(reception.answer(ask, turn=turns)) for ask in asks]
+        await alone.wait()
+        innocent = await asyncio.wait_for(reception.answer(other(request_id="i"), turn=turns), 60)
+        hurried = await asyncio.gather(
+            *(
+                reception.answer(replace(asks[0], request_id=f"h{n}", text=f"{n}"), within_s=0.2, turn=turns)
+                for n in "ab"
+            ),
+            return_exceptions=True,
+        )
+        for suspect in suspects[:3]:
+            suspect.cancel()
+        await asyncio.wait(suspects[:3])
+        gate.set()
+        decided = await asyncio.wait_for(asyncio.gather(*suspects[3:]), 60)
+        await quiet_soon(reception)
+        assert turns.all_free
+        return innocent, hurried, decided
+
+    innocent, hurried, decided = on(town, scene, chairs=replace(cast.chairs, proposer=Chair(Proposer())))
+    assert innocent.record.state is TrialState.DECIDED
+    assert [error.reason for error in hurried] == ["DEADLINE"] * 2
+    assert all(answer.record.state is TrialState.DECIDED for answer in decided)
 
 
 def test_a_verdict_clears_a_picture(town):

@@ -112,3 +112,30 @@ def test_nobody_waits_longer_than_the_server_does():
         assert memory.held == 0
 
     run(scene())
+
+
+def test_decoded_pictures_take_room_from_requests_up_to_half_of_it():
+    async def scene():
+        memory = Memory(BUDGET, 60.0)
+        memory.change_pictures(10 * BUDGET)
+        reads = await begun(memory, [Call("known", 0.01)])
+        await asyncio.wait(reads)
+        reads = await begun(memory, [Call("known") for _ in range(16)])
+        assert len(memory._reading) == 8
+        memory.change_pictures(-10 * BUDGET)
+        await asyncio.sleep(0)
+        assert len(memory._reading) == 16 and memory.pictures == 0
+        await gone(reads)
+
+    run(scene())
+
+
+def test_with_the_smallest_budget_a_request_is_read_whatever_pictures_take():
+    async def scene():
+        memory = Memory(32 * MIB, 60.0)
+        memory.change_pictures(1000 * MIB)
+        (read,) = await begun(memory, [Call("honest", 0.01)])
+        await asyncio.wait([read])
+        assert read.result() is not None
+
+    run(scene())

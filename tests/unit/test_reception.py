@@ -21,6 +21,7 @@ from serving.docket.store import RequestConflict, RequestName
 from serving.reception.claims import MEMES
 from serving.reception.pulse import Pulse
 from serving.reception.reception import Reception
+from serving.reception.request import uncounted
 from serving.settings import Settings
 from tests.fakes import LIBRARY, FakeFinder, FakeReader, H, Notes, findings, ticking
 
@@ -98,7 +99,7 @@ class Town:
         own = docket is None
         docket = docket or self.docket()
         clock = ticking()
-        forget_s = changes.pop("forget_s", 60)
+        forget_s, count = changes.pop("forget_s", 60), changes.pop("count", uncounted)
         court = Court(
             finder=changes.pop("finder", self.finder),
             text_reader=self.reader,
@@ -109,7 +110,7 @@ class Town:
         house = Courthouse(court, self.pictures, docket)
         pulse = Pulse(docket, name, beat_s=beat_s, dead_s=dead_s, forget_s=forget_s)
         try:
-            async with Reception(house, self.settings, pulse=pulse) as reception:
+            async with Reception(house, self.settings, pulse=pulse, count=count) as reception:
                 reception.house = house
                 yield reception
         finally:
@@ -1017,10 +1018,11 @@ async def held(town, reception, count, turns, *asks):
 async def quiet_soon(reception):
     """Nothing is left of trials and pictures; those that were given up still write down their end."""
     hearings = reception._hearings
-    for shared in [*hearings._flights.values(), *hearings._decoding.values()]:
+    decoding = reception.decoders._decoding
+    for shared in [*hearings._flights.values(), *decoding.values()]:
         await asyncio.wait_for(shared.over(), 10)
     await asyncio.sleep(0)
-    assert not (hearings._flights or hearings._leading or hearings._decoding)
+    assert not (hearings._flights or hearings._leading or decoding)
 
 
 def test_a_trial_goes_on_while_anybody_waits_for_it(town):
@@ -1276,6 +1278,36 @@ def test_pictures_that_take_long_to_decode_are_not_in_the_way_of_other_namespace
         return town.pictures.started.index(b"late|file")
 
     assert on_one_server(town, scene) <= 4
+
+
+def test_decoded_pictures_are_held_in_turn_alone_and_their_bytes_are_counted(town):
+    """Those who wait for their turn hold none, also where another had the same file decoded."""
+    held, most = 0, 0
+
+    def count(by):
+        nonlocal held, most
+        held += by
+        most = max(most, held)
+
+    async def scene(reception):
+        turns = Turns(2)
+        town.finder.gate = asyncio.Event()
+        asks = [other(request_id=f"{n} {text}", image=b"%d|file" % n, text=text) for n in range(6) for text in "abc"]
+        callers = [asyncio.ensure_future(reception.answer(ask, turn=turns)) for ask in asks]
+        await town.finder.searching.wait()
+        while held < 2 * size:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert held == 2 * size
+        callers[0].cancel()
+        town.finder.gate.set()
+        await asyncio.wait(callers)
+        await quiet_soon(reception)
+        assert turns.all_free
+
+    size = len(PNG + b"0|file")
+    on_one_server(town, scene, count=count)
+    assert held == 0 and most == 2 * size
 
 
 # Pins.

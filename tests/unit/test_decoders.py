@@ -1,0 +1,84 @@
+"""One door to the decoders: shared, in turn, and shut to what killed one."""
+
+import asyncio
+
+import pytest
+
+from court.errors import BadPicture
+from serving.reception.decoders import Decoders
+from serving.reception.quarantine import Quarantine
+from serving.reception.request import digest_of_file, size_of
+from tests.unit.test_reception import Pictures
+
+
+def test_a_file_is_decoded_once_for_all_who_wait_for_it_and_for_as_long_as_one_does():
+    async def scene():
+        pictures = Pictures()
+        pictures.gate = asyncio.Event()
+        decoders = Decoders(pictures, Quarantine(None), 1)
+        file = await digest_of_file(b"file")
+        waiting = [asyncio.ensure_future(decoders.read(b"file", file, name)) for name in "abc"]
+        await asyncio.sleep(0)
+        assert decoders.at(file)
+        waiting[0].cancel()  # who had begun it
+        await asyncio.sleep(0)
+        pictures.gate.set()
+        decoded = await asyncio.gather(*waiting[1:])
+        assert pictures.decoded == 1 and not decoders.at(file)
+        assert decoded[0].picture is decoded[1].picture and [each.seconds for each in decoded] == [0, 0]
+
+    asyncio.run(scene())
+
+
+def test_namespaces_take_turns():
+    async def scene():
+        pictures = Pictures()
+        pictures.gate = asyncio.Event()
+        decoders = Decoders(pictures, Quarantine(None), 1)
+
+        async def read(data, namespace):
+            return await decoders.read(data, await digest_of_file(data), namespace)
+
+        flood = [asyncio.ensure_future(read(b"%d" % number, "flood")) for number in range(20)]
+        while not pictures.decoded:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        late = asyncio.ensure_future(read(b"late", "late"))
+        await asyncio.sleep(0)
+        pictures.gate.set()
+        await asyncio.gather(late, *flood)
+        assert pictures.started.index(b"late") <= 2
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("reason", ["PICTURE_KILLS_READER", "PICTURE_TOO_COSTLY"])
+def test_what_killed_its_process_is_not_decoded_again_for_whomever(reason):
+    async def scene():
+        pictures = Pictures()
+        pictures.errors[b"poison"] = BadPicture("no", reason=reason)
+        quarantine = Quarantine(None)
+        decoders = Decoders(pictures, quarantine, 1)
+        reasons = []
+        for name in "abc":
+            with pytest.raises(BadPicture) as caught:
+                async with decoders.picture(b"poison", name):
+                    raise AssertionError("it was decoded")
+            reasons.append(caught.value.reason)
+        assert reasons == [reason, "QUARANTINED", "QUARANTINED"] and pictures.decoded == 1
+        with pytest.raises(BadPicture):  # trials go by the same
+            quarantine.require(await digest_of_file(b"poison"), text_given=True)
+
+    asyncio.run(scene())
+
+
+def test_a_picture_is_counted_while_it_is_held():
+    async def scene():
+        counted = []
+        decoders = Decoders(Pictures(), Quarantine(None), 1, count=counted.append)
+        with pytest.raises(ZeroDivisionError):
+            async with decoders.picture(b"file", "a") as picture:
+                assert counted == [size_of(picture)] and counted[0] > 0
+                raise ZeroDivisionError
+        assert sum(counted) == 0
+
+    asyncio.run(scene())
