@@ -14,8 +14,18 @@ from importlib.metadata import version
 from court.backends.picture_reader import GuardedPictureReader
 from court.backends.text_reader import OcrTextReader
 from court.digests import digest
-from court.errors import BadRequest, CantResume, Unavailable
-from court.events import AnyEvent, MemeIdentity, Procedure, TextRead, TrialOpened, VerdictGiven
+from court.errors import BadRequest, CantResume, NotLoaded, Unavailable
+from court.events import (
+    AnyEvent,
+    MemeIdentity,
+    PolicyReference,
+    PrecedentsCited,
+    Procedure,
+    TextRead,
+    TrialOpened,
+    VerdictGiven,
+    Versions,
+)
 from court.meme import Frame, Meme, Picture, PictureFormat, check_text
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import PictureReader, Watcher
@@ -67,6 +77,15 @@ NO_PINS = Pins()
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyPin:
+    """The policy that a caller insists on, as a record gives it. What is empty may be anything."""
+
+    id: str = ""
+    version: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """What a caller asks for, checked in form but not yet in substance.
 
@@ -81,8 +100,7 @@ class Ask:
         trace_id: 32 hex digits, or empty for a new one.
         pins: What it must be tried with.
         try_anew: Whether it is tried also where the verdict of an earlier trial would serve.
-        policy: The policy that was asked for, in the caller's words; empty for whichever is loaded. It has been checked
-            against the loaded one, and only tells two requests apart.
+        policy: The policy that it must be tried by; None for whichever is loaded.
     """
 
     image: bytes
@@ -95,7 +113,52 @@ class Ask:
     trace_id: str = ""
     pins: Pins = NO_PINS
     try_anew: bool = False
-    policy: str = ""
+    policy: PolicyPin | None = None
+
+    def require(self, versions: Versions, policy: Policy | PolicyReference, library: str | None = None) -> None:
+        """Raises NotLoaded if this is to be tried with something else.
+
+        Args:
+            versions: What a trial is or would be held with.
+            policy: What it is held by.
+            library: Digest of the library that precedents were found in, where they were: it may have been changed
+                after the trial began. That of the versions if not given.
+        """
+        if self.pins != NO_PINS:
+            held = {name: getattr(versions, name) for name in ("prompts", "library", "encoder", "settings")}
+            if library is not None:
+                held["library"] = library
+            wanted = {name: getattr(self.pins, name) for name in held}
+            for role, model in self.pins.models.items():
+                wanted[f"models.{role}"], held[f"models.{role}"] = model, versions.models.get(role.upper(), "")
+            for name, version in wanted.items():
+                if version and version != held[name]:
+                    raise NotLoaded(
+                        f"The {name} asked for can't be had: {held[name] or 'none'} is loaded. Leave the pin out to "
+                        "have the meme tried with that.",
+                        reason="PIN_NOT_LOADED",
+                        field=f"pins.{name}",
+                    )
+        asked = self.policy
+        if asked is not None and any(
+            wanted not in ("", loaded)
+            for wanted, loaded in (
+                (asked.id, policy.id),
+                (asked.version, policy.version),
+                (asked.digest, policy.digest),
+            )
+        ):
+            raise NotLoaded(
+                f"The policy that was asked for is not loaded; {policy.id} version {policy.version} ({policy.digest}) "
+                "is. Leave the policy out to have that one applied.",
+                reason="POLICY_NOT_LOADED",
+                field="policy",
+            )
+
+    def require_of(self, record: TrialRecord) -> None:
+        """Raises NotLoaded if a trial was held with something else than this is to be tried with."""
+        cited = record.precedents
+        self.require(record.opened.versions, record.opened.policy, cited.findings.library.digest if cited else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +212,7 @@ class Courthouse:
 
         Raises:
             BadInput: The picture or the text can't be tried; nothing is recorded.
-            NotLoaded: The procedure is not available; nothing is recorded.
+            NotLoaded: The procedure, or what the ask is pinned to, is not available; nothing is recorded.
             Unavailable: Something needed is not there now; nothing is recorded.
             TrialAborted: The trial began and failed; its record is kept.
         """
@@ -172,11 +235,11 @@ class Courthouse:
             trace_id=ask.trace_id or uuid.uuid4().hex,
             within_s=None if within_s is None else within_s - (time.perf_counter() - began),
         )
-        record = await self.court.hear(case, self._keeping(watch, picture, ask.namespace))
+        record = await self.court.hear(case, self._keeping(watch, picture, ask.namespace, ask=ask))
         return Hearing(record, picture_seconds=decoded - began, total_seconds=time.perf_counter() - began)
 
     async def resume(
-        self, trial_id: str, watch: Watcher | None = None, *, within_s: float | None = None
+        self, trial_id: str, watch: Watcher | None = None, *, within_s: float | None = None, ask: Ask | None = None
     ) -> TrialRecord:
         """Takes a trial up where it was cut off.
 
@@ -184,6 +247,7 @@ class Courthouse:
             trial_id: Which.
             watch: Is told of every event that comes now, after the docket has kept it.
             within_s: Seconds until the caller's deadline; None where there is none.
+            ask: For whom, if for anybody.
 
         Raises:
             TrialUnknown: There is none of that id.
@@ -195,14 +259,27 @@ class Courthouse:
         if not kept:
             raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
         picture = picture_of(record.opened.meme, kept)
-        keeping = self._keeping(watch, picture, record.opened.meme.namespace, record.text)
+        keeping = self._keeping(watch, picture, record.opened.meme.namespace, record.text, ask)
         return await self.court.resume(record, picture, keeping, within_s=within_s)
 
     def _keeping(
-        self, watch: Watcher | None, picture: Picture, namespace: str, text: TextRead | None = None
+        self,
+        watch: Watcher | None,
+        picture: Picture,
+        namespace: str,
+        text: TextRead | None = None,
+        ask: Ask | None = None,
     ) -> Watcher:
+        opened: TrialOpened | None = None
+
         async def keep(event: AnyEvent) -> None:
-            nonlocal text
+            nonlocal text, opened
+            # What is loaded may change at any time: what counts is what the trial is held with.
+            if ask is not None and isinstance(event, TrialOpened):
+                ask.require(event.versions, event.policy)
+                opened = event
+            elif ask is not None and opened is not None and isinstance(event, PrecedentsCited):
+                ask.require(opened.versions, opened.policy, event.findings.library.digest)
             if isinstance(event, TextRead):
                 text = event
             if isinstance(event, VerdictGiven) and self.near is not None and text is not None:

@@ -210,7 +210,7 @@ async def _here(
 
         async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _Failure:
             try:
-                asked = ask_of(request, policy=courthouse.court.policy, default=settings.procedure)
+                asked = ask_of(request, default=settings.procedure)
                 watcher = show_event if watch else None
                 return response_of(await asyncio.wait_for(courthouse.hear(asked, watcher, within_s=timeout), timeout))
             except TimeoutError:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
+from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from court.record import TrialRecord, TrialState
 from serving.docket.store import Claim, Docket, RequestName, TrialUnknown
-from serving.reception.known import reusable
 from serving.reception.pulse import Pulse
 
 MEMES = "\0meme"
@@ -101,12 +101,13 @@ class Claims:
             return claim
         return claim if name == claim.name else await self._docket.claim_of(name) or claim
 
-    async def lead(self, wanted: Claim) -> Claim:
+    async def lead(self, wanted: Claim, answers: Callable[[TrialRecord], bool]) -> Claim:
         """The trial that is to answer a meme of which no verdict is known.
 
         Args:
             wanted: As :meth:`wanted_lead` makes it. The claim may stand, and wait for its trial to be begun, also where
                 this raises.
+            answers: Whether a trial that has ended may answer requests for the meme.
 
         Returns:
             The claim that stands; the one that was wanted, if this has made it.
@@ -117,7 +118,7 @@ class Claims:
         lead = await self.claim(wanted)
         while lead.trial_id != wanted.trial_id:
             record = await self.record(lead.trial_id)
-            if record is None or record.state is TrialState.OPEN or reusable(record):
+            if record is None or record.state is TrialState.OPEN or answers(record):
                 return lead
             # It came to nothing that would serve another request. Its own request may be on trial anew.
             ruling = await self.ruling(lead, record)

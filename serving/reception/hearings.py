@@ -201,7 +201,10 @@ class Hearings:
             async with self._quarantine.trial(place, meme.pixels_sha256, record.opened.procedure):
                 try:
                     record = await self._house.resume(
-                        flight.trial_id, flight.noting(watch), within_s=call.left if call else None
+                        flight.trial_id,
+                        flight.noting(watch),
+                        within_s=call.left if call else None,
+                        ask=call.ask if call else None,
                     )
                 except CantResume as error:
                     await self._give_up(record, error, watch)

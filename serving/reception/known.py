@@ -31,10 +31,15 @@ _MOST_PICTURES = 8192
 
 
 def reusable(record: TrialRecord) -> bool:
-    """Whether a trial's verdict may answer another request: given, not overruled, and not for lack of time."""
-    verdict, review = record.verdict, record.last(VerdictReviewed)
+    """Whether a trial's verdict may answer another request.
+
+    It was given, not overruled, and not for lack of time; and the library was not changed after the trial began: such a
+    one was held with neither.
+    """
+    verdict, review, cited = record.verdict, record.last(VerdictReviewed), record.precedents
     return (
         verdict is not None
+        and (cited is None or cited.findings.library.digest == record.opened.versions.library)
         and record.state is TrialState.DECIDED
         and not (review and review.outcome is ReviewOutcome.OVERRULED)
         and all(reason.reason is not ReviewReason.CUT_SHORT for reason in verdict.review)
@@ -110,6 +115,10 @@ class KnownMemes:
         given = text.text if opened.meme.text_given else None
         return self._key(token, opened.meme.namespace, opened.meme.pixels_sha256, given, text.language)
 
+    def answers(self, record: TrialRecord, key: str) -> bool:
+        """Whether a trial's verdict may answer other requests whose meme is known by a key."""
+        return reusable(record) and self.key_of(record) == key
+
     def held_alike(self, record: TrialRecord, ask: Ask) -> bool:
         """Whether a trial was held with what one of this ask would be held with now, its meme aside."""
         text = record.text
@@ -170,7 +179,7 @@ class KnownMemes:
         if trial_id is None:
             return None
         record = await self._docket.record(trial_id)
-        if not reusable(record) or self.key_of(record) != key:
+        if not self.answers(record, key):
             return None  # overruled just now; or whoever writes to that table put another trial there
         self._at_hand.keep(key, _AtHand(record, asked))
         return record

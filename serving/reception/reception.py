@@ -52,6 +52,9 @@ __all__ = ["Answer", "Reception", "Turn"]
 _POLL_S = (0.1, 1.0)
 """Between two looks at a trial that another server holds: the first, and the longest, in seconds."""
 
+_ITS_OWN = frozenset({"DEADLINE", "PIN_NOT_LOADED", "POLICY_NOT_LOADED"})
+"""Reasons of a trial's end that are the business of the caller alone who began it."""
+
 _log = logging.getLogger("memecourt.service")
 
 
@@ -150,7 +153,8 @@ class Reception:
         began = time.perf_counter()
         if not self._open:
             raise Unavailable("The court is not in session: it is starting or closing.", reason="NOT_IN_SESSION")
-        self._require(ask)
+        if ask.text is not None:
+            check_text(ask.text)
         name = RequestName(ask.namespace, ask.request_id or str(uuid.uuid4()))
         try:
             async with asyncio.timeout(within_s) as clock:
@@ -235,25 +239,13 @@ class Reception:
     # A request on its way.
 
     def _require(self, ask: Ask) -> None:
-        """Raises BadText or NotLoaded where it can be seen from the ask alone that it can't be tried."""
-        if ask.text is not None:
-            check_text(ask.text)
+        """Raises NotLoaded where it can be seen from the ask alone that it can't be tried now.
+
+        Not asked of what has its verdict already, which is given whatever is loaded by now.
+        """
         self._house.court.require(ask.procedure)
-        if ask.pins == NO_PINS:
-            return
-        held = self._known.versions(ask.procedure)
-        wanted = {name: getattr(ask.pins, name) for name in ("prompts", "library", "encoder", "settings")}
-        loaded = {name: getattr(held, name) for name in wanted}
-        for role, model in ask.pins.models.items():
-            wanted[f"models.{role}"], loaded[f"models.{role}"] = model, held.models.get(role.upper(), "")
-        for name, version in wanted.items():
-            if version and version != loaded[name]:
-                raise NotLoaded(
-                    f"The {name} asked for can't be had: {loaded[name] or 'none'} is loaded. Leave the pin out to have "
-                    "the meme tried with that.",
-                    reason="PIN_NOT_LOADED",
-                    field=f"pins.{name}",
-                )
+        if ask.pins != NO_PINS or ask.policy is not None:
+            ask.require(self._known.versions(ask.procedure), self._house.court.policy)
 
     async def _at_hand(self, call: Call) -> Answer | None:
         """The answer where everything needed is in memory: nothing is decoded, and one claim is written at most."""
@@ -262,7 +254,7 @@ class Reception:
             return None
         held, key = self._known.held(call.ask.procedure), self._known.key(call.ask, pixels)
         record = await self._known.at_hand(key)
-        if record is None or await self._claim_for(call, record.trial_id) is not None:
+        if record is None or not _fits(call.ask, record) or await self._claim_for(call, record.trial_id) is not None:
             return None
         answer = self._answered(call, record)
         if not answer.reused:
@@ -289,20 +281,36 @@ class Reception:
             raise RequestConflict(
                 "Another request was asked under this request_id in this namespace. Give each request an id of its own."
             )
-        return await self._follow(call, claim)
+        answer = await self._follow(call, claim)
+        if answer.reused:
+            call.ask.require_of(answer.record)
+        return answer
+
+    def _key(self, call: Call, pixels_sha256: str) -> str:
+        """The key of what is asked, tried with what is loaded now; empty where it gets a trial of its own.
+
+        Raises:
+            NotLoaded: That is not what the ask is pinned to.
+        """
+        self._require(call.ask)
+        return self._known.key(call.ask, pixels_sha256) if self._reuse and not call.ask.try_anew else ""
 
     async def _first(self, call: Call) -> Answer:
         """The answer to a request that nobody asked before."""
+        self._require(call.ask)
         pixels = self._known.pixels_of(call.file) or (await self._hearings.decoded(call)).pixels_sha256
         await self._quarantine.require_pixels(pixels, call.ask.procedure)
-        key = self._known.key(call.ask, pixels) if self._reuse and not call.ask.try_anew else ""
+        key = self._key(call, pixels)
         if key and (earlier := await self._known.find(key) or await self._nearly(call)):
+            call.ask.require_of(earlier)
             if (claim := await self._claim_for(call, earlier.trial_id)) is not None:
                 return await self._follow(call, claim)
             return self._answered(call, earlier, near=await self._is_near(call, earlier))
         claim, answer = await self._join(call, key)
-        while answer.reused and not reusable(answer.record):
-            # It was cut short for a caller who had less time: this one is due a trial that was not.
+        while answer.reused and not self._known.answers(answer.record, key):
+            # It was cut short for a caller who had less time, or held with something else than was loaded when this one
+            # asked: this one is due a trial that was not.
+            key = self._key(call, pixels)
             lead, _ = await self._lead(key)
             with self._unless_left(lead):
                 own = await self._claims.take_over(claim, lead.trial_id, led_by(key))
@@ -337,7 +345,7 @@ class Reception:
         """The claim of a meme, and whether this call has just made it: then nobody else begins its trial."""
         wanted = self._claims.wanted_lead(key)
         with self._unless_left(wanted):
-            lead = await self._claims.lead(wanted)
+            lead = await self._claims.lead(wanted, lambda record: self._known.answers(record, key))
         return lead, lead == wanted
 
     async def _follow(self, call: Call, claim: Claim) -> Answer:
@@ -389,8 +397,8 @@ class Reception:
         """Whether this call looks again for what answers it, after a trial that it waited for has failed."""
         if error.reason == "EVENT_EXISTS" or isinstance(error, CantResume):
             return True  # another server has taken it up, or it must be held anew
-        # The deadline was another caller's.
-        return error.reason == "DEADLINE" and flight.begun_by is not call
+        # The deadline was another caller's, or the pins were.
+        return error.reason in _ITS_OWN and flight.begun_by is not call
 
     def _answered(self, call: Call, record: TrialRecord, *, near: bool = False) -> Answer:
         opened = record.opened
@@ -455,6 +463,8 @@ class Reception:
         if record is not None:
             await self._quarantine.require_pixels(record.opened.meme.pixels_sha256, record.opened.procedure)
         anew = record is not None and not self._hearings.resumable(record)
+        if record is None or anew:
+            self._require(call.ask)
         await call.place.take()
         trial_id, owner = str(uuid.uuid4()) if anew else claim.trial_id, self._claims.owner()
         wanted = {replace(each, trial_id=trial_id, owner=owner) for each in (ruling, claim)}
@@ -521,3 +531,14 @@ class Reception:
         cause = None if flight.task is None else cause_of(flight.task)
         if flight.task is None or (cause is not None and cause.reason != "EVENT_EXISTS"):
             self._loose_ends.leave(flight.trial_id, LooseEnd(flight.claims, cause))
+
+
+def _fits(ask: Ask, record: TrialRecord) -> bool:
+    """Whether a trial was held with what is asked for."""
+    if ask.pins == NO_PINS and ask.policy is None:
+        return True
+    try:
+        ask.require_of(record)
+    except NotLoaded:
+        return False
+    return True

@@ -185,7 +185,7 @@ def payload_of(ask: Ask, file: bytes) -> str:
         ask: What is asked.
         file: SHA-256 of its picture file.
     """
-    pins = ask.pins
+    pins, policy = ask.pins, ask.policy
     return digest(
         [
             file.hex(),
@@ -193,7 +193,7 @@ def payload_of(ask: Ask, file: bytes) -> str:
             ask.language,
             ask.procedure,
             ask.content_id,
-            ask.policy,
+            "" if policy is None else "\n".join((policy.id, policy.version, policy.digest)),
             [dict(pins.models), pins.prompts, pins.library, pins.encoder, pins.settings],
             ask.try_anew,
         ]

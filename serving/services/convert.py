@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.duration_pb2 import Duration
 
-from court.errors import BadRequest, NotLoaded
+from court.errors import BadRequest
 from court.events import NearDuplicate, NearDuplicatesFound, Procedure, VerdictGiven
-from court.policy import Policy
 from court.precedents import Precedent
 from court.record import TrialRecord
 from memecourt.v1 import court_pb2 as wire
-from serving.assembly import NO_PINS, Ask, Hearing, Pins
+from serving.assembly import NO_PINS, Ask, Hearing, Pins, PolicyPin
 from serving.docket.store import Receipt
 from serving.services.fields import few, language, within
 
@@ -27,21 +26,17 @@ _CLIENT_TOKEN_BYTES = 1024
 _NO_TIME = Duration()
 
 
-def ask_of(
-    request: wire.JudgeRequest, *, policy: Policy, default: Procedure, traceparent: str = "", trace_id: str = ""
-) -> Ask:
+def ask_of(request: wire.JudgeRequest, *, default: Procedure, traceparent: str = "", trace_id: str = "") -> Ask:
     """The ask in a request.
 
     Args:
         request: As it came.
-        policy: The one that is loaded.
         default: The procedure where none is asked for.
         traceparent: The W3C header of that name, or empty; a malformed one is passed over, as the standard says.
         trace_id: Of the trace that the call is part of, 32 hex digits, where the server keeps one; goes before.
 
     Raises:
         BadRequest: A field is malformed.
-        NotLoaded: Another policy was asked for.
     """
     within(request.request_id, _MOST["request_id"], "request_id")
     within(request.content.namespace, _MOST["content.namespace"], "content.namespace")
@@ -52,7 +47,6 @@ def ask_of(
             reason="FIELD_TOO_LONG",
             field="client_token",
         )
-    _check_policy(request, policy)
     trace = _TRACEPARENT.fullmatch(traceparent)
     return Ask(
         image=request.image,
@@ -65,9 +59,7 @@ def ask_of(
         trace_id=trace_id or (trace[1] if trace else ""),
         pins=_pins(request.pins) if request.HasField("pins") else NO_PINS,
         try_anew=request.try_anew,
-        policy="\n".join((request.policy.id, request.policy.version, request.policy.digest))
-        if request.HasField("policy")
-        else "",
+        policy=_policy(request.policy) if request.HasField("policy") else None,
     )
 
 
@@ -205,18 +197,12 @@ def _procedure(asked: wire.Procedure.ValueType, default: Procedure) -> Procedure
     return Procedure(wire.Procedure.Name(asked).removeprefix("PROCEDURE_"))
 
 
-def _check_policy(request: wire.JudgeRequest, policy: Policy) -> None:
-    if not request.HasField("policy"):
-        return
-    asked = request.policy
-    loaded = asked.id == policy.id and asked.version in ("", policy.version) and asked.digest in ("", policy.digest)
-    if not loaded:
-        raise NotLoaded(
-            f"The policy that was asked for is not loaded; {policy.id} version {policy.version} ({policy.digest}) is. "
-            "Leave the policy out to have that one applied.",
-            reason="POLICY_NOT_LOADED",
-            field="policy",
-        )
+def _policy(policy: wire.PolicyReference) -> PolicyPin:
+    return PolicyPin(
+        id=within(policy.id, _LONGEST_PIN, "policy.id"),
+        version=within(policy.version, _LONGEST_PIN, "policy.version"),
+        digest=within(policy.digest, _LONGEST_PIN, "policy.digest"),
+    )
 
 
 def precedent_of(precedent: Precedent) -> wire.Precedent:

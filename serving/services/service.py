@@ -162,7 +162,7 @@ class CourtService:
                 repeat = self._repeats.get(like) if like else None
                 if repeat and (said := await self._said_again(sitting, repeat, request.request_id, began)):
                     return said
-                ask, token = self._asked(sitting, request, context), request.client_token
+                ask, token = self._asked(request, context), request.client_token
                 del request
                 answer = await self._tried(sitting, ask, time_left(context))
                 verdict, own = await self._told(sitting, answer, ask, token)
@@ -176,7 +176,7 @@ class CourtService:
         with self._session.call() as sitting:
 
             def tried(request: wire.JudgeRequest) -> Trier:
-                ask, token = self._asked(sitting, request, context), request.client_token
+                ask, token = self._asked(request, context), request.client_token
 
                 async def told(within_s: float | None) -> tuple[bytes, wire.JudgeResponse]:
                     return await self._told(
@@ -193,10 +193,9 @@ class CourtService:
                 told=self._telemetry.streamed,
             )
 
-    def _asked(self, sitting: _Sitting, request: wire.JudgeRequest, context: Context) -> Ask:
+    def _asked(self, request: wire.JudgeRequest, context: Context) -> Ask:
         ask = ask_of(
             request,
-            policy=sitting.house.court.policy,
             default=self._settings.procedure,
             traceparent=traceparent(context),
             trace_id=self._telemetry.trace_id(),

@@ -15,7 +15,7 @@ from court.meme import Frame, Picture, PictureFormat
 from court.record import TrialState
 from court.trial import Court
 from court.verdict import Label
-from serving.assembly import Ask, Courthouse, Pins
+from serving.assembly import Ask, Courthouse, Pins, PolicyPin
 from serving.docket.sql import SqlDocket
 from serving.docket.store import RequestConflict, RequestName
 from serving.reception.claims import MEMES
@@ -233,7 +233,7 @@ def test_the_same_request_gets_its_verdict_also_where_nothing_is_reused_and_vers
         {"text": "other text"},
         {"language": "en"},
         {"content_id": "other"},
-        {"policy": "other"},
+        {"policy": PolicyPin(id="other")},
         {"try_anew": True},
         {"pins": Pins(encoder=LIBRARY.encoder)},
     ],
@@ -1348,3 +1348,133 @@ def test_a_pin_on_a_model_that_is_not_asked_or_a_role_that_there_is_not_is_refus
             assert caught.value.field == f"pins.models.{role}"
 
     on_one_server(town, scene)
+
+
+OTHER_LIBRARY = LIBRARY.model_copy(update={"digest": "sha256:1"})
+PINNED = replace(ASK, pins=Pins(library=LIBRARY.digest))
+
+
+@pytest.mark.parametrize("reuse", ["namespace", "off"])
+def test_a_verdict_that_was_given_is_given_to_the_same_request_whatever_is_loaded_by_then(town, reuse):
+    from court.policy import DEFAULT_POLICY
+
+    town.settings = Settings(home=town.home, reuse=reuse)
+    policy = DEFAULT_POLICY.model_copy(update={"version": "another"})
+    ask = replace(PINNED, policy=PolicyPin(digest=DEFAULT_POLICY.digest))
+
+    async def scene():
+        async with town.server() as reception:
+            first = [await reception.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
+        changed_library(town)
+        async with town.server(policy=policy) as reception:
+            await reception.answer(replace(ASK, request_id="r9"))  # what it is loaded with has a verdict as well
+            again = [await reception.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
+            for pinned in (replace(PINNED, request_id="r3"), replace(ask, request_id="r4", pins=Pins())):
+                with pytest.raises(NotLoaded):
+                    await reception.answer(pinned)
+                assert await reception.trial_of(RequestName("us", pinned.request_id)) is None
+        return first, again
+
+    first, again = asyncio.run(scene())
+    assert [each.record for each in again] == [each.record for each in first]
+    assert [each.reused for each in first] == [False, reuse != "off"]
+
+
+class _Holding:
+    """A docket that keeps no picture until it is told to."""
+
+    def __init__(self, docket):
+        self._docket = docket
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._docket, name)
+
+    async def keep_picture(self, picture):
+        self.asked.set()
+        await self.go_on.wait()
+        await self._docket.keep_picture(picture)
+
+
+@pytest.mark.parametrize("moment", ["while it is decoded", "when its trial is about to begin"])
+def test_a_pin_holds_for_what_the_trial_is_held_with_and_not_only_for_what_was_loaded_when_it_was_asked_for(
+    town, moment
+):
+    """And it is the business of who asked for it: others who wait for that trial get one of their own."""
+
+    async def scene():
+        docket = town.docket()
+        holding = _Holding(docket)
+        async with town.server(docket=holding) as reception:
+            if moment == "while it is decoded":
+                town.pictures.gate = asyncio.Event()
+                holding.go_on.set()
+            pinned = asyncio.ensure_future(reception.answer(PINNED))
+            if town.pictures.gate is None:
+                await holding.asked.wait()
+            else:
+                while not town.pictures.decoded:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            free = asyncio.ensure_future(reception.answer(other()))
+            await asyncio.sleep(0.1)
+            town.finder.library = OTHER_LIBRARY
+            town.finder.result = findings([H] * 5).model_copy(update={"library": OTHER_LIBRARY})
+            holding.go_on.set()
+            if town.pictures.gate is not None:
+                town.pictures.gate.set()
+            with pytest.raises(NotLoaded) as caught:
+                await pinned
+            answers = await free, await trials_in(docket)
+        await docket.close()
+        return caught.value, *answers
+
+    error, free, trials = asyncio.run(scene())
+    assert (error.reason, error.field) == ("PIN_NOT_LOADED", "pins.library")
+    assert [free.record.trial_id] == trials and free.record.opened.versions.library == OTHER_LIBRARY.digest
+
+
+def test_a_library_that_is_changed_while_it_is_searched_ends_a_trial_that_is_pinned_to_it(town):
+    async def scene(reception):
+        town.finder.gate = asyncio.Event()
+        pinned = asyncio.ensure_future(reception.answer(PINNED))
+        await town.finder.searching.wait()
+        town.finder.library = OTHER_LIBRARY
+        town.finder.result = findings([H] * 5).model_copy(update={"library": OTHER_LIBRARY})
+        town.finder.gate.set()
+        with pytest.raises(TrialAborted) as caught:
+            await pinned
+        return caught.value
+
+    error = on_one_server(town, scene)
+    assert (error.reason, error.field) == ("PIN_NOT_LOADED", "pins.library")
+    assert isinstance(error.cause, NotLoaded)
+    assert error.record.state is TrialState.FAILED and not error.record.last(TrialFailed).retryable
+
+
+def test_a_trial_that_began_with_one_library_and_cites_another_is_nobody_else_s(town):
+    async def scene(reception):
+        town.finder.result = findings([H] * 5).model_copy(update={"library": OTHER_LIBRARY})
+        mixed = await reception.answer(ASK)
+        town.finder.result = findings([H] * 5)
+        return mixed, await reception.answer(other(pins=PINNED.pins))
+
+    mixed, pinned = on_one_server(town, scene)
+    assert not pinned.reused and pinned.record.trial_id != mixed.record.trial_id
+    assert pinned.record.precedents.findings.library.digest == LIBRARY.digest
+
+
+@pytest.mark.parametrize("field", ["id", "version", "digest"])
+def test_a_policy_is_pinned_by_whatever_is_said_of_it(town, field):
+    from court.policy import DEFAULT_POLICY
+
+    async def scene(reception):
+        right, wrong = PolicyPin(**{field: getattr(DEFAULT_POLICY, field)}), PolicyPin(**{field: "another"})
+        assert (await reception.answer(replace(ASK, policy=right))).record.state is TrialState.DECIDED
+        assert (await reception.answer(other(policy=right))).reused
+        with pytest.raises(NotLoaded) as caught:
+            await reception.answer(other(request_id="r3", policy=wrong))
+        assert await reception.trial_of(RequestName("us", "r3")) is None
+        return caught.value
+
+    error = on_one_server(town, scene)
+    assert (error.reason, error.field) == ("POLICY_NOT_LOADED", "policy")
