@@ -106,9 +106,13 @@ class Lot:
         if data is grpc.aio.EOF:
             return None
         assert isinstance(data, bytes)
-        size, self._size = self._size, len(data) + _OVERHEAD
-        self._memory.change(self._size - size)
+        self.holds(len(data))
         return data
+
+    def holds(self, size: int) -> None:
+        """From now on it is the memory of so many bytes: of the message, or of what is left to be answered with."""
+        before, self._size = self._size, size + _OVERHEAD
+        self._memory.change(self._size - before)
 
     def end(self, why: CourtError) -> None:
         """Has :meth:`read` end with an error."""

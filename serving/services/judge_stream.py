@@ -30,11 +30,12 @@ async def judge_stream(
     tried: Callable[[wire.JudgeRequest], Trier],
     *,
     most: int,
+    idle_s: float,
     told: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Answers every request of a stream, until the caller ends it.
 
-    Whatever ends the requests, those that were read are still answered first.
+    Whatever ends the requests, those that were read are still answered first; unless the caller takes no answers.
 
     Args:
         context: Of the call.
@@ -42,25 +43,34 @@ async def judge_stream(
         tried: What tries the meme of a request; raises what is wrong with the request.
         most: Requests that are tried or wait at once; no more is read until one is answered. As the answer must have
             been taken by the caller, one that is slow to read is also slow to be read.
+        idle_s: Seconds in which the caller must take an answer. While it waits to be taken, an answer has the memory of
+            its request, but no more of it than it needs itself.
         told: Is told of each answer: the google.rpc code of a failure, or 0.
 
     Raises:
-        BadRequest: What came is no request, or nothing came for as long as the server waits.
+        BadRequest: What came is no request; or nothing came, or no answer was taken, for as long as the server waits.
         Busy, Unavailable: As :meth:`serving.reception.receiving.Memory.receive`.
     """
-    stream = _Stream(context, memory, tried, most, told)
+    stream = _Stream(context, memory, tried, most, idle_s, told)
     end: CourtError | None = None
-    async with asyncio.TaskGroup() as items:
-        try:
-            while (came := await stream.next()) is not None:
-                request, lot = came
-                # Also where the caller leaves before the task has begun.
-                items.create_task(stream.answer(request)).add_done_callback(lot.released)
-                del came, request, lot
-        except CourtError as error:
-            end = error
+    try:
+        async with asyncio.TaskGroup() as items:
+            try:
+                while (came := await stream.next()) is not None:
+                    request, lot = came
+                    # Also where the caller leaves before the task has begun.
+                    items.create_task(stream.answer(request, lot)).add_done_callback(lot.released)
+                    del came, request, lot
+            except CourtError as error:
+                end = error
+    except* _NotTaken:
+        end = stream.not_taken
     if end is not None:
         raise end
+
+
+class _NotTaken(Exception):
+    """The caller takes no answers: the stream ends without those that are left."""
 
 
 class _Stream:
@@ -70,14 +80,17 @@ class _Stream:
         memory: Memory,
         tried: Callable[[wire.JudgeRequest], Trier],
         most: int,
+        idle_s: float,
         told: Callable[[int], None],
     ) -> None:
         self._context = context
         self._memory = memory
         self._tried = tried
+        self._idle_s = idle_s
         self._told = told
         self._places = asyncio.Semaphore(most)
         self._writing = asyncio.Lock()
+        self.not_taken: BadRequest | None = None
         self._read = 0
         self._answered = 0
         self._last_answer = 0.0  # by the loop's clock
@@ -97,18 +110,36 @@ class _Stream:
         self._read += 1
         return request, lot
 
-    async def answer(self, request: wire.JudgeStreamRequest) -> None:
-        """Answers a request, whatever comes of it."""
+    async def answer(self, request: wire.JudgeStreamRequest, lot: Lot) -> None:
+        """Answers a request, whatever comes of it. Raises _NotTaken where the caller does not take the answer."""
         try:
             response = await self._outcome(request)
             del request
+            data = response.SerializeToString()
+            lot.holds(len(data))
             async with self._writing:
-                await self._context.write(response.SerializeToString())
+                await self._write(data)
             self._told(response.failure.code)  # 0 where there is a verdict
         finally:
             self._answered += 1
             self._last_answer = asyncio.get_running_loop().time()
             self._places.release()
+
+    async def _write(self, data: bytes) -> None:
+        if self.not_taken is not None:
+            raise _NotTaken  # what was not taken is still being written
+        try:
+            async with asyncio.timeout(self._idle_s) as limit:
+                await self._context.write(data)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.not_taken = BadRequest(
+                f"No answer was taken for {self._idle_s:g} seconds. Read answers as they come; those that are left can "
+                "be had by asking again.",
+                reason="IDLE",
+            )
+            raise _NotTaken from None
 
     async def _outcome(self, request: wire.JudgeStreamRequest) -> wire.JudgeStreamResponse:
         response = wire.JudgeStreamResponse(request_id=request.request.request_id[:_LONGEST_ID])

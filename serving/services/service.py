@@ -190,6 +190,7 @@ class CourtService:
                 self._memory,
                 tried,
                 most=self._settings.concurrent_trials,
+                idle_s=self._settings.idle,
                 told=self._telemetry.streamed,
             )
 

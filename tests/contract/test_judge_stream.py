@@ -149,6 +149,53 @@ def test_who_is_slow_to_read_is_slow_to_be_read(tmp_path):
     assert len(responses) == count
 
 
+def test_answers_that_nobody_takes_hold_no_more_memory_than_they_need(tmp_path):
+    image, count = b"x" * 2**20, 60
+    items = [item(f"r{n}", text=f"{n} ".ljust(9000, "x"), image=image) for n in range(count)]
+
+    async def work(it):
+        narrow = it.another_channel(("grpc.http2.bdp_probe", 0))
+        call = CourtStub(narrow).JudgeStream(iter(items), timeout=60)
+        before, opened = -1, 0
+        while opened < 4 or opened != before:  # until nothing moves any more
+            before = opened
+            await asyncio.sleep(1)
+            opened = len(await it.docket.list(limit=count))
+        held = it.service.memory.held
+        responses = await rest_of(call)
+        await narrow.close()
+        return opened, held, responses
+
+    opened, held, responses = play(work, tmp_path, concurrent_trials=4)
+    assert opened < count and held < 4 * 100_000  # four answers, without the pictures
+    assert {r.request_id for r in responses if r.HasField("verdict")} == {f"r{n}" for n in range(count)}
+
+
+def test_a_stream_whose_answers_nobody_takes_ends(tmp_path):
+    items = [item(f"r{n}", text=f"{n} ".ljust(9000, "x")) for n in range(60)]
+
+    async def work(it):
+        # With threads: what a call of asyncio is ended with is lost where it comes while something is being written.
+        with grpc.insecure_channel(it.address, options=[("grpc.http2.bdp_probe", 0)]) as channel:
+            call = CourtStub(channel).JudgeStream(iter(items), timeout=60)
+            await until(lambda: it.service.memory.held)
+            await it.service.empty(20)  # the call is over for the court: nothing is held, nobody is waited for
+            held = it.service.memory.held
+            return held, *await asyncio.to_thread(until_its_end, call)
+
+    def until_its_end(call):
+        responses = []
+        with pytest.raises(grpc.RpcError) as caught:
+            for response in call:
+                responses.append(response)
+        return responses, told(caught.value)
+
+    held, responses, refusal = play(work, tmp_path, concurrent_trials=4, idle=1.0)
+    assert held == 0
+    assert 0 < len(responses) < 60 and all(r.HasField("verdict") for r in responses)
+    assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "IDLE"
+
+
 def test_each_request_has_a_time_of_its_own(tmp_path):
     reader = FakeReader("never")
 

@@ -83,7 +83,8 @@ class CourtServicer:
         verdict or a failure; a failure ends nothing but its own request. The server reads on only as it gets on: a full
         stream is held up by flow control, never refused. When requests end, so does the stream, once all are answered.
 
-        INVALID_ARGUMENT: something that is no request came, or nothing for as long as the server waits.
+        INVALID_ARGUMENT: something that is no request came; or no request came, or no response was taken, for as long as
+        the server waits (IDLE).
         RESOURCE_EXHAUSTED: nothing came while others waited for the memory that is kept for it; open another (RetryInfo).
         UNAVAILABLE: the server is closing; what it had read is answered before.
         """
