@@ -97,7 +97,7 @@ class Unavailable(CourtError):
     """Something the court leans on is not there now; asking again later may help.
 
     Attributes:
-        retry_after: Seconds to wait before asking again.
+        retry_after: Seconds to wait before asking again; None where that might do a second time what was done.
         broke_off: How many times something that was asked broke off while it worked on this, as a server does that
             dies of it.
     """
@@ -106,7 +106,7 @@ class Unavailable(CourtError):
     broke_off = 0
 
     def __init__(
-        self, message: str, *, reason: str | None = None, field: str | None = None, retry_after: float = 1.0
+        self, message: str, *, reason: str | None = None, field: str | None = None, retry_after: float | None = 1.0
     ) -> None:
         super().__init__(message, reason=reason, field=field)
         self.retry_after = retry_after

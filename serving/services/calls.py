@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
@@ -23,6 +23,9 @@ from serving.services.status import status_of
 
 _TO_ANSWER_S = 0.1
 """What is kept of a caller's deadline to send it the answer, in seconds."""
+
+_NOTHING_CHANGED = frozenset({"LIBRARY_LOCKED", "LIBRARY_NOT_WRITTEN"})
+"""Reasons that say that a change was not made."""
 
 _log = logging.getLogger("memecourt.service")
 
@@ -158,6 +161,26 @@ async def _only_request(memory: Memory, context: Context) -> AsyncIterator[bytes
         yield data
     finally:
         lot.release()
+
+
+@contextmanager
+def changing() -> Iterator[None]:
+    """Around a change that would be made twice if it were asked for again, and what is done to tell of it.
+
+    Raises:
+        Unavailable: Without a delay after which to come again where nobody can say whether the change was made.
+    """
+    try:
+        yield
+    except Unavailable as error:
+        if error.reason in _NOTHING_CHANGED:
+            raise
+        raise Unavailable(
+            f"{error.message} What was to be changed may be: look before you ask again.",
+            reason=error.reason,
+            field=error.field,
+            retry_after=None,
+        ) from error
 
 
 def no_request() -> BadRequest:

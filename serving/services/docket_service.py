@@ -18,7 +18,7 @@ from serving.access.callers import current
 from serving.assembly import Courthouse
 from serving.docket.store import Docket, NotDecided, TrialErased, TrialUnknown
 from serving.reception.session import Session
-from serving.services.calls import streaming, unary
+from serving.services.calls import changing, streaming, unary
 from serving.services.fields import MOST_WHY, found_to_be, number, required, signed, within
 from serving.services.listings import line_of, place_of, summary_of, token_of, trial_of, which_of
 from serving.services.watching import Hub, watch_reviews
@@ -169,21 +169,23 @@ class DocketService:
             # Once a verdict is given it stays; the docket itself sees to it that reviews don't get in each other's way.
             label = _label(request, outcome, record)
             try:
-                event = await docket.review(
-                    record.trial_id,
-                    outcome=outcome,
-                    label=label,
-                    reason=reason,
-                    clause=clause,
-                    reviewer=reviewer,
-                    at=datetime.now(UTC),
-                )
+                with changing():
+                    event = await docket.review(
+                        record.trial_id,
+                        outcome=outcome,
+                        label=label,
+                        reason=reason,
+                        clause=clause,
+                        reviewer=reviewer,
+                        at=datetime.now(UTC),
+                    )
             finally:
                 # Also where the caller has left meanwhile: the review may have been kept all the same.
                 if outcome is ReviewOutcome.OVERRULED:
                     self._overruled(record.trial_id)
             self._told(event)
-            now = await docket.record(record.trial_id)
+            with changing():
+                now = await docket.record(record.trial_id)
             await self._follow(now, event)
             return wire.ReviewVerdictResponse(summary=summary_of(line_of(now)))
 

@@ -25,7 +25,7 @@ from serving.assembly import Courthouse
 from serving.changes import Opened, changed
 from serving.reception.decoders import Decoders
 from serving.reception.session import Session
-from serving.services.calls import unary
+from serving.services.calls import changing, unary
 from serving.services.convert import precedent_of
 from serving.services.fields import MOST_WHY, few, found_to_be, language, number, required, signed, within
 from serving.services.listings import where_of
@@ -171,12 +171,13 @@ class PrecedentsService:
                 "why": required(request.why, MOST_WHY, "why"),
             }
             async with self._changing, court.picture(request.image) as picture:
-                change = await changed(
-                    self._opened(finder),
-                    lambda writer: add_precedent(
-                        writer, finder.encoder, id_=id_, label=label, text=request.text, picture=picture, **known
-                    )[0],
-                )
+                with changing():
+                    change = await changed(
+                        self._opened(finder),
+                        lambda writer: add_precedent(
+                            writer, finder.encoder, id_=id_, label=label, text=request.text, picture=picture, **known
+                        )[0],
+                    )
             return wire.AddPrecedentResponse(id=change.meme, change=change.number)
 
     async def remove_precedent(self, request: wire.RemovePrecedentRequest, _: Context) -> wire.RemovePrecedentResponse:
@@ -215,7 +216,7 @@ class PrecedentsService:
                 check_namespace(meme.namespace, "id")
             return change(writer)
 
-        with self._session.call() as court:
+        with self._session.call() as court, changing():
             async with self._changing:
                 return await changed(self._opened(_finder(court.house)), work)
 

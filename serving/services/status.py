@@ -108,7 +108,7 @@ def _code_of(error: CourtError) -> code_pb2.Code.ValueType:
 
 
 def _retry_delay(root: CourtError, code: int) -> Duration | None:
-    if not isinstance(root, Unavailable) or code == code_pb2.DEADLINE_EXCEEDED:
+    if not isinstance(root, Unavailable) or root.retry_after is None or code == code_pb2.DEADLINE_EXCEEDED:
         return None
     delay = Duration()
     delay.FromMilliseconds(round(root.retry_after * 1000))

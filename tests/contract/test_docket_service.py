@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+from google.rpc import error_details_pb2
 
 from court.errors import Unavailable
 from court.events import (
@@ -728,6 +729,33 @@ def test_bytes_that_are_no_request_are_the_caller_s_fault(sqlite: Path, name: st
     assert play(sqlite, work).said == ("INVALID_ARGUMENT", "MALFORMED_REQUEST", "")
 
 
+@pytest.mark.parametrize("broken", ["review", "record"])
+def test_who_may_have_reviewed_is_not_told_to_come_again(
+    sqlite: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """The docket goes away while the review is kept, or once it is: it may stand, and again it would stand twice."""
+    kept = SqlDocket.review
+
+    async def review(self: SqlDocket, *given: Any, **more: Any) -> VerdictReviewed:
+        event = await kept(self, *given, **more)
+        if broken == "review":
+            raise Unavailable("The docket can't be written now.", reason="DOCKET_UNAVAILABLE")
+        monkeypatch.setattr(SqlDocket, "record", Away().record)
+        return event
+
+    async def work(it: Scene) -> Refusal:
+        await it.tried("t-1")
+        monkeypatch.setattr(SqlDocket, "review", review)
+        refusal = await refused(CALLS["ReviewVerdict"](it))
+        monkeypatch.undo()
+        assert len(await it.docket.entries(0, 9, {"VerdictReviewed"})) == 1
+        return refusal
+
+    refusal = play(sqlite, work)
+    assert refusal.said == ("UNAVAILABLE", "DOCKET_UNAVAILABLE", "")
+    assert not refusal.of(error_details_pb2.RetryInfo) and "look before you ask again" in refusal.message
+
+
 class Away:
     """A docket that is not there now."""
 
@@ -745,6 +773,7 @@ class Away:
 def test_a_docket_that_is_away_is_unavailable(sqlite: Path, name: str) -> None:
     refusal = play(sqlite, lambda it: refused(CALLS[name](it)), docket=Away())
     assert refusal.said == ("UNAVAILABLE", "DOCKET_UNAVAILABLE", "")
+    assert refusal.of(error_details_pb2.RetryInfo)  # nothing was begun
 
 
 @pytest.mark.parametrize(("trial_id", "said"), [

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+from google.rpc import error_details_pb2
 
 from court.backends.picture_reader import GuardedPictureReader
 from court.errors import BadLibrary, Unavailable
@@ -606,6 +607,7 @@ def test_a_library_that_somebody_else_writes_to_is_unavailable(on_disk: Path, mo
 
     refusal, change = play(on_disk, work)
     assert refusal.said == ("UNAVAILABLE", "LIBRARY_LOCKED", "")
+    assert refusal.of(error_details_pb2.RetryInfo)  # nothing was begun
     assert change == 6
 
 
@@ -650,6 +652,23 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
 
 def test_every_call_is_tried_here() -> None:
     assert set(CALLS) == {method.name for method in wire.DESCRIPTOR.services_by_name["Precedents"].methods}
+
+
+@pytest.mark.parametrize("name", ["AddPrecedent", "RemovePrecedent", "RelabelPrecedent"])
+def test_who_may_have_changed_the_library_is_not_told_to_come_again(
+    on_disk: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The library goes away once the change is made."""
+    made = LibraryWriter._made
+
+    def lost(self: LibraryWriter, plan: Any) -> None:
+        made(self, plan)
+        raise Unavailable("The library is away.", reason="LIBRARY_UNAVAILABLE")
+
+    monkeypatch.setattr(LibraryWriter, "_made", lost)
+    refusal = play(on_disk, lambda it: refused(CALLS[name](it)))
+    assert refusal.said == ("UNAVAILABLE", "LIBRARY_UNAVAILABLE", "")
+    assert not refusal.of(error_details_pb2.RetryInfo) and "look before you ask again" in refusal.message
 
 
 @pytest.mark.parametrize("name", CALLS)
