@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from memecourt.connection import Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
 from memecourt.many import Book, Outcome
-from memecourt.requests import Export, judge_request, named, watch_request
+from memecourt.requests import Export, added, judge_request, named, named_precedent, watch_request
 from memecourt.retries import Attempts, Budget, Retries, patient
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
@@ -170,7 +170,13 @@ class AsyncClient:
 
     async def add(self, request: wire.AddPrecedentRequest, *, timeout: float = 60.0) -> wire.AddPrecedentResponse:
         """See :meth:`memecourt.client.Client.add`."""
-        return await self._call(self._precedents.AddPrecedent, request, timeout, changes=True)
+        if request.id:
+            return await self._call(self._precedents.AddPrecedent, request, timeout, changes=True)
+        request = named_precedent(request)
+        try:
+            return await self._call(self._precedents.AddPrecedent, request, timeout)
+        except CallError as error:
+            return added(request, error)
 
     async def remove(self, request: wire.RemovePrecedentRequest, *, timeout: float = 60.0) -> int:
         """See :meth:`memecourt.client.Client.remove`."""

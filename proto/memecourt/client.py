@@ -26,7 +26,7 @@ from memecourt.aio import AsyncClient
 from memecourt.connection import MESSAGE_BYTES, Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
 from memecourt.many import Book, Outcome
-from memecourt.requests import Export, judge_request, named, watch_request
+from memecourt.requests import Export, added, judge_request, named, named_precedent, watch_request
 from memecourt.retries import Attempts, Budget, Retries, patient
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
@@ -256,8 +256,25 @@ class Client:
         return self._call(self._precedents.SearchPrecedents, request, timeout)
 
     def add(self, request: wire.AddPrecedentRequest, *, timeout: float = 60.0) -> wire.AddPrecedentResponse:
-        """Adds a labelled meme to the library."""
-        return self._call(self._precedents.AddPrecedent, request, timeout, changes=True)
+        """Adds a labelled meme to the library.
+
+        Without an id it is given one here, the same for all attempts: so it can be asked again after a broken
+        connection too, and is added once. One with an id of the caller's is asked again like everything that changes
+        something: see :meth:`review`.
+
+        Returns:
+            Its id, and the number of the change; 0 where it was added by an attempt whose answer got lost.
+
+        Raises:
+            CallError: It was not added, or nobody can say (UNAVAILABLE, DEADLINE_EXCEEDED).
+        """
+        if request.id:
+            return self._call(self._precedents.AddPrecedent, request, timeout, changes=True)
+        request = named_precedent(request)
+        try:
+            return self._call(self._precedents.AddPrecedent, request, timeout)
+        except CallError as error:
+            return added(request, error)
 
     def remove(self, request: wire.RemovePrecedentRequest, *, timeout: float = 60.0) -> int:
         """Takes a meme out of the library; returns the number of the change."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import uuid
 
+import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from memecourt.errors import CallError
 from memecourt.v1 import court_pb2 as wire
 
 
@@ -46,6 +48,27 @@ def named(request: wire.JudgeRequest) -> wire.JudgeRequest:
     copy.CopyFrom(request)
     copy.request_id = uuid.uuid4().hex
     return copy
+
+
+def named_precedent(request: wire.AddPrecedentRequest) -> wire.AddPrecedentRequest:
+    """The same for a precedent: so it can be added again and be there once."""
+    if request.id:
+        return request
+    copy = wire.AddPrecedentRequest()
+    copy.CopyFrom(request)
+    copy.id = uuid.uuid4().hex
+    return copy
+
+
+def added(request: wire.AddPrecedentRequest, error: CallError) -> wire.AddPrecedentResponse:
+    """What an attempt has added whose answer got lost, where :func:`named_precedent` has made the id up.
+
+    Raises:
+        CallError: The error itself, where it does not say that the precedent is there.
+    """
+    if error.code is not grpc.StatusCode.ALREADY_EXISTS:
+        raise error
+    return wire.AddPrecedentResponse(id=request.id)
 
 
 def watch_request(trial_id: str, request_id: str, namespace: str, from_seq: int) -> wire.WatchTrialRequest:

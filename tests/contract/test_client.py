@@ -208,6 +208,31 @@ def test_a_change_is_made_again_only_where_the_server_asks_for_it(client, name, 
     assert made == {"review": wire.TrialSummary(), "add": answer}.get(name, 3)
 
 
+def test_a_precedent_that_the_client_has_named_is_added_once_whatever_becomes_of_answers(client):
+    there = set()
+
+    def play(method, request, number):
+        if request.id in there:
+            raise Refusal("ALREADY_EXISTS", reason="DUPLICATE_ID")
+        there.add(request.id)
+        raise Refusal("UNAVAILABLE", bare=True)  # the connection breaks once it is added
+
+    court = FakeCourt(play)
+    request = wire.AddPrecedentRequest(text="cat")
+    with served(court) as address:
+        made = client.call(address, "add", request)
+    assert court.calls == {"AddPrecedent": 2}
+    assert {made.id} == there and not request.id
+
+    there.clear()
+    with served(court) as address, pytest.raises(CallError) as told:
+        client.call(address, "add", wire.AddPrecedentRequest(id="mine"))
+    assert told.value.code is Code.UNAVAILABLE  # one that is there already may be another's
+    with served(court) as address, pytest.raises(CallError) as told:
+        client.call(address, "add", wire.AddPrecedentRequest(id="mine"))
+    assert told.value.code is Code.ALREADY_EXISTS
+
+
 def test_what_only_reads_is_asked_again(client):
     answers = {
         "GetTrial": wire.GetTrialResponse(trial=wire.Trial(summary=wire.TrialSummary(trial_id="t"))),
@@ -668,8 +693,11 @@ def test_all_calls_of_the_real_court(tmp_path):
             added = await client.add(
                 wire.AddPrecedentRequest(id="new", text="cat dog", label=wire.LABEL_HARMFUL, **signed)
             )
+            unnamed = await client.add(wire.AddPrecedentRequest(text="dog cat", label=wire.LABEL_HARMFUL, **signed))
+            assert unnamed.id and unnamed.change == added.change + 1
+            assert await client.remove(wire.RemovePrecedentRequest(id=unnamed.id, **signed)) == added.change + 2
             changes = [
-                added.change,
+                added.change + 2,
                 await client.relabel(wire.RelabelPrecedentRequest(id="new", label=wire.LABEL_NOT_HARMFUL, **signed)),
                 await client.remove(wire.RemovePrecedentRequest(id="new", **signed)),
             ]
