@@ -17,7 +17,7 @@ import grpc
 
 from memecourt.connection import MESSAGE_BYTES
 from memecourt.errors import CallError, JudgeError
-from memecourt.retries import Budget, Retries, passing
+from memecourt.retries import Budget, Endings, Retries, passing
 from memecourt.v1 import court_pb2 as wire
 
 Outcome = tuple[str, wire.JudgeResponse | JudgeError]
@@ -77,7 +77,7 @@ class Book:
         self._ready: deque[str] = deque()
         self._later: list[tuple[float, str]] = []  # a heap, by when they are due
         self._cuts = 0  # streams that were cut since the last answer
-        self._last_cut: CallError | None = None
+        self._endings = Endings()  # theirs
         self.closed = False
         """Whether no more requests will come."""
         self.outcomes: deque[Outcome] = deque()
@@ -156,7 +156,8 @@ class Book:
 
     def hear(self, response: wire.JudgeStreamResponse) -> None:
         """An answer came."""
-        self._cuts, self._last_cut = 0, None
+        self._cuts = 0
+        self._endings.clear()
         name = response.request_id
         asked = self._asked.get(name)
         if asked is None or not asked.sent:
@@ -195,7 +196,7 @@ class Book:
                 self._tell(name, JudgeError.like(error))
             return None
         self._cuts += 1
-        self._last_cut = error
+        self._endings.add(error)
         again = [name for name, asked in self._asked.items() if asked.sent]
         for name in again:
             self._asked[name].sent = False
@@ -212,14 +213,13 @@ class Book:
             if asked.deadline > now:
                 continue
             if asked.failure is not None and not asked.sent:
-                error = asked.failure
-            elif self._last_cut is not None and not asked.sent:
-                error = JudgeError.like(self._last_cut)
-            else:
-                error = JudgeError(
-                    grpc.StatusCode.DEADLINE_EXCEEDED, f"There was no verdict within {self._timeout:g} s."
-                )
-            self._tell(name, error)
+                self._tell(name, asked.failure)
+                continue
+            message = f"There was no verdict within {self._timeout:g} s."
+            if asked.failure is not None:
+                message += f" It was answered before with {asked.failure}"
+            message += self._endings.told("Streams")
+            self._tell(name, JudgeError(grpc.StatusCode.DEADLINE_EXCEEDED, message))
 
     def _tell(self, name: str, outcome: wire.JudgeResponse | JudgeError) -> None:
         del self._asked[name]

@@ -18,6 +18,9 @@ import grpc
 
 from memecourt.errors import CallError
 
+_MOST_ENDINGS = 3
+"""Different ones that an error tells of."""
+
 PASSING = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED})
 """Codes of what may pass by itself."""
 
@@ -86,6 +89,32 @@ def passing(error: CallError, *, changes: bool = False) -> bool:
     return error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or error.retry_after is not None
 
 
+class Endings:
+    """What attempts ended in, to be told where the time is over before one succeeds."""
+
+    def __init__(self) -> None:
+        self._ended: dict[str, int] = {}  # how often, by what
+
+    def add(self, error: CallError) -> None:
+        """One more."""
+        said = str(error)
+        self._ended[said] = self._ended.pop(said, 0) + 1
+        if len(self._ended) > _MOST_ENDINGS:
+            del self._ended[next(iter(self._ended))]
+
+    def clear(self) -> None:
+        """What comes from now on is told alone."""
+        self._ended.clear()
+
+    def told(self, what: str) -> str:
+        """In words, the last at the end; empty where there were none. ``what`` has ended: attempts, or streams."""
+        if not self._ended:
+            return ""
+        return f" {what} before ended in " + ", then ".join(
+            said if times == 1 else f"{said} ({times} times)" for said, times in self._ended.items()
+        )
+
+
 class Budget:
     """What keeps the repeats of many calls a small share of the calls. Safe to use from several threads."""
 
@@ -128,6 +157,7 @@ class Attempts:
         self._chance = chance
         self._deadline = None if timeout is None else clock() + timeout
         self._made = 0
+        self._endings = Endings()
         budget.call()
 
     def left(self) -> float | None:
@@ -142,11 +172,15 @@ class Attempts:
         """Seconds to wait before the next attempt.
 
         Raises:
-            CallError: The error itself, where there is to be none.
+            CallError: The error itself, where there is to be none. Where the time is over, it says what the attempts
+                before ended in.
         """
         self._made += 1
         if self._made < self._retries.attempts and passing(error, changes=self._changes):
             wait = self._retries.wait_s(self._made, error.retry_after, self.left(), self._chance)
             if wait is not None and self._budget.repeat():
+                self._endings.add(error)
                 return wait
+        if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            error.message += self._endings.told("Attempts")
         raise error

@@ -513,8 +513,26 @@ def test_no_server_at_all_is_an_outcome_too(client):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    outcomes = outcomes_of(client.each(address, "judge_many", asks(2), timeout=0.5))
-    assert {error.code for error in outcomes.values()} == {Code.UNAVAILABLE}
+    outcomes = outcomes_of(client.each(address, "judge_many", asks(2), timeout=3))
+    for error in outcomes.values():
+        assert error.code is Code.DEADLINE_EXCEEDED
+        assert "Streams before ended in UNAVAILABLE: " in error.message
+
+
+def test_a_call_whose_time_is_over_tells_what_came_of_its_attempts(client):
+    def play(method, request, number):
+        if number <= 2:
+            raise Refusal("UNAVAILABLE", reason="BUSY")
+        gone.wait(30)
+        raise Refusal("UNAVAILABLE")
+
+    court, gone = FakeCourt(play), threading.Event()
+    with served(court) as address:
+        with pytest.raises(JudgeError) as told:
+            client.call(address, "judge", b"image", timeout=3)
+        gone.set()
+    assert told.value.code is Code.DEADLINE_EXCEEDED
+    assert told.value.message.endswith(" Attempts before ended in UNAVAILABLE: as told (2 times)")
 
 
 def test_requests_that_come_slowly_outlast_the_server_s_patience(client):

@@ -10,7 +10,7 @@ from memecourt.connection import MESSAGE_BYTES, Connection, Tls
 from memecourt.errors import CallError, JudgeError
 from memecourt.many import Book
 from memecourt.requests import Export, judge_request, named, watch_request
-from memecourt.retries import Attempts, Budget, Retries, passing
+from memecourt.retries import Attempts, Budget, Endings, Retries, passing
 from memecourt.v1 import court_pb2 as wire
 
 Code = grpc.StatusCode
@@ -353,7 +353,35 @@ def test_who_has_waited_long_enough_is_told_why():
     book.cut(an_error(Code.UNAVAILABLE, reason=""))
     clock.now += 6
     book.expire()
-    assert told(book)["a"].code is Code.UNAVAILABLE
+    error = told(book)["a"]
+    assert (error.code, error.message) == (
+        Code.DEADLINE_EXCEEDED,
+        "There was no verdict within 5 s. Streams before ended in UNAVAILABLE: as told",
+    )
+
+    clock, book = taken("a", timeout=5.0)
+    sent(book)
+    book.cut(an_error(Code.UNAVAILABLE, reason=""))
+    sent(book)
+    book.hear(failure("a"))
+    clock.now += 1
+    assert sent(book) == ["a"]
+    clock.now += 6
+    book.expire()
+    assert told(book)["a"].message == (
+        "There was no verdict within 5 s. It was answered before with UNAVAILABLE: as told"
+    )
+
+
+def test_of_what_attempts_ended_in_each_kind_is_told_once():
+    endings = Endings()
+    assert endings.told("Attempts") == ""
+    for number in (1, 2, 3, 3, 4, 2):
+        endings.add(CallError(Code.UNAVAILABLE, f"no {number}"))
+    assert endings.told("Attempts") == (
+        " Attempts before ended in UNAVAILABLE: no 3 (2 times), then UNAVAILABLE: no 4, "
+        "then UNAVAILABLE: no 2 (2 times)"
+    )
 
 
 def test_the_server_is_told_how_long_is_left():
