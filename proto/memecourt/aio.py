@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from typing import Self, TypeVar
 
 import grpc
@@ -64,7 +64,7 @@ class AsyncClient:
         """See :meth:`memecourt.client.Client.ask`."""
         return await self._call(self._court.Judge, named(request), timeout, error=JudgeError)
 
-    async def judge_many(
+    def judge_many(
         self,
         requests: Iterable[wire.JudgeRequest] | AsyncIterable[wire.JudgeRequest],
         *,
@@ -72,10 +72,7 @@ class AsyncClient:
         at_once: int = 32,
     ) -> AsyncGenerator[Outcome, None]:
         """See :meth:`memecourt.client.Client.judge_many`; ``requests`` is read in the event loop."""
-        stream = _Stream(self, requests, timeout, at_once)
-        async with contextlib.aclosing(stream.outcomes()) as outcomes:
-            async for outcome in outcomes:
-                yield outcome
+        return _Stream(self, requests, timeout, at_once).outcomes()
 
     async def watch(
         self, trial_id: str = "", *, request_id: str = "", namespace: str = "", from_seq: int = 0
@@ -233,10 +230,11 @@ class _Stream:
         self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
         self._changed = asyncio.Condition()
         self._error: Exception | None = None
+        self._no_more: Exception | None = None  # what reading the requests ended in
 
     async def outcomes(self) -> AsyncGenerator[Outcome, None]:
         """As they come. Closing the generator ends the stream, and with it the trials."""
-        tasks = [asyncio.ensure_future(self._guarded(work)) for work in (self._read, self._hold)]
+        tasks = [asyncio.ensure_future(work()) for work in (self._read, self._guarded)]
         try:
             while True:
                 async with self._changed:
@@ -247,6 +245,8 @@ class _Stream:
                         if self._error is not None:
                             raise self._error
                         if self._book.done:
+                            if self._no_more is not None:
+                                raise self._no_more
                             return
                         await self._wait()
                     self._changed.notify_all()
@@ -263,9 +263,9 @@ class _Stream:
             async with asyncio.timeout(self._book.wait_s()):
                 await self._changed.wait()
 
-    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _guarded(self) -> None:
         try:
-            await work()
+            await self._hold()
         except Exception as error:
             async with self._changed:
                 self._error = self._error or error
@@ -274,14 +274,19 @@ class _Stream:
     async def _read(self) -> None:
         requests = self._requests
         source = requests if isinstance(requests, AsyncIterable) else _each(requests)
-        async for request in source:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._error is not None or self._book.room())
-                if self._error is not None:
-                    return
-                self._book.take(request)
-                self._changed.notify_all()
+        no_more: Exception | None = None
+        try:
+            async for request in source:
+                async with self._changed:
+                    await self._changed.wait_for(lambda: self._error is not None or self._book.room())
+                    if self._error is not None:
+                        return
+                    self._book.take(request)
+                    self._changed.notify_all()
+        except Exception as error:
+            no_more = error
         async with self._changed:
+            self._no_more = no_more
             self._book.closed = True
             self._changed.notify_all()
 

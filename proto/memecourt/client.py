@@ -130,7 +130,9 @@ class Client:
         Raises:
             JudgeError: No stream can be had, and a later one could not either (no or another token, say); all that
                 were taken have had that error as their outcome.
-            ValueError: A request has no request_id, or that of another one on its way.
+            ValueError: ``timeout`` or ``at_once`` make no sense; or a request has no request_id, or that of another
+                one on its way. That, like what ``requests`` itself raises, is raised once all that were taken before
+                have had their outcome.
         """
         return _Stream(self, requests, timeout, at_once).outcomes()
 
@@ -327,12 +329,11 @@ class _Stream:
         self._call: grpc.Call | None = None
         self._stopped = False
         self._error: BaseException | None = None
+        self._no_more: BaseException | None = None  # what reading the requests ended in
 
     def outcomes(self) -> Generator[Outcome, None, None]:
         """As they come. Closing the generator ends the stream, and with it the trials."""
-        threads = [
-            threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in (self._read, self._hold)
-        ]
+        threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._guarded)]
         for thread in threads:
             thread.start()
         try:
@@ -345,6 +346,8 @@ class _Stream:
                         if self._error is not None:
                             raise self._error
                         if self._book.done:
+                            if self._no_more is not None:
+                                raise self._no_more
                             return
                         self._changed.wait(self._book.wait_s())
                     self._changed.notify_all()
@@ -357,23 +360,28 @@ class _Stream:
                 self._changed.notify_all()
             threads[1].join()  # the other may sit in the caller's own iterator; it ends when that gives something
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self) -> None:
         try:
-            work()
+            self._hold()
         except BaseException as error:
             with self._changed:
-                self._error = self._error or error
+                self._error = error
                 self._changed.notify_all()
 
     def _read(self) -> None:
-        for request in self._requests:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopped or self._book.room())
-                if self._stopped:
-                    return
-                self._book.take(request)
-                self._changed.notify_all()
+        no_more: BaseException | None = None
+        try:
+            for request in self._requests:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopped or self._book.room())
+                    if self._stopped:
+                        return
+                    self._book.take(request)
+                    self._changed.notify_all()
+        except BaseException as error:
+            no_more = error
         with self._changed:
+            self._no_more = no_more
             self._book.closed = True
             self._changed.notify_all()
 

@@ -28,6 +28,9 @@ IDLE = "IDLE"
 
 _LONGEST_NAME = 128  # characters of a request_id
 
+_LONGEST_S = 366 * 86_400
+"""That a request may take at most, in seconds: beyond, neither wire nor clocks know what is meant."""
+
 _ROOM_FOR_TIMEOUT = 32  # bytes that the timeout adds to a message, at most
 
 _CUT = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED})
@@ -65,8 +68,10 @@ class Book:
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        if at_once < 1:
-            raise ValueError("at_once is 1 or more")
+        if not at_once >= 1:
+            raise ValueError(f"at_once is 1 or more, not {at_once}")
+        if not 0 < timeout <= _LONGEST_S:
+            raise ValueError(f"timeout is longer than nothing and at most a year, in seconds, not {timeout}")
         self._retries = retries
         self._budget = budget
         self._timeout = timeout

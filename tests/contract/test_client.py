@@ -1,6 +1,7 @@
 """Both clients over a real socket, against a court that does as it is told; and against the real one."""
 
 import asyncio
+import itertools
 import socket
 import threading
 import time
@@ -595,15 +596,93 @@ def test_requests_that_can_t_be_told_apart(client, wrong):
         client.each(address, "judge_many", wrong)
 
 
-def test_what_the_source_raises_is_raised(client):
+@pytest.mark.parametrize(
+    ("last", "error", "said"),
+    [
+        (LookupError("no more memes"), LookupError, "no more memes"),
+        (judge_request(b"x"), ValueError, "no request_id"),
+        (asks(1)[0], ValueError, "'r0'; give each one of its own"),
+    ],
+)
+def test_what_ends_the_source_is_raised_once_all_before_have_their_outcome(client, last, error, said):
+    over = threading.Event()
+
     def source():
-        yield asks(1)[0]
-        raise LookupError("no more memes")
+        yield from asks(3)
+        over.set()
+        if isinstance(last, Exception):
+            raise last
+        yield last
+
+    def stream(requests, number, context):
+        held = [next(requests) for _ in range(3)]
+        over.wait(30)
+        time.sleep(0.2)  # the source has ended long since
+        yield from (answered(court, asked) for asked in held)
+
+    found = []
+
+    async def each_async(address):
+        async with AsyncClient(address) as it:
+            async for outcome in it.judge_many(source()):
+                found.append(outcome)
 
     court = FakeCourt()
-    court.stream = lambda requests, number, context: (answered(court, asked) for asked in requests)
-    with served(court) as address, pytest.raises(LookupError, match="no more memes"):
-        client.each(address, "judge_many", source())
+    court.stream = stream
+    with served(court) as address, pytest.raises(error, match=said):
+        if client is Loop:
+            asyncio.run(each_async(address))
+        else:
+            with Client(address) as it:
+                for outcome in it.judge_many(source()):
+                    found.append(outcome)
+    assert set(outcomes_of(found)) == {"r0", "r1", "r2"}
+
+
+def test_a_source_without_an_end_is_read_as_outcomes_are_taken(client):
+    court, drawn, left = FakeCourt(), itertools.count(), threading.Event()
+
+    def stream(requests, number, context):
+        context.add_callback(left.set)
+        yield from (answered(court, asked) for asked in requests)
+
+    def source():
+        for number in drawn:
+            yield judge_request(b"image", request_id=f"r{number}")
+
+    court.stream = stream
+    with served(court) as address:
+        found = client.each(address, "judge_many", source(), at_once=4, most=20)
+        assert left.wait(30)  # who leaves ends what is on its way
+    assert len(outcomes_of(found)) == 20
+    assert next(drawn) <= 20 + 2 * 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"at_once": 0}, "at_once is 1 or more, not 0"),
+        ({"at_once": float("nan")}, "at_once is 1 or more"),
+        ({"timeout": 0}, "timeout is longer than nothing"),
+        ({"timeout": -1}, "not -1"),
+        ({"timeout": float("nan")}, "timeout is longer"),
+        ({"timeout": float("inf")}, "at most a year"),
+    ],
+)
+def test_limits_that_make_no_sense_are_told_of_before_anything_is_read(client, options, said):
+    def never():
+        raise AssertionError("it was read")
+        yield
+
+    async def make():
+        async with AsyncClient("127.0.0.1:1") as it:
+            it.judge_many(never(), **options)
+
+    with pytest.raises(ValueError, match=said):
+        if client is Loop:
+            asyncio.run(make())
+        else:
+            Client("127.0.0.1:1").judge_many(never(), **options)
 
 
 def test_no_requests_need_no_server(client):
