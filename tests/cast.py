@@ -67,14 +67,21 @@ def is_repair(request: ChatRequest) -> bool:
 class Cast:
     """Four models that play a trial; what each says can be overruled per (role, task)."""
 
-    def __init__(self, *, rounds: int = 3, delay_s: float = 0.0, odds=(0.8, 0.1), **lines) -> None:
+    def __init__(
+        self, *, rounds: int = 3, delay_s: float = 0.0, judge_delay_s: float | None = None, odds=(0.8, 0.1), **lines
+    ) -> None:
         """A trial of so many rounds a side: summaries change until then and stay the same afterwards."""
         self.rounds = rounds
         self.lines = lines
         self.count = {"accuser": itertools.count(1), "defender": itertools.count(1)}
         masses = None if odds is None else (lambda request, options: _in_order(request, odds))
         self.models = {
-            role: ScriptedModel(self._speaker(role), name=f"{role}-model", delay_s=delay_s, odds=masses)
+            role: ScriptedModel(
+                self._speaker(role),
+                name=f"{role}-model",
+                delay_s=delay_s if role != "judge" or judge_delay_s is None else judge_delay_s,
+                odds=masses,
+            )
             for role in ("proposer", "accuser", "defender", "judge")
         }
 

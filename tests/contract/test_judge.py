@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -269,21 +270,28 @@ def test_a_full_court_asks_to_come_again_and_health_still_answers(tmp_path):
     assert again.label == wire.LABEL_HARMFUL
 
 
+DEADLINES = (1, 4, 16, 64)
+"""Seconds. A busy machine may need longer than the first to come to what a test is about: the next is tried then."""
+
+
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
 def test_a_caller_that_leaves_ends_its_trial_and_the_record_says_so(tmp_path, how):
     reader = FakeReader("never")
 
     async def work(it):
         reader.wait = asyncio.Event()
-        call = it.stub.Judge(judge_request(IMAGE), timeout=0.5 if how == "deadline" else 20)
-        await reader.asked.wait()
-        if how == "cancel":
-            call.cancel()
-        with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)) as caught:
-            await call
-        await it.service.empty(5)
-        (line,) = await it.docket.list(limit=9)
-        return caught.value, await it.docket.record(line.trial_id)
+        for seconds in DEADLINES:
+            call = it.stub.Judge(judge_request(IMAGE), timeout=seconds if how == "deadline" else 60)
+            if how == "cancel":
+                await reader.asked.wait()
+                call.cancel()
+            with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)) as caught:
+                await call
+            if reader.asked.is_set():
+                break
+        await it.service.empty(20)
+        last, *_ = await it.docket.list(limit=9)
+        return caught.value, await it.docket.record(last.trial_id)
 
     error, record = play(work, tmp_path, reader=reader)
     if how == "deadline":
@@ -417,23 +425,34 @@ def test_what_goes_wrong_with_models_is_told_apart(tmp_path, error, code, reason
 
 def test_a_deadline_that_is_too_short_for_the_judge_gives_no_verdict(tmp_path):
     request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)
+    cast = Cast(judge_delay_s=600)
 
     async def work(it):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await it.stub.Judge(request, timeout=0.5)
-        await it.service.empty(5)
-        (line,) = await it.docket.list(limit=9)
-        return caught.value.code(), line.state
+        for seconds in DEADLINES:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await it.stub.Judge(request, timeout=seconds)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if cast.requests("judge"):
+                break
+        await it.service.empty(20)
+        return await it.docket.list(limit=9), cast.requests("judge")
 
-    code, state = play_full(work, tmp_path, Cast(delay_s=0.2))
-    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert state is TrialState.FAILED
+    (last, *_), judged = play_full(work, tmp_path, cast)
+    assert judged and last.state is TrialState.FAILED
 
 
 def test_a_deadline_is_a_budget(tmp_path):
     """Sides rest early, and the verdict comes in time and says so."""
     request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)
-    response = play_full(lambda it: it.stub.Judge(request, timeout=1.2), tmp_path, Cast(rounds=9, delay_s=0.06))
+
+    def verdict():
+        for seconds in DEADLINES:
+            cast = Cast(rounds=9, delay_s=seconds / 20)  # so that there is time for two thirds of the rounds
+            with suppress(grpc.aio.AioRpcError):
+                return play_full(lambda it, within=seconds: it.stub.Judge(request, timeout=within), tmp_path, cast)
+        raise AssertionError("there was no verdict")
+
+    response = verdict()
     assert response.label == wire.LABEL_HARMFUL
     assert wire.REVIEW_REASON_CUT_SHORT in [review.reason for review in response.review_reasons]
 
