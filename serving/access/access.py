@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import grpc
 
 from court.errors import CourtError
-from serving.access.callers import ANYBODY, Caller, NotAllowed, Scope, Unauthenticated, set_current
+from serving.access.callers import ANYBODY, Caller, NotAllowed, Scope, Unauthenticated, set_current, unknown_token
 from serving.access.tokens import Tokens
 from serving.services.calls import abort
 
@@ -60,7 +60,7 @@ class Access(grpc.aio.ServerInterceptor):
             return await continuation(details)
         caller: Caller | None = None
         try:
-            caller = ANYBODY if self._tokens is None else _caller(self._tokens, details)
+            caller, now = (ANYBODY, None) if self._tokens is None else _caller(self._tokens, details)
             handler = await continuation(details)
             if handler is None:
                 return handler  # there is no such method: the library says so
@@ -69,11 +69,12 @@ class Access(grpc.aio.ServerInterceptor):
             method = details.method if details.method in SCOPES else "another"  # it is whatever the caller sent
             _log.warning("refused method=%s caller=%s reason=%s", method, caller.name if caller else "", error.reason)
             return _refusing(error)
-        set_current(caller)
+        set_current(caller, now)
         return handler
 
 
-def _caller(tokens: Tokens, details: grpc.HandlerCallDetails) -> Caller:
+def _caller(tokens: Tokens, details: grpc.HandlerCallDetails) -> tuple[Caller, Callable[[], Caller | None]]:
+    """Who calls, and what says who calls with that token by now."""
     metadata: Sequence[tuple[str, str | bytes]] = tuple(details.invocation_metadata or ())
     given = [value for key, value in metadata if key == "authorization"]
     if not given:
@@ -86,13 +87,11 @@ def _caller(tokens: Tokens, details: grpc.HandlerCallDetails) -> Caller:
         raise Unauthenticated(
             'One token is wanted, as metadata "authorization: Bearer TOKEN".', reason="TOKEN_MALFORMED"
         )
-    caller = tokens.caller(token.strip())
+    token = token.strip()
+    caller = tokens.caller(token)
     if caller is None:
-        raise Unauthenticated(
-            "The token is not known here, or no longer: ask whoever runs the server for another.",
-            reason="TOKEN_UNKNOWN",
-        )
-    return caller
+        raise unknown_token()
+    return caller, lambda: tokens.caller(token)
 
 
 def _check(caller: Caller, method: str) -> None:

@@ -6,11 +6,12 @@ Where the server knows no callers, because it was given no file of tokens, whoev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 
-from court.errors import CourtError
+from court.errors import CourtError, Unavailable
 
 
 class Unauthenticated(CourtError):
@@ -61,6 +62,7 @@ ANYBODY = Caller(name="", scopes=frozenset(Scope))
 """Whoever calls a server that was given no file of tokens."""
 
 _calling: ContextVar[Caller] = ContextVar("calling", default=ANYBODY)
+_now: ContextVar[Callable[[], Caller | None] | None] = ContextVar("now", default=None)
 
 
 def current() -> Caller:
@@ -68,9 +70,41 @@ def current() -> Caller:
     return _calling.get()
 
 
-def set_current(caller: Caller) -> None:
-    """From now on, in this call, that is who calls. For the interceptor and for tests."""
+def set_current(caller: Caller, now: Callable[[], Caller | None] | None = None) -> None:
+    """From now on, in this call, that is who calls. For the interceptor and for tests.
+
+    Args:
+        caller: Who calls.
+        now: Says whose the token is by now, None for nobody's; None for a call without one.
+    """
     _calling.set(caller)
+    _now.set(now)
+
+
+def check_in_force() -> None:
+    """Ends a call that lasts where its token is not what it was when the call began.
+
+    Raises:
+        Unauthenticated: The token was taken out of force.
+        Unavailable: It is for something else by now. A call that is made anew goes by that.
+    """
+    now = _now.get()
+    if now is None:
+        return
+    caller = now()
+    if caller is None:
+        raise unknown_token()
+    if caller != current():
+        raise Unavailable(
+            "What this token is for has changed since the call began. Call again.", reason="TOKEN_CHANGED"
+        )
+
+
+def unknown_token() -> Unauthenticated:
+    """What a caller is told whose token is not in force."""
+    return Unauthenticated(
+        "The token is not known here, or no longer: ask whoever runs the server for another.", reason="TOKEN_UNKNOWN"
+    )
 
 
 def check_namespace(namespace: str, field: str = "content.namespace") -> None:

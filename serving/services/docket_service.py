@@ -14,7 +14,7 @@ from court.events import ReviewOutcome, VerdictReviewed
 from court.record import TrialRecord
 from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
-from serving.access.callers import current
+from serving.access.callers import check_in_force, current
 from serving.assembly import Courthouse
 from serving.docket.store import Docket, NotDecided, TrialErased, TrialUnknown
 from serving.reception.session import Session
@@ -147,6 +147,7 @@ class DocketService:
                         record = await docket.record(line.trial_id)
                     except TrialErased:  # before it was listed, or since
                         continue
+                    check_in_force()
                     yield wire.ExportTrialsResponse(trial=trial_of(record))
                 if len(lines) < _EXPORT_PAGE:
                     return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from court.errors import BadRequest, CourtError, Overrun
 from memecourt.v1 import court_pb2 as wire
+from serving.access.callers import check_in_force
 from serving.reception.receiving import Lot, Memory
 from serving.services.calls import fault_of, parsed, time_left
 from serving.services.status import DEADLINE, failure_of
@@ -49,6 +50,7 @@ async def judge_stream(
 
     Raises:
         BadRequest: What came is no request; or nothing came, or no answer was taken, for as long as the server waits.
+        Unauthenticated, Unavailable: The token is not what it was; as :func:`check_in_force`.
         Busy, Unavailable: As :meth:`serving.reception.receiving.Memory.receive`.
     """
     stream = _Stream(context, memory, tried, most, idle_s, told)
@@ -103,6 +105,7 @@ class _Stream:
             return None
         data, lot = received
         try:
+            check_in_force()
             request = parsed(wire.JudgeStreamRequest, data)
         except CourtError:
             lot.release()

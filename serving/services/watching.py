@@ -18,7 +18,7 @@ from court.events import (
     VerdictReviewed,
 )
 from memecourt.v1 import court_pb2 as wire
-from serving.access.callers import check_namespace, current
+from serving.access.callers import check_in_force, check_namespace, current
 from serving.docket.log.entries import Entry
 from serving.docket.store import Docket, RequestName, TrialUnknown
 from serving.docket.stored import event_in
@@ -89,6 +89,7 @@ async def watch_trial(
         BadRequest: No trial is named, or the number is negative.
         NotAllowed: The request that is named is none of the caller's business.
         TrialUnknown: There is no such trial, none yet, or none that is the caller's business.
+        Unauthenticated, Unavailable: The token is not what it was; as :func:`check_in_force`.
         Unavailable: The court closes, and no trial is held here any more.
     """
     if request.from_seq < 0:
@@ -100,6 +101,7 @@ async def watch_trial(
             # Before looking: what is kept from now on wakes again, and what runs no longer has kept its end.
             woken.clear()
             at_an_end = hub.closed and not admission.running
+            check_in_force()
             for event in await docket.events(trial_id, seq):
                 if isinstance(event, TrialOpened) and not current().sees(event.meme.namespace):
                     raise _unknown()
@@ -107,6 +109,7 @@ async def watch_trial(
                 seq = event.seq + 1
                 if event.seq >= request.from_seq:
                     yield wire.WatchTrialResponse(event=listings.event_of(event))
+                    check_in_force()  # it may have taken long to be taken
             if over:
                 return
             if at_an_end:
@@ -125,6 +128,7 @@ async def watch_reviews(
 
     Raises:
         BadRequest: The log does not go as far as the caller says it did.
+        Unauthenticated, Unavailable: The token is not what it was; as :func:`check_in_force`.
         Unavailable: The court closes.
     """
     size = await docket.size()
@@ -141,12 +145,14 @@ async def watch_reviews(
         while True:
             woken.clear()
             closed = hub.closed
+            check_in_force()
             page = await docket.entries(number, _REVIEWS, {"VerdictReviewed"})
             for entry in page:
                 number = entry.number + 1
                 reviewed = await _reviewed(docket, entry, overruled_only=request.overruled_only)
                 if reviewed is not None:
                     yield wire.WatchReviewsResponse(next_entry=number, reviewed=reviewed)
+                    check_in_force()  # it may have taken long to be taken
             if page and reviewed is None:
                 yield wire.WatchReviewsResponse(next_entry=number)
             if len(page) == _REVIEWS:

@@ -50,6 +50,8 @@ class RealCourt:
     docket: SqlDocket
     court: CourtService
     finder: LibraryFinder
+    tokens: Tokens | None
+    reader: FakeReader
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "judge", CourtStub(self.channel))
@@ -73,7 +75,8 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
         stack.callback(finder.close)
         records = SqlDocket.open(path / "docket.sqlite")
         stack.push_async_callback(records.close)
-        house = Courthouse(replace(a_court(reader=FakeReader("as read")), finder=finder), OnePicture(), records)
+        reader = FakeReader("as read")
+        house = Courthouse(replace(a_court(reader=reader), finder=finder), OnePicture(), records)
         reception = await stack.enter_async_context(Reception(house, settings))
         court.open(house, reception)
         docket.open(house, reception.forget)
@@ -82,7 +85,7 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
         address = f"127.0.0.1:{port}"
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         threads = stack.enter_context(grpc.insecure_channel(address))
-        yield RealCourt(address, channel, threads, records, court, finder)
+        yield RealCourt(address, channel, threads, records, court, finder, tokens, reader)
         for service in (court, docket, precedents):
             service.close()
         for service in (court, docket, precedents):

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from court.errors import BadRequest
+from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from serving.access import tokens as token_file
 from serving.access.access import SCOPES
@@ -26,6 +27,7 @@ from serving.services.docket_service import DocketService
 from serving.services.precedents_service import PrecedentsService
 from serving.services.service import CourtService
 from serving.settings import Settings
+from tests.contract.real_court import IMAGE, real_court
 
 METHODS = {
     f"/{service.full_name}/{method.name}": method
@@ -382,6 +384,63 @@ def test_tokens_come_and_go_without_a_restart_and_nobody_else_notices(file, capl
 
     errors, counted = asyncio.run(work())
     assert not errors and counted > 10
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ("gone", (grpc.StatusCode.UNAUTHENTICATED, "TOKEN_UNKNOWN")),
+        ("for another namespace", (grpc.StatusCode.UNAVAILABLE, "TOKEN_CHANGED")),
+        ("as it was", None),
+    ],
+)
+def test_a_token_that_is_taken_out_ends_its_open_streams(tmp_path, file, after, said):
+    token = token_file.add(file, "pipeline", [Scope.JUDGE, Scope.REVIEW], ["forum"])
+    before = file.read_text()
+    texts = {"gone": "", "for another namespace": before.replace('"forum"', '"blog"'), "as it was": before + "# more\n"}
+
+    def request(request_id):
+        asked = judge_request(IMAGE, request_id=request_id, namespace="forum")
+        return wire.JudgeStreamRequest(request=asked)
+
+    async def end_of(call):
+        while (answer := await call.read()) is not grpc.aio.EOF:
+            assert answer
+
+    async def work():
+        async with real_court(tmp_path, tokens=file) as it:
+            it.reader.wait = asyncio.Event()
+            who = {"metadata": bearer(token)}
+            stream = it.judge.JudgeStream(**who)
+            await stream.write(request("a"))
+            await it.reader.asked.wait()  # the trial is being held, and waits
+            name = wire.RequestName(namespace="forum", request_id="a")
+            streams = [
+                it.judge.WatchTrial(wire.WatchTrialRequest(request=name), **who),
+                it.records.WatchReviews(wire.WatchReviewsRequest(from_entry=0), **who),
+            ]
+            for one in streams:
+                assert await one.read()
+            it.tokens.use((texts[after].encode(),))
+            if said is None:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(2):
+                        await asyncio.gather(*(end_of(one) for one in streams))
+                return []
+            ends = [await ended(end_of(one)) for one in streams]
+            await stream.write(request("b"))
+            it.reader.wait.set()
+            answer = await stream.read()  # what was read before is answered
+            assert answer.request_id == "a" and answer.HasField("verdict")
+            return [*ends, await ended(end_of(stream))]
+
+    async def ended(reading):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async with asyncio.timeout(60):
+                await reading
+        return caught.value.code(), reason(caught.value)
+
+    assert asyncio.run(work()) == ([] if said is None else [said] * 3)
 
 
 # TLS
