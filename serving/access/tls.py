@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,13 @@ import grpc
 from court.errors import BadRequest
 from serving.access.following import Contents, read_all
 from serving.settings import Settings
+
+_TO_BEGIN_S = 0.1
+"""What a handshake has to begin with the certificate that it has found in use, in seconds: a thousand times enough."""
+
+_given: list[grpc.ServerCredentials] = []
+"""To ports. The library keeps a bare pointer to them, and asks by it also where a server has gone and a handshake has
+not."""
 
 WHAT = "The files of the server's certificate"
 
@@ -58,12 +66,28 @@ class Certificates:
 
     def credentials(self) -> grpc.ServerCredentials:
         """For a server's port."""
-        return grpc.dynamic_ssl_server_credentials(
-            _configuration(self.contents),
-            # Asked at every handshake, in a thread of the library; one that is the same as before costs it nothing.
-            lambda: _configuration(self.contents),
+        shown = self.contents
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:
+            """Is asked at every handshake, in a thread of the library, one handshake at a time."""
+            nonlocal shown
+            contents = self.contents
+            if contents is shown:
+                return None
+            # The library frees what it had as soon as it is given another, and does not look whether a handshake is
+            # about to begin with it, for which it would end the process. Those that come wait meanwhile.
+            time.sleep(_TO_BEGIN_S)
+            configuration = _configuration(contents)
+            shown = contents
+            return configuration
+
+        credentials = grpc.dynamic_ssl_server_credentials(
+            _configuration(shown),
+            renewed,  # type: ignore[arg-type]  # None is for what has not changed, which its stub does not know
             require_client_authentication=len(self.paths) > 2,
         )
+        _given.append(credentials)
+        return credentials
 
 
 def _configuration(contents: Contents) -> grpc.ServerCertificateConfiguration:

@@ -2,6 +2,8 @@
 
 import asyncio
 import datetime
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 
 import grpc
@@ -590,6 +592,50 @@ def test_a_renewed_certificate_is_shown_without_a_restart_and_connections_go_on(
 
     errors, counted = asyncio.run(work())
     assert not errors and counted > 10
+
+
+HANDSHAKES = """
+import asyncio, ssl, socket, sys, threading
+from serving.access.tls import Certificates
+from serving.server import make_server
+from serving.services.service import CourtService
+from serving.settings import Settings
+
+def shake_hands(port, trusted):
+    for _ in range(150):
+        with socket.create_connection(("localhost", port), timeout=60) as plain:
+            with trusted.wrap_socket(plain, server_hostname="localhost"):
+                pass
+
+async def main(certificate, key, authority):
+    certificates = Certificates.of(Settings(tls_certificate=certificate, tls_key=key))
+    server, _ = await make_server(CourtService(Settings()))
+    port = server.add_secure_port("localhost:0", certificates.credentials())
+    await server.start()
+    trusted = ssl.create_default_context(cafile=authority)
+    trusted.set_alpn_protocols(["h2"])
+    threads = [asyncio.to_thread(shake_hands, port, trusted) for _ in range(16)]
+    shaking = asyncio.gather(*threads)
+    while not shaking.done():
+        await asyncio.sleep(0.5)
+        certificates.contents = (*[*certificates.contents],)  # renewed
+    await shaking
+    await server.stop(0)
+
+asyncio.run(main(*sys.argv[1:]))
+print("all well")
+"""
+
+
+def test_many_handshakes_at_once_do_not_end_the_process(papers):
+    """The library frees a certificate that is replaced under a handshake that begins with it."""
+    authority = papers.folder / "authority.pem"
+    papers.ours.cert_pem.write_to_path(authority)
+    done = subprocess.run(
+        [sys.executable, "-c", HANDSHAKES, papers.certificate, papers.key, authority],
+        capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "all well\n"), done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(
