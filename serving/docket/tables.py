@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-FORMAT = 5
+FORMAT = 6
 """Of the tables below; a docket of an earlier format is upgraded when it is opened, one of a later is refused."""
 
 metadata = MetaData()

@@ -118,9 +118,9 @@ def test_what_was_drawn_by_an_earlier_version_is_drawn_again_and_saved_searches_
             desk_tables.cases.drop(connection)
             Table("desk_cases", MetaData(), Column("trial_id", String, primary_key=True)).create(connection)
             if connection.dialect.name == "sqlite":
-                connection.execute(text("PRAGMA user_version = 4"))
+                connection.execute(text("PRAGMA user_version = 5"))
             else:
-                connection.execute(text(f"UPDATE {SCHEMA}.format SET number = 4"))
+                connection.execute(text(f"UPDATE {SCHEMA}.format SET number = 5"))
 
     async def after(it):
         found = await it.desk.find(Search(text="zebra"), limit=9)

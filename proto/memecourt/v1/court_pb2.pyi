@@ -11,7 +11,8 @@ Read unknown enum values as UNSPECIFIED, and an unspecified label as "no verdict
 
 Errors follow google.rpc (status details): every error carries exactly one ErrorInfo with domain "memecourt.v1" and a
 stable reason; INVALID_ARGUMENT also a BadRequest that names the field; RESOURCE_EXHAUSTED and UNAVAILABLE also a
-RetryInfo. No error means "not harmful".
+RetryInfo, unless what the call was to change (a review, a precedent) may have been changed: then look before asking
+again. No error means "not harmful".
 """
 
 from collections import abc as _abc

@@ -1,4 +1,4 @@
-"""Format 5: the desk searches rationales apart from the rest, and has one reason for sides and votes that disagree."""
+"""Format 6: the desk searches rationales apart from the rest, and has one reason for sides and votes that disagree."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -6,8 +6,8 @@ from alembic import op
 from serving.docket.desk_tables import Words
 from serving.docket.tables import WORD, Name
 
-revision = "5"
-down_revision = "4"
+revision = "6"
+down_revision = "5"
 
 
 def upgrade() -> None:
