@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from sqlalchemy import Boolean, Connection, Table, delete, insert, select, update
+from sqlalchemy import Connection, Table, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from court.backends.picture_digest import pixels_sha256
@@ -371,9 +371,7 @@ class Hand:
         if self.connection.dialect.name != "sqlite":
             return None
         table = self.chance.choice(TABLES)
-        # What is neither 0 nor 1 in a column of truth values is as true as 1.
-        fit = [column.name for column in table.c if not column.primary_key and not isinstance(column.type, Boolean)]
-        column = self.chance.choice(fit)
+        column = self.chance.choice([column.name for column in table.c if not column.primary_key])
         value = self.chance.choice([b"\x01\xff", "x", 1.5, None])
         chosen = f"rowid = (SELECT rowid FROM {table.name} ORDER BY random() LIMIT 1)"
         before = self.connection.exec_driver_sql(f'SELECT * FROM "{table.name}"').all()

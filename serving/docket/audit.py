@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Select, literal, select
+from sqlalchemy import Boolean, Connection, Integer, Select, literal, select, type_coerce
 
 from court.backends.picture_digest import pixels_sha256
 from court.events import TrialFailed, TrialOpened, TrialResumed, VerdictGiven, VerdictReviewed
@@ -28,6 +28,13 @@ T = TypeVar("T")
 _AT_ONCE = 1000  # rows in memory
 _TELLING = frozenset(kind.__name__ for kind in (TrialOpened, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed))
 """Kinds of events that the listing is made from; other events change nothing in it."""
+# Truth values as they stand: SQLite takes any value for one, and queries may take it otherwise than its driver does.
+_TRUE_OR_FALSE = [column.name for column in t.trials.c if isinstance(column.type, Boolean)]
+_TRUTHS: Mapping[Any, bool] = {0: False, 1: True}
+_TRIALS = [
+    type_coerce(column, Integer).label(column.name) if column.name in _TRUE_OR_FALSE else column
+    for column in t.trials.c
+]
 
 
 class Rows:
@@ -52,8 +59,9 @@ class Rows:
 
     def trials(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """See :meth:`serving.docket.log.verify.Kept.trials`."""
-        for row in self._rows(select(t.trials)):
-            yield row.trial_id, {**row._mapping, "review": _written_now(row.review)}
+        for row in self._rows(select(*_TRIALS)):
+            truths = {name: _TRUTHS.get(row._mapping[name], row._mapping[name]) for name in _TRUE_OR_FALSE}
+            yield row.trial_id, {**row._mapping, **truths, "review": _written_now(row.review)}
 
     def parts(self) -> Iterator[tuple[bytes, int, str]]:
         """See :meth:`serving.docket.log.verify.Kept.parts`."""

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -100,7 +101,8 @@ class ObjectPictures:
         while self._there(_path(pixels_sha256, count)):
             count += 1
         for place in reversed(range(count)):
-            self._store.delete(_path(pixels_sha256, place))
+            with suppress(FileNotFoundError):  # another process removes it too
+                self._store.delete(_path(pixels_sha256, place))
         if self._root is not None and count:
             _flush((self._root / _path(pixels_sha256, 0)).parent)
 

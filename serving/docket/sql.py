@@ -64,6 +64,7 @@ class SqlDocket:
         self._closed = False
         self._reads = 0
         self._reads_changed = threading.Condition()
+        self._removing = threading.Lock()
 
         def signed(connection: Connection) -> AbstractContextManager[None]:
             return signing(connection, signer)
@@ -327,7 +328,7 @@ class SqlDocket:
 
     async def _erase(self, ask: erasing.Erasure) -> Erased:
         erased = await self.write(erasing.ERASE, ask)
-        removed = self._pictures is None or await asyncio.to_thread(_remove_leaving, self._database, self._pictures)
+        removed = await asyncio.to_thread(self._remove_leaving)
         if not await asyncio.to_thread(self._database.scrub, _READERS_S):
             raise Unavailable(
                 "It is erased, but a file of the docket still holds it, because somebody has been reading for long. "
@@ -341,6 +342,10 @@ class SqlDocket:
                 reason="ERASURE_UNFINISHED",
             )
         return erased
+
+    def _remove_leaving(self) -> bool:
+        with self._removing:  # what one removes, another would read by halves
+            return self._pictures is None or _remove_leaving(self._database, self._pictures)
 
     async def close(self) -> None:
         """See :meth:`serving.docket.store.Docket.close`."""

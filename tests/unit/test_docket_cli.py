@@ -127,6 +127,8 @@ LATEST = "(SELECT max(size) FROM checkpoints)"
         ("UPDATE entries SET body = x'FFFFFF7F00' WHERE number = 5", "BODY_ALTERED"),
         (f"INSERT INTO entries VALUES ({10**18}, 'z', {10**18}, 'Described', '', x'', NULL, NULL)", "SEQUENCE"),
         ("UPDATE trials SET review = '{'", "TRIAL_DIFFERS"),
+        # To whoever asks for it in SQL it is as false as 0, and to the driver as true as 1.
+        ("UPDATE trials SET erased = 'x' WHERE erased", "TRIAL_DIFFERS"),
     ],
 )
 def test_whatever_stands_in_a_row_it_is_a_violation_and_no_error(

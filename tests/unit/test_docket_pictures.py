@@ -155,3 +155,19 @@ def test_a_place_that_is_none_is_refused_without_repeating_it(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(Unavailable):
         ObjectPictures.open(tmp_path / "file")
+
+
+def test_a_picture_that_another_process_removes_at_the_same_time_is_gone(tmp_path, monkeypatch):
+    pictures = ObjectPictures.open(tmp_path / "pictures")
+    pictures.keep_now([(DIGEST, [b"f0", b"f1", b"f2"])])
+    usual = pictures._there
+
+    def there(path):
+        found = usual(path)
+        (tmp_path / "pictures" / path).unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(pictures, "_there", there)
+    pictures.forget_now(DIGEST)
+    assert pictures.frames_now(DIGEST) == []
+    pictures.close()
