@@ -185,16 +185,20 @@ def test_policies_can_be_demanded(tmp_path):
         asked = [
             wire.PolicyReference(id=policy.id),
             policy,
+            wire.PolicyReference(digest=policy.digest),
             wire.PolicyReference(id="another"),
+            wire.PolicyReference(id="another", digest=policy.digest),
+            wire.PolicyReference(version="0"),
+            wire.PolicyReference(digest="sha256:0"),
             wire.PolicyReference(id=policy.id, version="0"),
             wire.PolicyReference(id=policy.id, digest="sha256:0"),
         ]
         requests = [wire.JudgeRequest(image=IMAGE, text="x", policy=reference) for reference in asked]
-        taken = [await it.stub.Judge(request, timeout=20) for request in requests[:2]]
-        return taken, [await it.refusal(request) for request in requests[2:]]
+        taken = [await it.stub.Judge(request, timeout=20) for request in requests[:3]]
+        return taken, [await it.refusal(request) for request in requests[3:]]
 
     taken, refused = play(work, tmp_path)
-    assert len(taken) == 2
+    assert len(taken) == 3 and len(refused) == 6
     for refusal in refused:
         assert refusal.code is grpc.StatusCode.FAILED_PRECONDITION
         assert refusal.info.reason == "POLICY_NOT_LOADED"

@@ -608,7 +608,7 @@ class PolicyReference(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """The platform's name for it."""
+    """The platform's name for it. Empty in a request: whichever is loaded; a digest says by itself which is meant."""
     version: _builtins.str
     """Its version. Empty in a request: whichever is loaded."""
     digest: _builtins.str
