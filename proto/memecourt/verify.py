@@ -545,6 +545,13 @@ def _shown(value: Any) -> str:
     return str(value).encode("unicode_escape").decode()
 
 
+def _is_bundle(text: str) -> bool:
+    try:
+        return bool(_object(text).get("format") == FORMAT)
+    except CantCheck:
+        return False
+
+
 def _read(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -569,7 +576,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         keys = [line for line in _read(given.key).splitlines() if line.strip()]
         text = _read(given.file)
-        if '"format"' in text and _object(text).get("format") == FORMAT:
+        if _is_bundle(text):
             trial = verify_bundle(text, keys)
             agreed = _against_receipts(trial, _read(given.receipt), keys) if given.receipt else 0
             print(*_told(trial), sep="\n")
@@ -577,10 +584,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"receipts  {agreed} agree")
             if given.anchor:
                 print(f"anchors   {_against_anchor(trial, _read(given.anchor), keys)} agree")
+        elif given.receipt or given.anchor:
+            raise CantCheck("--receipt and --anchor are what a bundle is held against, and this file is none.")
         else:
             for fields in _receipts(text):
                 logged, checkpoint = _receipt(fields, keys)
                 print(f"trial {_shown(logged.trial_id)}: its verdict is entry {logged.number} of {checkpoint.size}")
+            print("receipts alone were checked: what else stands in the file, a bundle of the trial shows")
     except Violated as wrong:
         print(f"violated: {wrong}", file=sys.stderr)
         return 1

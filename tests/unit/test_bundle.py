@@ -403,8 +403,15 @@ def test_the_command_tells_right_from_wrong_and_from_not_checked(log: MemoryLog,
     assert run("bundle.json", text[:-5])[0] == 2
     assert run("receipt.json", json.dumps(as_json(log, number))) == (
         0,
-        f"trial {TRIAL}: its verdict is entry {number} of {len(log.entries)}\nright\n",
+        f"trial {TRIAL}: its verdict is entry {number} of {len(log.entries)}\n"
+        "receipts alone were checked: what else stands in the file, a bundle of the trial shows\nright\n",
     )
+    # What is asked for is done, or it is said that it is not.
+    for option in ("--receipt", "--anchor"):
+        status, said = run("receipt.json", json.dumps(as_json(log, number)), option, str(tmp_path / "receipt.json"))
+        assert status == 2 and "right" not in said
+    several = {**as_json(log, number), "format": "PNG"}
+    assert run("receipts.jsonl", f"{json.dumps(several)}\n{json.dumps(several)}\n")[0] == 0
     assert run("receipt.json", json.dumps(as_json(log, number)["receipt"]))[0] == 0
     assert run("receipt.json", json.dumps(as_json(log, 0)))[0] == 1
     for nothing in ("{}", "no json", "", "\n\n", "[]", "{}\n{}\n"):
