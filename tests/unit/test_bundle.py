@@ -86,6 +86,20 @@ def test_a_key_of_another_docket_opens_nothing(log: MemoryLog) -> None:
             verify_bundle(handed_over(log), [bad])
 
 
+def test_a_docket_does_not_speak_for_another_whose_key_is_trusted_too(log: MemoryLog) -> None:
+    other = MemoryLog("other.example/docket")
+    both = [*keys_of(log), *keys_of(other)]
+    assert verify_bundle(handed_over(log), both).checkpoint.origin == log.key.name
+    value = json.loads(handed_over(log))
+    count = signed_count(other.key, log.opened(), TRIAL, len(value["entries"]))
+    note = sign_checkpoint(other.key, log.key.name, len(log.entries), log.opened().root)
+    for forged in ({"count": count}, {"checkpoint": note}, {"known": [{"checkpoint": note, "proof": []}]}):
+        with pytest.raises(Violated):
+            verify_bundle(json.dumps({**value, **forged}), both)
+    with pytest.raises(BadNote):
+        open_checkpoint(note, [log.key.verifier, other.key.verifier])
+
+
 @pytest.mark.parametrize("place", ["middle", "end"])
 def test_a_left_out_entry_is_noticed_also_where_the_count_is_put_right(log: MemoryLog, place: str) -> None:
     value = json.loads(handed_over(log))
