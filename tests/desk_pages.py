@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 import httpx2
 
 from retrieval.library.writer import LibraryWriter
+from retrieval.postgres.address import Address
 from serving.access import tokens as token_file
 from serving.access.callers import Scope
 from serving.access.tokens import Tokens
@@ -104,11 +105,16 @@ class Pages(Scene):
 
 @asynccontextmanager
 async def desk_pages(
-    path: Path, *, blind_first: bool = True, overrulings: Overrulings = Overrulings.CHOSEN, library: bool = True
+    path: Path,
+    *,
+    blind_first: bool = True,
+    overrulings: Overrulings = Overrulings.CHOSEN,
+    library: bool = True,
+    place: Path | Address | None = None,
 ) -> AsyncIterator[Pages]:
     """A docket, a desk, a library and the console."""
     async with AsyncExitStack() as stack:
-        docket = SqlDocket.open(path / "docket.sqlite")
+        docket = SqlDocket.open(place or path / "docket.sqlite")
         stack.push_async_callback(docket.close)
         await docket.keep_picture(PICTURE)
         near = NearMemes(docket, Settings(home=path, reuse="everywhere"))

@@ -142,9 +142,17 @@ def guarded(page: Page) -> Callable[[Request], Awaitable[Response]]:
                 f"This is for {page.role.name.lower()}s, and you are signed in as a {found[1].role.name.lower()}.",
                 reason="ROLE_MISSING",
             )
+        if _has_nul(request):
+            raise BadRequest("No address here holds the character NUL.", reason="BAD_ADDRESS")
         return await page.endpoint(request)
 
     return answer
+
+
+def _has_nul(request: Request) -> bool:
+    """Whether an address asks for what no database can hold alike."""
+    values = (*map(str, request.path_params.values()), *(value for _, value in request.query_params.multi_items()))
+    return any("\0" in value for value in values)
 
 
 def _refused(visitor: Visitor, page: Page) -> None:

@@ -39,6 +39,8 @@ _PAGE: Final = 500
 """Entries that are drawn in one transaction."""
 _MOST_SEARCHES: Final = 100
 """Searches that one person may save."""
+_MOST_WORDS: Final = 50
+"""That are looked for at once: a condition each, and databases bound how many there may be."""
 
 _case = t.cases.c
 _ORDER = (_case.urgency, _case.opened_at, _case.trial_id)
@@ -269,6 +271,9 @@ class Desk:
             after: ``opened_at`` as it is kept and ``trial_id`` of the case after which to go on.
             namespaces: Whose content may be seen; None for everybody's.
             blind: From whom verdicts are kept that wait for their word: no such trial is found by what the court said.
+
+        Raises:
+            BadRequest: It asks for too many words.
         """
         await self.catch_up()
         place = (_case.opened_at, _case.trial_id)
@@ -616,9 +621,12 @@ def _next(connection: Connection) -> int:
 
 def _asked(which: Search, told: ColumnElement[bool]) -> list[ColumnElement[bool]]:
     """A search as conditions; by what the court said only those are found whose verdict may be told."""
+    words = sorted(set(folded(which.text).split()))
+    if len(words) > _MOST_WORDS:
+        raise BadRequest(f"Search for at most {_MOST_WORDS} words at once.", reason="TOO_LONG", field="text")
     asked: list[ColumnElement[bool]] = [
         or_(_case.letters.contains(word, autoescape=True), and_(_case.rationale.contains(word, autoescape=True), told))
-        for word in folded(which.text).split()
+        for word in words
     ]
     if which.label is not None or which.category:
         asked.append(told)

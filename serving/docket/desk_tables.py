@@ -60,7 +60,7 @@ cases = Table(
     Column("holds", WORD, nullable=False, default=""),  # the label that holds: the last reviewer's, if there was one
     Column("outcome", WORD, nullable=False, default=""),  # of the last review; empty where there was none
     Column("score", Float),  # P(harmful), where the verdict has one
-    Column("category", WORD, nullable=False, default=""),
+    Column("category", Name, nullable=False, default=""),
     Column("reasons", Text, nullable=False, default="[]"),  # why a person should look: JSON, [reason, why] each
     Column("drawn", Boolean, nullable=False, default=False),  # whether chance picked it
     Column("urgency", Integer, nullable=False, default=0),  # the lowest number is taken first

@@ -93,8 +93,7 @@ async def news(request: Request) -> Response:
     A part that has not changed is not sent, so that what a reader has unfolded there stays so.
     """
     record = await trial_of(request)
-    given = request.query_params.get("from", "0")
-    since = int(given) if given.isascii() and given.isdecimal() and len(given) < 10 else 0
+    since = _number(request.query_params.get("from", "0")) or 0
     fresh = record.events[since:]
     if not fresh:
         return Response(status_code=204)  # htmx then leaves the page as it is
@@ -121,8 +120,8 @@ async def messages(request: Request) -> Response:
     from serving.export.messages import messages_of
 
     record = await trial_of(request)
-    seq = request.path_params["seq"]
-    if not 0 <= seq < len(record.events):
+    seq = _number(request.path_params["seq"])
+    if seq is None or seq >= len(record.events):
         raise TrialUnknown("There is no such event in this trial.", field="seq")
     event = record.events[seq]
     await note_told(request, record)
@@ -163,6 +162,11 @@ def _shown(request: Request, record: TrialRecord) -> Mapping[str, str]:
     return {grant.what: key}
 
 
+def _number(given: str) -> int | None:
+    """A number as an address names it; None where it is none, or longer than any of ours."""
+    return int(given) if given.isascii() and given.isdecimal() and len(given) < 10 else None
+
+
 def _rounds(events: Sequence[AnyEvent]) -> set[int]:
     return {event.round for event in events if isinstance(event, QuestionAsked | AnswerGiven | Summarised)} - {0}
 
@@ -170,5 +174,5 @@ def _rounds(events: Sequence[AnyEvent]) -> set[int]:
 PAGES = (
     Page("/trials/{trial_id}", trial, role=Role.VIEWER, name="trial"),
     Page("/trials/{trial_id}/news", news, role=Role.VIEWER, name="news"),
-    Page("/trials/{trial_id}/messages/{seq:int}", messages, role=Role.VIEWER, name="messages"),
+    Page("/trials/{trial_id}/messages/{seq}", messages, role=Role.VIEWER, name="messages"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -89,11 +89,11 @@ def _after(given: str) -> tuple[datetime, str] | None:
     at, _, trial_id = given.partition(" ")
     try:
         opened = datetime.fromisoformat(at)
-    except ValueError:
-        opened = None
-    if opened is None or opened.tzinfo is None or not trial_id:
-        raise BadRequest("That is no place in the list of trials.", field="after")
-    return opened, trial_id
+        if opened.tzinfo is not None and trial_id:
+            return opened.astimezone(UTC), trial_id
+    except (ValueError, OverflowError):
+        pass
+    raise BadRequest("That is no place in the list of trials.", field="after")
 
 
 PAGES = (Page("/", trials, role=Role.VIEWER, name="trials", nav="Trials"),)

@@ -32,7 +32,7 @@ def upgrade() -> None:
         sa.Column("holds", WORD, nullable=False),
         sa.Column("outcome", WORD, nullable=False),
         sa.Column("score", sa.Float),
-        sa.Column("category", WORD, nullable=False),
+        sa.Column("category", Name, nullable=False),
         sa.Column("reasons", sa.Text, nullable=False),
         sa.Column("drawn", sa.Boolean, nullable=False),
         sa.Column("urgency", sa.Integer, nullable=False),

@@ -1,0 +1,109 @@
+"""Whatever is asked of the console, it answers: every page with odd values in its address, fields and headers."""
+
+import re
+from urllib.parse import urlencode
+
+import pytest
+
+from court.verdict import Label
+from serving.console.app import PAGES
+from tests.desk_pages import PICTURE, form_of, play_pages
+from tests.desks import verdict
+from tests.dockets import place_of
+
+ODD = (
+    "a%00b", "%ED%A0%80%FF", "%E2%80%AE", "-1", "9" * 5000, "NaN", "%22%3E%3Cscript%3E", "..%2F..%2Fetc", "%5C_%25",
+    "%EF%B7%BA" * 1000, "a+" * 5000, "0001-01-01", "9999-12-31", "2026-02-30",
+    "0001-01-01T00%3A00%3A00%2B23%3A59+t", "9999-12-31T23%3A59%3A59-23%3A59+t",
+)  # fmt: skip
+"""As they stand in an address."""
+QUERIES = {
+    "/": ("after", "label", "state", "look"),
+    "/sign-in": ("next",),
+    "/desk": ("why", "urgency=1&opened", "urgency=1&opened=x&after", "after=a&urgency"),
+    "/desk/find": (
+        "text", "label", "since", "until", "namespace", "model", "category", "reviewer", "why", "after",
+        "after=a&opened",
+    ),
+    "/desk/agreement": ("since", "until", "blind"),
+    "/desk/cases/{trial_id}": ("shown", "precedent"),
+    "/trials/{trial_id}": ("shown",),
+    "/trials/{trial_id}/news": ("from",),
+    "/trials/{trial_id}/compare": ("with",),
+    "/trials/{trial_id}/picture": ("of", "frame"),
+    "/trials/{trial_id}/hide": ("of", "back"),
+    "/export/{form}": ("label", "state", "since", "until", "namespace", "reviewed"),
+}  # fmt: skip
+FIELDS = ("of", "back", "again", "label", "clause", "other_clause", "reason", "why", "back_why", "precedent", "name",
+          "text", "since", "token", "next", "pictures")  # fmt: skip
+
+
+@pytest.fixture
+def place(docket_place):
+    return place_of(docket_place)
+
+
+def addresses():
+    for page in (page for page in PAGES if "GET" in page.methods):
+        usual = {"trial_id": "a", "form": "json", "seq": "0", "frame": "0", "key": "x"}
+        for odd in re.findall(r"\{(\w+)", page.path):
+            for value in ODD:
+                yield re.sub(r"\{(\w+)\}", lambda found, own={**usual, odd: value}: own[found[1]], page.path)
+        path = re.sub(r"\{(\w+)\}", lambda found, own={**usual, "form": "jsonl"}: own[found[1]], page.path)
+        yield from (f"{path}?{name}={value}" for name in QUERIES.get(page.path, ()) for value in ODD)
+
+
+def test_no_address_breaks_a_page(tmp_path, place):
+    async def work(it):
+        await it.tried("a", verdict(Label.HARMFUL, score=0.55, category="a\0b"), pixels=PICTURE.pixels_sha256)
+        root = await it.person("root")
+        answers = {path: (await root.get(path)).status_code for path in addresses()}
+        return answers, (await it.desk.case("a")).category
+
+    answers, category = play_pages(tmp_path, work, library=False, place=place)
+    assert len(answers) > 500 and category == "a\0b"
+    assert {path[:100]: int(code) for path, code in answers.items() if code >= 500} == {}
+
+
+def test_no_field_breaks_a_page(tmp_path, place):
+    async def work(it):
+        await it.tried("a", verdict(Label.UNDECIDED), pixels=PICTURE.pixels_sha256)
+        root = await it.person("root")
+        broken = []
+        for odd in ("\0", "a\0b", "\u202e", "\ud800", "x" * 3000, "ﷺ" * 1000, "9" * 5000, "<script>", "-1", "\\"):
+            for page in PAGES:
+                if "POST" not in page.methods or page.path == "/sign-out":
+                    continue
+                path = re.sub(
+                    r"\{(\w+)(?::\w+)?\}", lambda found: {"trial_id": "a", "form": "html"}[found[1]], page.path
+                )
+                await root.post("/desk/cases/a/take", {"again": "yes"})
+                form = form_of((await root.get("/export")).text, {})
+                body = urlencode(dict.fromkeys(FIELDS, odd), errors="surrogatepass")
+                answer = await root.client.post(path, **{**form, "content": f"{form['content']}&{body}"})
+                if answer.status_code >= 500:
+                    broken.append((path, odd[:9], answer.status_code))
+        return broken
+
+    broken = play_pages(tmp_path, work, library=False, place=place)
+    assert not broken
+
+
+def test_no_header_breaks_a_page(tmp_path):
+    async def work(it):
+        root = await it.person("root")
+        codes = []
+        for odd in (
+            b"\xff\xfe",
+            b"a=b; memecourt_session=\xc3\xbf",
+            b"memecourt_session=" + b"x" * 60000,
+            b"=;=;",
+            b'"',
+        ):
+            for name in (b"cookie", b"x-memecourt-proof", b"origin", b"content-type", b"hx-request", b"sec-fetch-site"):
+                for method in ("GET", "POST"):
+                    answer = await root.client.request(method, "/sign-in", headers=[(name, odd)], content=b"proof=x")
+                    codes.append(answer.status_code)
+        return codes
+
+    assert max(play_pages(tmp_path, work, library=False)) < 500
