@@ -143,6 +143,57 @@ def test_a_token_that_is_taken_back_ends_its_sessions(scene):
     assert visit.client.get(f"/trials/{ONE}", follow_redirects=False).status_code == 303
 
 
+def test_a_token_whose_scope_changes_changes_what_its_sessions_may_at_once(scene):
+    """On every page of the console, in a session that was opened before."""
+    file = scene.folder / "tokens.toml"
+    tokens = scene.app.state.console.sessions._tokens
+    visit = scene.visit("ruth")
+    proof = visit.proof
+    asked = [(page, method, path) for page, method, path in paths() if page.role and page.path != "/sign-out"]
+
+    def refused():
+        codes = {}
+        for page, method, path in asked:
+            data = {"proof": proof} if method == "POST" else None
+            answer = visit.client.request(method, path, data=data, follow_redirects=False)
+            codes[method, page.path] = answer.status_code == 403
+        return codes
+
+    scopes = {"view": Role.VIEWER, "admin": Role.ADMIN, "review": Role.REVIEWER}
+    text = file.read_text()
+    own = text[text.index("ruth") :]
+    for scope, role in scopes.items():
+        file.write_text(text.replace(own, own.replace('"review"', f'"{scope}"', 1)))
+        tokens.use((file.read_bytes(),))
+        assert refused() == {(method, page.path): page.role > role for page, method, _ in asked}, scope
+    file.write_text(text.replace(own, own.replace('"review"', '"judge"', 1)))
+    tokens.use((file.read_bytes(),))
+    assert visit.client.get("/", follow_redirects=False).status_code == 303, "good for no page: the session is over"
+    file.write_text(text)
+    tokens.use((file.read_bytes(),))
+    assert visit.client.get("/", follow_redirects=False).status_code == 303, "and does not come back"
+
+
+def test_a_page_answers_no_other_method_than_its_own(scene):
+    """For nobody and for the highest role; HEAD is what GET is, and proves as little."""
+    own = {}
+    for page in PAGES:
+        own.setdefault(page.path, set()).update(page.methods)
+    for who in (None, "ada"):
+        visit = scene.visit(who)
+        for page, _, path in paths():
+            for method in ("PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "HEAD", "POST", "GET"):
+                if method in own[page.path]:
+                    continue
+                answer = visit.client.request(method, path, follow_redirects=False)
+                if method == "HEAD" and "GET" in own[page.path]:
+                    assert answer.status_code in (200, 303, 400, 404, 409, 503), (path, answer.status_code)
+                    assert page.role is None or who or answer.status_code == 303, path
+                else:
+                    assert answer.status_code == 405, (method, path)
+    assert scene.looked == []
+
+
 def test_sessions_end():
     clock = iter([0.0])
     now = [0.0]

@@ -633,6 +633,26 @@ def test_agreement_counts_what_each_said_first(at):
     assert (later.judgements, earlier.judgements, by_chance.judgements) == (1, 4, 0)
 
 
+def test_a_person_counts_once_a_trial_whichever_way_they_review_and_not_for_what_is_erased(at):
+    async def work(it):
+        for name in ("a", "b"):
+            await it.tried(name, verdict(H, strengths=TIE), pixels=name * 64)
+        said = {"outcome": ReviewOutcome.OVERRULED, "label": N, "reason": "r", "clause": "4", "reviewer": "ada"}
+        await it.docket.review("a", **said, at=NOON)  # as over gRPC
+        again = await it.reviewed("a", "ada", H, again=True)
+        for who in ("ada", "bea"):
+            await it.reviewed("b", who, H, again=True)
+        before = await it.desk.agreement()
+        await it.docket.erase("b", who="root", why="asked for", at=NOON)
+        return again.blind, before, await it.desk.agreement(), await it.desk.known("reviewer")
+
+    blind, before, after, reviewers = play(at, work)
+    assert not blind, "who has reviewed it knows what the court said, whichever way that came"
+    assert (before.reviewed, before.judgements, before.court["ada"].observed) == (2, 3, 0.5)
+    assert (after.reviewed, after.judgements, after.court["ada"].observed) == (1, 1, 0.0)
+    assert reviewers == ["ada"]
+
+
 def test_what_is_erased_is_gone_from_the_desk_and_does_not_come_back(at):
     async def work(it):
         await it.tried("a", verdict(U), words="a very particular text", namespace="forum")
