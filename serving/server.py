@@ -7,7 +7,7 @@ import gc
 import ipaddress
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol, TypeVar
 
@@ -151,7 +151,7 @@ async def _hold_court(
     """From when asks are heard until the last of them has its answer."""
     court, docket, precedents = services
     telemetry.observe(library=lambda: house.court.finder.library.size)
-    async with AsyncExitStack() as stack:
+    async with AsyncExitStack() as last, AsyncExitStack() as stack:
         reception = await stack.enter_async_context(
             Reception(house, settings, telemetry, count=court.memory.change_pictures)
         )
@@ -159,8 +159,8 @@ async def _hold_court(
         docket.open(house, reception.forget, rulings_of(house, settings))
         precedents.open(house, reception.decoders)
         _beside(stack, look_after(health, looks_of(house, settings)))
-        if resume:
-            _beside(stack, reception.resume_cut_off(court.watcher))
+        # Ends with the reception: cancelled before, what it holds would be ended as if its caller had left.
+        resuming = {_beside(last, reception.resume_cut_off(court.watcher))} if resume else set()
         if await _unless(stopping, health.until_serving(COURT)):
             _settle_down()
             stack.callback(gc.unfreeze)  # libraries in C complain of what is still there when the process ends
@@ -170,7 +170,8 @@ async def _hold_court(
         # First of all, so that whoever sends requests here sends them elsewhere while these are still answered.
         health.end()
         court.close()
-        await court.empty(settings.grace)
+        reception.close()
+        await asyncio.gather(court.empty(settings.grace), _over(resuming, settings.grace))
     # The reception has ended what was left, and its callers are being told.
     await court.empty(_TOLD_S)
     docket.close()
@@ -199,6 +200,12 @@ def _beside(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> asyncio.T
     task.add_done_callback(log)
     stack.push_async_callback(end)
     return task
+
+
+async def _over(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
+    """Waits for them, at most so long."""
+    if tasks:
+        await asyncio.wait(tasks, timeout=seconds)
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 from court.errors import CantResume, CourtError, TrialAborted
 from court.events import AnyEvent, TrialFailed
@@ -92,6 +93,7 @@ class Hearings:
         self._flights: dict[str, Flight] = {}
         self._leading: dict[str, Flight] = {}
         self._unresumable: Lately[str, bool] = Lately(_MOST_UNRESUMABLE)
+        self._stopped = False
 
     def of(self, trial_id: str) -> Flight | None:
         """A trial that is held here, or about to be."""
@@ -123,12 +125,12 @@ class Hearings:
     def begin(self, flight: Flight, call: Call) -> None:
         """Begins the trial of a call. From here to the next caller's entering, nothing may be awaited."""
         flight.begun_by = call
-        flight.begin(self._try(call, flight))
+        self._begin(flight, self._try(call, flight))
 
     def take_up(self, flight: Flight, watch: Watcher | None, call: Call | None = None) -> None:
         """Takes a trial up from its record, for a call or for nobody; as :meth:`begin`."""
         flight.begun_by = call
-        flight.begin(self._resume(flight, watch, call))
+        self._begin(flight, self._resume(flight, watch, call))
 
     def resumable(self, record: TrialRecord) -> bool:
         """Whether a trial without a verdict may go on, as far as can be told without trying."""
@@ -138,12 +140,18 @@ class Hearings:
         return record.state is TrialState.OPEN or failed is None or failed.retryable or failed.reason == "CANCELLED"
 
     async def stop(self) -> None:
-        """Ends all trials; each still writes down its end."""
+        """Ends all trials, those too that are about to be begun; each still writes down its end."""
+        self._stopped = True
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
         for task in tasks:
             task.cancel(STOPPED)
         if tasks:
             await asyncio.wait(tasks)
+
+    def _begin(self, flight: Flight, work: Coroutine[Any, Any, TrialRecord]) -> None:
+        flight.begin(work)
+        if self._stopped and flight.task is not None:
+            flight.task.cancel(STOPPED)
 
     async def decoded(self, call: Call, place: Place | None = None) -> Picture:
         """The picture of a call.

@@ -100,6 +100,7 @@ class Reception:
         self._loose_ends = LooseEnds(house.docket, self._claims, self._hearings.of, house.court.now)
         self._beside: list[asyncio.Task[None]] = []
         self._open = False
+        self._closing = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         """From now on other servers see that this one lives, and requests are answered.
@@ -126,8 +127,9 @@ class Reception:
                 await self._pulse.rest()
 
     def close(self) -> None:
-        """From now on no request is taken any more; those that were are answered."""
+        """From now on no request is taken any more, and no trial that was cut off; those that were go on."""
         self._open = False
+        self._closing.set()
 
     async def answer(
         self, ask: Ask, watch: Watcher | None = None, *, within_s: float | None = None, turn: Turn | None = None
@@ -215,8 +217,9 @@ class Reception:
     async def resume_cut_off(self, watch: Watcher | None = None) -> None:
         """Takes up the trials that servers which have died left open, one after the other.
 
-        Returns when each that stood open at the call has ended or has a server that lives. A trial that was claimed and
-        never opened is not known well enough to be held before it is asked for again.
+        Returns when each that stood open at the call has ended or has a server that lives; once this is closed, when
+        the one that is held has ended. A trial that was claimed and never opened is not known well enough to be held
+        before it is asked for again.
 
         Args:
             watch: Is told of their events.
@@ -227,6 +230,8 @@ class Reception:
         waiting = {claim.trial_id: claim for claim in await self._docket.open_claims()}
         while waiting:
             for trial_id, claim in [*waiting.items()]:
+                if self._closing.is_set():
+                    return
                 try:
                     if await self._seen_to(claim, watch):
                         del waiting[trial_id]
@@ -234,7 +239,9 @@ class Reception:
                     del waiting[trial_id]
                     _log.warning("trial=%s not resumed reason=%s", trial_id, error.reason)
             if waiting:
-                await asyncio.sleep(self._pulse.beat_s)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._pulse.beat_s):
+                        await self._closing.wait()
 
     # A request on its way.
 

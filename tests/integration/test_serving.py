@@ -22,7 +22,7 @@ from court.agents import Chair, Chairs
 from court.backends.chat_completions import ChatCompletions, http_client
 from court.backends.load import Load
 from court.errors import BadRequest, Unavailable
-from court.events import Procedure, VerdictGiven
+from court.events import Procedure, TrialFailed, VerdictGiven
 from court.record import TrialState
 from eval.perf import bombs
 from eval.perf.stand_in import StandIn, serving
@@ -515,6 +515,34 @@ def test_sigkill_under_load_loses_no_request_that_was_accepted(start):
         assert after[verdict.verdict_id].opened.request_id == name
     for trial_id, record in kept.items():  # of the last kill: nobody was asked again for what had been said
         assert after[trial_id].events[: len(record.events)] == record.events
+
+
+def test_a_trial_that_was_taken_up_without_being_asked_is_ended_in_order_by_sigterm(start, monkeypatch):
+    monkeypatch.setenv("MEMECOURT_GRACE", "1")
+    models = ScriptedModelServer("--call-s", "0.05")
+    try:
+        options = ("--llm-url", models.url, "--model", "stand-in")
+        server = start(None, *options).ready()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            models.script(["hang"] * 10_000)
+            asked = pool.submit(ask, server.address, "r-1")
+            server.wait_for(lambda line: "event=PrecedentsCited" in line or "event=TextRead" in line)
+            assert server.end(kill=True) == -signal.SIGKILL
+            assert isinstance(asked.result(), JudgeError)
+        models.kill()
+        models.start()
+        server = start(server.docket, "--resume", *options).ready()
+        models.script(["hang"] * 10_000)
+        server.wait_for(lambda line: "event=TrialResumed" in line)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=60) == 0
+        server.end()
+        (record,) = records(server.docket).values()
+        assert record.state is TrialState.FAILED
+        assert record.last(TrialFailed).reason == "SERVER_STOPPED" and record.last(TrialFailed).retryable
+    finally:
+        if models.process.poll() is None:
+            models.kill()
 
 
 BOMBS = 1200 if os.environ.get("MEMECOURT_NIGHTLY") else 24

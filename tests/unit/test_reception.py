@@ -567,6 +567,38 @@ def test_a_server_takes_up_what_dead_ones_left_without_being_asked(town):
     assert notes.kinds.count("VerdictGiven") == 3
 
 
+@pytest.mark.parametrize("within_the_grace", [True, False])
+def test_what_was_taken_up_without_being_asked_is_ended_in_order_when_the_server_stops(town, within_the_grace):
+    async def scene():
+        docket = town.docket()
+        asks = [replace(ASK, request_id=f"r{n}", try_anew=True) for n in range(2)]
+        claims = [await a_cut_off_trial(town, docket, ask, events=2) for ask in asks]
+        town.finder.gate, town.finder.searching = asyncio.Event(), asyncio.Event()
+        async with town.server(name="b", docket=docket) as b:
+            resuming = asyncio.create_task(b.resume_cut_off())
+            await town.finder.searching.wait()
+            b.close()
+            if within_the_grace:
+                town.finder.gate.set()
+                await asyncio.wait_for(resuming, 60)
+        await asyncio.wait_for(resuming, 60)
+        records = [await docket.record(claim.trial_id) for claim in claims]
+        town.finder.gate.set()
+        async with town.server(name="c", docket=docket) as c:
+            answers = [await c.answer(ask) for ask in asks]
+        await docket.close()
+        return records, answers
+
+    records, answers = asyncio.run(scene())
+    (taken,) = [record for record in records if record.all(TrialResumed)]  # and no other was begun
+    if within_the_grace:
+        assert taken.state is TrialState.DECIDED
+    else:
+        assert taken.last(TrialFailed).reason == "SERVER_STOPPED" and taken.last(TrialFailed).retryable
+    assert [answer.record.trial_id for answer in answers] == [record.trial_id for record in records]
+    assert all(answer.record.state is TrialState.DECIDED for answer in answers)
+
+
 def test_what_a_living_server_holds_is_left_to_it(town):
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
