@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from court.errors import CantResume, CourtError, TrialAborted
-from court.events import AnyEvent, TrialFailed
+from court.events import AnyEvent, TrialFailed, TrialResumed
 from court.meme import Picture
 from court.ports import Watcher
 from court.record import TrialRecord, TrialState
@@ -204,13 +204,12 @@ class Hearings:
             await place.take()
             record = await self._house.docket.record(flight.trial_id)
             flight.events += record.events
-            self._telemetry.resuming(record)
             meme = record.opened.meme
             async with self._quarantine.trial(place, meme.pixels_sha256, record.opened.procedure):
                 try:
                     record = await self._house.resume(
                         flight.trial_id,
-                        flight.noting(watch),
+                        flight.noting(self._resuming(record, watch)),
                         within_s=call.left if call else None,
                         ask=call.ask if call else None,
                     )
@@ -241,7 +240,19 @@ class Hearings:
         )
         await self._house.docket.append(failed)
         if watch is not None:
+            self._telemetry.resuming(record)
             await watch(failed)
+
+    def _resuming(self, record: TrialRecord, watch: Watcher | None) -> Watcher:
+        """Tells telemetry of what was said before, once it is sure that the trial goes on, and the rest to whoever."""
+
+        async def told(event: AnyEvent) -> None:
+            if isinstance(event, TrialResumed):
+                self._telemetry.resuming(record)
+            if watch is not None:
+                await watch(event)
+
+        return told
 
     async def _learn(self, record: TrialRecord) -> None:
         """The next who asks about the same meme need no trial."""

@@ -16,6 +16,7 @@ from datetime import datetime
 
 from court.errors import CourtError, TrialAborted, Unavailable
 from court.events import TrialFailed
+from court.ports import Watcher
 from court.record import TrialState
 from serving.docket.store import Claim, Docket
 from serving.reception.claims import Claims, request_of
@@ -43,7 +44,12 @@ class LooseEnds:
     """Sees to them one after the other."""
 
     def __init__(
-        self, docket: Docket, claims: Claims, held: Callable[[str], object | None], now: Callable[[], datetime]
+        self,
+        docket: Docket,
+        claims: Claims,
+        held: Callable[[str], object | None],
+        now: Callable[[], datetime],
+        watch: Watcher,
     ) -> None:
         """There are none yet.
 
@@ -52,11 +58,13 @@ class LooseEnds:
             claims: Of this server.
             held: Whether a trial is held here, by its id.
             now: The time, UTC.
+            watch: Is told of each trial's end that is kept here.
         """
         self._docket = docket
         self._claims = claims
         self._held = held
         self._now = now
+        self._watch = watch
         self._ends: dict[str, LooseEnd] = {}
         self._some = asyncio.Event()
 
@@ -117,6 +125,7 @@ class LooseEnds:
                 if error.reason != "EVENT_EXISTS":
                     raise
                 return
+        await self._watch(failed)
         _log.info("trial=%s closed late reason=%s", trial_id, failed.reason)
 
     async def _taken(self, ruling: Claim) -> bool:

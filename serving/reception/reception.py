@@ -97,7 +97,7 @@ class Reception:
         )
         self._hearings = Hearings(house, self._known, self._quarantine, telemetry, self._ended, self.decoders)
         self._count = count
-        self._loose_ends = LooseEnds(house.docket, self._claims, self._hearings.of, house.court.now)
+        self._loose_ends = LooseEnds(house.docket, self._claims, self._hearings.of, house.court.now, telemetry.watch)
         self._beside: list[asyncio.Task[None]] = []
         self._open = False
         self._closing = asyncio.Event()

@@ -23,6 +23,8 @@ from serving.reception.pulse import Pulse
 from serving.reception.reception import Reception
 from serving.reception.request import uncounted
 from serving.settings import Settings
+from serving.telemetry import SILENT, Telemetry
+from serving.telemetry.metrics import Metrics
 from tests.fakes import LIBRARY, FakeFinder, FakeReader, H, Notes, findings, ticking
 
 
@@ -100,6 +102,7 @@ class Town:
         docket = docket or self.docket()
         clock = ticking()
         forget_s, count = changes.pop("forget_s", 60), changes.pop("count", uncounted)
+        telemetry = changes.pop("telemetry", SILENT)
         court = Court(
             finder=changes.pop("finder", self.finder),
             text_reader=self.reader,
@@ -110,7 +113,7 @@ class Town:
         house = Courthouse(court, self.pictures, docket)
         pulse = Pulse(docket, name, beat_s=beat_s, dead_s=dead_s, forget_s=forget_s)
         try:
-            async with Reception(house, self.settings, pulse=pulse, count=count) as reception:
+            async with Reception(house, self.settings, telemetry, pulse=pulse, count=count) as reception:
                 reception.house = house
                 yield reception
         finally:
@@ -736,6 +739,53 @@ def test_a_trial_whose_end_could_not_be_kept_ends_in_its_record_once_the_docket_
     assert [*left.all(TrialFailed)] == [] or left.last(TrialFailed).retryable
     assert answer.record.trial_id == left.trial_id and answer.record.state is TrialState.DECIDED
     assert len(answer.record.all(TrialResumed)) == 1
+
+
+def test_a_trial_whose_end_is_kept_late_is_counted_as_ended(town, monkeypatch):
+    monkeypatch.setattr("serving.reception.loose_ends.AGAIN_S", 0.05)
+
+    async def scene():
+        docket = town.docket()
+        away = _Away(docket)
+        async with town.server(name="a", docket=away, telemetry=telemetry) as a:
+            town.finder.gate = asyncio.Event()
+            caller = asyncio.ensure_future(a.answer(ASK, telemetry.watch))
+            await town.finder.searching.wait()
+            away.away = True
+            caller.cancel()
+            await asyncio.wait([caller])
+            away.away = False
+            async with asyncio.timeout(60):
+                while await docket.open_trials():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        await docket.close()
+
+    metrics = Metrics(town.settings)
+    telemetry = Telemetry(metrics)
+    asyncio.run(scene())
+    counted = metrics.registry.get_sample_value
+    assert counted("memecourt_trials_opened_total", {"procedure": "SUMMARY"}) == 1
+    ended = {"procedure": "SUMMARY", "outcome": "FAILED", "label": ""}
+    assert counted("memecourt_trials_total", ended) == 1
+    assert not telemetry._trials
+
+
+def test_telemetry_remembers_nothing_of_a_trial_that_could_not_be_taken_up(town):
+    async def scene():
+        docket = town.docket()
+        await a_cut_off_trial(town, docket)
+        changed_library(town)
+        async with town.server(name="b", docket=docket, telemetry=telemetry) as b:
+            await b.answer(ASK, telemetry.watch)
+        await docket.close()
+
+    metrics = Metrics(town.settings)
+    telemetry = Telemetry(metrics)
+    asyncio.run(scene())
+    counted = metrics.registry.get_sample_value
+    failed = {"procedure": "SUMMARY", "step": "resuming", "reason": "VERSIONS_DIFFER"}
+    assert counted("memecourt_trial_failures_total", failed) == 1
+    assert not telemetry._trials
 
 
 def test_what_another_server_has_taken_over_is_not_ended_by_who_could_not_end_it(town, monkeypatch):
