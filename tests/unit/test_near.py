@@ -373,6 +373,7 @@ def test_a_verdict_does_not_wait_for_a_look_that_another_server_holds_up(on, mem
         server.docket.keep_look = held_up
         await server.tried("first", meme)
         assert await server.cited(meme) == []
+        monkeypatch.setattr("serving.reception.near._PATIENCE", 60.0)
         go_on.set()
         await server.near.close()  # waits for it
         assert [trial_id for _, trial_id, _ in await server.docket.looks(0)] == ["first"]

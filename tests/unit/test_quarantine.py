@@ -206,7 +206,8 @@ def test_the_innocent_that_were_on_trial_when_a_server_died_are_cleared_one_at_a
     assert server.deaths == 2 and server.most_since == 1, "one suspect at a time"
 
 
-def test_suspects_that_wait_for_each_other_take_nobody_s_turn_and_leave_when_their_callers_do(town):
+def test_suspects_that_wait_for_each_other_take_nobody_s_turn_and_leave_when_their_callers_do(town, monkeypatch):
+    monkeypatch.setattr("serving.reception.request._TO_END_S", 0.25)  # those that wait have no end to write down
     gate, alone = asyncio.Event(), asyncio.Event()
     died = set()
 
