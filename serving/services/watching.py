@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from court.errors import BadRequest
@@ -102,7 +102,7 @@ async def watch_trial(
             woken.clear()
             at_an_end = hub.closed and not admission.running
             check_in_force()
-            for event in await docket.events(trial_id, seq):
+            for event in await _events(docket, trial_id, seq):
                 if isinstance(event, TrialOpened) and not current().sees(event.meme.namespace):
                     raise _unknown()
                 over = isinstance(event, VerdictGiven | TrialFailed) or (over and not isinstance(event, TrialResumed))
@@ -117,6 +117,16 @@ async def watch_trial(
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_AGAIN_S):
                     await woken.wait()
+
+
+async def _events(docket: Docket, trial_id: str, seq: int) -> Sequence[AnyEvent]:
+    try:
+        return await docket.events(trial_id, seq)
+    except TrialUnknown:
+        if current().namespaces is None:
+            raise
+        # Said like of a trial that is another's: what was erased, or is not there, may be told from that by nobody.
+        raise _unknown() from None
 
 
 async def watch_reviews(

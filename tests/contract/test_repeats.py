@@ -1,6 +1,7 @@
 """Requests that ask the same again, id aside: they skip nearly everything, and nothing that matters."""
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 
@@ -187,6 +188,25 @@ def test_a_repeat_is_for_callers_of_that_namespace_only(tmp_path, again):
         return refusal
 
     assert run(tmp_path, work, tokens=file).said[:2] == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED")
+
+
+def test_a_trial_of_another_namespace_can_not_be_told_from_one_that_is_not_there(tmp_path):
+    file = tmp_path / "tokens.toml"
+    insider, outsider = (add(file, name, [Scope.JUDGE], [name]) for name in ("forum", "elsewhere"))
+
+    async def work(court):
+        kept, gone = [await court.judge.Judge(asked(try_anew=True), metadata=bearer(insider)) for _ in range(2)]
+        await court.docket.erase(gone.verdict_id, who="ada", why="as was asked", at=datetime.now(UTC))
+        told = []
+        for trial_id in (kept.verdict_id, gone.verdict_id, "nowhere"):
+            watching = court.judge.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), metadata=bearer(outsider))
+            told.append(await refused(watching.read()))
+        return told
+
+    told = run(tmp_path, work, tokens=file)
+    assert {(*refusal.said, refusal.message) for refusal in told} == {
+        ("NOT_FOUND", "TRIAL_UNKNOWN", "", "There is no such trial, or it has not begun yet.")
+    }
 
 
 def bearer(token):
