@@ -12,6 +12,7 @@ from court.events import NearDuplicate, NearDuplicatesFound, Procedure, VerdictG
 from court.precedents import Precedent
 from court.record import TrialRecord
 from memecourt.v1 import court_pb2 as wire
+from serving.access.callers import current
 from serving.assembly import NO_PINS, Ask, Hearing, Pins, PolicyPin
 from serving.docket.store import Receipt
 from serving.services.fields import few, language, within
@@ -84,9 +85,9 @@ def answer_of(answer: Answer, ask: Ask, *, client_token: bytes = b"") -> wire.Ju
         timings=_timings(answer, None if answer.reused else answer.record),
     )
     if answer.reused:
-        response.reused_from.CopyFrom(
-            wire.ReusedFrom(verdict_id=answer.record.trial_id, content=_content_of(answer.record), near=answer.near)
-        )
+        response.reused_from.CopyFrom(wire.ReusedFrom(verdict_id=answer.record.trial_id, near=answer.near))
+        if current().sees(answer.record.opened.meme.namespace):
+            response.reused_from.content.CopyFrom(_content_of(answer.record))
     return response
 
 

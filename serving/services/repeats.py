@@ -21,10 +21,12 @@ class Repeat:
     Attributes:
         given: The verdict.
         own: What the response said of the request besides, its id and its timings aside, as it is sent.
+        whose: The namespace of the content that the trial was held for, which that tells.
     """
 
     given: Given
     own: bytes
+    whose: str
 
     @classmethod
     def of(cls, given: Given, own: wire.JudgeResponse) -> Repeat:
@@ -33,7 +35,7 @@ class Repeat:
         rest.CopyFrom(own)
         rest.ClearField("request_id")
         rest.ClearField("timings")
-        return cls(given, rest.SerializeToString())
+        return cls(given, rest.SerializeToString(), own.reused_from.content.namespace)
 
     def with_its_own(self, request_id: str, seconds: float) -> bytes:
         """What the response to another such request says of it, as it is sent."""

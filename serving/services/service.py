@@ -14,7 +14,7 @@ import grpc
 
 from court.events import AnyEvent
 from memecourt.v1 import court_pb2 as wire
-from serving.access.callers import check_namespace
+from serving.access.callers import check_namespace, current
 from serving.assembly import Ask, Courthouse
 from serving.reception.admission import Admission
 from serving.reception.receiving import Memory
@@ -166,7 +166,7 @@ class CourtService:
                 del request
                 answer = await self._tried(sitting, ask, time_left(context))
                 verdict, own = await self._told(sitting, answer, ask, token)
-                if like and answer.given:
+                if like and answer.given and own.reused_from.HasField("content"):
                     self._repeats.keep(like, Repeat.of(answer.given, own))
                 return verdict + own.SerializeToString()  # messages that are joined are merged
             finally:
@@ -220,6 +220,8 @@ class CourtService:
     async def _said_again(self, sitting: _Sitting, repeat: Repeat, request_id: str, began: float) -> bytes | None:
         """The response to a request like one that was answered from memory; None where it has to be looked at."""
         check_namespace(repeat.given.ask.namespace)
+        if not current().sees(repeat.whose):
+            return None
         record = await sitting.reception.again(repeat.given, request_id)
         if record is None:
             return None

@@ -190,6 +190,27 @@ def test_a_repeat_is_for_callers_of_that_namespace_only(tmp_path, again):
     assert run(tmp_path, work, tokens=file).said[:2] == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED")
 
 
+def test_who_may_not_see_a_namespace_is_not_told_whose_verdict_is_given_again(tmp_path, again):
+    file = tmp_path / "tokens.toml"
+    forum, blog, both = (
+        add(file, "+".join(names), [Scope.JUDGE], names) for names in (["forum"], ["blog"], ["forum", "blog"])
+    )
+
+    async def work(court):
+        await court.judge.Judge(asked(), metadata=bearer(forum))
+        request = asked()
+        request.content.namespace = "blog"
+        return [
+            await court.judge.Judge(request, metadata=bearer(token))
+            for token in (blog, blog, both, both, both, blog, blog)
+        ]
+
+    told = run(tmp_path, work, tokens=file, reuse="everywhere")
+    assert len({response.verdict_id for response in told}) == 1
+    assert [response.reused_from.content.namespace for response in told] == ["", "", *["forum"] * 3, "", ""]
+    assert again == [True, True]  # of those who may see it
+
+
 def test_a_trial_of_another_namespace_can_not_be_told_from_one_that_is_not_there(tmp_path):
     file = tmp_path / "tokens.toml"
     insider, outsider = (add(file, name, [Scope.JUDGE], [name]) for name in ("forum", "elsewhere"))

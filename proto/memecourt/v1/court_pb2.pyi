@@ -831,7 +831,7 @@ class ReusedFrom(_message.Message):
     """Whether it was nearly the same meme and not the same: only where the operator allows that."""
     @_builtins.property
     def content(self) -> Global___Content:
-        """Whose content was tried then."""
+        """Whose content was tried then. Absent where it is of a namespace that the caller's token is not for."""
 
     def __init__(
         self,
