@@ -19,10 +19,13 @@ from google.protobuf.message import DecodeError, Message
 from grpc_status import rpc_status
 
 from court.errors import BadRequest, CourtError, TrialAborted, Unavailable
-from serving.services.status import status_of
+from serving.services.status import Busy, status_of
 
 _TO_ANSWER_S = 0.1
 """What is kept of a caller's deadline to send it the answer, in seconds."""
+
+_MOST_STREAMS = 1000
+"""Of one method that are answered at once."""
 
 _NOTHING_CHANGED = frozenset({"LIBRARY_LOCKED", "LIBRARY_NOT_WRITTEN"})
 """Reasons that say that a change was not made."""
@@ -124,13 +127,23 @@ def streaming(kind: type[Request], method: Streaming[Request, Response], memory:
     """A call of one request and a stream of responses.
 
     ``method`` is an async generator; the next response is asked of it only once flow control has let the one before go.
-    The rest is as for :func:`unary`.
+    So many calls are answered at once, and others told to come again: each lasts for as long as its caller likes, and
+    has memory until then. The rest is as for :func:`unary`.
     """
+    answering = 0
 
     async def tell(data: bytes, context: Context) -> None:
-        async with aclosing(method(parsed(kind, data), context)) as responses:
-            async for response in responses:
-                await context.write(response)
+        nonlocal answering
+        request = parsed(kind, data)
+        if answering >= _MOST_STREAMS:
+            raise Busy(f"{answering:,} such streams are open, which is as many as this server has. Come again.")
+        answering += 1
+        try:
+            async with aclosing(method(request, context)) as responses:
+                async for response in responses:
+                    await context.write(response)
+        finally:
+            answering -= 1
 
     async def call(data: bytes, context: Context) -> None:
         await answered(context, tell(data, context))

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
 
 from memecourt.client import AsyncClient
 from memecourt.v1 import court_pb2 as wire
@@ -45,6 +46,30 @@ async def watching(it: Scene, caller: str = "", **asked: Any) -> AsyncIterator[A
 async def told(call: Any, count: int) -> Sequence[wire.WatchReviewsResponse]:
     async with asyncio.timeout(TIMEOUT):
         return [await call.read() for _ in range(count)]
+
+
+def test_so_many_watch_at_once_and_others_are_told_to_come_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.services.calls._MOST_STREAMS", 2)
+
+    async def work(it: Scene) -> Any:
+        await it.tried("t-1")
+        async with watching(it) as first, watching(it) as second:
+            await told(first, 1)
+            await told(second, 1)
+            async with watching(it) as third:
+                refusal = await refused(third.read())
+            await it.reviewed("t-1")  # nothing else is in the way of
+            await told(first, 1)
+        while True:  # until the server has noticed that they have left
+            async with watching(it) as fourth:
+                try:
+                    await told(fourth, 1)
+                    return refusal
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(0.05)
+
+    refusal = play(place, work)
+    assert refusal.said == ("RESOURCE_EXHAUSTED", "BUSY", "") and refusal.of(error_details_pb2.RetryInfo)
 
 
 def test_a_review_is_told_with_all_that_a_pipeline_needs(place: Path) -> None:
