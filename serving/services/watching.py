@@ -20,7 +20,7 @@ from court.events import (
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_in_force, check_namespace, current
 from serving.docket.log.entries import Entry
-from serving.docket.store import Docket, RequestName, TrialUnknown
+from serving.docket.store import Docket, DocketError, RequestName, TrialUnknown
 from serving.docket.stored import event_in
 from serving.reception.admission import Admission
 from serving.reception.reception import Reception
@@ -180,16 +180,16 @@ async def _reviewed(docket: Docket, entry: Entry, *, overruled_only: bool) -> wi
         return None
     try:
         event = event_in(entry.body, {})
-    except ValueError:
-        # Somebody altered it, which `memecourt docket verify` tells of; those after it are told all the same.
-        _log.error("entry %d can't be read, and the review in it is not told", entry.number)
-        return None
-    assert isinstance(event, VerdictReviewed)
-    if overruled_only and event.outcome is not ReviewOutcome.OVERRULED:
-        return None
-    try:
+        if not isinstance(event, VerdictReviewed):
+            raise DocketError("What stands in the entry is no review.")
+        if overruled_only and event.outcome is not ReviewOutcome.OVERRULED:
+            return None
         record = await docket.record(entry.trial_id)
     except TrialUnknown:
+        return None
+    except (ValueError, DocketError):
+        # Somebody altered it, which `memecourt docket verify` tells of; those after it are told all the same.
+        _log.error("entry %d or its trial can't be read, and the review in it is not told", entry.number)
         return None
     if not current().sees(record.opened.meme.namespace) or record.verdict is None:
         return None

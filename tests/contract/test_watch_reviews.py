@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from google.rpc import error_details_pb2
 from memecourt.client import AsyncClient
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.sql import SqlDocket
+from serving.docket.store import DocketError
 from tests.contract.test_docket_service import AT, TIMEOUT, Scene, a_scene
 from tests.service_calls import by, refused
 
@@ -178,6 +180,38 @@ def test_a_log_that_has_lost_its_end_is_not_taken_for_a_quiet_one(place: Path) -
 async def _first(call: Any) -> Any:
     async for response in call:
         return response
+
+
+@pytest.mark.parametrize("altered", ["the review", "its kind", "the trial"])
+def test_what_was_altered_is_passed_over_aloud_and_the_others_are_told(
+    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, altered: str
+) -> None:
+    entries, record = SqlDocket.entries, SqlDocket.record
+
+    async def read(self: SqlDocket, *given: Any) -> Any:
+        page = list(await entries(self, *given))
+        if page and altered == "the review":
+            page[0] = replace(page[0], body="{}")
+        if page and altered == "its kind":
+            page[0] = replace(page[0], body=(await entries(self, 0, 1))[0].body)
+        return page
+
+    async def recall(self: SqlDocket, trial_id: str) -> Any:
+        if trial_id == "a" and altered == "the trial":
+            raise DocketError("What is kept is no record.")
+        return await record(self, trial_id)
+
+    async def work(it: Scene) -> Any:
+        for name in ("a", "b"):
+            await it.tried(name, at=AT)
+            await it.reviewed(name)
+        monkeypatch.setattr(SqlDocket, "entries", read)
+        monkeypatch.setattr(SqlDocket, "record", recall)
+        async with watching(it, from_entry=0) as call:
+            return (await told(call, 2))[1].reviewed.trial_id
+
+    assert play(place, work) == "b"
+    assert "the review in it is not told" in caplog.text
 
 
 def test_who_watches_is_sent_away_when_the_court_closes(place: Path) -> None:
