@@ -34,8 +34,9 @@ class Busy(Unavailable):
     default_reason = "BUSY"
 
 
-_MOST_CHARS = 1000
-"""Of a message. It may quote what was asked for, and metadata that is too long would take the status with it."""
+_MOST_BYTES, _MOST_OF_FIELD = 1000, 200
+"""Of a message, and of the name of a field, in UTF-8. They may quote what was asked for; a status travels as metadata,
+the message three times and once with three characters a byte, and clients refuse metadata of more than 8 KiB."""
 
 _CODES: tuple[tuple[type[CourtError], code_pb2.Code.ValueType], ...] = (
     (Busy, code_pb2.RESOURCE_EXHAUSTED),
@@ -60,18 +61,16 @@ _CODES: tuple[tuple[type[CourtError], code_pb2.Code.ValueType], ...] = (
 def status_of(error: CourtError) -> status_pb2.Status:
     """The google.rpc status of an error: its code, its message, one ErrorInfo, and what the code calls for besides."""
     root, code = _root(error), _code_of(error)
-    message = root.message[:_MOST_CHARS]
+    message, field = _cut(root.message, _MOST_BYTES), _cut(root.field or "", _MOST_OF_FIELD)
     info = error_details_pb2.ErrorInfo(reason=root.reason, domain=DOMAIN)
     if isinstance(error, TrialAborted):
         info.metadata["trial_id"] = error.record.trial_id
     details: list[Message] = [info]
     if code == code_pb2.INVALID_ARGUMENT:
-        violation = error_details_pb2.BadRequest.FieldViolation(
-            field=root.field or "", description=message, reason=root.reason
-        )
+        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message, reason=root.reason)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    elif root.field:
-        info.metadata["field"] = root.field
+    elif field:
+        info.metadata["field"] = field
     delay = _retry_delay(root, code)
     if delay is not None:
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
@@ -89,11 +88,16 @@ def failure_of(error: CourtError) -> wire.Failure:
     return wire.Failure(
         code=code,
         reason=root.reason,
-        message=root.message[:_MOST_CHARS],
-        field=root.field or "",
+        message=_cut(root.message, _MOST_BYTES),
+        field=_cut(root.field or "", _MOST_OF_FIELD),
         retry_delay=_retry_delay(root, code),
         trial_id=error.record.trial_id if isinstance(error, TrialAborted) else "",
     )
+
+
+def _cut(text: str, most: int) -> str:
+    """As much of a text as has at most so many bytes."""
+    return text.encode(errors="replace")[:most].decode(errors="ignore")
 
 
 def _root(error: CourtError) -> CourtError:

@@ -461,6 +461,20 @@ def test_a_deadline_is_a_budget(tmp_path):
     assert wire.REVIEW_REASON_CUT_SHORT in [review.reason for review in response.review_reasons]
 
 
+def test_an_error_that_quotes_much_gets_there(tmp_path):
+    """A status that is larger than a client takes would reach it as another one, now and then."""
+    request = judge_request(IMAGE, text="x", pins=wire.Pins(models={"\N{GRINNING FACE}" * 512: "x"}))
+
+    async def work(it):
+        return [await it.refusal(request) for _ in range(30)]
+
+    for refusal in play(work, tmp_path):
+        assert (refusal.code, refusal.info.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "PIN_NOT_LOADED")
+        assert len(refusal.message.encode()) <= 1000 and refusal.info.metadata["field"].startswith(
+            "pins.models.\U0001f600"
+        )
+
+
 def test_every_word_of_the_court_has_one_on_the_wire():
     """A label, strength, reason or relation that the wire does not know would fail only when it first occurs."""
     for ours, theirs, prefix in (
