@@ -90,6 +90,17 @@ def test_who_asks_for_the_verdict_first_is_shown_it_and_the_review_says_so(tmp_p
     assert blind == [False] * 4
 
 
+def test_who_asks_for_a_verdict_that_there_is_not_yet_stays_blind(tmp_path):
+    async def work(it):
+        await it.tried("a")
+        ada = await it.person("ada")
+        await ada.post("/desk/cases/a/see")
+        await ada.get("/trials/a")
+        return await it.desk.has_seen("a", "ada")
+
+    assert play(tmp_path, work) is False
+
+
 def test_a_console_can_show_verdicts_from_the_beginning(tmp_path):
     async def work(it):
         await it.tried("a", DOUBTFUL)

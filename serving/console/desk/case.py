@@ -68,7 +68,8 @@ async def release(request: Request) -> Response:
 async def see(request: Request) -> Response:
     """Shows the verdict to somebody who has not decided, and notes it."""
     record = await trial_of(request)
-    await note_shown(request, [record.trial_id])
+    if record.verdict is not None:
+        await note_shown(request, [record.trial_id])
     return _back(record)
 
 
