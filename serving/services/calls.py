@@ -82,13 +82,26 @@ async def abort(context: Context, error: Exception) -> NoReturn:
 
 
 async def answered(context: Context, answer: Awaitable[T]) -> T:
-    """What is awaited, or the end of the call with the status of what was raised."""
+    """What is awaited, or the end of the call with the status of what was raised.
+
+    A caller that vanishes cancels its call. Where it does while something is being sent to it, the library raises an
+    error there as well: that is no fault of ours, and nobody is left to be told of it.
+    """
     try:
         return await answer
     except (asyncio.CancelledError, grpc.aio.AbortError):
         raise
     except Exception as error:
+        if _of_vanished(error):
+            raise asyncio.CancelledError from None
         await abort(context, error)
+
+
+def _of_vanished(error: Exception) -> bool:
+    """Whether this is what the library raises where nothing can be sent or received any more, and nothing else."""
+    if isinstance(error, ExceptionGroup):
+        return all(_of_vanished(each) for each in error.exceptions)
+    return isinstance(error, grpc.aio.InternalError)
 
 
 def unary(kind: type[Request], method: Unary[Request, Response], memory: Memory | None = None) -> Handler:

@@ -10,6 +10,7 @@ from google.rpc import code_pb2, error_details_pb2
 from court.errors import BadLibrary
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
+from serving.services.calls import answered
 from serving.services.service import SERVICE
 from tests.contract.scenes import IMAGE, play, rest_of, told, until
 from tests.fakes import FakeReader
@@ -312,3 +313,64 @@ def test_an_id_that_is_too_long_does_not_come_back_whole(tmp_path):
     (response,) = play(work, tmp_path)
     assert (response.failure.reason, response.failure.field) == ("FIELD_TOO_LONG", "request_id")
     assert response.request_id == "x" * 128
+
+
+def test_a_caller_that_vanishes_while_it_is_being_answered_is_no_fault_of_ours(tmp_path, caplog):
+    """It takes no answers, so that some wait to be sent; then its connection is gone."""
+    text = "x" * 9000
+    ended = []
+
+    async def work(it):
+        judge_stream = it.service._judge_stream
+
+        async def noted(context):
+            try:
+                await judge_stream(context)
+            except BaseException as error:
+                ended.append(error)
+                raise
+
+        it.service._judge_stream = noted
+        for number in range(5):
+            async with grpc.aio.insecure_channel(
+                it.address, options=[("grpc.use_local_subchannel_pool", 1)]
+            ) as channel:
+                call = CourtStub(channel).JudgeStream()
+
+                async def feed(call=call, number=number):
+                    for each in range(1000):
+                        await call.write(item(f"{number}-{each}", text=text))
+
+                feeding = asyncio.create_task(feed())
+                await call.read()
+                await asyncio.sleep(0.5)  # more comes than is taken
+                feeding.cancel()
+                call.cancel()
+            await until(lambda number=number: len(ended) > number)
+
+    play(work, tmp_path, reuse="namespace")
+    assert "request failed" not in caplog.text
+    assert len(ended) == 5
+
+
+def test_what_the_library_raises_where_a_caller_is_gone_cancels_the_call_and_a_fault_beside_it_is_told(caplog):
+    class Context:
+        async def abort(self, *said):
+            raise grpc.aio.AbortError(*said)
+
+    async def ended_by(error):
+        async def answer():
+            raise error
+
+        return await answered(Context(), answer())
+
+    gone = grpc.aio.InternalError("Failed to send")
+    for error in (gone, ExceptionGroup("", [gone, ExceptionGroup("", [gone])])):
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(ended_by(error))
+    assert not caplog.records
+    for error in (ValueError(), ExceptionGroup("", [gone, ValueError()])):
+        with pytest.raises(grpc.aio.AbortError):
+            asyncio.run(ended_by(error))
+        assert "request failed" in caplog.text
+        caplog.clear()
