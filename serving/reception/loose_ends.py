@@ -24,6 +24,10 @@ from serving.reception.claims import Claims, request_of
 AGAIN_S = 1.0
 """Between two attempts while the docket is away, in seconds."""
 
+_MOST_NEVER_BEGUN = 10_000
+"""Loose ends that are kept while the docket is away, before those of trials that were never begun are let go: where it
+can't be written, every request that comes leaves one, and hardly any has a claim that stands."""
+
 _log = logging.getLogger("memecourt.service")
 
 
@@ -70,6 +74,8 @@ class LooseEnds:
 
     def leave(self, trial_id: str, end: LooseEnd) -> None:
         """Something may be left of a trial that is not held here any more."""
+        if end.cause is None and len(self._ends) >= _MOST_NEVER_BEGUN:
+            return
         before = self._ends.get(trial_id)
         if before is not None:
             end = LooseEnd({*before.claims, *end.claims}, end.cause or before.cause)

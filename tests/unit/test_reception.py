@@ -741,6 +741,52 @@ def test_a_trial_whose_end_could_not_be_kept_ends_in_its_record_once_the_docket_
     assert len(answer.record.all(TrialResumed)) == 1
 
 
+def test_what_requests_leave_while_the_docket_can_not_be_written_does_not_grow_for_ever(town, monkeypatch):
+    monkeypatch.setattr("serving.reception.loose_ends._MOST_NEVER_BEGUN", 5)
+    monkeypatch.setattr("serving.reception.loose_ends.AGAIN_S", 0.05)
+
+    class Full:
+        """A docket that can be read and not written."""
+
+        def __init__(self, docket):
+            self.docket = docket
+            self.full = False
+
+        def __getattr__(self, name):
+            return getattr(self.docket, name)
+
+        async def claim(self, *given, **named):
+            return await self._written(self.docket.claim(*given, **named))
+
+        async def take_over(self, *given, **named):
+            return await self._written(self.docket.take_over(*given, **named))
+
+        async def _written(self, write):
+            if self.full:
+                write.close()
+                raise Unavailable("It is full.", reason="DOCKET_UNAVAILABLE")
+            return await write
+
+    async def scene():
+        docket = town.docket()
+        full = Full(docket)
+        async with town.server(name="a", docket=full) as a:
+            full.full = True
+            for number in range(20):
+                with pytest.raises(Unavailable):
+                    await a.answer(other(request_id=f"{number}", image=b"%d|file" % number))
+            assert len(a._loose_ends._ends) == 5
+            full.full = False
+            async with asyncio.timeout(60):
+                while a._loose_ends._ends:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            answer = await a.answer(ASK)
+        await docket.close()
+        return answer
+
+    assert asyncio.run(scene()).record.state is TrialState.DECIDED
+
+
 def test_a_trial_whose_end_is_kept_late_is_counted_as_ended(town, monkeypatch):
     monkeypatch.setattr("serving.reception.loose_ends.AGAIN_S", 0.05)
 
