@@ -282,7 +282,8 @@ class Metrics:
     def _end(self, event: VerdictGiven | TrialFailed, seen: Seen, outcome: TrialState, label: str) -> None:
         self._trials.labels(seen.procedure, outcome.value, label).inc()
         if seen.began is not None:
-            self._trial_s.labels(seen.procedure, outcome.value).observe((event.at - seen.began).total_seconds())
+            seconds = max(0.0, (event.at - seen.began).total_seconds())  # the machine's clock may have been set back
+            self._trial_s.labels(seen.procedure, outcome.value).observe(seconds)
         if event.unused:
             self._unused_calls.inc(event.unused.calls)
             self._unused_in.inc(event.unused.tokens_in)

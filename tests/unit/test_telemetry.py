@@ -1,6 +1,7 @@
 """Metrics say what the records say; logs say what happened and nothing of the meme."""
 
 import asyncio
+import itertools
 import json
 import logging
 import re
@@ -11,6 +12,8 @@ import time
 import warnings
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -571,3 +574,14 @@ def test_time_in_a_line_is_the_record_s():
     record.created, record.msecs = 0.25, 250
     assert json.loads(JsonLines().format(record))["time"] == "1970-01-01T00:00:00.250+00:00"
     assert TextLines().format(record).startswith(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(0)) + ",250 ")
+
+
+def test_a_clock_that_is_set_back_makes_no_trial_last_less_than_no_time():
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    minutes = itertools.count()
+    court = replace(a_court(findings([H] * 5)), now=lambda: noon - timedelta(minutes=next(minutes)))
+    metrics = Metrics(Settings())
+    asyncio.run(court.hear(Case("t", a_meme()), Telemetry(metrics).watch))
+    lasted = {"procedure": "SUMMARY", "outcome": "DECIDED"}
+    assert metrics.registry.get_sample_value("memecourt_trial_duration_seconds_count", lasted) == 1
+    assert metrics.registry.get_sample_value("memecourt_trial_duration_seconds_sum", lasted) == 0
