@@ -279,12 +279,8 @@ class Matcher:
 
     def _near(self, new: Look) -> dict[int, int]:
         """The fewest bits by row."""
-        near: dict[int, int] = {}
-        for view in new.frames[0]:
-            for hash_ in view.hashes:
-                for row, bits in self._index.near(hash_, self._nearness.radius):
-                    near[row] = min(bits, near.get(row, bits))
-        return near
+        hashes = [view.hashes for view in new.frames[0]]
+        return self._index.near(np.concatenate(hashes), self._nearness.radius) if hashes else {}
 
 
 def pictures_differ(

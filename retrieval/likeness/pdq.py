@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from court.errors import NotLoaded
+from retrieval.search.fast_stage import one_thread
 
 Hash = NDArray[np.uint8]
 """A hash: uint8 of shape (32,), its 256 bits as numpy.packbits has them."""
@@ -145,18 +146,25 @@ class PdqIndex:
             np.concatenate([np.empty(0, np.int64), *(rows for _, rows in kept)]),
         )
 
-    def near(self, hash_: Hash, radius: int) -> list[tuple[int, int]]:
-        """Rows whose hash differs in at most ``radius`` bits, and in how many: nearest first, then by row.
+    def near(self, hashes: NDArray[np.uint8], radius: int) -> dict[int, int]:
+        """Rows of which a hash differs from one of these in at most ``radius`` bits, and in how many the nearest does.
+
+        Args:
+            hashes: Of one picture in all its positions, say: of shape (n, 32).
+            radius: Of 256 bits.
 
         Raises:
-            ValueError: The hash or the radius is none.
+            ValueError: The hashes or the radius are none.
         """
-        if hash_.shape != (BYTES,) or hash_.dtype != np.uint8:
-            raise ValueError(f"a PDQ hash is uint8 of shape (32,), not {hash_.dtype} of shape {hash_.shape}")
+        if hashes.ndim != 2 or hashes.shape[1] != BYTES or hashes.dtype != np.uint8:
+            raise ValueError(f"PDQ hashes are uint8 of shape (n, 32), not {hashes.dtype} of shape {hashes.shape}")
         if not 0 <= radius <= BITS:
             raise ValueError(f"a radius is 0 to {BITS} bits, not {radius}")
-        found = [pair for block in self._blocks for pair in block.near(hash_, radius)]
-        return sorted(found, key=lambda pair: (pair[1], pair[0]))
+        near: dict[int, int] = {}
+        for block in self._blocks if len(hashes) else ():
+            for row, bits in block.near(hashes, radius):
+                near[row] = min(bits, near.get(row, bits))
+        return near
 
 
 class _Block:
@@ -172,7 +180,8 @@ class _Block:
         """A copy: FAISS has its own, and there is no second one to keep."""
         return np.asarray(faiss.vector_to_array(self._index.xb)).reshape(-1, BYTES)  # type: ignore[attr-defined]
 
-    def near(self, hash_: Hash, radius: int) -> list[tuple[int, int]]:
-        # FAISS finds what is nearer than the radius, not what is at it.
-        _, distances, places = self._index.range_search(np.ascontiguousarray(hash_[None]), radius + 1)
-        return list(zip(self.rows[places].tolist(), (int(d) for d in distances), strict=True))
+    def near(self, hashes: NDArray[np.uint8], radius: int) -> list[tuple[int, int]]:
+        with one_thread():
+            # FAISS finds what is nearer than the radius, not what is at it.
+            _, distances, places = self._index.range_search(np.ascontiguousarray(hashes), radius + 1)
+        return list(zip(self.rows[places].tolist(), distances.astype(np.int64).tolist(), strict=True))

@@ -386,10 +386,7 @@ class NearMemes:
 
     def _search(self, shelf: _Shelf, hashes: Hashes, words: Words, namespace: str) -> list[_Candidate]:
         """Those that are near in picture, the same text first, then the nearest, then the latest."""
-        near: dict[int, int] = {}
-        for hash_ in hashes.reshape(-1, BYTES):
-            for number, bits in shelf.index.near(hash_, self._nearness.radius):
-                near[number] = min(bits, near.get(number, bits))
+        near = shelf.index.near(hashes.reshape(-1, BYTES), self._nearness.radius)
         if not near:
             return []
         mark, rows = _fingerprint(words.text), ((bits, -number, shelf.row(number)) for number, bits in near.items())
