@@ -35,7 +35,7 @@ def pixels_sha256(frames: Sequence[bytes]) -> str:
             with Image.open(BytesIO(frame), formats=["PNG"]) as still:
                 if still.mode != "RGB" or max(still.size) > LIMITS.outgoing_side:
                     raise ValueError("a frame is none of ours")
-                pixels.update(digest_of(still).digest())
+                pixels.update(digest_of(still))
         except Refused as refused:
             raise ValueError("a frame is no picture") from refused
         except Exception as error:  # decoders throw whatever they stumble over

@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image
 
 from court.backends import worker_child
-from court.backends.picture_normal import PIXELS_VERSION, as_png, digest_of, stills, upright_size
+from court.backends.picture_normal import PIXELS_VERSION, as_png, stills, upright_size
 from court.backends.picture_refusals import Refused
 from court.backends.picture_structure import Structure, check, look
 from court.meme import Limits
@@ -33,8 +33,8 @@ def _read(data: bytes, limits: Limits) -> tuple[dict[str, Any], list[bytes]]:
     try:
         with _open(structure, limits) as opened:
             width, height = upright_size(opened, structure)
-            for index, still in stills(opened, structure, limits.outgoing_side, limits.representative_frames):
-                pixels.update(digest_of(still).digest())
+            for index, still, digest in stills(opened, structure, limits.outgoing_side, limits.representative_frames):
+                pixels.update(digest)
                 frames.append({"index": index, "width": still.width, "height": still.height})
                 pngs.append(as_png(still))
     except Refused:

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
-from court.backends.picture_normal import representative
+from court.backends.picture_normal import as_png, representative
 from court.backends.picture_reader import GuardedPictureReader
 from court.errors import BadPicture
 from court.meme import LIMITS, Limits, PictureFormat
@@ -379,6 +379,16 @@ def test_im_4_what_goes_on_is_bare_and_the_same_every_time():
             assert still.info == {}
             assert (frame.width, frame.height) == still.size
             assert max(still.size) <= 1280
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (7, 1), (64, 48)])
+def test_im_4_the_png_that_goes_on_holds_the_very_pixels(size):
+    still = Image.frombytes("RGB", size, random.Random(0).randbytes(3 * size[0] * size[1]))
+    written = as_png(still)
+    with Image.open(io.BytesIO(written), formats=["PNG"]) as opened:
+        assert (opened.mode, opened.size, opened.tobytes()) == ("RGB", size, still.tobytes())
+    with Image.open(io.BytesIO(written)) as opened:
+        opened.verify()  # the checksums too
 
 
 def test_im_4_a_losslessly_changed_copy_has_the_same_pixels():
