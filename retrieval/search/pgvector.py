@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _THREADS = 4
-"""Searches at once, each with a connection. Embedding takes one at a time; the rest is waiting for the server."""
+"""Searches at once, each with a connection. Who waits is embedded together; the rest is waiting for the server."""
 _GIVEN = 10_000
 """Precedents of which is remembered on which shelf they were found: a trial asks for pictures soon after."""
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from court.errors import NotLoaded
 from retrieval.encoders import builtin, descriptor
 from retrieval.encoders.builtin import BuiltinEncoder
+from retrieval.encoders.embedding import TextEmbeddings
 from retrieval.likeness import text
 from tests.encoders import png_of
 
@@ -27,6 +29,64 @@ def test_the_same_text_is_the_same_vector(encoder: BuiltinEncoder) -> None:
     assert np.linalg.norm(found.vectors, axis=1) == pytest.approx(1, abs=1e-5)
     alone = encoder.embed_texts(["A CAT on a  mat @somebody"]).vectors[0]
     assert alone == pytest.approx(found.vectors[0], abs=1e-5)
+
+
+def test_what_is_asked_beside_a_text_does_not_show_in_its_vector(encoder: BuiltinEncoder) -> None:
+    texts = [
+        " ".join(["river", "stone", "bread", "Monday"][n % 4] for n in range(length)) for length in range(1, 60, 2)
+    ]
+    alone = [encoder.embed_texts([one]).vectors[0] for one in texts]
+    for step in (1, 3, 7):
+        for first in range(0, len(texts), 8):
+            places = [(first + step * n) % len(texts) for n in range(8)]
+            found = encoder.embed_texts([texts[place] for place in places]).vectors
+            for place, vector in zip(places, found, strict=True):
+                assert np.array_equal(vector, alone[place]), texts[place]
+
+
+class Counted:
+    """Counts the calls of the model, and has one fail if asked."""
+
+    def __init__(self, encoder: BuiltinEncoder, monkeypatch: pytest.MonkeyPatch, fails: int = -1) -> None:
+        self.calls: list[list[str]] = []
+        run = encoder._run
+
+        def counted(texts: list[str], threads: int) -> object:
+            self.calls.append(texts)
+            if len(self.calls) - 1 == fails:
+                raise MemoryError
+            return run(texts, threads)
+
+        monkeypatch.setattr(encoder, "_run", counted)
+
+    def ask(self, encoder: BuiltinEncoder, asks: list[list[str]]) -> list[Future[TextEmbeddings]]:
+        """Has all of them asked while the model is busy."""
+        with ThreadPoolExecutor(len(asks)) as threads, encoder._running:
+            asked = [threads.submit(encoder.embed_texts, texts) for texts in asks]
+            while len(encoder._waiting) < len(asks):
+                time.sleep(0.01)
+        return asked
+
+
+def test_those_who_wait_for_the_model_are_served_together(
+    encoder: BuiltinEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = [[f"a cat on mat {n}", "the same for all"] for n in range(4)] + [["a dog"], ["word " * 300]]
+    alone = [encoder.embed_texts(texts) for texts in asks]
+    counted = Counted(encoder, monkeypatch)
+    found = [asked.result() for asked in counted.ask(encoder, asks)]
+    assert len(counted.calls) == 2  # of eight texts, and of the rest
+    assert max(len(texts) for texts in counted.calls) <= 8
+    for one, other in zip(found, alone, strict=True):
+        assert np.array_equal(one.vectors, other.vectors) and one.cut == other.cut
+
+
+def test_a_failure_is_only_heard_by_one_of_those_who_are_served_together(
+    encoder: BuiltinEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Counted(encoder, monkeypatch, fails=0).ask(encoder, [[f"a cat {n}"] for n in range(3)])
+    assert [type(each.exception()) for each in asked].count(MemoryError) == 1
+    assert all(each.result().vectors.any() for each in asked if each.exception() is None)
 
 
 def test_a_paraphrase_is_nearer_than_another_subject(encoder: BuiltinEncoder) -> None:
