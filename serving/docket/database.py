@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, Table, insert
 from sqlalchemy.dialects import postgresql, sqlite
 
 from court.errors import CourtError, Unavailable
@@ -50,6 +51,19 @@ class Database(Protocol):
 def insert_into(connection: Connection, table: Table) -> Any:
     """An insert that can say what happens where a row is there already: each database has its own."""
     return {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[connection.dialect.name](table)
+
+
+def insert_rows(
+    connection: Connection, table: Table, columns: Sequence[str], rows: Sequence[tuple[object, ...]]
+) -> None:
+    """Inserts rows as they stand: their values are what the database's driver takes."""
+    if connection.dialect.name == "sqlite":
+        # By the driver itself: to look at each value on its way takes a third as long as to insert it.
+        places = ", ".join("?" * len(columns))
+        statement = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({places})"
+        connection.exec_driver_sql(statement, [*rows])
+    else:
+        connection.execute(insert(table), [dict(zip(columns, row, strict=True)) for row in rows])
 
 
 def unavailable(why: str) -> Unavailable:

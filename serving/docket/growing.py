@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, LargeBinary, bindparam, cast, insert, select, update
 
 from serving.docket import tables as t
-from serving.docket.database import insert_into
+from serving.docket.database import insert_into, insert_rows
 from serving.docket.log.entries import Entry
 from serving.docket.log.merkle import Frontier, Node, pieces
 from serving.docket.log.notes import SigningKey, sign_checkpoint
@@ -64,19 +64,10 @@ class Growing:
             header = Entry(number, draft.kind, draft.trial_id, draft.seq, draft.at, seal.commitment, None, None)
             self._nodes += self._frontier.append(header.leaf())
             rows.append(
-                {
-                    "number": number,
-                    "trial_id": draft.trial_id,
-                    "seq": draft.seq,
-                    "kind": draft.kind,
-                    "at": draft.at,
-                    "commitment": seal.commitment,
-                    "salt": seal.salt,
-                    "body": seal.stored,
-                }
+                (number, draft.trial_id, draft.seq, draft.kind, draft.at, seal.commitment, seal.salt, seal.stored)
             )
         if rows:
-            self._connection.execute(_ADD, rows)
+            insert_rows(self._connection, t.entries, _COLUMNS, rows)
         return numbers
 
     def want_checkpoint(self) -> None:
@@ -121,7 +112,8 @@ class Growing:
 
 # Made once: to put a statement together takes longer than to run it.
 _HOLD = select(t.log).with_for_update()
-_ADD, _BEGIN, _GO_ON = insert(t.entries), insert(t.tiles), update(t.log)
+_BEGIN, _GO_ON = insert(t.tiles), update(t.log)
+_COLUMNS = ("number", "trial_id", "seq", "kind", "at", "commitment", "salt", "body")
 _LONGER = (
     update(t.tiles)
     .where(t.tiles.c.level == bindparam("level_"), t.tiles.c.place == bindparam("place_"))

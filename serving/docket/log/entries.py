@@ -56,16 +56,17 @@ class Entry:
 
     def header(self) -> bytes:
         """What is logged of it for ever: canonical JSON, the data of the leaf."""
-        value: dict[str, str | int] = {
-            "v": FORMAT,
-            "number": self.number,
-            "kind": self.kind,
-            "trial": self.trial_id,
-            "seq": self.seq,
-            "at": self.at,
-            "commitment": self.commitment.hex(),
-        }
-        return canonical_plain(value).encode("utf-8", "surrogatepass")
+        return canonical_plain(
+            {
+                "at": self.at,
+                "commitment": self.commitment.hex(),
+                "kind": self.kind,
+                "number": self.number,
+                "seq": self.seq,
+                "trial": self.trial_id,
+                "v": FORMAT,
+            }
+        )
 
     def leaf(self) -> bytes:
         """The hash of its leaf."""
