@@ -110,7 +110,13 @@ def _made(value: Any, unlike: list[Any]) -> Any:
         keys = tuple(value)
         order = _order(keys) if len(keys) <= _MANY_KEYS else _order.__wrapped__(keys)
         unlike += order.unlike
-        return {written: _made(value[key], unlike) for key, written in order.keys}
+        made = {}
+        for key, written in order.keys:
+            one = value[key]
+            # Most of it, and as it is.
+            plain_text = type(one) is str and one.isascii()
+            made[written] = one if plain_text or one is None else _made(one, unlike)
+        return made
     if value is None or kind is bool:
         return value
     if kind is int:
