@@ -77,7 +77,19 @@ def bearer(token):
 
 
 async def call(channel, method, metadata=(), message=b"", **options):
-    """Calls a method, whatever its form; the error it ends with, or None."""
+    """Calls a method, whatever its form; the error it ends with, or None.
+
+    Where a call is refused while its request is still being written, grpc.aio may tell of that alone
+    (github.com/grpc/grpc/issues/36066): then it is asked again.
+    """
+    for _ in range(10):
+        error = await call_once(channel, method, metadata, message, **options)
+        if error is None or error.details() != "Internal error from Core":
+            break
+    return error
+
+
+async def call_once(channel, method, metadata, message, **options):
     kind = METHODS.get(method)
     forms = {
         (False, False): channel.unary_unary,
