@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import uuid
+from typing import TypeVar
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from memecourt.errors import CallError
 from memecourt.v1 import court_pb2 as wire
+
+M = TypeVar("M", wire.JudgeRequest, wire.AddPrecedentRequest)
 
 
 def judge_request(
@@ -42,22 +45,12 @@ def judge_request(
 
 def named(request: wire.JudgeRequest) -> wire.JudgeRequest:
     """The request, or, where it has no request_id, a copy with one made up: so it can be asked again and paid once."""
-    if request.request_id:
-        return request
-    copy = wire.JudgeRequest()
-    copy.CopyFrom(request)
-    copy.request_id = uuid.uuid4().hex
-    return copy
+    return _named(request, "request_id")
 
 
 def named_precedent(request: wire.AddPrecedentRequest) -> wire.AddPrecedentRequest:
     """The same for a precedent: so it can be added again and be there once."""
-    if request.id:
-        return request
-    copy = wire.AddPrecedentRequest()
-    copy.CopyFrom(request)
-    copy.id = uuid.uuid4().hex
-    return copy
+    return _named(request, "id")
 
 
 def added(request: wire.AddPrecedentRequest, error: CallError) -> wire.AddPrecedentResponse:
@@ -111,3 +104,12 @@ class Export:
             return False
         self._known.add(summary.trial_id)
         return True
+
+
+def _named(request: M, field: str) -> M:
+    if getattr(request, field):
+        return request
+    copy = type(request)()
+    copy.CopyFrom(request)
+    setattr(copy, field, uuid.uuid4().hex)
+    return copy

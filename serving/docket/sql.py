@@ -241,7 +241,6 @@ class SqlDocket:
         clause: str,
         reviewer: str,
         at: datetime,
-        blind: bool = False,
     ) -> VerdictReviewed:
         """See :meth:`serving.docket.store.Docket.review`."""
         draft = VerdictReviewed(
@@ -253,7 +252,6 @@ class SqlDocket:
             reason=reason,
             clause=clause,
             reviewer=reviewer,
-            blind=blind,
         )
         kept = await self.write(writes.REVIEW, draft)
         assert isinstance(kept, VerdictReviewed)

@@ -313,7 +313,6 @@ class Docket(Protocol):
         clause: str,
         reviewer: str,
         at: datetime,
-        blind: bool = False,
     ) -> VerdictReviewed:
         """Appends a review to a decided trial. An overruled trial answers no key any more, in the same transaction.
 
