@@ -100,6 +100,12 @@ def check_in_force() -> None:
         )
 
 
+def in_force() -> Callable[[], bool]:
+    """Says from anywhere, at any time, whether :func:`check_in_force` would let this call go on."""
+    was, now = current(), _now.get()
+    return lambda: now is None or now() == was
+
+
 def unknown_token() -> Unauthenticated:
     """What a caller is told whose token is not in force."""
     return Unauthenticated(

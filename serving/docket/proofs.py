@@ -50,6 +50,15 @@ def size(connection: Connection) -> int:
     return int(_log(connection, t.log.c.size).size)
 
 
+def added(connection: Connection, first: int) -> tuple[int, Collection[tuple[str, str]]]:
+    """See :meth:`serving.docket.store.Docket.added`."""
+    now = size(connection)
+    if now <= first:
+        return now, ()
+    query = select(_entry.kind, _entry.trial_id).where(_entry.number >= first).distinct()
+    return now, [(kind, trial_id) for kind, trial_id in connection.execute(query)]
+
+
 def checkpoint(connection: Connection) -> str | None:
     """The signed note of the whole log; None where nobody has signed it since it grew."""
     row = _log(connection, t.log.c.size, t.log.c.signed, t.log.c.checkpoint)

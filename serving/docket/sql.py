@@ -278,6 +278,10 @@ class SqlDocket:
         """See :meth:`serving.docket.store.Docket.size`."""
         return await self.read(proofs.size)
 
+    async def added(self, first: int) -> tuple[int, Collection[tuple[str, str]]]:
+        """See :meth:`serving.docket.store.Docket.added`."""
+        return await self.read(lambda connection: proofs.added(connection, first))
+
     async def checkpoint(self) -> str:
         """See :meth:`serving.docket.store.Docket.checkpoint`."""
         while (found := await self.read(proofs.checkpoint)) is None:

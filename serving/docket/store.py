@@ -356,6 +356,10 @@ class Docket(Protocol):
         """How many entries the log has: the number of the next."""
         ...
 
+    async def added(self, first: int) -> tuple[int, Collection[tuple[str, str]]]:
+        """How many entries the log has, and kind and trial of those from a number on, each pair once."""
+        ...
+
     async def checkpoint(self) -> str:
         """The signed note of the log as it is now (C2SP tlog-checkpoint).
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import Context
 
-from court.errors import BadRequest
+from court.errors import BadRequest, CourtError
 from court.events import (
     AnyEvent,
     ReviewOutcome,
@@ -18,7 +19,7 @@ from court.events import (
     VerdictReviewed,
 )
 from memecourt.v1 import court_pb2 as wire
-from serving.access.callers import check_in_force, check_namespace, current
+from serving.access.callers import check_in_force, check_namespace, current, in_force
 from serving.docket.log.entries import Entry
 from serving.docket.store import Docket, DocketError, RequestName, TrialUnknown
 from serving.docket.stored import event_in
@@ -38,11 +39,16 @@ _REVIEWS = 100
 
 
 class Hub:
-    """Wakes those who watch a trial when an event of it was kept by this server."""
+    """Wakes those who watch a trial, or reviews, when there is more of it in the docket.
+
+    What this server keeps it tells at once. What others keep the docket is asked for now and then, once for all who
+    watch: a thousand that each asked for themselves would take a processor, and keep everybody else's reads waiting.
+    """
 
     def __init__(self) -> None:
         """Nobody watches."""
-        self._watching: dict[str, set[asyncio.Event]] = {}
+        self._watching: dict[str, dict[asyncio.Event, Callable[[], bool]]] = {}
+        self._following: asyncio.Task[None] | None = None
         self.closed = False
 
     def tell(self, event: AnyEvent) -> None:
@@ -50,31 +56,81 @@ class Hub:
         self._wake(event.trial_id)
 
     def tell_review(self) -> None:
-        """A review was kept: who watches reviews, watches the trial without a name."""
-        self._wake("")
-
-    def _wake(self, trial_id: str) -> None:
-        for woken in self._watching.get(trial_id, ()):
-            woken.set()
+        """A review was kept."""
+        self._wake(_REVIEWED)
 
     def close(self) -> None:
         """The court closes: who watches what is not held here is sent away."""
         self.closed = True
-        for watching in self._watching.values():
-            for woken in watching:
-                woken.set()
+        self._wake_all()
 
     @contextmanager
-    def watching(self, trial_id: str) -> Iterator[asyncio.Event]:
-        """While the block lasts, the event is set whenever there is more of that trial."""
+    def watching(self, trial_id: str, docket: Docket) -> Iterator[asyncio.Event]:
+        """While the block lasts, the event is set when there is more of that trial, or the call's token has changed.
+
+        Whoever reads what there is first, and then whenever it is set, misses nothing.
+        """
         woken = asyncio.Event()
-        self._watching.setdefault(trial_id, set()).add(woken)
+        self._watching.setdefault(trial_id, {})[woken] = in_force()
+        if self._following is None:
+            self._following = asyncio.create_task(self._follow(docket), context=Context())  # of no call
         try:
             yield woken
         finally:
-            self._watching[trial_id].discard(woken)
+            del self._watching[trial_id][woken]
             if not self._watching[trial_id]:
                 del self._watching[trial_id]
+            if not self._watching:
+                self._following.cancel()
+                self._following = None
+
+    def watching_reviews(self, docket: Docket) -> AbstractContextManager[asyncio.Event]:
+        """The same for reviews, of whatever trials."""
+        return self.watching(_REVIEWED, docket)
+
+    async def _follow(self, docket: Docket) -> None:
+        known = -1
+        while True:
+            try:
+                size, added = await docket.added(known if known >= 0 else await docket.size())
+            except CourtError:
+                self._wake_all()  # each of them finds out what is wrong
+            else:
+                if size < known or known < 0:
+                    self._wake_all()  # another docket stands there, or some read before it was known how far it is
+                for kind, trial_id in added:
+                    if trial_id:
+                        self._wake(trial_id)
+                    if kind == "VerdictReviewed":
+                        self._wake(_REVIEWED)
+                known = size
+            for watching in self._watching.values():
+                for woken, still in watching.items():
+                    if not still():
+                        woken.set()
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _wake(self, what: str) -> None:
+        for woken in self._watching.get(what, ()):
+            woken.set()
+
+    def _wake_all(self) -> None:
+        for what in self._watching:
+            self._wake(what)
+
+
+_REVIEWED = ""
+"""What those watch who watch reviews: no trial has this id."""
+
+
+async def _more(woken: asyncio.Event, hub: Hub) -> None:
+    """Returns when there may be more, or something else to see to; while the court closes, that is now and then."""
+    if not hub.closed:
+        await woken.wait()
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LOOK_AGAIN_S):
+            await woken.wait()
 
 
 async def watch_trial(
@@ -95,7 +151,7 @@ async def watch_trial(
     if request.from_seq < 0:
         raise BadRequest("from_seq counts from 0.", reason="OUT_OF_RANGE", field="from_seq")
     trial_id = await _trial_of(request, reception)
-    with hub.watching(trial_id) as woken:
+    with hub.watching(trial_id, docket) as woken:
         seq, over = 0, False
         while True:
             # Before looking: what is kept from now on wakes again, and what runs no longer has kept its end.
@@ -114,9 +170,7 @@ async def watch_trial(
                 return
             if at_an_end:
                 raise not_in_session()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_AGAIN_S):
-                    await woken.wait()
+            await _more(woken, hub)
 
 
 async def _events(docket: Docket, trial_id: str, seq: int) -> Sequence[AnyEvent]:
@@ -151,7 +205,7 @@ async def watch_reviews(
             field="from_entry",
         )
     yield wire.WatchReviewsResponse(next_entry=number)
-    with hub.watching("") as woken:
+    with hub.watching_reviews(docket) as woken:
         while True:
             woken.clear()
             closed = hub.closed
@@ -169,9 +223,7 @@ async def watch_reviews(
                 continue
             if closed:
                 raise not_in_session()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_AGAIN_S):
-                    await woken.wait()
+            await _more(woken, hub)
 
 
 async def _reviewed(docket: Docket, entry: Entry, *, overruled_only: bool) -> wire.ReviewedVerdict | None:

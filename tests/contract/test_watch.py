@@ -8,6 +8,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
+from court.errors import Unavailable
 from court.events import ReviewOutcome
 from court.verdict import Label
 from memecourt.client import judge_request
@@ -215,3 +216,64 @@ def test_when_the_court_closes_a_running_trial_is_watched_to_its_end_and_no_othe
     (tmp_path / "2").mkdir()
     refusal = play(cut_off, tmp_path / "2")
     assert refusal.code is grpc.StatusCode.UNAVAILABLE and refusal.of(error_details_pb2.RetryInfo)
+
+
+def test_many_who_watch_what_stands_still_ask_the_docket_no_more_than_one(tmp_path, monkeypatch):
+    """What another server keeps is looked for once for all of them, and all of them are told of it."""
+    reader = FakeReader("as read")
+    many = 30
+
+    async def work(it):
+        reader.wait = asyncio.Event()
+        docket = SqlDocket.open(tmp_path / "docket.sqlite")
+        elsewhere = Courthouse(a_court(None, reader), FakePictures(), docket)
+        hearing = asyncio.create_task(elsewhere.hear(Ask(image=IMAGE)))
+        await reader.asked.wait()
+        (trial_id,) = await it.docket.open_trials()
+        calls = [it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=20) for _ in range(many)]
+        for call in calls:
+            await call.read()
+        await asyncio.sleep(0.2)  # the last of them go on from what they have read
+        asked, read = [], it.docket.read
+
+        async def counted(what):
+            asked.append(what)
+            return await read(what)
+
+        monkeypatch.setattr(it.docket, "read", counted)
+        await asyncio.sleep(1.6)
+        still = len(asked)
+        reader.wait.set()
+        ends = [[response.event.kind for response in await rest_of(call)][-1] for call in calls]
+        await hearing
+        await docket.close()
+        return still, ends
+
+    still, ends = play(work, tmp_path, reader=reader)
+    assert 1 <= still < many  # every half a second
+    assert ends == ["VerdictGiven"] * many
+
+
+def test_who_watches_is_told_when_the_docket_can_not_be_read(tmp_path, monkeypatch):
+    reader = FakeReader("as read")
+
+    async def work(it):
+        reader.wait = asyncio.Event()
+        judging = it.stub.Judge(asked(), timeout=20)
+        await reader.asked.wait()
+        call = it.stub.WatchTrial(wire.WatchTrialRequest(request=NAMED), timeout=20)
+        await call.read()
+
+        async def broken(_):
+            raise Unavailable("The docket can't be written or read now: its file is gone.", reason="DOCKET_UNAVAILABLE")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(it.docket, "read", broken)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await rest_of(call)
+        reader.wait.set()
+        await judging
+        return told(caught.value)
+
+    refusal = play(work, tmp_path, reader=reader)
+    assert refusal.code is grpc.StatusCode.UNAVAILABLE and refusal.info.reason == "DOCKET_UNAVAILABLE"
