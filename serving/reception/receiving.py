@@ -14,12 +14,15 @@ A caller that opens a call and sends nothing, or sends slowly, has that room mea
   that are known to send what they announce.
 * Among them connections take turns, however many calls each has open, and who came last has the first turn: a caller
   that means well waits for as many as tried before it, and not for all that they have opened.
+* No connection has room for more messages that have not come yet than it leaves to the others: one has half of what
+  is free, a second one a third, and so on (dynamic thresholds: Choudhury and Hahne 1998, with alpha = 1). So known ones
+  that say nothing any more, however many calls they open, don't fill it before there are as many of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -134,55 +137,39 @@ class _Waiter:
     lot: asyncio.Future[Lot]
 
 
-class _Queue:
-    """Who waits in a lane, who came first first."""
-
-    def __init__(self) -> None:
-        self._waiters: deque[_Waiter] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._waiters)
-
-    def add(self, waiter: _Waiter) -> None:
-        """One more."""
-        self._waiters.append(waiter)
-
-    def pop(self) -> _Waiter:
-        """The next; not of an empty one."""
-        return self._waiters.popleft()
-
-    def remove(self, waiter: _Waiter) -> bool:
-        """It has left; whether it was still waiting."""
-        if waiter not in self._waiters:
-            return False
-        self._waiters.remove(waiter)
-        return True
-
-    def clear(self) -> list[_Waiter]:
-        """Nobody waits any more; who did."""
-        waiters = [*self._waiters]
-        self._waiters.clear()
-        return waiters
-
-
 class _Turns:
-    """The same, but connections take turns: the newest first, and one that has had its turn last."""
+    """Who waits in a lane: connections take turns, one that has had its turn is last."""
 
-    def __init__(self) -> None:
-        self._lines: OrderedDict[str, dict[_Waiter, None]] = OrderedDict()
+    def __init__(self, *, newest_first: bool) -> None:
+        """Nobody waits.
+
+        Args:
+            newest_first: Whether a connection that comes, and a call of it, has its turn before those that wait.
+        """
+        self._newest_first = newest_first
+        self._lines: OrderedDict[str, OrderedDict[_Waiter, None]] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._lines)
 
+    def __contains__(self, peer: str) -> bool:
+        return peer in self._lines
+
     def add(self, waiter: _Waiter) -> None:
+        """One more."""
         if waiter.peer not in self._lines:
-            self._lines[waiter.peer] = {}
-            self._lines.move_to_end(waiter.peer, last=False)
+            self._lines[waiter.peer] = OrderedDict()
+            self._lines.move_to_end(waiter.peer, last=not self._newest_first)
         self._lines[waiter.peer][waiter] = None
 
-    def pop(self) -> _Waiter:
-        peer, line = next(iter(self._lines.items()))
-        waiter, _ = line.popitem()
+    def next(self, may: Callable[[str], bool]) -> str | None:
+        """The connection whose turn it is among those that may have one."""
+        return next(filter(may, self._lines), None)
+
+    def pop(self, peer: str) -> _Waiter:
+        """Gives a connection its turn."""
+        line = self._lines[peer]
+        waiter, _ = line.popitem(last=self._newest_first)
         if line:
             self._lines.move_to_end(peer)
         else:
@@ -190,7 +177,8 @@ class _Turns:
         return waiter
 
     def remove(self, waiter: _Waiter) -> bool:
-        line = self._lines.get(waiter.peer, {})
+        """It has left; whether it was still waiting."""
+        line = self._lines.get(waiter.peer, OrderedDict())
         if waiter not in line:
             return False
         del line[waiter]
@@ -199,6 +187,7 @@ class _Turns:
         return True
 
     def clear(self) -> list[_Waiter]:
+        """Nobody waits any more; who did."""
         waiters = [waiter for line in self._lines.values() for waiter in line]
         self._lines.clear()
         return waiters
@@ -228,7 +217,8 @@ class Memory:
         self._known: OrderedDict[str, None] = OrderedDict()
         self._reading: dict[Lot, None] = {}  # what is read longest first
         self._read_in = [0, 0, 0]
-        self._waiting: tuple[_Queue | _Turns, ...] = (_Queue(), _Turns(), _Turns())
+        self._read_over: Counter[str] = Counter()
+        self._waiting = (_Turns(newest_first=False), _Turns(newest_first=True), _Turns(newest_first=True))
         self._pressing: asyncio.TimerHandle | None = None
         self._idling: asyncio.TimerHandle | None = None
         self._closed = False
@@ -318,7 +308,7 @@ class Memory:
         if self._closed:
             raise not_in_session()
         lane = _UNKNOWN if peer not in self._known else _IN_CALL if in_call else _KNOWN
-        if self._has_room and not self._waiting[_KNOWN] and self._read_in[lane] < self._most[lane]:
+        if self._read_in[lane] < self._most[lane] and self._may(peer):
             return self._lot(peer, lane)
         loop = asyncio.get_running_loop()
         waiter = _Waiter(peer, lane, loop.create_future())
@@ -339,36 +329,48 @@ class Memory:
                 timer.cancel()
 
     @property
-    def _has_room(self) -> bool:
-        return self._held + min(self._pictures, self._most_pictures) + self._largest <= self._budget
+    def _rooms(self) -> int:
+        """For how many messages more there is room."""
+        return (self._budget - self._held - min(self._pictures, self._most_pictures)) // self._largest
+
+    def _may(self, peer: str) -> bool:
+        """Whether there is room for one more message over a connection."""
+        return self._read_over[peer] < self._rooms
 
     def _lot(self, peer: str, lane: int) -> Lot:
         lot = Lot(self, self._largest, peer, lane)
         self._reading[lot] = None
         self._read_in[lane] += 1
+        self._read_over[peer] += 1
         self.change(self._largest)
         return lot
 
     def _has_read(self, lot: Lot) -> None:
         del self._reading[lot]
         self._read_in[lot.lane] -= 1
+        self._read_over[lot.peer] -= 1
+        if not self._read_over[lot.peer]:
+            del self._read_over[lot.peer]
         self._serve()
 
     def _serve(self) -> None:
         """Gives room to who waits, as far as there is any; else sees to it that there is."""
         if not self._pressing and not any(self._waiting):
             return  # nearly always, and asked for with every request
-        while self._has_room and (lane := self._next_lane()) is not None:
-            waiter = self._waiting[lane].pop()
+        while self._rooms > 0 and (turn := self._next_turn()) is not None:
+            waiter = self._waiting[turn[0]].pop(turn[1])
             if not waiter.lot.done():
-                waiter.lot.set_result(self._lot(waiter.peer, lane))
+                waiter.lot.set_result(self._lot(waiter.peer, waiter.lane))
         self._press()
 
-    def _next_lane(self) -> int | None:
-        """That in which the next to have room waits: one that has less than its part, else the first that may."""
-        waiting = [lane for lane in (_KNOWN, _IN_CALL, _UNKNOWN) if self._waiting[lane]]
-        short = (lane for lane in waiting if lane != _KNOWN and self._read_in[lane] < self._least[lane])
-        return next(short, next((lane for lane in waiting if self._read_in[lane] < self._most[lane]), None))
+    def _next_turn(self) -> tuple[int, str] | None:
+        """Lane and connection of the next to have room: of a lane that has less than its part, else of the first."""
+        lanes = [lane for lane in (_KNOWN, _IN_CALL, _UNKNOWN) if self._read_in[lane] < self._most[lane]]
+        short = [lane for lane in lanes if lane != _KNOWN and self._read_in[lane] < self._least[lane]]
+        for lane in short + lanes:
+            if (peer := self._waiting[lane].next(self._may)) is not None:
+                return lane, peer
+        return None
 
     def _press(self) -> None:
         """Ends what has been read for too long while others wait, one at a time; looks again when the next is due."""
@@ -377,17 +379,25 @@ class Memory:
             self._pressing = None
         if not any(self._waiting) or any(lot.ending for lot in self._reading):
             return
-        # Where there is room, a lane has all that it may: only those in it can make place.
-        times = [(self._due(lot), lot) for lot in self._reading if self._waiting[lot.lane] or not self._has_room]
+        times = [(self._due(lot), lot) for lot in self._reading if self._in_the_way(lot)]
         now = asyncio.get_running_loop().time()
         late = [lot for due, lot in times if due <= now]
         if late:
-            lot = max(late, key=lambda lot: lot.lane)  # of a lane, what is read longest
+            # Of a lane, of the connection that has most, what is read longest.
+            lot = max(late, key=lambda lot: (lot.lane, self._read_over[lot.peer]))
             self._known.pop(lot.peer, None)
             lot.end(Busy("The server needs the memory for requests that have come. Come again."))
         elif times:
             first = min(due for due, _ in times)
             self._pressing = asyncio.get_running_loop().call_at(first, self._press)
+
+    def _in_the_way(self, lot: Lot) -> bool:
+        """Whether somebody waits whom its end could give room."""
+        if self._rooms < 1:
+            return True
+        # Where there is room, whoever waits has all that its lane, or its connection, may have.
+        waiting = self._waiting[lot.lane]
+        return bool(waiting) and (self._read_in[lot.lane] >= self._most[lot.lane] or lot.peer in waiting)
 
     def _due(self, lot: Lot) -> float:
         if lot.peer not in self._known:

@@ -36,6 +36,12 @@ async def begun(memory, calls):
     return tasks
 
 
+async def known(memory, peers):
+    """These connections have sent a request each."""
+    for read in await asyncio.gather(*(memory.receive(Call(peer, 0.01)) for peer in peers)):
+        read[1].release()
+
+
 async def gone(tasks):
     for task in tasks:
         task.cancel()
@@ -87,6 +93,46 @@ def test_a_connection_that_has_had_its_turn_waits_for_the_others():
     run(scene())
 
 
+@pytest.mark.parametrize("honest", ["known", "new"])
+def test_known_connections_that_say_nothing_leave_room_for_others_whatever_they_open(honest):
+    async def scene():
+        memory = Memory(BUDGET, 60.0)
+        loop = asyncio.get_running_loop()
+        bad = ["bad 1", "bad 2", "bad 3"]
+        await known(memory, [*bad, "known"])
+        silent = await begun(memory, [Call(bad[number % 3]) for number in range(250)])
+        took = []
+        for number in range(100):
+            began = loop.time()
+            _, lot = await memory.receive(Call(honest if honest == "known" else f"new {number}", 0.01))
+            lot.release()
+            took.append(loop.time() - began)
+            if number % 10 == 0:  # who wants to stay known sends something now and then
+                await known(memory, bad)
+            await asyncio.sleep(0.1)
+        await gone(silent)
+        assert memory.held == 0
+        return max(took)
+
+    assert run(scene()) == pytest.approx(0.01)
+
+
+def test_one_connection_has_half_of_the_memory_and_more_of_them_all_of_it():
+    async def scene():
+        memory = Memory(BUDGET, 60.0)
+        peers = [f"known {number}" for number in range(16)]
+        await known(memory, peers)
+        reads = await begun(memory, [Call(peers[0]) for _ in range(40)])
+        alone = len(memory._reading)
+        more = await begun(memory, [Call(peer) for peer in peers])
+        together = len(memory._reading)
+        await gone(reads + more)
+        assert memory.held == 0
+        return alone, together
+
+    assert run(scene()) == (8, 16)
+
+
 def test_who_leaves_while_it_waits_leaves_nothing_and_who_is_closed_upon_is_told():
     async def scene():
         memory = Memory(BUDGET, 60.0)
@@ -118,9 +164,8 @@ def test_decoded_pictures_take_room_from_requests_up_to_half_of_it():
     async def scene():
         memory = Memory(BUDGET, 60.0)
         memory.change_pictures(10 * BUDGET)
-        reads = await begun(memory, [Call("known", 0.01)])
-        await asyncio.wait(reads)
-        reads = await begun(memory, [Call("known") for _ in range(16)])
+        await known(memory, [f"known {number}" for number in range(16)])
+        reads = await begun(memory, [Call(f"known {number}") for number in range(16)])
         assert len(memory._reading) == 8
         memory.change_pictures(-10 * BUDGET)
         await asyncio.sleep(0)
