@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Connection, Select, bindparam, select
 
 from serving.docket import tables as t
 from serving.docket.log.entries import Entry
@@ -16,6 +16,18 @@ from serving.docket.writes import unknown
 
 _entry = t.entries.c
 _AT_ONCE = 500  # numbers in one query
+
+# What every verdict asks for, made once: to put a statement together takes longer than to run it.
+_GIVEN = (
+    select(_entry.number, _entry.kind, _entry.trial_id, _entry.seq, _entry.at, _entry.commitment)
+    .where(_entry.trial_id == bindparam("trial_id"), t.IS_EVENT, _entry.kind == "VerdictGiven")
+    .order_by(_entry.seq.desc())
+    .limit(1)
+)
+_COVERS = (
+    select(t.checkpoints).where(t.checkpoints.c.size > bindparam("number")).order_by(t.checkpoints.c.size).limit(1)
+)
+_TILE = select(t.tiles.c.hashes).where(t.tiles.c.level == bindparam("level"), t.tiles.c.place == bindparam("place"))
 
 
 def entries(connection: Connection, first: int, most: int, kinds: Collection[str] | None) -> Sequence[Entry]:
@@ -72,19 +84,19 @@ def key(connection: Connection) -> str:
 
 def receipt(connection: Connection, trial_id: str) -> Receipt | None:
     """The receipt of a verdict; None where no checkpoint that covers it has been kept."""
-    own = (_entry.trial_id == trial_id, t.IS_EVENT)
-    query = select(t.entries).where(*own, _entry.kind == "VerdictGiven").order_by(_entry.seq.desc()).limit(1)
-    given = _read(connection, query)
-    if not given:
+    found = connection.execute(_GIVEN, {"trial_id": trial_id}).one_or_none()
+    if found is None:
+        own = (_entry.trial_id == trial_id, t.IS_EVENT)
         if connection.execute(select(_entry.number).where(*own).limit(1)).first() is None:
             raise unknown(trial_id)
         raise NotDecided(f"Trial {trial_id} has no verdict to give a receipt of.", field="trial_id")
-    entry = given[0]
-    covers = select(t.checkpoints).where(t.checkpoints.c.size > entry.number).order_by(t.checkpoints.c.size).limit(1)
-    kept = connection.execute(covers).one_or_none()
+    kept = connection.execute(_COVERS, {"number": found.number}).one_or_none()
     if kept is None:
         return None
-    proof = inclusion_proof(entry.number, kept.size, nodes(connection))
+    proof = inclusion_proof(found.number, kept.size, nodes(connection))
+    entry = Entry(
+        found.number, found.kind, found.trial_id, found.seq, found.at, bytes(found.commitment), body=None, salt=None
+    )
     return Receipt(kept.note, entry.number, entry.header(), tuple(proof))
 
 
@@ -92,8 +104,7 @@ def nodes(connection: Connection) -> TileNodes:
     """Reads nodes of the Merkle tree; of use while the connection is."""
 
     def tile(level: int, place: int) -> bytes:
-        own = (t.tiles.c.level == level, t.tiles.c.place == place)
-        return bytes(connection.execute(select(t.tiles.c.hashes).where(*own)).scalar_one_or_none() or b"")
+        return bytes(connection.execute(_TILE, {"level": level, "place": place}).scalar_one_or_none() or b"")
 
     return TileNodes(tile)
 

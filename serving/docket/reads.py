@@ -9,7 +9,7 @@ from itertools import islice, product
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, not_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, not_, select, tuple_
 
 from court.events import AnyEvent, Procedure, ReviewOutcome, TrialFailed, VerdictReviewed, parse_event
 from court.record import TrialState
@@ -22,21 +22,43 @@ from serving.docket.writes import claim_in, erased, unknown
 
 Read = Callable[[Connection], Any]
 
-_row = t.trials.c
+_row, _entry = t.trials.c, t.entries.c
 _AT_ONCE = 1000  # ids in one query
+
+# What every trial or watcher asks for, made once: to put a statement together takes longer than to run it.
+_EVENTS = (
+    select(_entry.kind, _entry.body)
+    .where(_entry.trial_id == bindparam("trial_id"), t.IS_EVENT, _entry.seq >= bindparam("from_seq"))
+    .order_by(_entry.seq)
+)
+_FRAMES = select(t.pictures.c.png).where(t.pictures.c.pixels_sha256 == bindparam("pixels")).order_by(t.pictures.c.place)
+_FAILED = (
+    select(_row.trial_id)
+    .where(_row.pixels_sha256 == bindparam("pixels"), _row.state.in_((TrialState.FAILED, TrialState.OPEN)))
+    .limit(1)
+)
+_LABELS = select(_row.trial_id, _row.label, _row.review).where(
+    _row.trial_id.in_(bindparam("trial_ids", expanding=True)), _row.state == TrialState.DECIDED, not_(_row.erased)
+)
+_CLAIM_OF = select(t.requests).where(
+    t.requests.c.namespace == bindparam("namespace"), t.requests.c.request_id == bindparam("request_id")
+)
+_KNOWN = select(t.known.c.trial_id).where(t.known.c.key == bindparam("key"))
+_KNOWN_AMONG = select(t.known.c.key, t.known.c.trial_id).where(t.known.c.key.in_(bindparam("keys", expanding=True)))
+_LOOKS = (
+    select(t.looks).where(t.looks.c.number > bindparam("since")).order_by(t.looks.c.number).limit(bindparam("most"))
+)
 
 
 def events(connection: Connection, trial_id: str, from_seq: int) -> Sequence[AnyEvent]:
     """See :meth:`serving.docket.store.Docket.events`."""
-    entry = t.entries.c
-    own = (entry.trial_id == trial_id, t.IS_EVENT)
-    query = select(entry.kind, entry.body).where(*own, entry.seq >= from_seq).order_by(entry.seq)
-    rows = connection.execute(query).all()
+    rows = connection.execute(_EVENTS, {"trial_id": trial_id, "from_seq": from_seq}).all()
     if not rows or any(body is None for _, body in rows):
         gone = connection.execute(select(_row.erased).where(_row.trial_id == trial_id)).scalar_one_or_none()
         if gone:
             raise erased(trial_id)
-        if not rows and connection.execute(select(entry.seq).where(*own).limit(1)).first() is None:
+        own = (_entry.trial_id == trial_id, t.IS_EVENT)
+        if not rows and connection.execute(select(_entry.seq).where(*own).limit(1)).first() is None:
             raise unknown(trial_id)
     try:
         bodies = [(kind, unpacked(bytes(body or b""))) for kind, body in rows]
@@ -49,11 +71,7 @@ def events(connection: Connection, trial_id: str, from_seq: int) -> Sequence[Any
 
 def frames(connection: Connection, pixels_sha256: str) -> Sequence[bytes]:
     """See :meth:`serving.docket.store.Docket.frames`."""
-    own = t.pictures.c.pixels_sha256 == pixels_sha256
-    return [
-        bytes(png)
-        for png in connection.execute(select(t.pictures.c.png).where(own).order_by(t.pictures.c.place)).scalars()
-    ]
+    return [bytes(png) for png in connection.execute(_FRAMES, {"pixels": pixels_sha256}).scalars()]
 
 
 def some_pictures(connection: Connection, most: int) -> Mapping[str, Sequence[bytes]]:
@@ -138,15 +156,13 @@ def requests(connection: Connection) -> Mapping[str, Sequence[str]]:
 def failures(connection: Connection, pixels_sha256: str) -> Sequence[TrialFailed]:
     """See :meth:`serving.docket.store.Docket.failures`."""
     # Most pictures have none, whatever the number of their trials. A trial that failed and was decided since has not.
-    own = (_row.pixels_sha256 == pixels_sha256, _row.state.in_((TrialState.FAILED, TrialState.OPEN)))
-    if connection.execute(select(_row.trial_id).where(*own).limit(1)).first() is None:
+    if connection.execute(_FAILED, {"pixels": pixels_sha256}).first() is None:
         return []
-    entry = t.entries.c
-    query = select(entry.trial_id, entry.kind, entry.body).join(t.trials, _row.trial_id == entry.trial_id)
-    kinds = entry.kind.in_(("TrialFailed", "VerdictGiven"))
+    query = select(_entry.trial_id, _entry.kind, _entry.body).join(t.trials, _row.trial_id == _entry.trial_id)
+    kinds = _entry.kind.in_(("TrialFailed", "VerdictGiven"))
     query = query.where(_row.pixels_sha256 == pixels_sha256, t.IS_EVENT, kinds)
     found: list[TrialFailed] = []
-    for trial_id, kind, body in connection.execute(query.order_by(entry.at, entry.trial_id, entry.seq)):
+    for trial_id, kind, body in connection.execute(query.order_by(_entry.at, _entry.trial_id, _entry.seq)):
         if kind == "VerdictGiven":
             found.clear()
             continue
@@ -163,10 +179,8 @@ def labels(connection: Connection, trial_ids: Sequence[str]) -> Mapping[str, Lab
     """See :meth:`serving.docket.store.Docket.labels`."""
     found: dict[str, Label] = {}
     for first in range(0, len(trial_ids), _AT_ONCE):
-        asked = _row.trial_id.in_(trial_ids[first : first + _AT_ONCE])
-        held = (_row.state == TrialState.DECIDED, not_(_row.erased))
-        query = select(_row.trial_id, _row.label, _row.review).where(asked, *held)
-        for trial_id, label, body in connection.execute(query):
+        asked = {"trial_ids": trial_ids[first : first + _AT_ONCE]}
+        for trial_id, label, body in connection.execute(_LABELS, asked):
             review = _reviewed(trial_id, body)
             overruled = review is not None and review.outcome is ReviewOutcome.OVERRULED
             found[trial_id] = review.label if review is not None and overruled else Label(label)
@@ -181,9 +195,8 @@ def open_trials(connection: Connection) -> Sequence[str]:
 
 def claim_of(connection: Connection, name: RequestName) -> Claim | None:
     """See :meth:`serving.docket.store.Docket.claim_of`."""
-    row = t.requests.c
-    own = select(t.requests).where(row.namespace == name.namespace, row.request_id == name.request_id)
-    found = connection.execute(own).one_or_none()
+    asked = {"namespace": name.namespace, "request_id": name.request_id}
+    found = connection.execute(_CLAIM_OF, asked).one_or_none()
     return None if found is None else claim_in(found)
 
 
@@ -203,19 +216,18 @@ def beats(connection: Connection) -> Mapping[str, int]:
 
 def known(connection: Connection, key: str) -> str | None:
     """See :meth:`serving.docket.store.Docket.known`."""
-    return connection.execute(select(t.known.c.trial_id).where(t.known.c.key == key)).scalar_one_or_none()
+    return connection.execute(_KNOWN, {"key": key}).scalar_one_or_none()
 
 
 def known_among(connection: Connection, keys: Sequence[str]) -> Mapping[str, str]:
     """See :meth:`serving.docket.store.Docket.known_among`."""
-    query = select(t.known.c.key, t.known.c.trial_id).where(t.known.c.key.in_(keys))
-    return {key: trial_id for key, trial_id in connection.execute(query)}
+    return {key: trial_id for key, trial_id in connection.execute(_KNOWN_AMONG, {"keys": keys})}
 
 
 def looks(connection: Connection, since: int, most: int) -> Sequence[tuple[int, str, bytes]]:
     """See :meth:`serving.docket.store.Docket.looks`."""
-    query: Select[Any] = select(t.looks).where(t.looks.c.number > since).order_by(t.looks.c.number).limit(most)
-    return [(number, trial_id, bytes(look)) for number, trial_id, look in connection.execute(query)]
+    asked = {"since": since, "most": most}
+    return [(number, trial_id, bytes(look)) for number, trial_id, look in connection.execute(_LOOKS, asked)]
 
 
 def no_record(trial_id: str) -> DocketError:
