@@ -51,7 +51,7 @@ class Batch(Generic[A, T]):
 _SINGLY: Batch[Write[Any], Any] = Batch(0, lambda connection, writes: [write(connection) for write in writes])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Item:
     batch: Batch[Any, Any]
     ask: Any

@@ -91,6 +91,14 @@ def test_anything_is_written_as_the_library_writes_it_and_comes_back() -> None:
         assert same(parse(written), value)
 
 
+def test_what_is_nested_deeply_is_written_all_the_same() -> None:
+    for depth in (250, 256, 300):
+        value: list[Any] = []
+        for _ in range(depth):
+            value = [value]
+        assert canonical(value) == "[" * (depth + 1) + "]" * (depth + 1)
+
+
 def test_what_json_does_not_have_is_marked() -> None:
     assert loggable(math.nan) == {"$float": "nan"} and loggable(2**53) == {"$int": "9007199254740992"}
     assert loggable("a\\b\ud800") == {"$text": "a\\\\b\\ud800"} and loggable(2**53 - 1) == 2**53 - 1
