@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from court.errors import CourtError, Unavailable
 A = TypeVar("A")
 T = TypeVar("T")
 
+_AGAIN_S = 0.01  # between two attempts to have a file that others make anew
 _GROUP = 256  # writes in one commit at most: bounds how long the first of them waits
 
 Write = Callable[[Connection], T]
@@ -209,7 +212,7 @@ def sqlite_engine(path: Path, patience: float, *, create: bool = True, pages: in
     )
     # Parameters are what strangers wrote: they have no place in the text of an error.
     engine = create_engine(url, connect_args={"timeout": patience}, hide_parameters=True)
-    event.listen(engine, "connect", lambda connection, _: _set_up(connection, pages))
+    event.listen(engine, "connect", lambda connection, _: _set_up(connection, pages, patience))
     return engine
 
 
@@ -222,11 +225,20 @@ def transaction(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def _set_up(connection: Any, pages: int) -> None:
+def _set_up(connection: Any, pages: int, patience: float) -> None:
     """Every connection: readers don't wait for the writer, and a commit is on the disk when it returns."""
     connection.isolation_level = None  # transactions begin where transaction() says so, not where the driver guesses
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
+    until = time.monotonic() + patience
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            break
+        except sqlite3.OperationalError as error:
+            # Where several make a file anew at once, SQLite does not wait for the first as it does everywhere else.
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(_AGAIN_S)
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute(f"PRAGMA wal_autocheckpoint={pages}")
     cursor.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten, and not only given up

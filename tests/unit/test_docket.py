@@ -3,6 +3,8 @@
 import asyncio
 import random
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from court.record import TrialRecord
 from retrieval.postgres.address import Address
 from serving.cli.records import records
 from serving.docket.sql import SqlDocket
+from serving.docket.sqlite import SqliteDatabase
 from serving.docket.store import DocketError, TrialFilter
 from serving.docket.tables import FORMAT
 from serving.settings import Settings
@@ -229,3 +232,17 @@ def test_reading_while_many_write_waits_for_nobody(tmp_path):
         return seen
 
     assert with_docket(tmp_path / "d.sqlite", scene)
+
+
+def test_many_may_make_the_same_docket_at_once(tmp_path):
+    """SQLite refuses some of those who find a file that is just being made, without any wait."""
+
+    def opens(path, together):
+        together.wait()
+        SqliteDatabase.open(path, create=True, patience=20.0).close()
+
+    with ThreadPoolExecutor(6) as pool:
+        for number in range(40):
+            path, together = tmp_path / f"{number}.sqlite", threading.Barrier(6)
+            for opened in [pool.submit(opens, path, together) for _ in range(6)]:
+                opened.result()

@@ -223,12 +223,14 @@ def test_im_1_and_im_5_hostile_pictures(record_property):
     costs, decisions, dirty, slow = [], Counter(), [], 0.0
 
     async def read(reader, data):
-        try:
-            return await reader.read(data)
-        except BadPicture as refused:
-            # A machine that does much else lets the same work take twice the time on a processor: once is no finding.
-            if refused.reason != "PICTURE_TOO_COSTLY":
-                raise
+        for _ in range(3):
+            # A machine that does much else lets the same work take twice the time on a processor: what is so each time
+            # is a finding.
+            try:
+                return await reader.read(data)
+            except BadPicture as refused:
+                if refused.reason != "PICTURE_TOO_COSTLY":
+                    raise
         return await reader.read(data)
 
     async def whole():
