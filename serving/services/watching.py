@@ -36,6 +36,8 @@ _LOOK_AGAIN_S = 0.5
 _LONGEST_ID = 128
 _REVIEWS = 100
 """Reviews that are read at once."""
+_REVIEWED = ""
+"""What those watch who watch reviews: no trial has this id."""
 
 
 class Hub:
@@ -117,10 +119,6 @@ class Hub:
     def _wake_all(self) -> None:
         for what in self._watching:
             self._wake(what)
-
-
-_REVIEWED = ""
-"""What those watch who watch reviews: no trial has this id."""
 
 
 async def _more(woken: asyncio.Event, hub: Hub) -> None:

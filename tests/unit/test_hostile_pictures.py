@@ -220,7 +220,16 @@ def test_leaks_would_be_seen(message):
 
 
 def test_im_1_and_im_5_hostile_pictures(record_property):
-    costs, decisions, dirty, slow = [], Counter(), [], 0.0
+    costs, decisions, dirty, costly, slow = [], Counter(), [], [], 0.0
+
+    async def read(reader, data):
+        try:
+            return await reader.read(data)
+        except BadPicture as refused:
+            # A machine that does much else lets the same work take twice the time on a processor: once is no finding.
+            if refused.reason != "PICTURE_TOO_COSTLY":
+                raise
+        return await reader.read(data)
 
     async def whole():
         nonlocal slow
@@ -229,10 +238,12 @@ def test_im_1_and_im_5_hostile_pictures(record_property):
             for kind, data in hostile():
                 started = time.monotonic()
                 try:
-                    result = await reader.read(data)
+                    result = await read(reader, data)
                 except BadPicture as refused:
                     assert refused.reason in REASONS, kind
                     decisions[refused.reason] += 1
+                    if refused.reason == "PICTURE_TOO_COSTLY":
+                        costly.append(kind)
                     if not is_clean(refused.message):
                         dirty.append(refused.message)
                 else:
@@ -254,9 +265,9 @@ def test_im_1_and_im_5_hostile_pictures(record_property):
     record_property("figures", figures)
     print(figures, dict(decisions))
     assert decisions.total() >= AT_LEAST
-    # What is refused is refused by a look or by its decoder, hardly ever by the limit behind them: the dearest bombs
-    # take half of that on a processor of their own, and all of it on one that does much else.
-    assert decisions["PICTURE_TOO_COSTLY"] <= 3
+    # Whatever is refused is refused by a look or by its decoder, not by the limit behind them; but for the dearest of
+    # the bombs, which takes just that much of a machine that does much else.
+    assert costly in ([], ["bomb"])
     assert decisions["PICTURE_KILLS_READER"] == 0
     assert decisions["accepted"] > 400, "a reader that refuses everything shows nothing"
     assert dirty == []
