@@ -210,7 +210,7 @@ def test_it_is_read_without_javascript(opened, console):
     assert page.locator("h1").inner_text() == "Being held" and page.locator("noscript a").count() == 1
     console.append(events[7:])
     page.get_by_role("link", name="Reload").click()
-    assert page.locator("h1").inner_text() == "Not harmful"
+    expect(page.locator("h1")).to_have_text("Not harmful")
     for told in ("Monday people,", "A drawn grey cat", "stopped gaining", "starter-014", "Benign evidence is strong"):
         assert page.get_by_text(told).first.is_visible(), told
     assert page.locator(".needs-script:visible").count() == 0
@@ -220,12 +220,12 @@ def test_it_is_read_without_javascript(opened, console):
     page.locator("#meme-picture img.sharp").wait_for()
     assert colourful(page.locator("#meme-picture img").screenshot()) > 20
     page.get_by_role("link", name="Blur again").click()
-    assert page.locator("img.sharp").count() == 0
+    expect(page.locator("img.sharp")).to_have_count(0)
     page.locator(".call summary").first.click()
     page.locator(".sent-here a").first.click()
-    assert page.get_by_text("System message").first.is_visible()
+    page.get_by_text("System message").first.wait_for()
     page.get_by_role("button", name="Sign out").click()
-    assert page.locator("h1").inner_text() == "Sign in"
+    expect(page.locator("h1")).to_have_text("Sign in")
 
 
 @pytest.mark.parametrize("width", [390, 820])
