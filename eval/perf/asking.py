@@ -73,6 +73,7 @@ class Outcome:
         p95_ms: That which one in twenty exceeded.
         answer_bytes: Of the last answer.
         cpu_s: Time of the clients on a processor, the warming up included.
+        first_ms: The longest answer while they warmed up: over connections that were new.
     """
 
     codes: dict[str, int]
@@ -82,6 +83,7 @@ class Outcome:
     p95_ms: float
     answer_bytes: int
     cpu_s: float
+    first_ms: float = 0.0
 
     @property
     def answered(self) -> int:
@@ -200,9 +202,11 @@ async def do(job: Job, messages: Sequence[bytes]) -> Outcome:
     channels = [grpc.aio.insecure_channel(job.address, options=_CHANNEL) for _ in range(job.clients)]
     calls: list[Any] = [channel.unary_unary(JUDGE, None, None) for channel in channels]
     clients = _Clients(job, calls, messages)
+    first = 0.0
     try:
         if job.warm_s:
             await clients.asks(job.warm_s)
+            first = max(clients.took, default=0.0)
         clients.codes.clear()
         clients.took.clear()
         began = time.perf_counter()
@@ -219,6 +223,7 @@ async def do(job: Job, messages: Sequence[bytes]) -> Outcome:
         p95_ms=1000 * percentile(took, 0.95),
         answer_bytes=clients.answer_bytes,
         cpu_s=time.process_time(),
+        first_ms=1000 * first,
     )
 
 

@@ -9,9 +9,10 @@ A caller that opens a call and sends nothing, or sends slowly, has that room mea
 * It ends when nothing whole has come for as long as the server waits.
 * It ends sooner where somebody else waits for the room: after 5 s; after 2 s where it is a stream that has had a
   request before; after one second where no whole request has come over its connection since one was last
-  waited for in vain.
+  waited for in vain. What came together does not go together: each end lets others in, and all of these at once would
+  keep everybody else waiting.
 * Such streams have half of the memory at most, such connections a quarter: the rest is for requests over connections
-  that are known to send what they announce.
+  that are known to send what they announce. As soon as a connection is, all of its calls leave the quarter.
 * Among them connections take turns, however many calls each has open, and who came last has the first turn: a caller
   that means well waits for as many as tried before it, and not for all that they have opened.
 * No connection has room for more messages that have not come yet than it leaves to the others: one has half of what
@@ -61,6 +62,10 @@ _KNOWN, _IN_CALL, _UNKNOWN = range(3)
 streams; requests over other connections."""
 
 
+def _lane(*, known: bool, in_call: bool) -> int:
+    return _UNKNOWN if not known else _IN_CALL if in_call else _KNOWN
+
+
 def _never_busy(_: float) -> float:
     return 0.0
 
@@ -68,9 +73,9 @@ def _never_busy(_: float) -> float:
 class Lot:
     """Memory that a request has, from before it is read until it is answered."""
 
-    __slots__ = ("_memory", "_reader", "_size", "_why", "busy_until", "lane", "peer", "since")
+    __slots__ = ("_memory", "_reader", "_size", "_why", "busy_until", "in_call", "lane", "peer", "since")
 
-    def __init__(self, memory: Memory, size: int, peer: str, lane: int) -> None:
+    def __init__(self, memory: Memory, size: int, peer: str, lane: int, in_call: bool) -> None:
         """For a request from ``peer``; see :meth:`Memory.receive`."""
         self._memory = memory
         self._size = size
@@ -78,6 +83,7 @@ class Lot:
         self._reader: asyncio.Task[object] | None = None
         self.peer = peer
         self.lane = lane
+        self.in_call = in_call
         self.busy_until: Callable[[float], float] = _never_busy
         self.since = asyncio.get_running_loop().time()
 
@@ -134,6 +140,7 @@ class Lot:
 class _Waiter:
     peer: str
     lane: int
+    in_call: bool
     lot: asyncio.Future[Lot]
 
 
@@ -186,6 +193,10 @@ class _Turns:
             del self._lines[waiter.peer]
         return True
 
+    def remove_all(self, peer: str) -> list[_Waiter]:
+        """Those of a connection have left; who they were."""
+        return [*self._lines.pop(peer, ())]
+
     def clear(self) -> list[_Waiter]:
         """Nobody waits any more; who did."""
         waiters = [waiter for line in self._lines.values() for waiter in line]
@@ -220,6 +231,8 @@ class Memory:
         self._read_over: Counter[str] = Counter()
         self._waiting = (_Turns(newest_first=False), _Turns(newest_first=True), _Turns(newest_first=True))
         self._pressing: asyncio.TimerHandle | None = None
+        self._pace_s = _LITTLE_PATIENCE_S / at_once
+        self._next_end = 0.0
         self._idling: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -271,10 +284,10 @@ class Memory:
                 lot.release()
         if data is None:
             return None
-        self._known[lot.peer] = None
-        self._known.move_to_end(lot.peer)
-        if len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
+        if lot.peer in self._known:
+            self._known.move_to_end(lot.peer)
+        else:
+            self._know(lot.peer)
         return data, lot
 
     def close(self) -> None:
@@ -304,22 +317,36 @@ class Memory:
         if by < 0:
             self._serve()
 
+    def _know(self, peer: str) -> None:
+        """A connection has sent what it announced: all of its calls leave the part that is for new ones."""
+        self._known[peer] = None
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+        for lot in self._reading:
+            if lot.peer == peer and lot.lane == _UNKNOWN:
+                self._read_in[_UNKNOWN] -= 1
+                lot.lane = _lane(known=True, in_call=lot.in_call)
+                self._read_in[lot.lane] += 1
+        for waiter in self._waiting[_UNKNOWN].remove_all(peer):
+            waiter.lane = _lane(known=True, in_call=waiter.in_call)
+            self._waiting[waiter.lane].add(waiter)
+        self._serve()
+
     async def _room(self, peer: str, in_call: bool) -> Lot:
         if self._closed:
             raise not_in_session()
-        lane = _UNKNOWN if peer not in self._known else _IN_CALL if in_call else _KNOWN
+        lane = _lane(known=peer in self._known, in_call=in_call)
         if self._read_in[lane] < self._most[lane] and self._may(peer):
-            return self._lot(peer, lane)
+            return self._lot(peer, lane, in_call)
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(peer, lane, loop.create_future())
-        line = self._waiting[lane]
-        line.add(waiter)
+        waiter = _Waiter(peer, lane, in_call, loop.create_future())
+        self._waiting[lane].add(waiter)
         self._serve()
         timer = None if in_call else loop.call_later(self._idle_s, _refuse, waiter)
         try:
             return await waiter.lot
         except BaseException:
-            left = not line.remove(waiter)
+            left = not self._waiting[waiter.lane].remove(waiter)
             if left and not waiter.lot.cancelled() and waiter.lot.exception() is None:  # room came as the caller left
                 self._has_read(waiter.lot.result())
                 waiter.lot.result().release()
@@ -337,8 +364,8 @@ class Memory:
         """Whether there is room for one more message over a connection."""
         return self._read_over[peer] < self._rooms
 
-    def _lot(self, peer: str, lane: int) -> Lot:
-        lot = Lot(self, self._largest, peer, lane)
+    def _lot(self, peer: str, lane: int, in_call: bool) -> Lot:
+        lot = Lot(self, self._largest, peer, lane, in_call)
         self._reading[lot] = None
         self._read_in[lane] += 1
         self._read_over[peer] += 1
@@ -360,7 +387,7 @@ class Memory:
         while self._rooms > 0 and (turn := self._next_turn()) is not None:
             waiter = self._waiting[turn[0]].pop(turn[1])
             if not waiter.lot.done():
-                waiter.lot.set_result(self._lot(waiter.peer, waiter.lane))
+                waiter.lot.set_result(self._lot(waiter.peer, waiter.lane, waiter.in_call))
         self._press()
 
     def _next_turn(self) -> tuple[int, str] | None:
@@ -382,13 +409,14 @@ class Memory:
         times = [(self._due(lot), lot) for lot in self._reading if self._in_the_way(lot)]
         now = asyncio.get_running_loop().time()
         late = [lot for due, lot in times if due <= now]
-        if late:
+        if late and now >= self._next_end:
+            self._next_end = now + self._pace_s
             # Of a lane, of the connection that has most, what is read longest.
             lot = max(late, key=lambda lot: (lot.lane, self._read_over[lot.peer]))
             self._known.pop(lot.peer, None)
             lot.end(Busy("The server needs the memory for requests that have come. Come again."))
         elif times:
-            first = min(due for due, _ in times)
+            first = max(min(due for due, _ in times), self._next_end)
             self._pressing = asyncio.get_running_loop().call_at(first, self._press)
 
     def _in_the_way(self, lot: Lot) -> bool:

@@ -56,8 +56,8 @@ def test_the_clients_count_answers_and_take_their_time():
 
 def test_at_a_rate_so_many_are_asked_as_were_due():
     with asking.echo(1) as (address, _):
-        outcome = asyncio.run(asking.do(asking.Job(address, [], clients=2, seconds=0.5, warm_s=0, rate=40), [b"x"]))
-    assert outcome.answered == 20
+        outcome = asyncio.run(asking.do(asking.Job(address, [], clients=2, seconds=0.5, warm_s=0.1, rate=40), [b"x"]))
+    assert outcome.answered == 20 and outcome.first_ms > 0
 
 
 def test_an_answer_that_is_an_error_is_not_measured():

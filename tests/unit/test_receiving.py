@@ -1,6 +1,7 @@
 """Who has the memory for requests, and for how long: on a clock of its own."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -115,6 +116,69 @@ def test_known_connections_that_say_nothing_leave_room_for_others_whatever_they_
         return max(took)
 
     assert run(scene()) == pytest.approx(0.01)
+
+
+def test_a_connection_that_becomes_known_leaves_the_part_of_new_ones():
+    async def scene():
+        memory = Memory(BUDGET, 60.0)
+        bad = ["bad 1", "bad 2", "bad 3"]
+        took = []
+        for number in range(20):
+            silent = await begun(memory, [Call(peer) for peer in bad for _ in range(20)])
+            await known(memory, bad)  # they have the part of new ones, and send something over another call
+            began = asyncio.get_running_loop().time()
+            _, lot = await memory.receive(Call(f"new {number}", 0.01))
+            lot.release()
+            took.append(asyncio.get_running_loop().time() - began)
+            memory._known.clear()
+            await gone(silent)
+        assert memory.held == 0
+        return max(took)
+
+    assert run(scene()) < 1.1
+
+
+def test_all_calls_of_a_connection_that_becomes_known_are_read_with_the_first():
+    async def scene():
+        memory = Memory(BUDGET, 60.0)
+        began = asyncio.get_running_loop().time()
+        silent = await begun(memory, [Call(f"silent {number % 10}") for number in range(400)])
+        honest = [asyncio.create_task(memory.receive(Call("honest", 0.01))) for _ in range(20)]
+        for _, lot in await asyncio.gather(*honest):
+            lot.release()
+        took = asyncio.get_running_loop().time() - began
+        await gone(silent)
+        assert memory.held == 0
+        return took
+
+    assert run(scene()) < 4  # not 20 turns
+
+
+def test_what_came_together_does_not_go_together():
+    """Each that goes lets others in: all of these at once would keep everybody else waiting."""
+
+    async def scene():
+        memory = Memory(BUDGET, 60.0)
+        ended = []
+
+        async def silent(peer):
+            try:
+                await memory.receive(Call(peer))
+            except Busy:
+                ended.append(asyncio.get_running_loop().time())
+
+        peers = [f"known {number}" for number in range(16)]
+        await known(memory, peers)
+        began = asyncio.get_running_loop().time()
+        tasks = [asyncio.create_task(silent(peer)) for _ in range(3) for peer in peers]
+        await asyncio.sleep(7)
+        await gone(tasks)
+        assert memory.held == 0
+        return [when - began for when in ended]
+
+    ends = run(scene())
+    assert len(ends) >= 16 and ends[0] == pytest.approx(5) and ends[15] < 6.1
+    assert min(later - earlier for earlier, later in itertools.pairwise(ends)) > 0.05
 
 
 def test_one_connection_has_half_of_the_memory_and_more_of_them_all_of_it():
