@@ -50,11 +50,13 @@ class _Line:
         start: Its next turn in virtual time: that of all who wait with the smallest is given first.
         number: Of the line; those made first go first where the start is the same.
         waiters: Who waits, who came first first.
+        impatient: How many of them wait only where there is room.
     """
 
     start: float
     number: int
     waiters: deque[_Waiter] = field(default_factory=deque)
+    impatient: int = 0
 
 
 class Admission:
@@ -125,6 +127,13 @@ class Admission:
             self._mean_s = took if self._mean_s is None else self._mean_s + _WEIGHT * (took - self._mean_s)
             self._end(began)
 
+    def require(self, namespace: str, *, within_s: float | None = None, patient: bool = False) -> None:
+        """Raises what :meth:`turn` would raise at once: for callers with work to do before they ask for theirs."""
+        if self._closed:
+            raise not_in_session()
+        if not patient and (self._running >= self._most or self._lines):
+            self._giving_way_to(namespace, within_s)
+
     def close(self) -> None:
         """Sends away who waits, and everybody from now on; turns that have begun go on."""
         self._closed = True
@@ -140,15 +149,18 @@ class Admission:
         await self._idle.wait()
 
     async def _wait(self, namespace: str, within_s: float | None, patient: bool) -> float:
-        if not patient:
-            self._require_room(namespace, within_s)
+        if not patient and (theirs := self._giving_way_to(namespace, within_s)) is not None:
+            last = next(w for w in reversed(self._lines[theirs].waiters) if not w.patient)
+            self._leave(theirs, last)
+            if not last.turn.done():
+                last.turn.set_exception(self._busy())
         line = self._lines.get(namespace)
         if line is None:
             line = self._lines[namespace] = _Line(self._start_of(namespace), next(self._numbers))
             heapq.heappush(self._next, (line.start, line.number, namespace))
         waiter = _Waiter(patient, asyncio.get_running_loop().create_future())
         line.waiters.append(waiter)
-        self._count(waiter, 1)
+        self._count(line, waiter, 1)
         try:
             return await waiter.turn
         except asyncio.CancelledError:
@@ -158,7 +170,12 @@ class Admission:
                 self._end(waiter.turn.result())
             raise
 
-    def _require_room(self, namespace: str, within_s: float | None) -> None:
+    def _giving_way_to(self, namespace: str, within_s: float | None) -> str | None:
+        """The namespace whose last caller gives way to one that comes now; None where there is room for it.
+
+        Raises:
+            Busy: There is none, and nobody gives way.
+        """
         own = self._lines.get(namespace)
         before = min(self.waiting, (len(own.waiters) if own else 0) * len(self._lines) + len(self._lines))
         if within_s is not None and self._mean_s is not None and (before + 1) / self._rate() > within_s:
@@ -168,16 +185,12 @@ class Admission:
                 retry_after=self._delay(),
             )
         if self._waiting < self._most_waiting:
-            return
+            return None
         # Whoever has more than a share of the queue gives way to who has less: the last to come goes.
-        theirs = max(self._lines, key=lambda name: _impatient(self._lines[name]), default=None)
-        if theirs is not None and _impatient(self._lines[theirs]) > (_impatient(own) if own else 0) + 1:
-            last = next(w for w in reversed(self._lines[theirs].waiters) if not w.patient)
-            self._leave(theirs, last)
-            if not last.turn.done():
-                last.turn.set_exception(self._busy())
-            return
-        raise self._busy()
+        theirs = max(self._lines, key=lambda name: self._lines[name].impatient, default=None)
+        if theirs is None or self._lines[theirs].impatient <= (own.impatient if own else 0) + 1:
+            raise self._busy()
+        return theirs
 
     def _busy(self) -> Busy:
         return Busy(
@@ -227,7 +240,7 @@ class Admission:
             if line is None or line.number != number or line.start != start:
                 continue
             waiter = line.waiters.popleft()
-            self._count(waiter, -1)
+            self._count(line, waiter, -1)
             left = waiter.turn.done()  # it is leaving just now
             began = 0.0 if left else self._begin(namespace, line.start)
             if line.waiters:
@@ -247,16 +260,13 @@ class Admission:
         if line is None or waiter not in line.waiters:
             return  # the queue was dissolved
         line.waiters.remove(waiter)
-        self._count(waiter, -1)
+        self._count(line, waiter, -1)
         if not line.waiters:
             del self._lines[namespace]
 
-    def _count(self, waiter: _Waiter, by: int) -> None:
+    def _count(self, line: _Line, waiter: _Waiter, by: int) -> None:
         if waiter.patient:
             self._waiting_patiently += by
         else:
             self._waiting += by
-
-
-def _impatient(line: _Line) -> int:
-    return sum(not waiter.patient for waiter in line.waiters)
+            line.impatient += by

@@ -35,15 +35,27 @@ from court.record import TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.assembly import NO_PINS, Ask, Courthouse
 from serving.docket.store import Claim, RequestConflict, RequestName
-from serving.reception.claims import Claims, led_by, server_of
+from serving.reception.claims import MEMES, Claims, led_by, server_of
 from serving.reception.decoders import Decoders
 from serving.reception.hearings import Flight, Hearings
 from serving.reception.known import KnownMemes, reusable
 from serving.reception.loose_ends import LooseEnd, LooseEnds, cause_of
 from serving.reception.pulse import Pulse
 from serving.reception.quarantine import Quarantine
-from serving.reception.request import Answer, Call, Counted, Given, Place, Turn, digest_of_file, uncounted
+from serving.reception.request import (
+    Answer,
+    Call,
+    Counted,
+    Given,
+    Place,
+    Required,
+    Turn,
+    digest_of_file,
+    not_required,
+    uncounted,
+)
 from serving.reception.shared import Ended
+from serving.services.status import Busy
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
 
@@ -132,7 +144,13 @@ class Reception:
         self._closing.set()
 
     async def answer(
-        self, ask: Ask, watch: Watcher | None = None, *, within_s: float | None = None, turn: Turn | None = None
+        self,
+        ask: Ask,
+        watch: Watcher | None = None,
+        *,
+        within_s: float | None = None,
+        turn: Turn | None = None,
+        required: Required = not_required,
     ) -> Answer:
         """The verdict on a request.
 
@@ -144,6 +162,7 @@ class Reception:
                 calls that join a trial are told nothing.
             within_s: Seconds until the caller's deadline; None where there is none.
             turn: Where to wait for the turn, if a picture has to be decoded or a trial held.
+            required: Raises what ``turn`` would raise at once. Asked before anything is written down for a trial.
 
         Raises:
             BadInput: The picture or the text can't be tried, or is in quarantine; nothing is recorded.
@@ -162,7 +181,7 @@ class Reception:
             async with asyncio.timeout(within_s) as clock:
                 file = await digest_of_file(ask.image)
                 self._quarantine.require(file, text_given=ask.text is not None)
-                call = Call(ask, name, file, watch, Place(turn, self._count), began, clock, clock.when())
+                call = Call(ask, name, file, watch, Place(turn, self._count, required), began, clock, clock.when())
                 if self._reuse and not ask.try_anew and (answer := await self._at_hand(call)):
                     return answer
                 try:
@@ -331,6 +350,8 @@ class Reception:
         while flight is not None and flight.ending:
             await flight.over()
             flight = self._hearings.leading(key)
+        if flight is None:
+            await self._require_turn(call, key)
         if flight is None and key:
             lead, made = await self._lead(key)
             # Whoever else asks for it here has got the same answer, and may have been quicker.
@@ -347,6 +368,17 @@ class Reception:
             flight.claims |= {wanted} if lead is None else {wanted, lead}
             claim = await self._claims.claim(wanted)
             return claim, await self._follow(call, claim)
+
+    async def _require_turn(self, call: Call, key: str) -> None:
+        """Raises Busy where a trial would be refused its turn, before anything is written down for it.
+
+        An overloaded server has that to say most of all, and it is to cost it little.
+        """
+        try:
+            call.place.require()
+        except Busy:
+            if not key or await self._docket.claim_of(RequestName(MEMES, key)) is None:
+                raise  # else another server may be at it, and this call waits for that
 
     async def _lead(self, key: str) -> tuple[Claim, bool]:
         """The claim of a meme, and whether this call has just made it: then nobody else begins its trial."""

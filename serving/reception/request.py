@@ -19,6 +19,9 @@ Turn = Callable[[], AbstractAsyncContextManager[object]]
 """Entered before a picture is decoded or a trial held, left afterwards, perhaps in another task: where callers wait for
 their turn."""
 
+Required = Callable[[], None]
+"""Raises what waiting for a turn would raise at once, where there is no room to wait."""
+
 Counted = Callable[[int], None]
 """Is told of so many bytes more, or fewer, that decoded pictures take."""
 
@@ -73,6 +76,10 @@ class Answer:
     given: Given | None = None
 
 
+def not_required() -> None:
+    """Raises nothing."""
+
+
 def uncounted(_: int) -> None:
     """Counts nothing."""
 
@@ -86,12 +93,14 @@ class Place:
     Attributes:
         turn: Where the turn is waited for; None where none is needed.
         count: Is told of the bytes of the picture.
+        required: Raises where the turn would be refused.
         entered: The turn, while it is had.
         picture: Decoded, while it is held.
     """
 
     turn: Turn | None
     count: Counted = uncounted
+    required: Required = not_required
     entered: AbstractAsyncContextManager[object] | None = None
     picture: Picture | None = None
 
@@ -101,6 +110,11 @@ class Place:
             turn = self.turn()
             await turn.__aenter__()
             self.entered = turn
+
+    def require(self) -> None:
+        """Raises Busy where the turn would be refused, and Unavailable where the court closes; waits for nothing."""
+        if self.entered is None:
+            self.required()
 
     async def leave(self) -> None:
         """Lets the next one have it: what is waited for now is others' work."""

@@ -208,7 +208,10 @@ class CourtService:
         def turn() -> AbstractAsyncContextManager[None]:
             return self._admission.turn(ask.namespace, within_s=within_s, patient=patient)
 
-        return await sitting.reception.answer(ask, self.watcher, within_s=within_s, turn=turn)
+        def required() -> None:
+            self._admission.require(ask.namespace, within_s=within_s, patient=patient)
+
+        return await sitting.reception.answer(ask, self.watcher, within_s=within_s, turn=turn, required=required)
 
     async def _told(
         self, sitting: _Sitting, answer: Answer, ask: Ask, token: bytes

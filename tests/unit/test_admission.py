@@ -122,6 +122,34 @@ def test_who_has_been_away_does_not_have_saved_up_turns():
     assert Counter(name[0] for name in begun) == {"a": 4, "b": 4}
 
 
+def test_whether_a_turn_would_be_refused_can_be_asked_before_and_changes_nothing():
+    async def work(court):
+        said, came = [], []
+        for number in range(200):
+            court.clock.now += 0.1
+            namespace, within_s = "aab"[number % 3], (None, 1.0, 100.0)[number // 7 % 3]
+            options = {"within_s": within_s, "patient": number % 11 == 0}
+            waiting = court.admission.waiting
+            try:
+                court.admission.require(namespace, **options)
+                said.append(True)
+            except Busy:
+                said.append(False)
+            assert court.admission.waiting == waiting
+            await court.call(str(number), namespace, **options)
+            call = court.calls[str(number)]
+            came.append(not (call.done() and isinstance(call.exception(), Busy)))
+            if number % 5 == 0 and (running := [name for name in court.begun if not court.calls[name].done()]):
+                await court.end(running[0])
+        court.admission.close()
+        with pytest.raises(Unavailable):
+            court.admission.require("a")
+        return said, came
+
+    said, came = play(work, most=3, waiting=6)
+    assert said == came and set(said) == {True, False}
+
+
 def test_who_leaves_the_queue_frees_the_place_at_once():
     async def work(court):
         await court.call("first")

@@ -22,6 +22,7 @@ from serving.reception.claims import MEMES
 from serving.reception.pulse import Pulse
 from serving.reception.reception import Reception
 from serving.reception.request import uncounted
+from serving.services.status import Busy
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
 from serving.telemetry.metrics import Metrics
@@ -684,6 +685,53 @@ def test_a_request_that_can_not_be_tried_is_not_claimed(town):
         return await reception.answer(replace(ASK, image=b"pixels|mended"))
 
     assert on_one_server(town, scene).record.state is TrialState.DECIDED
+
+
+def claims(town):
+    with sqlite3.connect(town.path) as connection:
+        return connection.execute("SELECT count(*) FROM requests").fetchone()[0]
+
+
+def full():
+    raise Busy("as many wait as may", retry_after=1.0)
+
+
+def test_for_a_trial_that_would_be_refused_nothing_is_written_down(town):
+    async def scene(reception):
+        await reception.answer(replace(ASK, text="another text"))  # its picture is known, and has no turn to wait for
+        before = claims(town)
+        for request_id in ("r2", ""):
+            with pytest.raises(Busy):
+                await reception.answer(other(request_id=request_id), required=full)
+        assert claims(town) == before
+        assert not reception._loose_ends._ends
+        return await reception.answer(other())
+
+    assert on_one_server(town, scene).record.state is TrialState.DECIDED
+
+
+def test_who_needs_no_turn_is_not_refused_for_want_of_one(town):
+    """A verdict that is known, and a trial that is held already, here or at another server."""
+
+    async def scene():
+        async with town.server(name="a") as a, town.server(name="b") as b:
+            await a.answer(replace(ASK, text="another text"))
+            await b.answer(replace(ASK, text="another text", request_id="r2"))
+            await b.answer(replace(ASK, text="another text", request_id="r3"), required=full)
+            town.finder.gate, town.finder.searching = asyncio.Event(), asyncio.Event()
+            first = asyncio.ensure_future(a.answer(other(request_id="r4")))
+            await town.finder.searching.wait()
+            joining = [
+                asyncio.ensure_future(at.answer(other(request_id=name), required=full))
+                for at, name in ((a, "r5"), (b, "r6"))
+            ]
+            await asyncio.sleep(0.3)
+            assert not any(each.done() for each in joining)
+            town.finder.gate.set()
+            return await asyncio.gather(first, *joining)
+
+    first, here, there = asyncio.run(scene())
+    assert first.record == here.record == there.record and len(town.finder.asked) == 2
 
 
 class _Away:
