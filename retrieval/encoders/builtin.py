@@ -6,11 +6,12 @@ import importlib.util
 import io
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +85,7 @@ class BuiltinEncoder:
         path = _model_path()
         self._threads = threads or min(4, os.cpu_count() or 1)
         self._model = _load(path)
+        self._forward = _traced(self._model[0])
         self._running = threading.Lock()
         self._waiting: list[_Asked] = []
         self._door = threading.Lock()  # held to look at who waits
@@ -187,9 +189,9 @@ class BuiltinEncoder:
         """Vectors of length 1 of texts as tokens, both of shape (n, length)."""
         import torch
 
-        transformer, *rest = self._model
+        _, *rest = self._model
         with torch.inference_mode():
-            hidden = transformer({"input_ids": ids, "attention_mask": mask})["token_embeddings"]
+            hidden = self._forward(ids, mask)
             rows = []
             for row in range(len(ids)):
                 # One by one: how many there are shows in the order of the sums over tokens.
@@ -235,7 +237,32 @@ def _load(path: Path) -> SentenceTransformer:
         # A path and local_files_only: nothing is asked of the hub.
         model = SentenceTransformer(str(path), device="cpu", local_files_only=True)
     model.eval()
+    model.requires_grad_(False)
     return model
+
+
+def _traced(transformer: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """The same operations as one call of PyTorch's: ids and mask of shape (n, length) to (n, length, text_dim).
+
+    Made one by one, each of some hundred operations gives the interpreter up and waits for it again: beside one thread
+    that is busy in Python, a pass takes several times as long. What comes out is the same, to the bit. Where PyTorch
+    has left its tracer behind, which it calls deprecated, they are made one by one.
+    """
+    import torch
+
+    model = transformer.auto_model
+
+    def eager(ids: Tensor, mask: Tensor) -> Tensor:
+        return model(input_ids=ids, attention_mask=mask).last_hidden_state  # type: ignore[no-any-return]
+
+    if not hasattr(torch.jit, "trace"):
+        return eager
+    # Two rows, one of them not filled: what is looked at in Python meanwhile is whether there is anything to mask.
+    ids, mask = torch.ones((2, 2, _STEP), dtype=torch.long)
+    mask[1, _STEP // 2 :] = 0
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is deprecated; that what Python looks at is not looked at again
+        return torch.jit.trace(eager, (ids, mask), check_trace=False)  # type: ignore[no-any-return,no-untyped-call]
 
 
 @contextmanager

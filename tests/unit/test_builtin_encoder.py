@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 
 from court.errors import NotLoaded
 from retrieval.encoders import builtin, descriptor
@@ -66,6 +67,24 @@ class Counted:
             while len(encoder._waiting) < len(asks):
                 time.sleep(0.01)
         return asked
+
+
+def test_a_pass_in_one_call_gives_what_its_operations_give_one_by_one(
+    encoder: BuiltinEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = encoder._forward
+    monkeypatch.delattr(torch.jit, "trace")
+    one_by_one = builtin._traced(encoder._model[0])
+    monkeypatch.undo()
+    assert one_by_one is not traced
+    torch.manual_seed(1)
+    with torch.inference_mode():
+        for rows, length in [(1, 16), (1, 256), (2, 112), (5, 32), (16, 48), (64, 16)]:
+            ids = torch.randint(1000, 20_000, (rows, length))
+            mask = torch.ones_like(ids)
+            for filled in (length, length // 2 + 1, 1):
+                mask[rows // 2 :, filled:] = 0
+                assert torch.equal(traced(ids, mask), one_by_one(ids, mask)), (rows, length, filled)
 
 
 def test_those_who_wait_for_the_model_are_served_together(
