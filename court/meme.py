@@ -43,7 +43,7 @@ class Limits:
     max_pixels: int = 16_777_216
     max_side: int = 8192
     max_frames: int = 64
-    max_total_pixels: int = 48_000_000
+    max_total_pixels: int = 36_000_000
     max_png_chunks: int = 4096
     max_jpeg_scans: int = 64
     outgoing_side: int = 1280

@@ -191,9 +191,10 @@ def bombs():
         b"RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0\x02\0\0\0" + b"\xff" * 6,
         encode(Image.new("RGB", (4096, 2048)), "WEBP", lossless=True),
         encode(Image.new("RGB", (4096, 4096)), "WEBP", lossless=True),
-        animation("WEBP", [Image.new("RGB", (2000, 2000), (number, 0, 0)) for number in range(12)]),
+        animation("WEBP", [Image.new("RGB", (2000, 2000), (number, 0, 0)) for number in range(9)]),
+        animation("PNG", [Image.new("RGBA", (2000, 2000), (n, 0, 0, 9)) for n in range(9)], disposal=2, blend=1),
         animation("PNG", [Image.new("RGBA", (2000, 2000), (n, 0, 0, 9)) for n in range(12)], disposal=2, blend=1),
-        animation("GIF", [Image.new("RGB", (860, 860), (4 * number, 0, 0)) for number in range(64)], disposal=2),
+        animation("GIF", [Image.new("RGB", (750, 750), (4 * number, 0, 0)) for number in range(64)], disposal=2),
     ]  # fmt: skip
 
 
@@ -265,9 +266,7 @@ def test_im_1_and_im_5_hostile_pictures(record_property):
     record_property("figures", figures)
     print(figures, dict(decisions))
     assert decisions.total() >= AT_LEAST
-    # Whatever is refused is refused by a look or by its decoder, not by the limit behind them; but for the dearest of
-    # the bombs, which takes just that much of a machine that does much else.
-    assert costly in ([], ["bomb"])
+    assert costly == []  # whatever is refused is refused by a look or by its decoder, not by the limit behind them
     assert decisions["PICTURE_KILLS_READER"] == 0
     assert decisions["accepted"] > 400, "a reader that refuses everything shows nothing"
     assert dirty == []

@@ -347,7 +347,7 @@ class JudgeRequest(_message.Message):
     """
     image: _builtins.bytes
     """The picture file, as uploaded: JPEG, PNG, WebP or GIF (animated ones included), at most 16 MiB, 16,777,216 pixels,
-    8192 pixels a side, 64 frames and 48,000,000 pixels over all frames. Required. There is no field for a URI:
+    8192 pixels a side, 64 frames and 36,000,000 pixels over all frames. Required. There is no field for a URI:
     pictures come as bytes.
     """
     text: _builtins.str
