@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-vllm lint corpus clients proto perf clean
+.PHONY: help demo test test-vllm lint audit corpus clients proto perf clean
 
 help: ## Tell what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-9s %s\n' "$$name" "$$what"; done
@@ -28,6 +28,11 @@ lint: .venv/dev ## Style, types, import rules, the wire contract
 	$(BIN)/lint-imports --no-cache
 	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against first_release.binpb
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_proto.py --check
+
+audit: .venv/dev ## Ask PyPI what is known to be wrong with anything that is installed (needs pypi.org itself, no mirror)
+	mkdir -p .cache
+	$(BIN)/python -m pip freeze --exclude-editable > .cache/installed.txt
+	$(BIN)/pip-audit --strict --disable-pip --no-deps --requirement .cache/installed.txt
 
 corpus: .venv/dev ## Download Pillow's own test pictures and public prompt injections, for the tests that are fed with them
 	$(BIN)/python scripts/fetch_corpus.py
