@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import grpc
@@ -46,6 +47,23 @@ def same(events, record, from_seq=0):
     assert [json.loads(e.json) for e in events] == [json.loads(e.model_dump_json()) for e in kept]
     assert [e.at.ToDatetime(UTC) for e in events] == [e.at for e in kept]
     return True
+
+
+@asynccontextmanager
+async def held_elsewhere(it, path, reader):
+    """Another server holds a trial, which waits for its text: the trial's id, and what comes of it."""
+    reader.wait, reader.asked = asyncio.Event(), asyncio.Event()
+    docket = SqlDocket.open(path / "docket.sqlite")
+    elsewhere = Courthouse(a_court(None, reader), FakePictures(), docket)
+    hearing = asyncio.create_task(elsewhere.hear(Ask(image=IMAGE)))
+    await reader.asked.wait()
+    (trial_id,) = await it.docket.open_trials()
+    try:
+        yield trial_id, hearing
+    finally:
+        hearing.cancel()
+        await asyncio.wait([hearing])
+        await docket.close()
 
 
 def test_a_trial_can_be_watched_from_the_start_from_a_number_on_and_beyond_its_end(tmp_path):
@@ -112,19 +130,12 @@ def test_a_trial_of_another_server_is_watched_through_the_docket(tmp_path):
     reader = FakeReader("as read")
 
     async def work(it):
-        reader.wait = asyncio.Event()
-        docket = SqlDocket.open(tmp_path / "docket.sqlite")
-        elsewhere = Courthouse(a_court(None, reader), FakePictures(), docket)
-        hearing = asyncio.create_task(elsewhere.hear(Ask(image=IMAGE)))
-        await reader.asked.wait()
-        (trial_id,) = await it.docket.open_trials()
-        call = it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=20)
-        first = (await call.read()).event
-        reader.wait.set()
-        events = [first] + [response.event for response in await rest_of(call)]
-        record = (await hearing).record
-        await docket.close()
-        return events, record
+        async with held_elsewhere(it, tmp_path, reader) as (trial_id, hearing):
+            call = it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=20)
+            first = (await call.read()).event
+            reader.wait.set()
+            events = [first] + [response.event for response in await rest_of(call)]
+            return events, (await hearing).record
 
     assert same(*play(work, tmp_path, reader=reader))
 
@@ -197,21 +208,13 @@ def test_when_the_court_closes_a_running_trial_is_watched_to_its_end_and_no_othe
 
     async def cut_off(it):
         """A trial that is open in the docket and held by nobody."""
-        reader.wait, reader.asked = asyncio.Event(), asyncio.Event()
-        docket = SqlDocket.open(tmp_path / "2" / "docket.sqlite")
-        elsewhere = Courthouse(a_court(None, reader), FakePictures(), docket)
-        hearing = asyncio.create_task(elsewhere.hear(Ask(image=IMAGE)))
-        await reader.asked.wait()
-        (trial_id,) = await it.docket.open_trials()
-        call = it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=20)
-        await call.read()
-        it.service.close()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async with held_elsewhere(it, tmp_path / "2", reader) as (trial_id, _):
+            call = it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=20)
             await call.read()
-        hearing.cancel()
-        await asyncio.wait([hearing])
-        await docket.close()
-        return told(caught.value)
+            it.service.close()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            return told(caught.value)
 
     (tmp_path / "2").mkdir()
     refusal = play(cut_off, tmp_path / "2")
@@ -224,30 +227,24 @@ def test_many_who_watch_what_stands_still_ask_the_docket_no_more_than_one(tmp_pa
     many = 30
 
     async def work(it):
-        reader.wait = asyncio.Event()
-        docket = SqlDocket.open(tmp_path / "docket.sqlite")
-        elsewhere = Courthouse(a_court(None, reader), FakePictures(), docket)
-        hearing = asyncio.create_task(elsewhere.hear(Ask(image=IMAGE)))
-        await reader.asked.wait()
-        (trial_id,) = await it.docket.open_trials()
-        calls = [it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=20) for _ in range(many)]
-        for call in calls:
-            await call.read()
-        await asyncio.sleep(0.2)  # the last of them go on from what they have read
         asked, read = [], it.docket.read
 
         async def counted(what):
             asked.append(what)
             return await read(what)
 
-        monkeypatch.setattr(it.docket, "read", counted)
-        await asyncio.sleep(1.6)
-        still = len(asked)
-        reader.wait.set()
-        ends = [[response.event.kind for response in await rest_of(call)][-1] for call in calls]
-        await hearing
-        await docket.close()
-        return still, ends
+        async with held_elsewhere(it, tmp_path, reader) as (trial_id, hearing):
+            calls = [it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=20) for _ in range(many)]
+            for call in calls:
+                await call.read()
+            await asyncio.sleep(0.2)  # the last of them go on from what they have read
+            monkeypatch.setattr(it.docket, "read", counted)
+            await asyncio.sleep(1.6)
+            still = len(asked)
+            reader.wait.set()
+            ends = [[response.event.kind for response in await rest_of(call)][-1] for call in calls]
+            await hearing
+            return still, ends
 
     still, ends = play(work, tmp_path, reader=reader)
     assert 1 <= still < many  # every half a second
