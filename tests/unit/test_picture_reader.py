@@ -544,7 +544,7 @@ def test_the_largest_pictures_allowed_are_read():
                 encode(colours.convert("CMYK"), "JPEG", quality=30),
                 encode(noise, "GIF"),
                 encode(half, "WEBP", quality=30, method=0),
-                animation("GIF", [Image.new("RGB", (4096, 2048), colour) for colour in (RED, GREEN, BLUE, WHITE, RED)]),
+                animation("GIF", [Image.new("RGB", (4096, 2048), colour) for colour in (RED, GREEN, BLUE, WHITE)]),
             ]
             for data in files:
                 assert (await reader.read(data)).frames[0].width == 1280
