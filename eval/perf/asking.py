@@ -83,7 +83,7 @@ class Outcome:
     p95_ms: float
     answer_bytes: int
     cpu_s: float
-    first_ms: float = 0.0
+    first_ms: float
 
     @property
     def answered(self) -> int:
