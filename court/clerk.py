@@ -5,18 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
 from court.errors import CourtError, Unavailable
 from court.events import AnyEvent, Event, Summarised, SummarisedAhead, TrialFailed, VerdictGiven
-from court.ports import Watcher
+from court.ports import Keeper
 from court.record import TrialRecord, TrialState
 from court.tally import Tally
 
 E = TypeVar("E", bound=Event)
 
 _log = logging.getLogger("memecourt.trial")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An event that has no number yet: its kind, and what it says."""
+
+    kind: type[Event]
+    values: dict[str, Any]
+
+
+Drafted = Draft | Callable[[Sequence[AnyEvent]], Draft]
+"""A draft, or what makes one of all the events before it."""
 
 
 class Clerk:
@@ -28,18 +41,18 @@ class Clerk:
     """
 
     def __init__(
-        self, trial_id: str, watch: Watcher, now: Callable[[], datetime], before: Sequence[AnyEvent] = ()
+        self, trial_id: str, keep: Keeper, now: Callable[[], datetime], before: Sequence[AnyEvent] = ()
     ) -> None:
         """Opens or takes up a record.
 
         Args:
             trial_id: Names it.
-            watch: Keeps the events.
+            keep: Keeps the events.
             now: The time, UTC.
             before: What was kept before the trial was cut off.
         """
         self._trial_id = trial_id
-        self._watch = watch
+        self._keep = keep
         self._now = now
         self._events: list[AnyEvent] = list(before)
         self._writing = asyncio.Lock()
@@ -69,19 +82,40 @@ class Clerk:
     async def note(self, kind: type[E], /, **values: Any) -> E:
         """Keeps an event; both sides may speak at once, their events still come one after the other.
 
-        Raises whatever keeps the watcher from taking note.
+        Raises whatever keeps the keeper from taking note.
+        """
+        (event,) = await self.note_all(Draft(kind, values))
+        assert isinstance(event, kind)
+        return event
+
+    async def note_all(self, *drafts: Drafted) -> Sequence[AnyEvent]:
+        """Keeps events between which nothing is done, in this order, at the cost of one: all of them or none.
+
+        Raises whatever keeps the keeper from taking note.
         """
         async with self._writing:
-            return await self._note(kind, values)
+            events: list[AnyEvent] = []
+            for draft in drafts:
+                events.append(self._numbered(draft, events))
+            if events:
+                await self._note(events)
+            return events
 
-    async def _note(self, kind: type[E], values: dict[str, Any]) -> E:
-        values |= {"trial_id": self._trial_id, "seq": len(self._events), "at": self._now()}
-        if issubclass(kind, VerdictGiven | TrialFailed):
-            values["unused"] = self.tally.unused(kind(**values))
-        event = kind(**values)
+    def _numbered(self, draft: Drafted, beside: Sequence[AnyEvent]) -> AnyEvent:
+        """The event of a draft; those beside it come right before it."""
+        before = [*self._events, *beside]
+        if not isinstance(draft, Draft):
+            draft = draft(before)
+        values = draft.values | {"trial_id": self._trial_id, "seq": len(before), "at": self._now()}
+        if issubclass(draft.kind, VerdictGiven | TrialFailed):
+            untold = [event for event in beside if not self._told_before(event)]
+            values["unused"] = self.tally.unused(*untold, draft.kind(**values))
+        return draft.kind(**values)  # type: ignore[return-value]  # each Event is in the union
+
+    async def _note(self, events: Sequence[AnyEvent]) -> None:
         # A trial may be cancelled at any moment, but not between an event's being kept and its being counted: the next
         # one would take its number.
-        telling = asyncio.ensure_future(self._watch(event))  # type: ignore[arg-type]  # each Event is in the union
+        telling = asyncio.ensure_future(self._keep(*events))
         cancelled: asyncio.CancelledError | None = None
         while not telling.done():  # more than once, too: when the other side fails, and then by the caller
             try:
@@ -89,13 +123,13 @@ class Clerk:
             except asyncio.CancelledError as error:
                 cancelled = error
         if not telling.cancelled() and telling.exception() is None:
-            if not self._told_before(event):
-                self.tally.told(event)
-            self._events.append(event)  # type: ignore[arg-type]
+            for event in events:
+                if not self._told_before(event):
+                    self.tally.told(event)
+                self._events.append(event)
         if cancelled is not None:
             raise cancelled
         telling.result()
-        return event
 
     def _told_before(self, event: Event) -> bool:
         """Whether its call stands in another event already."""

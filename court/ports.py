@@ -1,7 +1,7 @@
 """What a trial needs from outside, each as narrow as can be.
 
 A picture reader turns bytes into a :class:`~court.meme.Picture` before the trial; a text reader, a precedent finder
-and chat models serve it; a watcher is told of every event.
+and chat models serve it; a keeper is told of every event.
 """
 
 from __future__ import annotations
@@ -16,9 +16,20 @@ from court.meme import Frame, Picture
 from court.precedents import Findings, LibraryIdentity
 
 
-class Watcher(Protocol):
+class Keeper(Protocol):
     """Is told of every event as it happens. The trial goes on only when it has returned: what keeps records, keeps
     them before anything is done about them."""  # noqa: D205, D209
+
+    async def __call__(self, *events: AnyEvent) -> None:
+        """Takes note of an event, or of several between which nothing is done: of all of them, in order, or of none.
+
+        Raises whatever keeps it from taking note; the trial then ends without a verdict.
+        """
+        ...
+
+
+class Watcher(Protocol):
+    """Is told of every event once it is kept, one after the other."""
 
     async def __call__(self, event: AnyEvent, /) -> None:
         """Raises whatever keeps it from taking note; the trial then ends without a verdict."""

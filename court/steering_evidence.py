@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from court.clerk import Clerk
+from court.clerk import Clerk, Draft, Drafted
 from court.duplicates import with_harmful_duplicates
 from court.events import (
     AnswerGiven,
@@ -21,18 +21,23 @@ from court.steering import signals
 from court.verdict import Review, ReviewReason, Verdict
 
 
-async def give_verdict(clerk: Clerk, *, verdict: Verdict, **values: Any) -> VerdictGiven:
+async def give_verdict(clerk: Clerk, *before: Drafted, verdict: Verdict, **values: Any) -> None:
     """Keeps a verdict, and with it the signs of steering in all that strangers and the picture said in the trial.
 
     Args:
         clerk: Of the trial.
+        before: What was said last, and is kept together with the verdict.
         verdict: As the procedure gave it. It gets one more reason for a person to look where there are signs, and one
             where it is not harmful and something nearly the same was; its label, strengths and score stay.
         values: What else its event says.
     """
-    found = steering_in(clerk.record.events)
-    verdict = with_harmful_duplicates(with_review(verdict, found), clerk.recall(NearDuplicatesFound))
-    return await clerk.note(VerdictGiven, verdict=verdict, steering=found, **values)
+
+    def given(events: Sequence[AnyEvent]) -> Draft:
+        found = steering_in(events)
+        seen = with_harmful_duplicates(with_review(verdict, found), clerk.recall(NearDuplicatesFound))
+        return Draft(VerdictGiven, {"verdict": seen, "steering": found, **values})
+
+    await clerk.note_all(*before, given)
 
 
 def steering_in(events: Iterable[AnyEvent]) -> tuple[SteeringFound, ...]:

@@ -28,11 +28,11 @@ class Tally:
         """An event that was kept tells of its calls."""
         self._told.update(_told(event))
 
-    def unused(self, last: Event) -> Unused | None:
-        """What no event tells of, neither those that were kept nor this last one; None where nobody was asked."""
+    def unused(self, *last: Event) -> Unused | None:
+        """What no event tells of, neither those that were kept nor these last ones; None where nobody was asked."""
         if not self._made:
             return None
-        return Unused(**(self._made - self._told - _told(last)))
+        return Unused(**(self._made - self._told - sum(map(_told, last), Counter())))
 
 
 def _told(event: Event) -> Counter[str]:

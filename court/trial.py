@@ -1,6 +1,6 @@
-"""The trial: a meme goes in, a record comes out, and a watcher is told of every event as it happens.
+"""The trial: a meme goes in, a record comes out, and a keeper is told of every event as it happens.
 
-A trial is a function with a watcher, not a generator: a generator that is closed early may not yield, so that an
+A trial is a function with a keeper, not a generator: a generator that is closed early may not yield, so that an
 abandoned trial could not record its own end.
 """
 
@@ -19,12 +19,11 @@ from court import summary
 from court.agents import Chairs
 from court.asking import file_sha256
 from court.budget import Budget, in_time
-from court.clerk import Clerk
+from court.clerk import Clerk, Draft
 from court.digests import digest
 from court.entropy import entropy
 from court.errors import CantResume, CourtError, NotLoaded, Overrun, TrialAborted, Unavailable
 from court.events import (
-    Event,
     MemeIdentity,
     NearDuplicatesFound,
     PolicyReference,
@@ -44,7 +43,7 @@ from court.events import (
 from court.full import FullTrial, Known
 from court.meme import Frame, Meme, Picture
 from court.policy import DEFAULT_POLICY, Policy
-from court.ports import DuplicateFinder, PrecedentFinder, TextReader, Watcher
+from court.ports import DuplicateFinder, Keeper, PrecedentFinder, TextReader
 from court.precedents import Findings, Vote
 from court.prompts import prompt_set_digest
 from court.record import TrialRecord, TrialState
@@ -127,12 +126,12 @@ class Court:
                 field="procedure",
             )
 
-    async def hear(self, case: Case, watch: Watcher) -> TrialRecord:
+    async def hear(self, case: Case, keep: Keeper) -> TrialRecord:
         """Tries a meme.
 
         Args:
             case: What is tried, and how.
-            watch: Is told of every event; the trial goes on only once it has returned.
+            keep: Is told of every event; the trial goes on only once it has returned.
 
         Returns:
             The record; it ends in a verdict.
@@ -143,19 +142,22 @@ class Court:
             asyncio.CancelledError: The caller gave up; recorded, and raised again.
         """
         self.require(case.procedure)
-        clerk = Clerk(case.trial_id, watch, self.now)
+        clerk = Clerk(case.trial_id, keep, self.now)
         fence = Fence(self.fence_mark)
-        return await self._to_its_end(case, clerk, fence, TrialOpened, self._opening(case, fence))
+        beginning = [Draft(TrialOpened, self._opening(case, fence))]
+        if case.meme.text is not None:
+            beginning.append(_given_text(case.meme, case.meme.text))
+        return await self._to_its_end(case, clerk, fence, *beginning)
 
     async def resume(
-        self, record: TrialRecord, picture: Picture, watch: Watcher, *, within_s: float | None = None
+        self, record: TrialRecord, picture: Picture, keep: Keeper, *, within_s: float | None = None
     ) -> TrialRecord:
         """Takes a trial up where it was cut off; nobody is asked again for what was said.
 
         Args:
             record: Of a trial that is open, or that failed for a reason that may have passed.
             picture: Of its meme, as it was decoded then.
-            watch: As for :meth:`hear`; is told of what comes now.
+            keep: As for :meth:`hear`; is told of what comes now.
             within_s: Seconds until the caller's deadline; None where there is none.
 
         Raises:
@@ -173,19 +175,17 @@ class Court:
             namespace=opened.meme.namespace,
             within_s=within_s,
         )
-        clerk = Clerk(record.trial_id, watch, self.now, record.events)
+        clerk = Clerk(record.trial_id, keep, self.now, record.events)
         fence = Fence(self.fence_mark)
         values = {"software": self.software}
         if opened.procedure is not Procedure.SUMMARY:
             values["fence_mark"] = fence.mark
-        return await self._to_its_end(case, clerk, fence, TrialResumed, values)
+        return await self._to_its_end(case, clerk, fence, Draft(TrialResumed, values))
 
-    async def _to_its_end(
-        self, case: Case, clerk: Clerk, fence: Fence, beginning: type[Event], values: dict[str, Any]
-    ) -> TrialRecord:
+    async def _to_its_end(self, case: Case, clerk: Clerk, fence: Fence, *beginning: Draft) -> TrialRecord:
         budget = Budget(case.within_s, self.settings.call_s, clerk.tally)
         try:
-            await clerk.note(beginning, **values)
+            await clerk.note_all(*beginning)
             await self._hold(case, clerk, fence, budget)
         except asyncio.CancelledError as error:
             await clerk.fail(_ended_by(error))
@@ -216,27 +216,28 @@ class Court:
         clerk.step = "duplicates"
         await self._find_duplicates(case, text, clerk, budget)
         clerk.step = "precedents"
-        findings, held = await self._find_precedents(case.meme, text.text, clerk, budget)
+        findings, held, untold = await self._search(case.meme, text.text, clerk, budget)
         if case.procedure is Procedure.CASCADE and not summary.settled(findings, held):
+            await clerk.note_all(*untold)
             await self._full(case, clerk, fence, budget, Known(text, findings, held))
             return
         clerk.step = "sides"
+        # From here on nobody is asked: all that is left to say is kept at once.
         for side in Side:
             statement = summary.argue(side, findings, held)
             if clerk.recall(Summarised, side=side) is None:
-                await clerk.note(
-                    Summarised,
-                    side=side,
-                    round=0,
-                    summary=statement.summary,
-                    justification=statement.justification,
-                    entropy=entropy(statement.summary),
-                    cites=statement.cites,
-                )
+                said = {
+                    "summary": statement.summary,
+                    "justification": statement.justification,
+                    "entropy": entropy(statement.summary),
+                    "cites": statement.cites,
+                }
+                untold.append(Draft(Summarised, {"side": side, "round": 0, **said}))
             if clerk.recall(SideRested, side=side) is None:
-                await clerk.note(SideRested, side=side, rounds=0, reason=RestReason.NO_EXAMINATION)
+                resting = {"side": side, "rounds": 0, "reason": RestReason.NO_EXAMINATION}
+                untold.append(Draft(SideRested, resting))
         clerk.step = "verdict"
-        await give_verdict(clerk, verdict=summary.weigh(findings, held, text, self.settings))
+        await give_verdict(clerk, *untold, verdict=summary.weigh(findings, held, text, self.settings))
 
     async def _full(self, case: Case, clerk: Clerk, fence: Fence, budget: Budget, known: Known | None = None) -> None:
         """The full procedure; what a cascade has found already is given."""
@@ -336,10 +337,6 @@ class Court:
     async def _read_text(self, meme: Meme, clerk: Clerk, budget: Budget) -> TextRead:
         if known := clerk.recall(TextRead):
             return known
-        language = meme.language or ""
-        if meme.text is not None:
-            source = TextSource.CALLER if meme.text.strip() else TextSource.NONE
-            return await clerk.note(TextRead, text=meme.text, source=source, language=language)
         began = time.perf_counter()
         late = Overrun(
             "The text was not read off the picture in time. Try again later, or send the text with it.",
@@ -350,7 +347,7 @@ class Court:
             TextRead,
             text=reading.text,
             source=TextSource.OCR if reading.lines else TextSource.NONE,
-            language=language,
+            language=meme.language or "",
             lines=reading.lines,
             reader=self.text_reader.identity,
             latency_s=time.perf_counter() - began,
@@ -377,8 +374,16 @@ class Court:
     async def _find_precedents(
         self, meme: Meme, query: str, clerk: Clerk, budget: Budget
     ) -> tuple[Findings, Vote | None]:
+        findings, held, untold = await self._search(meme, query, clerk, budget)
+        await clerk.note_all(*untold)
+        return findings, held
+
+    async def _search(
+        self, meme: Meme, query: str, clerk: Clerk, budget: Budget
+    ) -> tuple[Findings, Vote | None, list[Draft]]:
+        """What is found, its vote, and what is to be kept of that: nothing where it is on record."""
         if known := clerk.recall(PrecedentsCited):
-            return known.findings, known.vote
+            return known.findings, known.vote, []
         began = time.perf_counter()
         finding = self.finder.find(
             text=query,
@@ -390,11 +395,17 @@ class Court:
         )
         findings = await in_time(finding, budget.at_most(self.settings.find_s), _search_late())
         held = summary.hold_vote(findings)
-        await clerk.note(PrecedentsCited, findings=findings, vote=held, latency_s=time.perf_counter() - began)
-        return findings, held
+        cited = {"findings": findings, "vote": held, "latency_s": time.perf_counter() - began}
+        return findings, held, [Draft(PrecedentsCited, cited)]
 
     async def _pictures(self, ids: Sequence[str], budget: Budget) -> Sequence[Frame | None]:
         return await in_time(self.finder.pictures(ids), budget.at_most(self.settings.find_s), _search_late())
+
+
+def _given_text(meme: Meme, text: str) -> Draft:
+    """What is kept of the text that the caller sent."""
+    source = TextSource.CALLER if text.strip() else TextSource.NONE
+    return Draft(TextRead, {"text": text, "source": source, "language": meme.language or ""})
 
 
 def _ended_by(cancelled: asyncio.CancelledError) -> CourtError:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from court.events import AnyEvent, TextLine
 from court.meme import Frame, Meme, Picture, PictureFormat
-from court.ports import Reading
+from court.ports import Keeper, Reading, Watcher
 from court.precedents import (
     Findings,
     Floors,
@@ -109,21 +109,31 @@ class FakeReader:
 
 
 class Notes:
-    """A watcher that takes note, and may be told to fail at an event."""
+    """A keeper that takes note, and may be told to fail at an event."""
 
     def __init__(self, fail_at: int | None = None, error: Exception | None = None) -> None:
         self.events: list[AnyEvent] = []
         self.fail_at = fail_at
         self.error = error or OSError("no room")
 
-    async def __call__(self, event: AnyEvent) -> None:
-        if self.fail_at is not None and event.seq >= self.fail_at:
+    async def __call__(self, *events: AnyEvent) -> None:
+        if self.fail_at is not None and events[-1].seq >= self.fail_at:
             raise self.error
-        self.events.append(event)
+        self.events.extend(events)
 
     @property
     def kinds(self) -> list[str]:
         return [event.kind for event in self.events]
+
+
+def telling(watch: Watcher) -> Keeper:
+    """A keeper that keeps nothing, and tells of each event."""
+
+    async def tell(*events: AnyEvent) -> None:
+        for event in events:
+            await watch(event)
+
+    return tell
 
 
 def a_picture(pixels: str = "f" * 64) -> Picture:

@@ -277,8 +277,8 @@ def case(name: str, rounds: int) -> Case:
     return Case(name, Meme(picture, meme_text(name, rounds)), Procedure.FULL, within_s=_WAIT_S)
 
 
-async def unwatched(_: AnyEvent) -> None:
-    """A watcher who keeps nothing: the docket has a benchmark of its own."""
+async def unwatched(*_: AnyEvent) -> None:
+    """A keeper who keeps nothing: the docket has a benchmark of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from typing import Any
 from court.errors import BadRequest, NotLoaded, Unavailable
 from court.events import TrialOpened, parse_event
 from court.record import TrialRecord
-from court.together import together
 from eval.runs.folder import JudgedMeme
 from eval.runs.prediction import Prediction
 from eval.runs.ray_worker import Commission, Desk, Judge, Order, Told, clear_away, facts_of, packed
@@ -281,12 +280,12 @@ async def received(
 
 
 async def _keep(docket: Docket, told: Told) -> None:
-    """Puts a record into the docket, the picture first. Cut off in the midst of it, a trial can be taken up there."""
+    """Puts a record into the docket, the picture first."""
     events = [parse_event(event) for event in told.events]
     opened = next((event for event in events if isinstance(event, TrialOpened)), None)
     if opened is not None and told.frames:
         await docket.keep_picture(picture_of(opened.meme, told.frames))
-    await together(*(docket.append(event) for event in events))  # handed in in this order, and written so
+    await docket.append(*events)
 
 
 class _Pump:

@@ -235,8 +235,9 @@ class _OneTrial:
         opened = next((event for event in events if isinstance(event, TrialOpened)), None)
         return events, self._frames[opened.meme.pixels_sha256] if opened else []
 
-    async def append(self, event: AnyEvent) -> None:
-        self._events.setdefault(event.trial_id, []).append(event)
+    async def append(self, *events: AnyEvent) -> None:
+        for event in events:
+            self._events.setdefault(event.trial_id, []).append(event)
 
     async def keep_picture(self, picture: Picture) -> None:
         self._frames[picture.pixels_sha256] = [frame.png for frame in picture.frames]

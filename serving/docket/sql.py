@@ -133,9 +133,9 @@ class SqlDocket:
         """Gives the key that checkpoints are signed with; whoever hands bundles out signs them with the same."""
         return self._signer
 
-    async def append(self, event: AnyEvent) -> None:
+    async def append(self, *events: AnyEvent) -> None:
         """See :meth:`serving.docket.store.Docket.append`."""
-        await self.write(writes.APPEND, event)
+        await self.write(writes.APPEND, events)
 
     async def keep_picture(self, picture: Picture) -> None:
         """See :meth:`serving.docket.store.Docket.keep_picture`."""

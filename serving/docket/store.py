@@ -164,11 +164,11 @@ class Docket(Protocol):
     it is there.
     """
 
-    async def append(self, event: AnyEvent) -> None:
-        """Keeps an event.
+    async def append(self, *events: AnyEvent) -> None:
+        """Keeps an event, or several in this order: all of them or none.
 
         Raises:
-            Unavailable: It could not be kept now.
+            Unavailable: They could not be kept now.
             DocketError: The trial already has an event of that number.
         """
         ...

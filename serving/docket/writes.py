@@ -119,7 +119,8 @@ def buried(connection: Connection, precedents: Sequence[str]) -> Mapping[str, in
     return found
 
 
-def _append(connection: Connection, events: Sequence[AnyEvent]) -> Sequence[None]:
+def _append(connection: Connection, asked: Sequence[Sequence[AnyEvent]]) -> Sequence[None]:
+    events = [event for together in asked for event in together]
     log = growing(connection)
     if log.erased:
         _refuse_erased(connection, {event.trial_id for event in events})
@@ -133,7 +134,7 @@ def _append(connection: Connection, events: Sequence[AnyEvent]) -> Sequence[None
             connection.execute(delete(t.known).where(t.known.c.trial_id == event.trial_id))
         if isinstance(event, VerdictGiven):
             log.want_checkpoint()  # as its receipt
-    return [None] * len(events)
+    return [None] * len(asked)
 
 
 def _some(keys: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
@@ -309,7 +310,7 @@ def keep_said(connection: Connection, draft: Said) -> Said | CourtError:
     own = (t.entries.c.trial_id == draft.trial_id, t.IS_EVENT)
     seq = select(func.max(t.entries.c.seq) + 1).where(*own)
     event = draft.model_copy(update={"seq": connection.execute(seq).scalar_one()})
-    _append(connection, [event])
+    _append(connection, [[event]])
     return event
 
 

@@ -9,6 +9,7 @@ import pytest
 from court.events import ReviewOutcome, TrialFailed, TrialResumed, VerdictReviewed
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
+from serving.assembly import Ask, Courthouse
 from serving.docket.sql import SqlDocket
 from serving.docket.store import (
     Claim,
@@ -19,8 +20,10 @@ from serving.docket.store import (
     TrialFilter,
     TrialUnknown,
 )
+from tests.contract.scenes import IMAGE, FakePictures
 from tests.dockets import NOON, append_all, events_of, place_of, random_records, reviewing, shown, with_docket
 from tests.fakes import a_picture
+from tests.unit.test_trial import SUMMARY, a_court
 
 NAME = RequestName("north", "r1")
 
@@ -88,6 +91,64 @@ def test_many_writers_at_once_lose_nothing_and_only_the_faulty_one_hears_of_it(u
     assert len(records) == 40 - (results[0] is not None)
     assert all(record.state is TrialState.DECIDED for record in records)
     assert len(lines) == 40 and [line.state for line in lines].count(TrialState.DECIDED) == len(records)
+
+
+def test_events_that_are_appended_together_are_kept_all_or_none(using):
+    async def scene(docket):
+        mine, theirs, others = events_of("a"), events_of("a"), events_of("b")
+        await docket.append(*mine[:2])
+        await docket.append(theirs[4])  # by a server that goes on elsewhere
+        results = await asyncio.gather(docket.append(*mine[2:]), docket.append(*others), return_exceptions=True)
+        return results, await docket.events("a"), await docket.record("b"), mine, others
+
+    results, of_a, b, mine, others = using(scene)
+    assert isinstance(results[0], DocketError) and results[0].reason == "EVENT_EXISTS"
+    assert results[1] is None and list(b.events) == others, "whoever else is in the same commit hears nothing of it"
+    assert of_a == [*mine[:2], mine[4]]
+
+
+@pytest.mark.parametrize(("text", "expected"), [("given", 2), (None, 3)])
+def test_a_summary_trial_takes_no_more_commits_than_it_has_to_wait_for(using, monkeypatch, text, expected):
+    """Events between which nobody is asked share one; each is told of in order, and only when all of them are kept."""
+
+    async def scene(docket):
+        commits, told = [], []
+        begin = docket._writer._transaction
+        monkeypatch.setattr(docket._writer, "_transaction", lambda: commits.append(1) or begin())
+
+        async def watch(event):
+            told.append(event)
+            assert event in await docket.events(event.trial_id)
+
+        house = Courthouse(a_court(), FakePictures(), docket)
+        picture = await house.pictures.read(IMAGE)
+        await docket.keep_picture(picture)
+        commits.clear()
+        hearing = await house.hear(Ask(IMAGE, text=text), watch, picture=picture)
+        return hearing.record, await docket.record(hearing.record.trial_id), told, len(commits)
+
+    record, kept, told, commits = using(scene)
+    assert [event.kind for event in told] == SUMMARY
+    assert list(kept.events) == told == list(record.events)
+    assert commits == expected
+
+
+@pytest.mark.parametrize("kept", range(2, len(SUMMARY)))
+def test_a_summary_trial_goes_on_wherever_it_was_cut_off(using, kept):
+    """Those of earlier versions may have been cut off between any two events."""
+
+    async def scene(docket):
+        house = Courthouse(a_court(), FakePictures(), docket)
+        whole = (await house.hear(Ask(IMAGE, text="given"))).record
+        await append_all(docket, [event.model_copy(update={"trial_id": "cut"}) for event in whole.events[:kept]])
+        await house.resume("cut")
+        return whole, await docket.record("cut")
+
+    whole, resumed = using(scene)
+    assert resumed.state is TrialState.DECIDED and resumed.verdict == whole.verdict
+    kinds = [event.kind for event in resumed.events]
+    assert kinds == [*SUMMARY[:kept], "TrialResumed", *SUMMARY[kept:]]
+    assert [event.seq for event in resumed.events] == list(range(len(kinds)))
 
 
 def holds(line, which):

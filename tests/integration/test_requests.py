@@ -115,7 +115,7 @@ CRASH = """
         settings = Settings(home=Path(sys.argv[1]), docket=Path(sys.argv[2]), picture_workers=1, text_workers=1)
         async with open_courthouse(settings, read_text=False) as house:
             async def watch(event):
-                if event.kind == "PrecedentsCited":
+                if event.kind == "TextRead":
                     print(event.trial_id, flush=True)
                     os._exit(9)
 

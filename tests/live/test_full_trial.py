@@ -283,8 +283,8 @@ def test_a_trial_that_lost_its_vllm_goes_on_once_it_is_back(vllm, picture, momen
     async def work(model):
         lost = []
 
-        async def watch(event):
-            notes.append(event)
+        async def watch(*events):
+            notes.extend(events)
             if sum(isinstance(each, moment) for each in notes) == 2 and not lost:
                 lost.append(time.monotonic())
                 await asyncio.to_thread(getattr(vllm, end))

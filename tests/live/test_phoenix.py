@@ -27,7 +27,7 @@ from serving.models.vllm import free_port
 from serving.settings import Settings
 from serving.telemetry import open_telemetry
 from tests.cast import Cast, full_court
-from tests.fakes import a_picture
+from tests.fakes import a_picture, telling
 from tests.unit.test_telemetry import calls_of
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +124,8 @@ def traced(phoenix, monkeypatch, project, **settings):
 
     async def work():
         async with open_telemetry(Settings(traces=True, **settings)) as telemetry:
-            return await court.hear(Case("a-trial", Meme(a_picture(), TEXT), Procedure.FULL), telemetry.watch)
+            case = Case("a-trial", Meme(a_picture(), TEXT), Procedure.FULL)
+            return await court.hear(case, telling(telemetry.watch))
 
     return asyncio.run(work())
 

@@ -17,7 +17,7 @@ import pytest
 
 from court import budget
 from court.agents import Chair, Chairs
-from court.clerk import Clerk
+from court.clerk import Clerk, Draft
 from court.errors import CourtError, ModelRefused, Overrun, TrialAborted, Unavailable
 from court.events import Procedure, TextRead, TextSource, TrialFailed, VerdictGiven
 from court.ports import ChatReply, FinishReason, Odds
@@ -177,14 +177,14 @@ class FaultyDocket(Notes):
         self.plan = plan
         self.tried = 0
 
-    async def __call__(self, event):
+    async def __call__(self, *events):
         what = self.plan.docket.get(self.tried)
         self.tried += 1
         await asyncio.sleep(0.1 if what == "slow" else 0.001)
         if what == "fails":
             raise OSError("no room")
-        assert event.seq == len(self.events), "an event took the number of another"
-        self.events.append(event)
+        assert events[0].seq == len(self.events), "an event took the number of another"
+        self.events.extend(events)
 
 
 async def held(plan):
@@ -322,18 +322,25 @@ def test_re_1_by_the_wall_clock():
 # The clerk
 
 
+def said(text):
+    return {"text": text, "source": TextSource.CALLER}
+
+
+TEXTS = [Draft(TextRead, said("x")), Draft(TextRead, said("y"))]
+
+
 def test_an_event_that_is_kept_is_counted_however_often_the_trial_is_cancelled():
     """Cancelled by the other side's failure and then by the caller, while the docket still writes."""
     kept = []
 
-    async def slowly(event):
+    async def slowly(*events):
         await asyncio.sleep(0.02)
-        kept.append(event)
+        kept.extend(events)
 
     async def scene():
         clock = ticking()
         clerk = Clerk("t", slowly, lambda: next(clock))
-        writing = asyncio.create_task(clerk.note(TextRead, text="x", source=TextSource.CALLER))
+        writing = asyncio.create_task(clerk.note_all(*TEXTS))
         for _ in range(3):
             await asyncio.sleep(0.004)
             writing.cancel()
@@ -343,5 +350,47 @@ def test_an_event_that_is_kept_is_counted_however_often_the_trial_is_cancelled()
         return clerk
 
     clerk = asyncio.run(scene())
-    assert [event.seq for event in kept] == [0, 1]
+    assert [event.seq for event in kept] == [0, 1, 2]
     assert list(clerk._events) == kept
+
+
+def test_events_noted_together_come_one_after_the_other_whoever_else_speaks():
+    notes = Notes()
+
+    async def keep(*events):
+        await asyncio.sleep(0.001)
+        await notes(*events)
+
+    async def scene():
+        clock = ticking()
+        clerk = Clerk("t", keep, lambda: next(clock))
+        told = await asyncio.gather(
+            clerk.note_all(*TEXTS),
+            clerk.note(TextRead, text="z", source=TextSource.CALLER),
+            clerk.note_all(lambda before: Draft(TextRead, said(str(len(before)))), *TEXTS),
+        )
+        return clerk, told
+
+    clerk, ((first, second), third, last) = asyncio.run(scene())
+    assert notes.events == [first, second, third, *last] == clerk._events
+    assert [event.seq for event in notes.events] == list(range(6))
+    assert [event.text for event in notes.events] == ["x", "y", "z", "3", "x", "y"]
+
+
+def test_of_events_noted_together_that_were_not_kept_none_takes_a_number():
+    notes = Notes(fail_at=2, error=Unavailable("locked"))
+
+    async def scene():
+        clock = ticking()
+        clerk = Clerk("t", notes, lambda: next(clock))
+        await clerk.note(TextRead, **said("w"))
+        with pytest.raises(Unavailable, match="locked"):
+            await clerk.note_all(*TEXTS)
+        notes.fail_at = None
+        await clerk.note_all()  # says nothing, and nobody is told
+        await clerk.note(TextRead, **said("z"))
+        return clerk
+
+    clerk = asyncio.run(scene())
+    assert [(event.seq, event.text) for event in notes.events] == [(0, "w"), (1, "z")]
+    assert list(clerk._events) == notes.events

@@ -20,6 +20,9 @@ SUMMARY = [
     "VerdictGiven",
 ]
 
+TOGETHER = [0, 2]
+"""Where those begin that are kept together, when the text is given."""
+
 
 def a_court(found=None, reader=None):
     clock = ticking()
@@ -87,12 +90,13 @@ def test_a_failure_is_never_a_verdict(court, step):
     assert "secret" not in notes.events[-1].message
 
 
-@pytest.mark.parametrize("place", range(1, len(SUMMARY)))
-def test_nothing_goes_on_that_was_not_kept(place):
+@pytest.mark.parametrize(("place", "text"), [(1, None), (2, None), (2, "given"), (4, "given"), (7, "given")])
+def test_nothing_goes_on_that_was_not_kept(place, text):
     notes = Notes(fail_at=place)
     with pytest.raises(TrialAborted) as caught:
-        hear(a_court(), watch=notes)
-    assert notes.kinds == SUMMARY[:place]
+        hear(a_court(), a_meme(text), notes)
+    # Of those that are kept together none is, when one can't be; there may be room for how it ended.
+    assert notes.kinds == SUMMARY[: min(place, 2)] + ["TrialFailed"] * (place > 2)
     # The record ends where the docket's does: nobody is told of a verdict that was not kept.
     assert caught.value.record.events == tuple(notes.events)
     assert caught.value.record.verdict is None
@@ -133,17 +137,31 @@ def test_a_cancelled_trial_records_its_end():
     assert TrialRecord.of(notes.events).state is TrialState.FAILED
 
 
-@pytest.mark.parametrize("place", range(len(SUMMARY)))
+def test_events_between_which_nothing_is_done_are_kept_together():
+    def groups(text):
+        told = []
+
+        async def keep(*events):
+            told.append([event.kind for event in events])
+
+        hear(a_court(), a_meme(text), keep)
+        return told
+
+    assert groups("given") == [SUMMARY[:2], SUMMARY[2:]]
+    assert groups(None) == [SUMMARY[:1], SUMMARY[1:2], SUMMARY[2:]]  # read in between
+
+
+@pytest.mark.parametrize("place", TOGETHER)
 def test_a_trial_cancelled_while_an_event_is_being_kept_neither_loses_nor_doubles_it(place):
     async def scene():
         kept = []
         writing, go_on = asyncio.Event(), asyncio.Event()
 
-        async def slow(event):
-            if event.seq == place:
+        async def slow(*events):
+            if events[0].seq == place:
                 writing.set()
                 await go_on.wait()
-            kept.append(event)
+            kept.extend(events)
 
         trial = asyncio.create_task(a_court().hear(Case("t", a_meme()), slow))
         await writing.wait()
@@ -157,7 +175,7 @@ def test_a_trial_cancelled_while_an_event_is_being_kept_neither_loses_nor_double
     kept = asyncio.run(scene())
     assert [event.seq for event in kept] == list(range(len(kept)))
     # Once the verdict was being written the trial is over, and stays decided.
-    assert kept[-1].kind == ("VerdictGiven" if place == len(SUMMARY) - 1 else "TrialFailed")
+    assert kept[-1].kind == ("VerdictGiven" if place == TOGETHER[-1] else "TrialFailed")
 
 
 def test_the_record_names_settings_policy_and_versions():
