@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 
 from court.backends.picture_reader import GuardedPictureReader
@@ -28,9 +29,10 @@ from court.events import (
 )
 from court.meme import Frame, Meme, Picture, PictureFormat, check_text
 from court.policy import DEFAULT_POLICY, Policy
-from court.ports import PictureReader, Watcher
+from court.ports import Keeper, PictureReader, Watcher
 from court.record import TrialRecord
 from court.trial import Case, Court
+from retrieval.encoders.apart import EncoderApart
 from retrieval.encoders.choose import load_encoder_for
 from retrieval.encoders.embedding import Encoder
 from retrieval.library.build import STARTER_MEMES, build_starter
@@ -269,28 +271,31 @@ class Courthouse:
         namespace: str,
         text: TextRead | None = None,
         ask: Ask | None = None,
-    ) -> Watcher:
+    ) -> Keeper:
         opened: TrialOpened | None = None
 
-        async def keep(event: AnyEvent) -> None:
+        async def keep(*events: AnyEvent) -> None:
             nonlocal text, opened
-            # What is loaded may change at any time: what counts is what the trial is held with.
-            if ask is not None and isinstance(event, TrialOpened):
-                ask.require(event.versions, event.policy)
-                opened = event
-            elif ask is not None and opened is not None and isinstance(event, PrecedentsCited):
-                ask.require(opened.versions, opened.policy, event.findings.library.digest)
-            if isinstance(event, TextRead):
-                text = event
-            if isinstance(event, VerdictGiven) and self.near is not None and text is not None:
-                # Before the verdict: a look without one is passed over, a verdict without one would be lost in a crash.
-                await self.near.learn(event.trial_id, picture, text.text, bool(text.reader), namespace)
-            await self.docket.append(event)
-            if isinstance(event, TrialOpened):
+            for event in events:
+                # What is loaded may change at any time: what counts is what the trial is held with.
+                if ask is not None and isinstance(event, TrialOpened):
+                    ask.require(event.versions, event.policy)
+                    opened = event
+                elif ask is not None and opened is not None and isinstance(event, PrecedentsCited):
+                    ask.require(opened.versions, opened.policy, event.findings.library.digest)
+                if isinstance(event, TextRead):
+                    text = event
+                if isinstance(event, VerdictGiven) and self.near is not None and text is not None:
+                    # Before the verdict: a look without one is passed over, a verdict without one would be lost in a
+                    # crash.
+                    await self.near.learn(event.trial_id, picture, text.text, bool(text.reader), namespace)
+            await self.docket.append(*events)
+            if any(isinstance(event, TrialOpened) for event in events):
                 # Once more: until this trial stood in the docket, the last other one of its picture could be erased.
                 await self.docket.keep_picture(picture)
             if watch is not None:
-                await watch(event)
+                for event in events:
+                    await watch(event)
 
         return keep
 
@@ -319,6 +324,7 @@ async def open_courthouse(
     read_text: bool = True,
     tell: Callable[[str], None] = lambda _: None,
     follow_library: bool = False,
+    encoder_apart: bool = False,
     duplicates: bool = True,
     patient: bool = False,
 ) -> AsyncIterator[Courthouse]:
@@ -329,6 +335,8 @@ async def open_courthouse(
         read_text: Whether text will have to be read off pictures; if not, the reader is started only when it is needed.
         tell: Is told what takes long, in a sentence.
         follow_library: Whether changes of the library are searched a second later; else it stays as it was opened.
+        encoder_apart: Whether the encoder runs in a process of its own, so that nobody waits for the interpreter beside
+            it.
         duplicates: Whether memes tried before are looked for that are nearly the one on trial.
         patient: Whether model servers that do not answer are waited for.
 
@@ -354,8 +362,11 @@ async def open_courthouse(
         text_reader = OcrTextReader(workers=settings.text_workers)
         stack.push_async_callback(text_reader.aclose)
         tell("Loading the encoder and the text reader …" if read_text else "Loading the encoder …")
-        loading = asyncio.to_thread(load_encoder_for, settings.library, settings.encoder)
-        encoder = (await asyncio.gather(loading, text_reader.warm()))[0] if read_text else await loading
+        load = partial(load_encoder_for, settings.library, settings.encoder)
+        loading = asyncio.to_thread(partial(EncoderApart, load) if encoder_apart else load)
+        encoder: Encoder = (await asyncio.gather(loading, text_reader.warm()))[0] if read_text else await loading
+        if isinstance(encoder, EncoderApart):
+            stack.callback(encoder.close)
         finder = await open_finder(settings, encoder, pictures, tell)
         stack.callback(finder.close)
         if isinstance(finder, LibraryFinder):

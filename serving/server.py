@@ -105,7 +105,9 @@ async def serve(
         if tokens is not None:
             _beside(stack, follow_files([tokens.path], tokens.use, TOKENS, tokens.contents))
         widowed = _beside(stack, _stop_when(ended, stopping))
-        opening = stack.enter_async_context(open_courthouse(settings, tell=tell, follow_library=True, patient=True))
+        opening = stack.enter_async_context(
+            open_courthouse(settings, tell=tell, follow_library=True, encoder_apart=True, patient=True)
+        )
         house = await _unless(stopping, opening)
         if house is not None:
             if anchor is not None:

@@ -5,9 +5,11 @@ import concurrent.futures
 import io
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import grpc
 import pytest
@@ -241,3 +243,37 @@ def test_nothing_of_a_meme_is_logged(server):
     with Client(server.address) as court:
         court.judge(drawn(*HARMLESS), text="a marker nobody else would write: zanzibarquux", timeout=60)
     assert not any("zanzibarquux" in line for line in server.log)
+
+
+def encoder_of(server):
+    """Id of the process that a server's encoder runs in; None where there is none."""
+    tasks = pathlib.Path(f"/proc/{server.process.pid}/task")
+    children = [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+    named = [
+        pid for pid in children if b"retrieval.encoders.apart" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    return named[0] if named else None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for a process by its parent, as Linux has it")
+def test_no_trial_is_lost_when_the_encoder_is_killed_and_none_outlives_the_server(start, monkeypatch):
+    monkeypatch.setenv("MEMECOURT_TRIAL__FIND_S", "300")  # how soon a busy machine loads it again is not what is tested
+    server = start().ready()
+    killed = []
+    with concurrent.futures.ThreadPoolExecutor(8) as pool, Client(server.address, retries=Retries(attempts=1)) as court:
+        for turn in range(3):
+            asked = [
+                pool.submit(court.judge, drawn(*HARMFUL, seed=i % 4), text=f"{turn} {i} {HARMFUL[1]}", timeout=300)
+                for i in range(20)
+            ]
+            while not any(one.done() for one in asked):
+                time.sleep(0.01)
+            killed.append(encoder_of(server))
+            os.kill(killed[-1], signal.SIGKILL)
+            # All of them: then the next encoder has answered, and may be killed as well.
+            assert [one.result().label for one in asked] == [wire.LABEL_HARMFUL] * 20
+    assert len(set(killed)) == 3 and sum("encoder's process ended (signal SIGKILL)" in line for line in server.log) == 3
+    assert [record.state for record in records(server.docket).values()] == [TrialState.DECIDED] * 60
+    last = encoder_of(server)
+    assert server.end() == 0
+    assert not pathlib.Path(f"/proc/{last}").exists()

@@ -1,0 +1,271 @@
+"""An encoder in a process of its own: what it does keeps no thread of ours from the interpreter.
+
+The process is ours and what it is given is ours, pictures in the encoding that the guarded reader wrote: it is bound by
+nothing, and what it says is believed. It ends with its parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.errors import CourtError, Unavailable
+from retrieval.encoders.embedding import Encoder, EncoderIdentity, KnownFloors, TextEmbeddings
+
+_AT_ONCE = 8
+"""Calls that are answered at once: as many texts as the built-in encoder takes together. Others wait in the pipe."""
+_NICE = 5
+"""A trial waits for its precedents anyway: answers that need none go first, as beside what decodes pictures."""
+
+_log = logging.getLogger(__name__)
+
+
+class EncoderApart:
+    """An :class:`~retrieval.encoders.embedding.Encoder` that is loaded and asked in a process of its own.
+
+    Where that process ends it is started again, and calls that were under way are made once more. One that it ends by
+    again raises Unavailable.
+    """
+
+    def __init__(self, load: Callable[[], Encoder]) -> None:
+        """Starts the process and waits until the encoder is loaded, which takes seconds.
+
+        Args:
+            load: Loads the encoder; called there, and so pickled.
+
+        Raises:
+            Unavailable: The process ended before it had loaded.
+            Exception: What ``load`` raised.
+        """
+        self._load = load
+        self._starting = threading.Lock()
+        self._closed = False
+        self._child = _Child(load)
+
+    @property
+    def identity(self) -> EncoderIdentity:
+        """By what it is known."""
+        return self._child.identity
+
+    @property
+    def floors(self) -> KnownFloors:
+        """Those of the encoder."""
+        return self._child.floors
+
+    def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
+        """As the encoder does. Raises Unavailable where its process ends twice by it, or can't be started again."""
+        found: TextEmbeddings = self._ask("embed_texts", list(texts))
+        return found
+
+    def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
+        """As the encoder does. Raises Unavailable where its process ends twice by it, or can't be started again."""
+        found: NDArray[np.float32] = self._ask("embed_pictures", [list(frames) for frames in pictures])
+        return found
+
+    def close(self) -> None:
+        """Ends the process; whoever waits for it gets Unavailable."""
+        with self._starting:
+            self._closed = True
+            self._child.end()
+
+    def _ask(self, method: str, asked: object) -> Any:
+        child = self._child
+        try:
+            return child.ask(method, asked)
+        except _Ended:
+            again = self._after(child)
+        try:
+            return again.ask(method, asked)
+        except _Ended as error:
+            raise error.unavailable() from None
+
+    def _after(self, ended: _Child) -> _Child:
+        """The process that is asked now that this one has ended."""
+        with self._starting:
+            if self._child is ended and not self._closed:
+                _log.warning("the encoder's process ended (%s); it is started again", ended.how)
+                again = _Child(self._load)
+                if again.identity != ended.identity:
+                    again.end()
+                    raise Unavailable(
+                        f"The encoder had to be started again, and is {again.identity} now instead of "
+                        f"{ended.identity}. Restart the court.",
+                        reason="ENCODER_CHANGED",
+                    )
+                self._child = again
+            return self._child
+
+
+class _Ended(Exception):
+    """A process ended before it had answered; in what way."""
+
+    def unavailable(self) -> Unavailable:
+        """The same, for whoever asked."""
+        return Unavailable(
+            f"The encoder's process ended ({self}) before it had answered. Try again.", reason="ENCODER_ENDED"
+        )
+
+
+class _Child:
+    """One process with an encoder, and those who wait for its answers."""
+
+    def __init__(self, load: Callable[[], Encoder]) -> None:
+        here, there = socket.socketpair()
+        with there:
+            self._process = subprocess.Popen(
+                # With the modules that are found here, and no others: not what lies in the working folder.
+                [sys.executable, "-P", "-m", __name__, str(there.fileno())],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[there.fileno()],
+            )
+        self._connection = Connection(here.detach())
+        self._numbers = itertools.count()
+        self._sending = threading.Lock()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._closed = False
+        try:
+            self._connection.send(load)
+            loaded = self._connection.recv()
+        except BaseException as error:
+            self._hang_up()
+            if isinstance(error, EOFError | OSError):
+                raise _Ended(self.how).unavailable() from error
+            raise
+        if isinstance(loaded, Exception):
+            self._hang_up()
+            raise loaded
+        self.identity: EncoderIdentity
+        self.floors: KnownFloors
+        self.identity, self.floors = loaded
+        threading.Thread(target=self._listen, name="encoder", daemon=True).start()
+
+    @property
+    def how(self) -> str:
+        """In what way it ended."""
+        code = self._process.wait()
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+    def ask(self, method: str, asked: object) -> Any:
+        """What this method of the encoder gives, or raises. Raises _Ended where the process has ended."""
+        answer: Future[Any] = Future()
+        with self._sending:
+            if self._closed:
+                raise _Ended(self.how)
+            number = next(self._numbers)
+            self._waiting[number] = answer
+            try:
+                self._connection.send((number, method, asked))
+            except OSError as error:
+                self._waiting.pop(number, None)
+                self.end()
+                raise _Ended(self.how) from error
+        return answer.result()
+
+    def end(self) -> None:
+        """At once; nothing is in it that could be lost."""
+        self._process.kill()
+        self._process.wait()
+
+    def _listen(self) -> None:
+        try:
+            with suppress(EOFError, OSError):
+                while True:
+                    number, failed, got = self._connection.recv()
+                    answer = self._waiting.pop(number)
+                    if failed:
+                        answer.set_exception(got)
+                    else:
+                        answer.set_result(got)
+        finally:
+            # Whatever ended it: nobody may wait for an answer that nobody listens for.
+            with self._sending:
+                self._closed = True
+                self._hang_up()
+            for answer in self._waiting.values():
+                answer.set_exception(_Ended(self.how))
+
+    def _hang_up(self) -> None:
+        self.end()
+        self._connection.close()
+
+
+def _serve(connection: Connection) -> None:
+    """The other side: loads, then answers; raises EOFError or OSError when the parent is gone."""
+    # Ctrl-C, and SIGTERM to a whole group, are the parent's to answer: it finishes what runs, and needs us for that.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    load = connection.recv()
+    answering = _Answering(connection)
+    # A call that waits for a thread waits in here: the parent is never kept from sending. Loading is one of them, so
+    # that also meanwhile the parent's end is seen.
+    threads = ThreadPoolExecutor(_AT_ONCE)
+    threads.submit(answering.begin, load)
+    while True:
+        threads.submit(answering.answer, *connection.recv())
+
+
+class _Answering:
+    """Gives the parent what it asks for; it asks for nothing before it was told that the encoder is there."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._encoder: Encoder
+
+    def begin(self, load: Callable[[], Encoder]) -> None:
+        """Loads the encoder."""
+        try:
+            self._encoder = load()
+        except Exception as error:
+            self._send(_sendable(error))
+        else:
+            os.nice(_NICE)
+            self._send((self._encoder.identity, self._encoder.floors))
+
+    def answer(self, number: int, method: str, asked: object) -> None:
+        """Makes one call."""
+        try:
+            failed, got = False, getattr(self._encoder, method)(asked)
+        except Exception as error:
+            failed, got = True, _sendable(error)
+        self._send((number, failed, got))
+
+    def _send(self, said: object) -> None:
+        try:
+            with self._sending:
+                self._connection.send(said)
+        except Exception:
+            os._exit(1)  # whoever waits for it learns that it will not come
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error, or one of a kind that can be sent: others may hold anything."""
+    if isinstance(error, CourtError):
+        return error
+    for kind in (ValueError, OSError, MemoryError, RuntimeError):
+        if isinstance(error, kind):
+            return kind(str(error))
+    return RuntimeError(f"the encoder failed by {type(error).__qualname__}")
+
+
+if __name__ == "__main__":
+    try:
+        _serve(Connection(int(sys.argv[1])))
+    except (EOFError, OSError):
+        os._exit(0)  # the parent is gone, and with it everyone who could want an answer

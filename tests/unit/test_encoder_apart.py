@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from court.errors import BadLibrary, Unavailable
+from retrieval.encoders.apart import EncoderApart
+from retrieval.encoders.embedding import Encoder, TextEmbeddings
+from tests.encoders import WordEncoder, png_of
+
+
+class Odd(WordEncoder):
+    """Does what it is told by a text."""
+
+    def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
+        match texts:
+            case ["wait", seconds]:
+                time.sleep(float(seconds))
+            case ["die"]:
+                os._exit(3)
+            case ["fail"]:
+                raise ValueError("it was told to")
+            case ["fail", "oddly"]:
+                raise Unsendable(threading.Lock())
+            case ["answer", "oddly"]:
+                return threading.Lock()  # type: ignore[return-value]
+            case ["answer", "unreadably"]:
+                return Refusing(_refuse)  # type: ignore[return-value]
+            case ["pid"]:
+                return TextEmbeddings(np.array([[os.getpid(), os.nice(0)]], dtype=np.float32), (False,))
+        return super().embed_texts(texts)
+
+    def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
+        if not all(pictures):
+            raise ValueError("picture 0 has no frame")
+        return super().embed_pictures(pictures)
+
+
+class Unsendable(Exception):
+    """Holds what can't go to another process."""
+
+
+class Refusing:
+    """Fails where it is sent to."""
+
+    def __init__(self, how: Callable[[], object]) -> None:
+        self.how = how
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return self.how, ()
+
+
+def _die() -> object:
+    os._exit(4)
+
+
+def _refuse() -> object:
+    raise KeyError("it is not taken")
+
+
+def _slowly(told: Path) -> Encoder:
+    told.write_text(str(os.getpid()))
+    time.sleep(60)
+    return Odd()
+
+
+def _no_library() -> Encoder:
+    raise BadLibrary("There is no library here.", reason="LIBRARY_MISSING")
+
+
+def _named_by(file: Path) -> Encoder:
+    return Odd(file.read_text())
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[EncoderApart]:
+    encoder = EncoderApart(Odd)
+    yield encoder
+    encoder.close()
+
+
+@pytest.fixture
+def encoder() -> Iterator[EncoderApart]:
+    encoder = EncoderApart(Odd)
+    yield encoder
+    encoder.close()
+
+
+def pid_of(encoder: EncoderApart) -> int:
+    return int(encoder.embed_texts(["pid"]).vectors[0, 0])
+
+
+def gone(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_it_gives_what_the_encoder_gives_from_a_process_of_its_own(shared: EncoderApart) -> None:
+    here = Odd()
+    assert shared.identity == here.identity and shared.floors == here.floors
+    texts = ["a cat on a mat", "", "a dog " * 40]
+    found, own = shared.embed_texts(texts), here.embed_texts(texts)
+    assert np.array_equal(found.vectors, own.vectors) and found.cut == own.cut == (False, False, True)
+    pictures = [[png_of((200, 0, 0))], [png_of((0, 200, 0)), png_of((0, 0, 200))]]
+    assert np.array_equal(shared.embed_pictures(pictures), here.embed_pictures(pictures))
+    assert pid_of(shared) != os.getpid()
+    # Behind what needs no encoder.
+    assert int(shared.embed_texts(["pid"]).vectors[0, 1]) > os.nice(0)
+
+
+def test_callers_of_many_threads_get_their_own(shared: EncoderApart) -> None:
+    here = Odd()
+    with ThreadPoolExecutor(24) as threads:
+        texts = [f"word{number} and {number % 7} more" for number in range(300)]
+        for text, found in zip(texts, threads.map(lambda one: shared.embed_texts([one]), texts), strict=True):
+            assert np.array_equal(found.vectors, here.embed_texts([text]).vectors)
+
+
+def test_a_call_does_not_wait_for_another(shared: EncoderApart) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(shared.embed_texts, ["wait", "2"])
+        for _ in range(20):
+            shared.embed_texts(["a cat"])
+        assert not slow.done()
+        slow.result()
+
+
+def test_what_the_encoder_raises_is_raised(shared: EncoderApart) -> None:
+    with pytest.raises(ValueError, match="it was told to"):
+        shared.embed_texts(["fail"])
+    with pytest.raises(ValueError, match="picture 0 has no frame"):
+        shared.embed_pictures([[]])
+    with pytest.raises(RuntimeError, match="the encoder failed by Unsendable"):
+        shared.embed_texts(["fail", "oddly"])
+
+
+def test_why_it_can_not_be_loaded_is_told() -> None:
+    with pytest.raises(BadLibrary, match="no library here") as caught:
+        EncoderApart(_no_library)
+    assert caught.value.reason == "LIBRARY_MISSING"
+    with pytest.raises(Unavailable, match="exit status 4") as died:
+        EncoderApart(functools.partial(WordEncoder, Refusing(_die)))  # type: ignore[arg-type]
+    assert died.value.reason == "ENCODER_ENDED"
+
+
+def test_what_lies_in_the_working_folder_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.py").write_text("import os; os._exit(5)")
+    monkeypatch.chdir(tmp_path)
+    encoder = EncoderApart(Odd)
+    assert pid_of(encoder)
+    encoder.close()
+
+
+def test_when_its_process_ends_while_nobody_asks_the_next_call_starts_it_again(
+    encoder: EncoderApart, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = pid_of(encoder)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: gone(first))
+    assert np.array_equal(encoder.embed_texts(["a cat"]).vectors, Odd().embed_texts(["a cat"]).vectors)
+    assert pid_of(encoder) != first
+    assert "signal SIGKILL" in caplog.text
+
+
+def test_calls_under_way_when_it_ends_are_made_once_more(encoder: EncoderApart) -> None:
+    first = pid_of(encoder)
+    with ThreadPoolExecutor(4) as threads:
+        waiting = [threads.submit(encoder.embed_texts, ["wait", "2"]) for _ in range(4)]
+        time.sleep(0.5)
+        os.kill(first, signal.SIGKILL)
+        for each in waiting:
+            assert each.result(timeout=60).vectors.shape == (2, 16)
+    assert pid_of(encoder) != first and gone(first)
+
+
+def test_a_call_that_ends_it_twice_is_told_and_the_next_is_answered(encoder: EncoderApart) -> None:
+    first = pid_of(encoder)
+    with pytest.raises(Unavailable, match=r"exit status 3.*Try again") as caught:
+        encoder.embed_texts(["die"])
+    assert caught.value.reason == "ENCODER_ENDED"
+    assert encoder.embed_texts(["a cat"]).vectors.any()
+    assert pid_of(encoder) != first
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("how", ["oddly", "unreadably"])
+def test_nobody_waits_for_an_answer_that_can_not_be_sent_or_read(encoder: EncoderApart, how: str) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        failed = threads.submit(encoder.embed_texts, ["answer", how]).exception(timeout=60)
+    assert isinstance(failed, Unavailable) and failed.reason == "ENCODER_ENDED"
+    assert encoder.embed_texts(["a cat"]).vectors.any()
+
+
+def test_one_that_comes_back_as_another_is_not_asked(tmp_path: Path) -> None:
+    file = tmp_path / "name"
+    file.write_text("words")
+    encoder = EncoderApart(functools.partial(_named_by, file))
+    file.write_text("other-words")
+    first = pid_of(encoder)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: gone(first))
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="other-words") as caught:
+            encoder.embed_texts(["a cat"])
+        assert caught.value.reason == "ENCODER_CHANGED"
+    file.write_text("words")
+    assert encoder.embed_texts(["a cat"]).vectors.any()
+    encoder.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_the_parent_in_good_order_does_not_end_it_before(
+    encoder: EncoderApart, number: signal.Signals
+) -> None:
+    first = pid_of(encoder)
+    os.kill(first, number)
+    time.sleep(0.2)
+    assert pid_of(encoder) == first
+
+
+def test_once_closed_it_is_gone_and_says_so(encoder: EncoderApart) -> None:
+    first = pid_of(encoder)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(encoder.embed_texts, ["wait", "60"])
+        time.sleep(0.3)
+        encoder.close()
+        assert isinstance(waiting.exception(timeout=30), Unavailable)
+    assert gone(first)
+    with pytest.raises(Unavailable):
+        encoder.embed_texts(["a cat"])
+    encoder.close()
+
+
+def test_it_ends_when_its_parent_is_killed() -> None:
+    program = (
+        "import time; from retrieval.encoders.apart import EncoderApart; from tests.unit.test_encoder_apart import *;"
+        "encoder = EncoderApart(Odd); print(pid_of(encoder), flush=True); encoder.embed_texts(['wait', '60'])"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert not gone(child)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_until(lambda: gone(child))
+
+
+def test_it_ends_when_its_parent_is_killed_while_it_loads(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    program = (
+        "import functools, pathlib, sys; from retrieval.encoders.apart import EncoderApart;"
+        "from tests.unit.test_encoder_apart import _slowly;"
+        "EncoderApart(functools.partial(_slowly, pathlib.Path(sys.argv[1])))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program, str(told)])
+    wait_until(lambda: told.exists() and told.read_text() != "")
+    child = int(told.read_text())
+    assert not gone(child)
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: gone(child))
