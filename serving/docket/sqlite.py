@@ -106,6 +106,9 @@ class SqliteDatabase:
         # After it has been opened the file is never made anew: what is written to a fresh one would be lost when the
         # right one is put back.
         self._engine = sqlite_engine(path, patience, create=False, pages=_MOVE_PAGES)
+        # Whoever writes does so on the same connection as before: what SQLite has read of the file through it still
+        # holds, where through any other it would have to be read again.
+        self._writer = sqlite_engine(path, patience, create=False, pages=_MOVE_PAGES)
         self._mover = _Mover(self._engine)
         self._lock = threading.Lock()
         self._file = _identity(path)
@@ -123,7 +126,7 @@ class SqliteDatabase:
             path.touch()
         database = cls(path, patience)
         try:
-            with transaction(database._engine) as connection:
+            with transaction(database._writer) as connection:
                 _check_or_create(connection)
         except SQLAlchemyError as error:
             database.close()
@@ -140,7 +143,7 @@ class SqliteDatabase:
     def writing(self) -> Iterator[Connection]:
         """See :meth:`serving.docket.database.Database.writing`."""
         self._find()
-        with transaction(self._engine) as connection:
+        with transaction(self._writer) as connection:
             yield connection
         self._mover.committed()
         # Connections go on in a file that was removed under them, and what they keep there nobody finds again.
@@ -187,7 +190,7 @@ class SqliteDatabase:
     def close(self) -> None:
         """See :meth:`serving.docket.database.Database.close`."""
         self._mover.close()
-        self._engine.dispose()
+        self._dispose()
 
     def _find(self) -> None:
         """Sees that the file is the one that is open; goes over to the one that stands in its place, if one does."""
@@ -197,10 +200,14 @@ class SqliteDatabase:
                 raise _Gone
             if found == self._file:
                 return
-            self._engine.dispose()
-            with transaction(self._engine) as connection:
+            self._dispose()
+            with transaction(self._writer) as connection:
                 _check_or_create(connection, create=False)
             self._file = found
+
+    def _dispose(self) -> None:
+        self._engine.dispose()
+        self._writer.dispose()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
