@@ -34,6 +34,7 @@ class Guard:
         max_reply_bytes: Payloads of one reply together.
         start_s: Time on the clock until a new process is ready, in seconds.
         jobs_per_process: After so many jobs the process is replaced, so that nothing piles up in it.
+        environment: Variables of the process; it has no others.
         settings: What else the module needs to know when it starts; no secret, for it stands on the command line.
     """
 
@@ -44,6 +45,7 @@ class Guard:
     max_reply_bytes: int = 64 * 1024 * 1024
     start_s: float = 60.0
     jobs_per_process: int = 1000
+    environment: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -125,7 +127,7 @@ class WorkerProcess:
             stdout=asyncio.subprocess.PIPE,
             # What decoders complain about holds content of memes, and an unread pipe would fill and stop them.
             stderr=asyncio.subprocess.DEVNULL,
-            env={},
+            env=guard.environment,
             cwd="/",
             # Ctrl-C in a terminal is for the parent, who ends its children in good order.
             start_new_session=True,
