@@ -14,6 +14,7 @@ repetition, and every distance is bounded.
 from __future__ import annotations
 
 import binascii
+import hashlib
 import re
 import string
 import unicodedata
@@ -67,6 +68,21 @@ def signals(text: str) -> tuple[Signal, ...]:
     Args:
         text: Of anybody, any length; lone surrogates may stand in it.
     """
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    known = _known.get(digest)
+    if known is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        known = _known[digest] = _signals(text)
+    return known
+
+
+_known: dict[bytes, tuple[Signal, ...]] = {}
+"""By digest, for the same precedents are shown again and again; no text is held, for it may be long, or be erased."""
+_MOST_KNOWN = 4096
+
+
+def _signals(text: str) -> tuple[Signal, ...]:
     first: dict[SignalKind, Signal] = {}
     for kind, start, end in _found(text):
         known = first.get(kind)
@@ -100,7 +116,7 @@ class _View:
 
 
 def _found(text: str) -> Iterator[_Found]:
-    for kind, pattern in _RAW:
+    for kind, pattern in _ASCII_RAW if text.isascii() else _RAW:
         if match := pattern.search(text):
             yield kind, match.start(), match.end()
     yield from _floods(text)
@@ -117,35 +133,38 @@ def _read(view: _View) -> Iterator[_Found]:
     for kind, pattern in _FORMS:
         if match := pattern.search(view.text):
             yield kind, *view.span(*match.span())
-    if all(turns := [pattern.search(view.text) for pattern in _TURNS]):
-        yield SignalKind.FAKES_ROLE_OR_FENCE, *view.span(*next(filter(None, turns)).span())
-    words = view if view.glued else _words(view)
-    for language, places in enumerate(_places(words)):
+    assistant, answered = _TURNS
+    # Both have a colon, which few texts have.
+    if ":" in view.text and (match := assistant.search(view.text)) and answered.search(view.text):
+        yield SignalKind.FAKES_ROLE_OR_FENCE, *view.span(*match.span())
+    words = view.text if view.glued else _words(view.text)
+    kept: Sequence[int] = ()
+    for language, places in _places(words, view.glued).items():
         for rule in _RULES:
-            if all(meaning in places for meaning in rule.meanings):
+            if rule.needs <= places.keys():
                 within = rule.within // 3 if language == _CHINESE else rule.within
                 if piece := _near([places[meaning] for meaning in rule.meanings], within):
-                    yield rule.kind, *words.span(*piece)
+                    kept = kept or (range(len(words)) if view.glued else _kept(view.text))
+                    yield rule.kind, *view.span(kept[piece[0]], kept[piece[1] - 1] + 1)
 
 
-def _places(view: _View) -> list[dict[str, list[tuple[int, int]]]]:
-    """Where each meaning stands in a text, by language; from every place on, the longest entry of each."""
-    text, size = view.text, len(view.text)
-    found: list[dict[str, list[tuple[int, int]]]] = [{} for _ in range(_LANGUAGES)]
-    root = _tree(view.glued)
-    for start in range(size):
-        if not (view.glued or start == 0 or text[start - 1] == " " or _runs_on(text[start])):
-            continue
-        node, place = root, start
+def _places(text: str, glued: bool) -> dict[int, dict[str, list[tuple[int, int]]]]:
+    """Where each meaning stands in words, by language; from every place on, the longest entry of each."""
+    size = len(text)
+    found: dict[int, dict[str, list[tuple[int, int]]]] = {}
+    root = _tree(glued).following
+    for start in range(size) if glued else [word.start() for word in _START.finditer(text)]:
+        node, place = root.get(text[start]), start + 1
         longest: dict[tuple[int, str], int] = {}
-        while place < size and (following := node.following.get(text[place])):
-            node, place = following, place + 1
-            ended = view.glued or place == size or text[place] == " " or _runs_on(text[place])
-            for language, meaning, stem in node.meanings:
-                if ended or stem:
-                    longest[language, meaning] = place if ended else _word_end(text, place)
+        while node:
+            if node.meanings:
+                ended = glued or place == size or text[place] == " " or _runs_on(text[place])
+                for language, meaning, stem in node.meanings:
+                    if ended or stem:
+                        longest[language, meaning] = place if ended else _word_end(text, place)
+            node, place = node.following.get(text[place]) if place < size else None, place + 1
         for (language, meaning), end in longest.items():
-            found[language].setdefault(meaning, []).append((start, end))
+            found.setdefault(language, {}).setdefault(meaning, []).append((start, end))
     return found
 
 
@@ -176,6 +195,8 @@ def _near(spans: Sequence[Sequence[tuple[int, int]]], within: int) -> tuple[int,
 
 
 def _floods(text: str) -> Iterator[_Found]:
+    if len(text) < _FLOOD:
+        return
     place = 0
     for _, run in groupby(text):
         length = sum(1 for _ in run)
@@ -195,6 +216,7 @@ _FLOOD = 300
 
 
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})|%([0-9a-fA-F]{2})|&#x([0-9a-fA-F]{1,6});|&#(\d{1,7});")
+_CONTROL = re.compile("[\0-\t\v-\x1f\x7f]")
 _ENTITIES = re.compile(r"&(lt|gt|amp|quot);")
 _NAMED = {"lt": "<", "gt": ">", "amp": "&", "quot": '"'}
 # Angle brackets of other alphabets: what looks like a control token is one to a reader. Strokes between words as well.
@@ -227,6 +249,11 @@ def _fold(words: str) -> str:
 
 
 def _folded(text: str) -> _View:
+    if not (_ESCAPE.search(text) or _ENTITIES.search(text)):
+        # Most texts are read as they stand, each character as one.
+        folded = text.lower() if text.isascii() and not _CONTROL.search(text) else _one_each(text)
+        if folded is not None:
+            return _View(folded, range(len(text)), range(1, len(text) + 1))
     characters: list[str] = []
     start: list[int] = []
     end: list[int] = []
@@ -236,6 +263,12 @@ def _folded(text: str) -> _View:
             start.append(low)
             end.append(high)
     return _View("".join(characters), start, end)
+
+
+def _one_each(text: str) -> str | None:
+    """A text as it is folded; None where a character of it stands for none or for several."""
+    folded = list(map(_bare, text))
+    return "".join(folded) if set(map(len, folded)) == {1} else None
 
 
 def _unescaped(text: str) -> Iterator[tuple[str, int, int]]:
@@ -256,25 +289,32 @@ def _code(match: re.Match[str]) -> int:
     return code if code < 0x110000 else 0xFFFD
 
 
-def _words(view: _View) -> _View:
+def _words(text: str) -> str:
     """The words of a text, a single space between them."""
-    characters: list[str] = []
+    return _BETWEEN.sub(" ", text.replace("_", " "))
+
+
+def _kept(text: str) -> list[int]:
+    """Where in a text each character of its words stands."""
     kept: list[int] = []
-    for place, character in enumerate(view.text):
-        if not (character.isalnum() or "\u0900" <= character <= "\u0963"):  # vowel signs are no letters
-            if characters and characters[-1] == " ":
-                continue
-            character = " "
-        characters.append(character)
-        kept.append(place)
-    return _View("".join(characters), [view.start[i] for i in kept], [view.end[i] for i in kept])
+    place = 0
+    for between in _BETWEEN.finditer(text.replace("_", " ")):
+        kept += range(place, between.start() + 1)
+        place = between.end()
+    kept += range(place, len(text))
+    return kept
+
+
+_BETWEEN = re.compile("[^\\w\u0900-\u0963]+")  # vowel signs are no letters
 
 
 def _disguises(plain: _View) -> Iterator[_View]:
     """Other readings of a text, each only where it differs."""
-    for reading in (_WORD.sub(_one_alphabet, plain.text), _WORD.sub(_letters, plain.text)):
-        if reading != plain.text:
-            yield _View(reading, plain.start, plain.end)
+    for meant, replaced in ((_OTHERS, _one_alphabet), (_DIGITS, _letters)):
+        if not meant.isdisjoint(plain.text):
+            reading = _WORD.sub(replaced, plain.text)
+            if reading != plain.text:
+                yield _View(reading, plain.start, plain.end)
     for match in _APART.finditer(plain.text):
         kept = [i for i in range(*match.span()) if plain.text[i].isalnum()]
         yield _View(
@@ -293,6 +333,7 @@ _ALIKE = str.maketrans("авекмнорстухіјѕԁԛԝьαβεικνορτ
 _LEET = str.maketrans("01345789@$", "oieastbgas")
 _LATIN = frozenset(string.ascii_lowercase)
 _OTHERS = frozenset(map(chr, _ALIKE))
+_DIGITS = frozenset(map(chr, _LEET))
 
 
 def _one_alphabet(match: re.Match[str]) -> str:
@@ -334,18 +375,23 @@ def _as_words(match: re.Match[str], decoded: bytes) -> Iterator[tuple[int, int, 
 
 _UNSEEN = "\u034f\u115f\u1160\u180b-\u180f\u200b-\u200d\u2060-\u2064\u3164\ufe00-\ufe0f\ufeff"
 # In the text as it is: folding takes these away.
-_RAW: tuple[tuple[SignalKind, re.Pattern[str]], ...] = tuple(
+_ASCII_RAW: tuple[tuple[SignalKind, re.Pattern[str]], ...] = tuple(
     (SignalKind.HIDDEN_TEXT, re.compile(pattern))
     for pattern in (
+        "[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\U000f0000-\U0010ffff]",
+        r"\\u00[01][0-9a-fA-F]",
+        "[0-9a-fA-F]{256}",
+    )
+)
+_RAW: tuple[tuple[SignalKind, re.Pattern[str]], ...] = _ASCII_RAW + tuple(
+    (SignalKind.HIDDEN_TEXT, re.compile(pattern))
+    for pattern in (  # none of these can be found in ASCII
         # Tags; after a black flag they are part of it.
         "(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0020-\U000e007e]",
         "[\u202d\u202e]",  # turn the direction of what follows
-        "[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\U000f0000-\U0010ffff]",
-        r"\\u00[01][0-9a-fA-F]",
         f"(?<=[!-~])[{_UNSEEN}]{{1,99}}(?=[!-~])",  # other alphabets need them, and so do emoji
         f"[{_UNSEEN}\u200e\u200f\u2066-\u2069\U000e0100-\U000e01ef]{{6}}",
         "[\u0300-\u036f]{24}",
-        "[0-9a-fA-F]{256}",
     )
 )
 
@@ -408,11 +454,16 @@ class _Rule:
         kind: Of the sign.
         within: Characters that the others may be from the first.
         meanings: Keys of :data:`court.steering_words.WORDS`.
+        needs: The same, as a set.
     """
 
     kind: SignalKind
     within: int
     meanings: tuple[str, ...]
+    needs: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", frozenset(self.meanings))
 
 
 _RULES = (
@@ -439,6 +490,11 @@ _ENDING = 15  # letters that a stem may be followed by; what is longer is cut
 _CHINESE = 4  # denser: a character is about three letters
 
 
+_RUN_ON = "\u4e00-\u9fff\u0620-\u06ff"
+_START = re.compile(f"[^ ][^ {_RUN_ON}]*")
+"""A word, or what of it stands behind the first letter that may be one by itself."""
+
+
 def _runs_on(character: str) -> bool:
     """Whether a letter is of an alphabet in which words run together (Chinese) or begin with an article (Arabic)."""
     return "\u4e00" <= character <= "\u9fff" or "\u0620" <= character <= "\u06ff"
@@ -461,7 +517,7 @@ def _tree(glued: bool) -> _Node:
             for entry in entries.split("|"):
                 node = root
                 # The same reading as a text gets: apostrophes part words, too. A stem within an entry has no ending.
-                for letter in _words(_folded(entry.rstrip("*"))).text.strip().replace(" ", "" if glued else " "):
+                for letter in _words(_folded(entry.rstrip("*")).text).strip().replace(" ", "" if glued else " "):
                     node = node.following.setdefault(letter, _Node())
                 node.meanings.append((language, meaning, entry.endswith("*")))
     return root

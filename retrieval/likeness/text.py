@@ -19,22 +19,24 @@ _MAKERS = (
     r"|memecrunch|starecat|bored\s?panda|mematic|kapwing"
 )
 
-_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), replacement)
-    for pattern, replacement in (
-        (r"\b(?:https?|ftp)\s?:\s?/\s?/\s?\S+", " "),
-        (r"\bwww\s?\.\s?\S+", " "),
-        (rf"\b(?:made\s+(?:with|on|in|by)\s+)?(?:{_MAKERS})\b(?:\s?\.\s?(?:com|net|org)\b)?", " "),
-        (rf"(?<![\w@.])(?:[a-z0-9-]{{2,63}}\.){{1,3}}{_TOP_LEVEL}(?!\w)(?:/\S*)?", " "),
+_RULES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
+    (needs, re.compile(pattern, re.IGNORECASE), replacement)
+    for needs, pattern, replacement in (
+        (":", r"\b(?:https?|ftp)\s?:\s?/\s?/\s?\S+", " "),
+        (".", r"\bwww\s?\.\s?\S+", " "),
+        ("", rf"\b(?:made\s+(?:with|on|in|by)\s+)?(?:{_MAKERS})\b(?:\s?\.\s?(?:com|net|org)\b)?", " "),
+        (".", rf"(?<![\w@.])(?:[a-z0-9-]{{2,63}}\.){{1,3}}{_TOP_LEVEL}(?!\w)(?:/\S*)?", " "),
         # As OCR reads them: a space beside the dot.
-        (r"(?<![\w@.])[a-z0-9-]{2,63}\s?\.\s?(?:com|net|org)(?!\w)", " "),
-        (r"(?<!\w)@\s?\w{2,}", " "),
-        (r"(?<![\w/])/?[ur]/\w+", " "),
+        (".", r"(?<![\w@.])[a-z0-9-]{2,63}\s?\.\s?(?:com|net|org)(?!\w)", " "),
+        ("@", r"(?<!\w)@\s?\w{2,}", " "),
+        ("/", r"(?<![\w/])/?[ur]/\w+", " "),
         # Rows of dots and dashes count as one; signs that carry no words as none.
-        (r"([^\w\s])(?:\s?\1)+", r"\1"),
-        (r"[_~*|\\^<>=+•·©®™]+", " "),
+        ("", r"([^\w\s])(?:\s?\1)+", r"\1"),
+        ("", r"[_~*|\\^<>=+•·©®™]+", " "),
     )
 )
+"""What has to stand in a text for a rule to find anything, which is quick to see; what it finds; and what is put in
+its place."""
 
 
 def normalise_text(text: str) -> str:
@@ -43,8 +45,9 @@ def normalise_text(text: str) -> str:
     A text that is nothing but these is kept as it is: it is all there is to go by.
     """
     plain = unicodedata.normalize("NFKC", text).translate(_QUOTES)
-    for pattern, replacement in _RULES:
-        plain = pattern.sub(replacement, plain)
+    for needs, pattern, replacement in _RULES:
+        if needs in plain:
+            plain = pattern.sub(replacement, plain)
     return text_key(plain) or text_key(text)
 
 
