@@ -12,9 +12,11 @@ import logging
 import re
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, Literal, TextIO
 
@@ -24,6 +26,7 @@ _HARMLESS = ("opentelemetry",)
 
 _PLACEHOLDER = re.compile(r"(?:(?P<key>[a-z_]+)=)?%(?!%)[#0\- +]*[\d*]*(?:\.[\d*]+)?[a-zA-Z]")
 _BARE = re.compile(r"[^\s\"'=\\]+")
+_as_json = json.JSONEncoder(default=str).encode
 _STANDARD = ("time", "level", "logger", "message", "error", "where")
 
 
@@ -43,6 +46,8 @@ def set_up(log_format: Literal["text", "json"], stream: TextIO | None = None) ->
     root.setLevel(logging.WARNING)
     logging.getLogger("memecourt").setLevel(logging.INFO)
     logging.captureWarnings(True)
+    # No line tells of thread or process: they are looked up for none.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     sys.unraisablehook = _unraisable
     threading.excepthook = _in_thread
 
@@ -53,7 +58,9 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line, and the lines of a fault's place below it."""
         message, where = told(record)
-        line = f"{self.formatTime(record)} {record.levelname} {record.name} {message}"
+        line = f"{_second(record.created // 1)},{int(record.msecs):03d} {record.levelname} {record.name} {message}"
+        if not where and line.isprintable():
+            return line
         return "\n  ".join(_visible(part) for part in (line + (f"\n{where}" if where else "")).split("\n"))
 
 
@@ -76,16 +83,28 @@ class JsonLines(logging.Formatter):
             told_of["error"] = record.exc_info[0].__qualname__
         if where:
             told_of["where"] = where
-        return json.dumps(told_of, default=str)  # ASCII: no character of a caller ends a line
+        return _as_json(told_of)  # ASCII: no character of a caller ends a line
+
+
+@lru_cache(maxsize=4)
+def _second(created: float) -> str:
+    """A second as the library writes it; many lines share one."""
+    return time.strftime(logging.Formatter.default_time_format, time.localtime(created))
 
 
 def fields(record: logging.LogRecord) -> Mapping[str, Any]:
     """What a message's template names with ``key=%s``, by key."""
     arguments = record.args if isinstance(record.args, tuple) else ()
-    keys = [match["key"] for match in _PLACEHOLDER.finditer(str(record.msg))]
+    keys = _keys(str(record.msg)) if arguments else ()
     if len(keys) != len(arguments):
         return {}
     return {key: value for key, value in zip(keys, arguments, strict=True) if key}
+
+
+@lru_cache(maxsize=256)
+def _keys(template: str) -> tuple[str | None, ...]:
+    """What stands before each placeholder; the same few templates come again and again."""
+    return tuple(match["key"] for match in _PLACEHOLDER.finditer(template))
 
 
 def told(record: logging.LogRecord) -> tuple[str, str]:
@@ -93,10 +112,11 @@ def told(record: logging.LogRecord) -> tuple[str, str]:
     where = ""
     if record.exc_info and record.exc_info[1]:
         where = _place(record.exc_info[1])
-    if not _of(record, _OURS + _HARMLESS):
+    ours = _of(record, _OURS)
+    if not ours and not _of(record, _HARMLESS):
         return f"{PurePath(record.pathname).name}:{record.lineno} (what libraries say is not logged)", where
-    if _of(record, _OURS) and isinstance(record.args, tuple) and record.args:
-        keys = [match["key"] for match in _PLACEHOLDER.finditer(str(record.msg))]
+    if ours and isinstance(record.args, tuple) and record.args:
+        keys = _keys(str(record.msg))
         if len(keys) == len(record.args):
             arguments = tuple(_quoted(value) if key else value for key, value in zip(keys, record.args, strict=True))
             return str(record.msg) % arguments, where

@@ -41,7 +41,7 @@ from serving.settings import Settings
 from serving.telemetry import open_telemetry
 from tests.cast import Cast, full_court
 from tests.collector import a_collector, told
-from tests.fakes import LIBRARY, FakeReader, H, Notes, a_meme, a_picture, findings, precedent
+from tests.fakes import LIBRARY, FakeReader, H, Notes, a_meme, a_picture, findings, precedent, telling
 from tests.unit.test_telemetry import calls_of, described, logging_as
 
 COURT = "memecourt.v1.Court"
@@ -103,7 +103,7 @@ class Stand:
             trace_id=self.telemetry.trace_id(),
         )
         # As a reception does it: in a task of its own, which callers may share.
-        self.records.append(await asyncio.create_task(self.court.hear(case, self.telemetry.watch)))
+        self.records.append(await asyncio.create_task(self.court.hear(case, telling(self.telemetry.watch))))
         return wire.JudgeResponse(trace_id=self.telemetry.trace_id())
 
     async def watch(self, request, context):

@@ -43,7 +43,7 @@ from serving.telemetry import SILENT, Telemetry, open_telemetry
 from serving.telemetry.logs import JsonLines, TextLines, set_up
 from serving.telemetry.metrics import Metrics
 from tests.cast import ACQUITTAL, Cast, as_json, full_court, is_repair
-from tests.fakes import FakeReader, H, N, Notes, a_meme, a_picture, findings, ticking
+from tests.fakes import FakeReader, H, N, Notes, a_meme, a_picture, findings, telling, ticking
 from tests.unit.test_resume import ahead_of_time
 from tests.unit.test_trial import a_court
 
@@ -79,9 +79,9 @@ def try_all(telemetry):
 
         notes = Notes()
 
-        async def watch(event):
-            await notes(event)
-            await telemetry.watch(event)
+        async def watch(*events):
+            await notes(*events)
+            await telling(telemetry.watch)(*events)
 
         records.append(asyncio.run(work()))
         assert records[-1].events == tuple(notes.events)
@@ -314,7 +314,7 @@ def test_a_fault_of_telemetry_costs_no_verdict(caplog):
         def note(self, event, seen, calls):
             raise ValueError("ze" + "bra")
 
-    record = asyncio.run(a_court().hear(Case("t", a_meme(), Procedure.SUMMARY), Telemetry(Broken()).watch))
+    record = asyncio.run(a_court().hear(Case("t", a_meme(), Procedure.SUMMARY), telling(Telemetry(Broken()).watch)))
     assert record.state is TrialState.DECIDED
     assert len([r for r in caplog.records if "not counted: ValueError" in r.getMessage()]) == len(record.events)
     assert "zebra" not in caplog.text
@@ -322,7 +322,7 @@ def test_a_fault_of_telemetry_costs_no_verdict(caplog):
 
 def test_silence_counts_and_logs_nothing(caplog):
     caplog.set_level(logging.DEBUG)
-    asyncio.run(a_court().hear(Case("t", a_meme(), Procedure.SUMMARY), SILENT.watch))
+    asyncio.run(a_court().hear(Case("t", a_meme(), Procedure.SUMMARY), telling(SILENT.watch)))
     SILENT.reused(near=True)
     SILENT.reviewed(ReviewOutcome.UPHELD)
     SILENT.observe(running=lambda: 1)
@@ -477,9 +477,9 @@ def test_a_trial_in_the_log_names_itself_its_request_and_each_event():
     telemetry = Telemetry(log=True)
     case = Case("t-1", a_meme(), Procedure.SUMMARY, request_id="r-1", namespace="forum", content_id="post-7")
     with logging_as("text") as text:
-        record = asyncio.run(a_court().hear(case, telemetry.watch))
+        record = asyncio.run(a_court().hear(case, telling(telemetry.watch)))
     with logging_as("json") as as_json_lines:
-        asyncio.run(a_court().hear(case, telemetry.watch))
+        asyncio.run(a_court().hear(case, telling(telemetry.watch)))
     kinds = [event.kind for event in record.events]
     assert [line.split(" memecourt.trials ")[1] for line in text] == [
         f"trial=t-1 request=r-1 seq={seq} event={kind}" for seq, kind in enumerate(kinds)
@@ -581,7 +581,7 @@ def test_a_clock_that_is_set_back_makes_no_trial_last_less_than_no_time():
     minutes = itertools.count()
     court = replace(a_court(findings([H] * 5)), now=lambda: noon - timedelta(minutes=next(minutes)))
     metrics = Metrics(Settings())
-    asyncio.run(court.hear(Case("t", a_meme()), Telemetry(metrics).watch))
+    asyncio.run(court.hear(Case("t", a_meme()), telling(Telemetry(metrics).watch)))
     lasted = {"procedure": "SUMMARY", "outcome": "DECIDED"}
     assert metrics.registry.get_sample_value("memecourt_trial_duration_seconds_count", lasted) == 1
     assert metrics.registry.get_sample_value("memecourt_trial_duration_seconds_sum", lasted) == 0
