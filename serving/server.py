@@ -38,6 +38,8 @@ _TOLD_S = 5.0
 """Seconds in which the callers of trials that were ended are told so: each end is kept first, and there may be many."""
 _LAST_S = 2.0
 """Seconds at the very end for answers that are on their way, and for calls that are no trials."""
+_MOST_UNSEEN = 32_768
+"""Calls that stand in line before this process has looked at them; each takes 15 KiB. Beyond, any call is cancelled."""
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
@@ -251,6 +253,9 @@ async def make_server(
             # Calls that were taken back in the same breath stand in line before honest ones, whose own deadline it is
             # that says how long they wait: by itself the library cancels what nobody has looked at for 30 s.
             ("grpc.server_max_unrequested_time_in_server", 3600),
+            # Nor does it cancel calls by chance, honest ones too, where 1,000 stand in line, and all from 3,000 on.
+            ("grpc.server.max_pending_requests", _MOST_UNSEEN),
+            ("grpc.server.max_pending_requests_hard_limit", _MOST_UNSEEN),
             ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing is closed
             ("grpc.keepalive_time_ms", 60_000),  # a caller whose machine is gone is noticed
             ("grpc.keepalive_timeout_ms", 20_000),

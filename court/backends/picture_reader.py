@@ -27,9 +27,13 @@ MEMORY_BYTES = 256 * 1024 * 1024
 CPU_S = 1.9
 """For one picture. The promise is 2 s; the kernel's timer is late by a tick or two."""
 
-_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 * 1024 * 1024), "MALLOC_TRIM_THRESHOLD_": str(16 * 1024 * 1024)}
-"""For the C library (glibc; others don't know it): what pictures of the usual size take is kept for the next one.
-Given back to the kernel each time, it has to be cleared and mapped again: a quarter of what a picture costs."""
+_ALLOCATION = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024),
+    "MALLOC_TRIM_THRESHOLD_": str(64 * 1024 * 1024),
+}
+"""For the C library (glibc; others don't know it): what one frame takes is kept for the next, and for the next picture.
+Given back to the kernel each time, it has to be cleared and mapped again: a third of what a usual picture costs. The
+first is the most that it takes; a lower one makes animations with large frames cost half as much again."""
 _PNG_BEGINS = struct.Struct(">8sI4sIIBBBBB")
 
 

@@ -14,7 +14,7 @@ from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.services.health import COURT, LIVENESS
 from tests.contract.scenes import play
 from tests.fakes import FakeReader
-from tests.flooder import ACK, FLOODS, MAX_CONCURRENT_STREAMS, PREFACE, SETTINGS, flood, frame, headers_only
+from tests.flooder import ACK, FLOODS, MAX_CONCURRENT_STREAMS, PREFACE, SETTINGS, flood, frame, headers_only, ping
 
 NIGHTLY = bool(os.environ.get("MEMECOURT_NIGHTLY"))
 FRAMES = 10_000 if NIGHTLY else 800
@@ -72,6 +72,24 @@ def test_connections_that_say_nothing_and_calls_that_never_go_on_fail_no_honest_
                     connection.sendall(PREFACE + frame(SETTINGS, 0, 0) + calls)
             await honest(it)
         await honest(it)
+
+    play(work, tmp_path, reader=FakeReader())
+
+
+def test_calls_that_stand_in_line_fail_no_honest_call(tmp_path):
+    """By itself the library cancels calls by chance where 1,000 stand in line, and all from 3,000 on."""
+
+    async def work(it):
+        host, _, port = it.address.rpartition(":")
+        with ExitStack() as stack:
+            for _ in range(40):
+                connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+                calls = b"".join(headers_only(each) for each in range(120))
+                connection.sendall(PREFACE + frame(SETTINGS, 0, 0) + calls + ping(1))
+                answer = b""
+                while ping(1)[9:] not in answer:  # then it has all of them, and this thread, the server's, none
+                    answer += connection.recv(1_000)
+            await honest(it)
 
     play(work, tmp_path, reader=FakeReader())
 
