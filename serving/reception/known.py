@@ -25,7 +25,7 @@ FRESH_S = 2.0
 """For so long what the docket said of a key is not asked again, in seconds: a verdict that is overruled at another
 server is given again for so long at most."""
 _MOST_RECORDS = 512
-"""Verdicts at hand: a full trial's record takes some 100 KiB."""
+"""Verdicts at hand, of memes that were asked for again: a full trial's record takes some 100 KiB."""
 _MOST_PICTURES = 8192
 """Files whose pixels are known by digest: some 300 bytes each."""
 
@@ -188,10 +188,8 @@ class KnownMemes:
         """A trial came to a verdict. Raises Unavailable where that can't be kept now."""
         if self._off or not reusable(record):
             return
-        key = self.key_of(record)
-        await self._docket.know(key, record.trial_id)
-        if self._at_hand.get(key) is None:
-            self._at_hand.keep(key, _AtHand(record, float("-inf")))  # another trial may have been first
+        # Not at hand yet: most memes are never asked for again, and another trial may have been first.
+        await self._docket.know(self.key_of(record), record.trial_id)
 
     def forget(self, trial_id: str) -> None:
         """A trial answers nothing any more."""

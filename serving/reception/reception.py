@@ -282,11 +282,7 @@ class Reception:
         record = await self._known.at_hand(key)
         if record is None or not _fits(call.ask, record) or await self._claim_for(call, record.trial_id) is not None:
             return None
-        answer = self._answered(call, record)
-        if not answer.reused:
-            return answer  # asked twice: what is said to it differs from what is said to others
-        ask = replace(call.ask, image=b"")
-        return replace(answer, given=Given(ask, call.file, call.payload, key, held, record.trial_id))
+        return self._answered_again(call, record, key, held)
 
     async def _claim_for(self, call: Call, trial_id: str) -> Claim | None:
         """Has the trial of a known meme answer a request; the claim to follow where another does already.
@@ -326,11 +322,13 @@ class Reception:
         self._require(call.ask)
         pixels = self._known.pixels_of(call.file) or (await self._hearings.decoded(call)).pixels_sha256
         await self._quarantine.require_pixels(pixels, call.ask.procedure)
-        key = self._key(call, pixels)
+        key, held = self._key(call, pixels), self._known.held(call.ask.procedure)
         if key and (earlier := await self._known.find(key) or await self._nearly(call)):
             call.ask.require_of(earlier)
             if (claim := await self._claim_for(call, earlier.trial_id)) is not None:
                 return await self._follow(call, claim)
+            if self._known.answers(earlier, key):
+                return self._answered_again(call, earlier, key, held)
             return self._answered(call, earlier, near=await self._is_near(call, earlier))
         claim, answer = await self._join(call, key)
         while answer.reused and not self._known.answers(answer.record, key):
@@ -452,6 +450,14 @@ class Reception:
             reused=reused,
             near=near,
         )
+
+    def _answered_again(self, call: Call, record: TrialRecord, key: str, held: object) -> Answer:
+        """The answer from the trial of a known meme, and what it takes to give it to others who ask the same."""
+        answer = self._answered(call, record)
+        if not answer.reused:
+            return answer  # asked twice: what is said to it differs from what is said to others
+        ask = replace(call.ask, image=b"")
+        return replace(answer, given=Given(ask, call.file, call.payload, key, held, record.trial_id))
 
     # Pictures.
 

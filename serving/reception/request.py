@@ -57,8 +57,7 @@ class Answer:
     """What came of a request that has a verdict.
 
     Attributes:
-        record: The whole trial that the verdict is from. The same object each time a known meme is asked for, so that
-            what is made of it can be kept.
+        record: The whole trial that the verdict is from.
         picture_seconds: Time that decoding the picture took; 0 where this call decoded none.
         total_seconds: From the ask to the answer.
         name: What the request is known by: the caller's id for it, or one that was made up.

@@ -1084,7 +1084,7 @@ def test_everywhere_reuses_over_namespaces(town):
         return await reception.answer(ASK), await reception.answer(replace(ASK, namespace="them"))
 
     first, second = on_one_server(town, scene)
-    assert second.reused and second.record is first.record
+    assert second.reused and second.record == first.record
 
 
 def test_a_known_meme_sent_as_the_same_file_is_neither_decoded_nor_given_a_turn(town):
