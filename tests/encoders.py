@@ -13,10 +13,10 @@ from PIL import Image
 from court.errors import BadPicture
 from court.meme import Frame, Picture, PictureFormat
 from court.precedents import Floors
-from retrieval.encoders.embedding import EncoderIdentity, TextEmbeddings, mean_direction, unit_rows
+from retrieval.encoders.embedding import EncoderIdentity, Halves, TextEmbeddings, mean_direction, unit_rows
 
 
-class WordEncoder:
+class WordEncoder(Halves):
     """Each word has a direction of its own, a picture is its 2 x 2 thumbnail; long texts are cut."""
 
     def __init__(self, name: str = "words", *, text_dim: int = 16, text_tokens: int = 50) -> None:

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from court.precedents import Findings, Floors, VoteSettings
 from court.verdict import Label
 from eval.perf.bench import Result
-from retrieval.encoders.embedding import EncoderIdentity, TextEmbeddings
+from retrieval.encoders.embedding import EncoderIdentity, Halves, TextEmbeddings
 from retrieval.library.library import Check, Library
 from retrieval.library.manifest import VECTORS, Calibration, LabelledMeme, Tuning
 from retrieval.library.writer import LibraryWriter
@@ -56,7 +56,7 @@ _ROUND_S = 15.0
 _WORDS = ("cat", "dog", "monday", "coffee", "alarm", "office", "train", "rain", "summer", "week", "meeting", "pizza")
 
 
-class Drawn:
+class Drawn(Halves):
     """An encoder that gives vectors by number: a stand-in, so that embedding costs nothing."""
 
     def __init__(self, seed: int = 0) -> None:

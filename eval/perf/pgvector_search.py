@@ -22,7 +22,7 @@ from court.precedents import Findings, Floors, VoteSettings
 from court.verdict import Label
 from eval.perf.bench import Result
 from eval.perf.postgres import postgres
-from retrieval.encoders.embedding import EncoderIdentity, TextEmbeddings, unit_rows
+from retrieval.encoders.embedding import EncoderIdentity, Halves, TextEmbeddings, unit_rows
 from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, LabelledMeme, Tuning
 from retrieval.postgres.address import Address
@@ -74,7 +74,7 @@ def measure() -> Result:
     )
 
 
-class _Remembering:
+class _Remembering(Halves):
     """An encoder that knows the vectors of some memes by their numbers, so that no model's time is measured."""
 
     def __init__(self, vectors: Floats) -> None:

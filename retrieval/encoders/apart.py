@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from court.errors import CourtError, Unavailable
 from retrieval.encoders.embedding import Encoder, EncoderIdentity, KnownFloors, TextEmbeddings
 
-_AT_ONCE = 8
-"""Calls that are answered at once: as many texts as the built-in encoder takes together. Others wait in the pipe."""
+_AT_ONCE = 16
+"""Calls that are answered at once: twice as many texts as the built-in encoder takes together, so that some are
+gathered while it has others. More wait in the pipe."""
 _NICE = 5
 """A trial waits for its precedents anyway: answers that need none go first, as beside what decodes pictures."""
 
@@ -76,13 +77,18 @@ class EncoderApart:
         found: NDArray[np.float32] = self._ask("embed_pictures", [list(frames) for frames in pictures])
         return found
 
+    def embed_meme(self, text: str, frames: Sequence[bytes]) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
+        """As the encoder does. Raises Unavailable where its process ends twice by it, or can't be started again."""
+        found: tuple[TextEmbeddings, NDArray[np.float32] | None] = self._ask("embed_meme", text, list(frames))
+        return found
+
     def close(self) -> None:
         """Ends the process; whoever waits for it gets Unavailable."""
         with self._starting:
             self._closed = True
             self._child.end()
 
-    def _ask(self, method: str, asked: object) -> Any:
+    def _ask(self, method: str, *asked: object) -> Any:
         child = self._child
         try:
             return child.ask(method, asked)
@@ -161,7 +167,7 @@ class _Child:
         code = self._process.wait()
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
-    def ask(self, method: str, asked: object) -> Any:
+    def ask(self, method: str, asked: tuple[object, ...]) -> Any:
         """What this method of the encoder gives, or raises. Raises _Ended where the process has ended."""
         answer: Future[Any] = Future()
         with self._sending:
@@ -238,10 +244,10 @@ class _Answering:
             os.nice(_NICE)
             self._send((self._encoder.identity, self._encoder.floors))
 
-    def answer(self, number: int, method: str, asked: object) -> None:
+    def answer(self, number: int, method: str, asked: tuple[object, ...]) -> None:
         """Makes one call."""
         try:
-            failed, got = False, getattr(self._encoder, method)(asked)
+            failed, got = False, getattr(self._encoder, method)(*asked)
         except Exception as error:
             failed, got = True, _sendable(error)
         self._send((number, failed, got))

@@ -7,7 +7,7 @@ import io
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,8 @@ from court.precedents import Floors
 from retrieval.encoders import descriptor
 from retrieval.encoders.embedding import EncoderIdentity, TextEmbeddings, mean_direction, unit_rows
 from retrieval.library.storage import sha256_of
-from retrieval.likeness import text
+from retrieval.likeness.text import VERSION as TEXT_VERSION
+from retrieval.likeness.text import normalise_text
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -67,9 +68,9 @@ class _Asked:
 class BuiltinEncoder:
     """MiniLM-L6 (384 values, 256 tokens) and the descriptor of :mod:`retrieval.encoders.descriptor`.
 
-    Works without network and without a GPU. One call of the model at a time, for all who have come while it was busy;
-    equal texts get equal vectors, to the bit, whatever is asked for beside them, as long as that is little at once.
-    Pictures are described in the caller's thread.
+    Works without network and without a GPU. One call of the model at a time, for all who have come while it was busy,
+    and for those whose pictures are being described just then; equal texts get equal vectors, to the bit, whatever is
+    asked for beside them, as long as that is little at once. Pictures are described in the caller's thread.
     """
 
     def __init__(self, *, threads: int | None = None) -> None:
@@ -88,16 +89,17 @@ class BuiltinEncoder:
         self._forward = _traced(self._model[0])
         self._running = threading.Lock()
         self._waiting: list[_Asked] = []
-        self._door = threading.Lock()  # held to look at who waits
+        self._coming = 0  # memes whose pictures are being described, and whose texts are next
+        self._door = threading.Condition()  # held to look at who waits or is coming
         files = {name: sha256_of(path / name) for name in _FILES}
         self._identity = EncoderIdentity(
             name="builtin/all-MiniLM-L6-v2",
-            digest=digest({"files": files, "text": text.VERSION, "picture": descriptor.VERSION}),
+            digest=digest({"files": files, "text": TEXT_VERSION, "picture": descriptor.VERSION}),
             text_dim=self._model.get_embedding_dimension() or 0,
             picture_dim=descriptor.DIM,
             text_tokens=int(self._model.max_seq_length or 0),
         )
-        self._text_digest = digest({"files": files, "text": text.VERSION})
+        self._text_digest = digest({"files": files, "text": TEXT_VERSION})
 
     @property
     def identity(self) -> EncoderIdentity:
@@ -121,8 +123,29 @@ class BuiltinEncoder:
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
         """One vector a text: float32 of shape (n, 384), zeros where there is no text."""
-        words = [text.normalise_text(one) for one in texts]
-        found = self._embedded(sorted({one for one in words if one}))
+        words = [normalise_text(one) for one in texts]
+        return self._in_order(words, self._embedded(sorted({one for one in words if one})))
+
+    def embed_meme(self, text: str, frames: Sequence[bytes]) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
+        """As any encoder does; the texts of memes that come at the same time are embedded together."""
+        word = normalise_text(text)
+        asked = _Asked([word])
+        pictures = None
+        with self._door:
+            self._coming += 1
+        try:
+            if frames:
+                pictures = self.embed_pictures([frames])
+            if word:
+                with self._door:
+                    self._waiting.append(asked)
+        finally:
+            with self._door:
+                self._coming -= 1
+                self._door.notify_all()
+        return self._in_order([word], self._answered(asked) if word else {}), pictures
+
+    def _in_order(self, words: list[str], found: Mapping[str, tuple[NDArray[np.float32], bool]]) -> TextEmbeddings:
         vectors = np.zeros((len(words), self._identity.text_dim), dtype=np.float32)
         for number, one in enumerate(words):
             if one:
@@ -139,6 +162,10 @@ class BuiltinEncoder:
         asked = _Asked(texts)
         with self._door:
             self._waiting.append(asked)
+        return self._answered(asked)
+
+    def _answered(self, asked: _Asked) -> dict[str, tuple[NDArray[np.float32], bool]]:
+        """The same, of few texts that are waited for."""
         with self._running:
             # Whoever had the model meanwhile has embedded these as well, unless there was no room for them.
             if asked.found is None:
@@ -151,6 +178,8 @@ class BuiltinEncoder:
     def _taken(self, asked: _Asked) -> list[_Asked]:
         """What is asked, and what else waits, as far as it is few texts; whoever is taken waits no longer."""
         with self._door:
+            # Who comes next is at a picture, which takes less than a pass that is made for nobody else.
+            self._door.wait_for(lambda: not self._coming or sum(len(each.texts) for each in self._waiting) >= _FEW)
             others = [each for each in self._waiting if each is not asked]
             taken, count = [asked], len(asked.texts)
             for each in others:

@@ -127,6 +127,29 @@ class Encoder(Protocol):
         """
         ...
 
+    def embed_meme(self, text: str, frames: Sequence[bytes]) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
+        """The two halves of one meme.
+
+        Args:
+            text: Its text, perhaps empty.
+            frames: Of its picture, as PNG; none where only the text is to be embedded.
+
+        Returns:
+            What :meth:`embed_texts` gives for the text, and :meth:`embed_pictures` for the picture, if there is one.
+        """
+        ...
+
+
+class Halves:
+    """For encoders to whom a meme is nothing but its two halves."""
+
+    def embed_meme(
+        self: Encoder, text: str, frames: Sequence[bytes]
+    ) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
+        """See :meth:`Encoder.embed_meme`."""
+        pictures = self.embed_pictures([frames]) if frames else None
+        return self.embed_texts([text]), pictures
+
 
 def unit_rows(rows: NDArray[np.floating]) -> NDArray[np.float32]:
     """The rows, shape (n, d), brought to length 1 as contiguous float32; rows of zeros stay as they are.

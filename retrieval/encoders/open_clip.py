@@ -27,6 +27,7 @@ from retrieval.encoders.clip_source import ClipSource
 from retrieval.encoders.clip_weights import LoadedClip, load_clip, not_fetched, weights_digest
 from retrieval.encoders.embedding import (
     EncoderIdentity,
+    Halves,
     PartFloors,
     Preprocessing,
     TextEmbeddings,
@@ -73,7 +74,7 @@ class TextHalf:
     embed: Callable[[Sequence[str]], TextEmbeddings]
 
 
-class OpenClipEncoder:
+class OpenClipEncoder(Halves):
     """A CLIP model for pictures, on a GPU where there is one; in float32, so that it hardly matters where.
 
     One pass of the model at a time; pictures are decoded and scaled in threads of their own meanwhile.

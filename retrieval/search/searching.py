@@ -123,8 +123,7 @@ class Query:
     @classmethod
     def embedded(cls, encoder: Encoder, text: str, frames: Sequence[Frame], pixels_sha256: str) -> Query:
         """A meme, as this encoder sees it."""
-        texts = encoder.embed_texts([text])
-        pictures = encoder.embed_pictures([[frame.png for frame in frames]]) if frames else None
+        texts, pictures = encoder.embed_meme(text, [frame.png for frame in frames])
         return cls(
             text=texts.vectors[0] if texts.vectors[0].any() else None,
             picture=pictures[0] if pictures is not None and pictures[0].any() else None,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -14,7 +15,6 @@ from court.errors import NotLoaded
 from retrieval.encoders import builtin, descriptor
 from retrieval.encoders.builtin import BuiltinEncoder
 from retrieval.encoders.embedding import TextEmbeddings
-from retrieval.likeness import text
 from tests.encoders import png_of
 
 
@@ -108,6 +108,50 @@ def test_a_failure_is_only_heard_by_one_of_those_who_are_served_together(
     assert all(each.result().vectors.any() for each in asked if each.exception() is None)
 
 
+def test_a_meme_is_its_two_halves(encoder: BuiltinEncoder) -> None:
+    frames = [png_of((200, 0, 0)), png_of((0, 0, 200))]
+    for text in ("a cat", "", "word " * 300):
+        for own in (frames, []):
+            texts, pictures = encoder.embed_meme(text, own)
+            halves = encoder.embed_texts([text])
+            assert np.array_equal(texts.vectors, halves.vectors) and texts.cut == halves.cut
+            assert pictures is None if not own else np.array_equal(pictures, encoder.embed_pictures([own]))
+
+
+def test_memes_that_come_together_are_embedded_together(
+    encoder: BuiltinEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, described = Counted(encoder, monkeypatch), threading.Event()
+    pictures = encoder.embed_pictures
+
+    def slowly(asked: list[list[bytes]]) -> object:
+        described.wait(60)
+        return pictures(asked)
+
+    with ThreadPoolExecutor(4) as threads, monkeypatch.context() as patched:
+        patched.setattr(encoder, "embed_pictures", slowly)
+        coming = [threads.submit(encoder.embed_meme, f"a cat {n}", [png_of((n, 0, 0))]) for n in range(2)]
+        while encoder._coming < 2:
+            time.sleep(0.01)
+        broken = threads.submit(encoder.embed_meme, "a cow", [b"no picture"])
+        there = threads.submit(encoder.embed_texts, ["a dog"])
+        while not encoder._running.locked():
+            time.sleep(0.01)
+        assert counted.calls == []
+        described.set()
+        assert isinstance(broken.exception(), OSError)  # and it is waited for no longer
+        assert all(found.result()[0].vectors.any() for found in coming) and there.result().vectors.any()
+    assert counted.calls == [["a cat 0", "a cat 1", "a dog"]]
+
+
+def test_as_many_as_are_embedded_together_wait_for_nobody(
+    encoder: BuiltinEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder, "_coming", 1)
+    asks = [[f"a cat {n}"] for n in range(8)]
+    assert all(asked.result() for asked in Counted(encoder, monkeypatch).ask(encoder, asks))
+
+
 def test_a_paraphrase_is_nearer_than_another_subject(encoder: BuiltinEncoder) -> None:
     first, paraphrase, other = encoder.embed_texts(
         ["The train was late again this morning.", "Once more my train came late today.", "Fold the egg whites in."]
@@ -139,7 +183,7 @@ def test_identity_changes_with_the_weights_and_the_rules(
     assert (encoder.identity.text_dim, encoder.identity.picture_dim) == (384, descriptor.DIM)
     digests = {encoder.identity.digest, BuiltinEncoder().identity.digest}
     assert len(digests) == 1
-    monkeypatch.setattr(text, "VERSION", "text-next")
+    monkeypatch.setattr(builtin, "TEXT_VERSION", "text-next")
     digests.add(BuiltinEncoder().identity.digest)
     monkeypatch.setattr(descriptor, "VERSION", "picture-next")
     digests.add(BuiltinEncoder().identity.digest)

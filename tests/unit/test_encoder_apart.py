@@ -124,6 +124,10 @@ def test_it_gives_what_the_encoder_gives_from_a_process_of_its_own(shared: Encod
     assert np.array_equal(found.vectors, own.vectors) and found.cut == own.cut == (False, False, True)
     pictures = [[png_of((200, 0, 0))], [png_of((0, 200, 0)), png_of((0, 0, 200))]]
     assert np.array_equal(shared.embed_pictures(pictures), here.embed_pictures(pictures))
+    for text, frames in zip(texts, [*pictures, []], strict=True):
+        (found, looks), (own, own_looks) = shared.embed_meme(text, frames), here.embed_meme(text, frames)
+        assert np.array_equal(found.vectors, own.vectors) and found.cut == own.cut
+        assert np.array_equal(looks, own_looks) if frames else looks is own_looks is None
     assert pid_of(shared) != os.getpid()
     # Behind what needs no encoder.
     assert int(shared.embed_texts(["pid"]).vectors[0, 1]) > os.nice(0)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from court.precedents import Findings, Floors, VoteSettings
 from court.verdict import Label
-from retrieval.encoders.embedding import EncoderIdentity, TextEmbeddings, unit_rows
+from retrieval.encoders.embedding import EncoderIdentity, Halves, TextEmbeddings, unit_rows
 from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, LabelledMeme, Tuning
 from retrieval.library.writer import LibraryWriter
@@ -28,7 +28,7 @@ MADE_BY = {"who": "a reviewer", "why": "as was decided"}
 STEPS = ("rows made quick to search", "bytes of vectors read")
 
 
-class Numbered:
+class Numbered(Halves):
     """Texts that are numbers become the vectors of these numbers, whose neighbours in their cluster are near."""
 
     def __init__(self) -> None:
