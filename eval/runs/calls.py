@@ -32,7 +32,7 @@ from court.digests import digest
 from court.errors import Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatModel, ChatReply, ChatRequest, Odds, ReplicatedModel
-from serving.docket.writer import GroupWriter, sqlite_engine, transaction
+from serving.docket.writer import GroupThread, sqlite_engine, transaction
 
 T = TypeVar("T")
 
@@ -222,7 +222,7 @@ class CallStore(Calls):
     def __init__(self, engine: Engine, fence_key: bytes) -> None:
         super().__init__(fence_key)
         self._engine = engine
-        self._writer = GroupWriter(lambda: transaction(engine), _failed)
+        self._writer = GroupThread(lambda: transaction(engine), _failed)
         self._closed = False
 
     @classmethod

@@ -29,8 +29,9 @@ from retrieval.encoders.embedding import Encoder, EncoderIdentity, KnownFloors, 
 _AT_ONCE = 16
 """Calls that are answered at once: twice as many texts as the built-in encoder takes together, so that some are
 gathered while it has others. More wait in the pipe."""
-_NICE = 5
-"""A trial waits for its precedents anyway: answers that need none go first, as beside what decodes pictures."""
+_NICE = 19
+"""A trial waits for its precedents anyway: whatever answers others, or holds the interpreter of the parent, goes first.
+And the longer texts wait, the more of them are embedded together."""
 
 _log = logging.getLogger(__name__)
 
@@ -216,6 +217,7 @@ def _serve(connection: Connection) -> None:
     # Ctrl-C, and SIGTERM to a whole group, are the parent's to answer: it finishes what runs, and needs us for that.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    os.nice(_NICE)  # of this thread, and so of all that it starts
     load = connection.recv()
     answering = _Answering(connection)
     # A call that waits for a thread waits in here: the parent is never kept from sending. Loading is one of them, so
@@ -241,7 +243,6 @@ class _Answering:
         except Exception as error:
             self._send(_sendable(error))
         else:
-            os.nice(_NICE)
             self._send((self._encoder.identity, self._encoder.floors))
 
     def answer(self, number: int, method: str, asked: tuple[object, ...]) -> None:

@@ -30,7 +30,7 @@ from serving.docket.pictures import ObjectPictures
 from serving.docket.postgres import PostgresDatabase
 from serving.docket.sqlite import SqliteDatabase
 from serving.docket.store import Claim, DocketLine, Receipt, RequestName, TrialFilter
-from serving.docket.writer import Batch, GroupWriter
+from serving.docket.writer import Batch, GroupThread
 
 if TYPE_CHECKING:
     from serving.settings import Settings
@@ -69,12 +69,15 @@ class SqlDocket:
         def signed(connection: Connection) -> AbstractContextManager[None]:
             return signing(connection, signer)
 
-        self._writer = GroupWriter(database.writing, database.translated, signed)
+        self._writer = GroupThread(database.writing, database.translated, signed)
         # In PostgreSQL what is logged waits for other servers, and so do looks, any of which may hang: what is neither
         # is not to wait for that, and records are not to wait for looks.
         shared = isinstance(database, PostgresDatabase)
-        self._agreeing = GroupWriter(database.writing, database.translated) if shared else self._writer
-        self._looks_writer = GroupWriter(database.writing, database.translated) if shared else self._writer
+        self._agreeing = GroupThread(database.writing, database.translated) if shared else self._writer
+        self._looks_writer = GroupThread(database.writing, database.translated) if shared else self._writer
+        # What is looked up for every trial takes less in a file than to wake a thread for it, so one does it for all
+        # that wait. A server is asked by many at once: each waits for the way there and back.
+        self._looking_up = None if shared else GroupThread(database.reading, database.translated, name="docket-reader")
 
     @classmethod
     def open(
@@ -185,7 +188,7 @@ class SqlDocket:
 
     async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:
         """See :meth:`serving.docket.store.Docket.labels`."""
-        return await self.read(lambda connection: reads.labels(connection, trial_ids))
+        return await self._look_up(lambda connection: reads.labels(connection, trial_ids))
 
     async def open_trials(self) -> Sequence[str]:
         """See :meth:`serving.docket.store.Docket.open_trials`."""
@@ -201,7 +204,7 @@ class SqlDocket:
 
     async def claim_of(self, name: RequestName) -> Claim | None:
         """See :meth:`serving.docket.store.Docket.claim_of`."""
-        return await self.read(lambda connection: reads.claim_of(connection, name))
+        return await self._look_up(lambda connection: reads.claim_of(connection, name))
 
     async def open_claims(self) -> Sequence[Claim]:
         """See :meth:`serving.docket.store.Docket.open_claims`."""
@@ -225,11 +228,11 @@ class SqlDocket:
 
     async def known(self, key: str) -> str | None:
         """See :meth:`serving.docket.store.Docket.known`."""
-        return await self.read(lambda connection: reads.known(connection, key))
+        return await self._look_up(lambda connection: reads.known(connection, key))
 
     async def known_among(self, keys: Sequence[str]) -> Mapping[str, str]:
         """See :meth:`serving.docket.store.Docket.known_among`."""
-        return await self.read(lambda connection: reads.known_among(connection, keys))
+        return await self._look_up(lambda connection: reads.known_among(connection, keys))
 
     async def review(
         self,
@@ -264,7 +267,7 @@ class SqlDocket:
 
     async def looks(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
         """See :meth:`serving.docket.store.Docket.looks`."""
-        return await self.read(lambda connection: reads.looks(connection, since, most))
+        return await self._look_up(lambda connection: reads.looks(connection, since, most))
 
     async def entries(self, first: int, most: int, kinds: Collection[str] | None = None) -> Sequence[Entry]:
         """See :meth:`serving.docket.store.Docket.entries`."""
@@ -305,7 +308,7 @@ class SqlDocket:
 
     async def receipt(self, trial_id: str) -> Receipt:
         """See :meth:`serving.docket.store.Docket.receipt`."""
-        while (found := await self.read(lambda connection: proofs.receipt(connection, trial_id))) is None:
+        while (found := await self._look_up(lambda connection: proofs.receipt(connection, trial_id))) is None:
             await self.sign()
         return found
 
@@ -354,6 +357,8 @@ class SqlDocket:
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._let_reads_end)
+            if self._looking_up is not None:
+                await self._looking_up.close()
             await self._writer.close()
             if self._looks_writer is not self._writer:
                 await self._looks_writer.close()
@@ -380,6 +385,13 @@ class SqlDocket:
         """What a read finds, all of it at one moment."""
         self._check_open()
         return await asyncio.to_thread(self._read_now, read)
+
+    async def _look_up(self, read: Callable[[Connection], T]) -> T:
+        """As :meth:`read`, for what is found at once."""
+        if self._looking_up is None:
+            return await self.read(read)
+        self._check_open()
+        return await self._looking_up.hand_in(read)
 
     @contextmanager
     def _counted_read(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""One thread that writes to a database, many writes to a commit.
+"""One thread that writes to a database, many writes to a commit; or that reads, many reads to a transaction.
 
 Whatever has been handed in while it was committing goes into its next commit, so that many writers at once share the
 cost of a flush, and of the ways to a server, instead of queueing for it.
@@ -62,8 +62,8 @@ class _Item:
     done: asyncio.Future[Any]
 
 
-class GroupWriter:
-    """Writes what it is handed in, many at a time; safe to use from several event loops.
+class GroupThread:
+    """Writes, or reads, what it is handed in, many at a time; safe to use from several event loops.
 
     The thread is given at once what a loop hands in in one of its rounds, and a loop is told of a whole commit at once:
     to be woken for each write would cost either more than the write, and the other its turn at the interpreter.
@@ -74,6 +74,7 @@ class GroupWriter:
         transaction: Callable[[], AbstractContextManager[Connection]],
         translated: Callable[[Exception], CourtError],
         around: Callable[[Connection], AbstractContextManager[None]] = lambda _: nullcontext(),
+        name: str = "group-writer",
     ) -> None:
         """Starts the thread.
 
@@ -82,17 +83,18 @@ class GroupWriter:
             translated: What a caller hears where a write fails. Where that is Unavailable, the fault is the
                 database's, and all writes of the commit have failed; else each is tried alone.
             around: Is entered before the writes of a transaction, and left after them and before the commit.
+            name: Of the thread.
         """
         self._around = around
         self._transaction = transaction
         self._translated = translated
         self._items: queue.SimpleQueue[list[_Item] | None] = queue.SimpleQueue()
         self._gathering: dict[asyncio.AbstractEventLoop, list[_Item]] = {}
-        self._writer = threading.Thread(target=self._write, name="group-writer", daemon=True)
-        self._writer.start()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
 
     async def hand_in(self, write: Write[T]) -> T:
-        """Has it written; done once it is on the disk. Cancelled before, it may not be written."""
+        """Has it done; a write is on the disk then. Cancelled before, it may not be done."""
         return await self.hand_in_to(_SINGLY, write)
 
     async def hand_in_to(self, batch: Batch[A, T], ask: A) -> T:
@@ -113,14 +115,14 @@ class GroupWriter:
             self._items.put(handed_in)
 
     async def close(self) -> None:
-        """Waits until everything handed in is kept. Nothing may be handed in afterwards."""
+        """Waits until everything handed in is done. Nothing may be handed in afterwards."""
         if (loop := asyncio.get_running_loop()) in self._gathering:
             self._pass_on(loop)
         self._items.put(None)
-        await asyncio.to_thread(self._writer.join)
+        await asyncio.to_thread(self._thread.join)
 
-    def _write(self) -> None:
-        """The writer thread: one commit for all that has come since the last."""
+    def _work(self) -> None:
+        """The thread: one transaction for all that has come since the last."""
         while (first := self._items.get()) is not None:
             waiting = first
             closing = False

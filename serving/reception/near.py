@@ -280,6 +280,8 @@ class NearMemes:
         while looks := await self._docket.looks(self._read_up_to, most=_PAGE):
             self._shelf = await self._aside(self._shelf.with_more, looks, self._most)
             self._read_up_to = looks[-1][0]
+            if len(looks) < _PAGE:
+                break
         self._done = number
 
     async def near(self, picture: Picture, text: str, text_read: bool, namespace: str) -> Sequence[NearDuplicate]:
