@@ -33,6 +33,9 @@ _NICE = 19
 """A trial waits for its precedents anyway: whatever answers others, or holds the interpreter of the parent, goes first.
 And the longer texts wait, the more of them are embedded together."""
 
+_CODE = f"import os; os.nice({_NICE}); from {__name__} import main; main()"
+"""Of the process. It goes behind before anything is imported, and so with all of its threads."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -135,7 +138,7 @@ class _Child:
         with there:
             self._process = subprocess.Popen(
                 # With the modules that are found here, and no others: not what lies in the working folder.
-                [sys.executable, "-P", "-m", __name__, str(there.fileno())],
+                [sys.executable, "-P", "-c", _CODE, str(there.fileno())],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -217,7 +220,6 @@ def _serve(connection: Connection) -> None:
     # Ctrl-C, and SIGTERM to a whole group, are the parent's to answer: it finishes what runs, and needs us for that.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    os.nice(_NICE)  # of this thread, and so of all that it starts
     load = connection.recv()
     answering = _Answering(connection)
     # A call that waits for a thread waits in here: the parent is never kept from sending. Loading is one of them, so
@@ -271,7 +273,8 @@ def _sendable(error: Exception) -> Exception:
     return RuntimeError(f"the encoder failed by {type(error).__qualname__}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The process with the encoder, whose argument is the number of its socket."""
     try:
         _serve(Connection(int(sys.argv[1])))
     except (EOFError, OSError):

@@ -39,7 +39,7 @@ class Odd(WordEncoder):
             case ["answer", "unreadably"]:
                 return Refusing(_refuse)  # type: ignore[return-value]
             case ["pid"]:
-                return TextEmbeddings(np.array([[os.getpid(), os.nice(0)]], dtype=np.float32), (False,))
+                return TextEmbeddings(np.array([[os.getpid()]], dtype=np.float32), (False,))
         return super().embed_texts(texts)
 
     def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
@@ -129,8 +129,15 @@ def test_it_gives_what_the_encoder_gives_from_a_process_of_its_own(shared: Encod
         assert np.array_equal(found.vectors, own.vectors) and found.cut == own.cut
         assert np.array_equal(looks, own_looks) if frames else looks is own_looks is None
     assert pid_of(shared) != os.getpid()
-    # Behind what needs no encoder.
-    assert int(shared.embed_texts(["pid"]).vectors[0, 1]) > os.nice(0)
+
+
+def test_all_of_its_threads_are_behind_what_needs_no_encoder(shared: EncoderApart) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        waiting = [threads.submit(shared.embed_texts, ["wait", "0.5"]) for _ in range(4)]
+        tasks = Path(f"/proc/{pid_of(shared)}/task").iterdir()
+        nice = [int((task / "stat").read_text().rpartition(")")[2].split()[16]) for task in tasks]
+        assert len(nice) >= 5 and min(nice) == 19
+        assert all(waited.result() for waited in waiting)
 
 
 def test_callers_of_many_threads_get_their_own(shared: EncoderApart) -> None:
