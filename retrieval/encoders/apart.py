@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 from court.errors import CourtError, Unavailable
 from retrieval.encoders.embedding import Encoder, EncoderIdentity, KnownFloors, TextEmbeddings
 
-_AT_ONCE = 16
-"""Calls that are answered at once: twice as many texts as the built-in encoder takes together, so that some are
-gathered while it has others. More wait in the pipe."""
+_AT_ONCE = 8
+"""Calls that are answered at once: as many texts as the built-in encoder takes together. Others wait in the pipe."""
 _NICE = 19
 """A trial waits for its precedents anyway: whatever answers others, or holds the interpreter of the parent, goes first.
 And the longer texts wait, the more of them are embedded together."""

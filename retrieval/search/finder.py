@@ -31,9 +31,9 @@ T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 """Told what is done, how much of it, and of how much."""
 
-_THREADS = 16
-"""Searches at once: twice as many texts as the built-in encoder takes together, so that some are gathered while it has
-others. More only wait for each other."""
+_THREADS = 8
+"""Searches at once: as many texts as the built-in encoder takes together. More only wait for each other, and for the
+interpreter."""
 
 _FAST = "fast.faiss"
 """Beside the files of a generation: a cache that is made anew where it does not fit."""
