@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from typing import Any
+
+HASHED_AT_ONCE = 256 * 1024
+"""Bytes up to which a file is digested where the call is; for larger ones, the others would have to wait."""
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
@@ -17,3 +21,10 @@ def canonical_json(value: Any) -> bytes:
 def digest(value: Any) -> str:
     """SHA-256 of the canonical JSON, as ``sha256:…``."""
     return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+async def digest_of_file(data: bytes) -> bytes:
+    """SHA-256 of a file; nobody waits for that of a large one but the caller."""
+    if len(data) <= HASHED_AT_ONCE:
+        return hashlib.sha256(data).digest()
+    return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())

@@ -6,9 +6,7 @@ A stranger's file is looked at, decoded and normalised by :mod:`court.backends.p
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import hashlib
 import logging
 import struct
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from court.backends.picture_refusals import bad_picture
 from court.backends.worker import GuardedWorkers, JobFailed
 from court.backends.worker_process import Death, Guard, Reply, WorkerDied
+from court.digests import digest_of_file
 from court.meme import LIMITS, Frame, Limits, Picture, PictureFormat
 
 logger = logging.getLogger(__name__)
@@ -34,8 +33,6 @@ _ALLOCATION = {
 """For the C library (glibc; others don't know it): what one frame takes is kept for the next, and for the next picture.
 Given back to the kernel each time, it has to be cleared and mapped again: a third of what a usual picture costs. The
 first is the most that it takes; a lower one makes animations with large frames cost half as much again."""
-_DIGESTED_AT_ONCE = 256 * 1024
-"""Bytes up to which a file is digested where the call is: to wake a thread for it takes longer."""
 _PNG_BEGINS = struct.Struct(">8sI4sIIBBBBB")
 
 
@@ -110,7 +107,7 @@ class GuardedPictureReader:
         if len(data) > self._limits.max_bytes:
             raise bad_picture("PICTURE_TOO_LARGE_BYTES", {"bytes": len(data), "limit": self._limits.max_bytes})
         # Digested here: what a trial says it judged must not hang on the word of the process that decoded it.
-        digest = _sha256(data) if len(data) <= _DIGESTED_AT_ONCE else await asyncio.to_thread(_sha256, data)
+        digest = (await digest_of_file(data)).hex()
         try:
             reply = await self._workers.run({"limits": dataclasses.asdict(self._limits)}, [data])
         except WorkerDied as died:
@@ -162,7 +159,3 @@ class GuardedPictureReader:
         if begins != expected or max(sent.width, sent.height) > self._limits.outgoing_side:
             raise ValueError("frame")
         return Frame(png=png, width=sent.width, height=sent.height, index=sent.index)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from court.digests import digest_of_file
 from court.errors import BadPicture
 from court.meme import Picture
 from court.ports import PictureReader
 from serving.reception.admission import Admission
 from serving.reception.quarantine import Quarantine
-from serving.reception.request import Counted, digest_of_file, size_of, uncounted
+from serving.reception.request import Counted, size_of, uncounted
 from serving.reception.shared import Shared
 from serving.telemetry import SILENT, Telemetry
 

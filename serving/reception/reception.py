@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Self
 
+from court.digests import digest_of_file
 from court.errors import (
     CantResume,
     CourtError,
@@ -50,7 +51,6 @@ from serving.reception.request import (
     Place,
     Required,
     Turn,
-    digest_of_file,
     not_required,
     uncounted,
 )

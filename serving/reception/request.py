@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -25,8 +24,6 @@ Required = Callable[[], None]
 Counted = Callable[[int], None]
 """Is told of so many bytes more, or fewer, that decoded pictures take."""
 
-HASHED_AT_ONCE = 256 * 1024
-"""Bytes up to which a file is digested where the call is; for larger ones, the others would have to wait."""
 _TO_END_S = 0.25
 """What a call gets beyond its deadline for its trial to write down that it ended by it, in seconds."""
 
@@ -182,13 +179,6 @@ class Call:
 def size_of(picture: Picture) -> int:
     """Bytes that a decoded picture takes."""
     return sum(len(frame.png) for frame in picture.frames)
-
-
-async def digest_of_file(data: bytes) -> bytes:
-    """SHA-256 of a picture file."""
-    if len(data) <= HASHED_AT_ONCE:
-        return hashlib.sha256(data).digest()
-    return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
 
 
 def payload_of(ask: Ask, file: bytes) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from court.digests import HASHED_AT_ONCE
 from memecourt.v1 import court_pb2 as wire
-from serving.reception.request import HASHED_AT_ONCE, Given
+from serving.reception.request import Given
 from serving.services.convert import duration
 
 

@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
+from court.digests import digest_of_file
 from court.errors import BadPicture
 from serving.reception.decoders import Decoders
 from serving.reception.quarantine import Quarantine
-from serving.reception.request import digest_of_file, size_of
+from serving.reception.request import size_of
 from tests.unit.test_reception import Pictures
 
 
