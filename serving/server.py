@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import ipaddress
 import logging
@@ -40,6 +41,9 @@ _LAST_S = 2.0
 """Seconds at the very end for answers that are on their way, and for calls that are no trials."""
 _MOST_UNSEEN = 32_768
 """Calls that stand in line before this process has looked at them; each takes 15 KiB. Beyond, any call is cancelled."""
+
+_ALLOCATION = {-3: 128 * 1024, -1: 128 * 1024}
+"""For glibc, by the option's number: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, with the values that it begins with."""
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
@@ -82,6 +86,7 @@ async def serve(
         CourtError: The courthouse can't be opened.
         Unavailable: The model server ended.
     """
+    give_memory_back()
     async with AsyncExitStack() as stack:
         certificates = Certificates.of(settings)
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
@@ -181,6 +186,17 @@ async def _hold_court(
     docket.close()
     precedents.close()
     await precedents.empty(_LAST_S)
+
+
+def give_memory_back() -> None:
+    """From now on what large things took in this process is the system's again when they are gone.
+
+    glibc raises its thresholds by itself with what is freed: pictures would come to lie in the arenas of some forty
+    threads, which keep what each of them needed at most. Other C libraries do as they do.
+    """
+    if setting := getattr(ctypes.CDLL(None), "mallopt", None):
+        for option, size in _ALLOCATION.items():
+            setting(option, size)
 
 
 def _settle_down() -> None:
