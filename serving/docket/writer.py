@@ -212,8 +212,12 @@ def sqlite_engine(path: Path, patience: float, *, create: bool = True, pages: in
         database=f"file:{quote(str(path.absolute()))}",
         query={"mode": "rwc" if create else "rw", "uri": "true"},
     )
-    # Parameters are what strangers wrote: they have no place in the text of an error.
-    engine = create_engine(url, connect_args={"timeout": patience}, hide_parameters=True)
+    engine = create_engine(
+        url,
+        connect_args={"timeout": patience},
+        hide_parameters=True,  # they are what strangers wrote, which has no place in the text of an error
+        pool_use_lifo=True,  # each connection keeps pages and statements of its own: those hardly needed stay empty
+    )
     event.listen(engine, "connect", lambda connection, _: _set_up(connection, pages, patience))
     return engine
 

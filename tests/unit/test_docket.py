@@ -5,20 +5,23 @@ import random
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 
 from court.errors import BadRequest, Unavailable
 from court.record import TrialRecord
+from court.verdict import Label
 from retrieval.postgres.address import Address
 from serving.cli.records import records
 from serving.docket.sql import SqlDocket
 from serving.docket.sqlite import SqliteDatabase
 from serving.docket.store import DocketError, TrialFilter
 from serving.docket.tables import FORMAT
+from serving.docket.writer import sqlite_engine
 from serving.settings import Settings
 from tests.dockets import NOON, append_all, events_of, random_records, reviewing, shown, with_docket
 
@@ -77,6 +80,40 @@ def test_a_closed_docket_says_so(tmp_path):
                 await ask
 
     with_docket(tmp_path / "d.sqlite", scene)
+
+
+def test_labels_of_any_number_of_trials_are_asked_for_in_few_statements(tmp_path):
+    """Drivers keep the statements that they have seen: of one for each number, memory grew with what was asked."""
+    asked = set()
+
+    @event.listens_for(Engine, "before_cursor_execute")
+    def note(connection, cursor, statement, *_):
+        asked.add(statement)
+
+    async def scene(docket):
+        await append_all(docket, events_of())
+        asked.clear()
+        return [await docket.labels(["t", *(f"no{i}" for i in range(others))]) for others in range(130)]
+
+    try:
+        assert with_docket(tmp_path / "d.sqlite", scene) == [{"t": Label.HARMFUL}] * 130
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert 1 <= len({statement for statement in asked if "label" in statement}) <= 9
+
+
+def test_connections_that_are_not_needed_stay_unused(tmp_path):
+    """Each keeps pages and statements of its own: taken in turn, all of them would come to keep the same."""
+    engine = sqlite_engine(tmp_path / "d.sqlite", 1.0)
+    with ExitStack() as together:
+        for _ in range(4):
+            together.enter_context(engine.connect())
+    used = set()
+    for _ in range(8):
+        with engine.connect() as connection:
+            used.add(id(connection.connection.dbapi_connection))
+    assert len(used) == 1 and engine.pool.checkedin() == 4
+    engine.dispose()
 
 
 FORMAT_1 = """
