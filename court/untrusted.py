@@ -79,7 +79,6 @@ class Fence:
             mark: What its posts carry; None for a fresh one that nobody knows. Given only where messages are compared.
         """
         self._mark = mark or secrets.token_hex(8)
-        self._any_case = re.compile(re.escape(self._mark), re.IGNORECASE)
 
     @property
     def mark(self) -> str:
@@ -92,7 +91,9 @@ class Fence:
         A stranger can't know the mark, but a model that was shown it may repeat it.
         """
         inside = neutralise(text)
-        if self._any_case.search(unicodedata.normalize("NFKC", inside)):
-            # Written in full-width letters it would be read as the mark all the same.
-            inside = self._any_case.sub(_GAP, neutralise(unicodedata.normalize("NFKC", inside)))
+        # Written in full-width letters it would be read as the mark all the same. It is looked for without a pattern:
+        # a pattern of a mark is of no use to the next trial, and takes longer to make than it saves.
+        folded = unicodedata.normalize("NFKC", inside)
+        if self._mark.lower() in folded.lower():
+            inside = re.sub(re.escape(self._mark), _GAP, neutralise(folded), flags=re.IGNORECASE)
         return f"[begin {self._mark}]\n{inside}\n[end {self._mark}]"
