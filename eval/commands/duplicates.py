@@ -25,7 +25,7 @@ def duplicates(captions: int, read: int, jobs: int, development_only: bool, seed
     """Draws memes, copies of them and others like them, and counts what is taken for the same meme.
 
     `near` are those whose hashes lie within the matcher's radius, `text` those of them whose texts agree, `tiles` those
-    of them where no tile of the picture differs, `reused` those where both hold: the matcher's SAME_MEME. Intervals are
+    of them where no tile of the picture differs, `reused` those where both hold: the same meme. Intervals are
     95 %, exact (Clopper-Pearson), as if pairs had nothing to do with each other; those of one picture have.
 
     With --read the text is read off the pictures by the court's own reader, as it is where the caller gives none.

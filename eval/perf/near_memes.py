@@ -41,7 +41,7 @@ def measure() -> Result:
 
 async def _measure() -> Result:
     unknown, known = _drawn("screen"), _drawn("cat")
-    near = NearMemes(_Docket(look_at(known, Words("", read=False)).hashes[0]), Settings())
+    near = NearMemes(_Docket(look_at(known, Words("", read=False)).frames[0][0].hash), Settings())
     try:
         before = _resident()
         began = time.perf_counter()

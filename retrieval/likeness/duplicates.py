@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from PIL import Image
 
 from court.meme import Picture
 from retrieval.likeness.borders import Box, peeled
-from retrieval.likeness.pdq import QUALITY_FLOOR, Hash, PdqIndex, Position, distance, hashes_of, turned
+from retrieval.likeness.pdq import QUALITY_FLOOR, Hash, Position, distance, hashes_of, turned
 from retrieval.likeness.text import text_key
 from retrieval.likeness.tiles import Comparison, Seen, Tolerance, compare
 
@@ -39,8 +39,6 @@ _POSITIONS: Final = 2
 """Ways of turning or mirroring a picture that are tried, nearest first."""
 _TRIES: Final = 2
 """Ways of laying it over the other that are tried for each: with its borders, or without."""
-_LOOKED_AT: Final = 8
-"""Known memes of one text whose pictures are compared, nearest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +116,10 @@ class Look:
     frames: tuple[tuple[View, ...], ...]
     words: Words
 
-    @property
-    def hashes(self) -> NDArray[np.uint8]:
-        """What to put into an index for it, each under its row: uint8 of shape (0 to 3, 32), of the first frame."""
-        return np.array([view.hash for view in self.frames[0]], dtype=np.uint8).reshape(-1, 32)
-
 
 class WhyNot(StrEnum):
     """Why a near meme does not count as the same."""
 
-    TEXT_DIFFERS = "TEXT_DIFFERS"
     FRAMES_DIFFER = "FRAMES_DIFFER"
     """Of animated memes: not as many, or one has nothing to go by."""
     TOO_SMALL = "TOO_SMALL"
@@ -143,46 +135,6 @@ class Agreement(StrEnum):
     MISREAD = "MISREAD"
     """They differ in a few letters that a reader may have misread."""
     OTHER = "OTHER"
-
-
-class Sameness(StrEnum):
-    """How a meme is known."""
-
-    SAME_MEME = "SAME_MEME"
-    """Its verdict may be used again."""
-    NEAR = "NEAR"
-    """It is evidence, and no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A known meme that is the same as a new one, or near it.
-
-    Attributes:
-        row: Its row.
-        same: Which of the two.
-        distance: In how many of 256 bits the hashes differ.
-        why_not: Why it does not count as the same; None where it does.
-    """
-
-    row: int
-    same: Sameness
-    distance: int
-    why_not: WhyNot | None = None
-
-    def __post_init__(self) -> None:
-        if (self.same is Sameness.SAME_MEME) != (self.why_not is None):
-            raise ValueError("a meme is the same, or there is a reason why not")
-
-
-class KnownMemes(Protocol):
-    """Where the matcher gets what it compares with. Called from one thread for one search."""
-
-    def words(self, row: int) -> Words:
-        """The text of a row."""
-
-    def look(self, row: int) -> Look:
-        """The pictures too: asked only where the text agrees."""
 
 
 def look_at(picture: Picture, words: Words) -> Look:
@@ -233,54 +185,6 @@ def _is_plain_between(levels: NDArray[np.int16], outer: Box, inner: Box) -> bool
         if len(flat) and np.abs(flat - np.median(flat, axis=0)).max() > _PLAIN:
             return False
     return True
-
-
-class Matcher:
-    """Finds known memes. Immutable: when memes are added, make another one, of the index with more."""
-
-    def __init__(self, index: PdqIndex, known: KnownMemes, nearness: Nearness = Nearness()) -> None:
-        """Keeps them.
-
-        Args:
-            index: :attr:`Look.hashes` of the known memes under their rows.
-            known: Where texts and pictures of the rows are.
-            nearness: What counts.
-        """
-        self._index = index
-        self._known = known
-        self._nearness = nearness
-
-    def match(self, new: Look) -> Known | None:
-        """The known meme that is the same as a new one, else the nearest that has its text, else the nearest.
-
-        Texts are compared first, of all that are near: one picture may be known under ten thousand captions. None where
-        no hash is near, and where the picture has too little in it for a hash.
-        """
-        near = self._near(new)
-        if not near:
-            return None
-        why_not: dict[int, WhyNot] = {}
-        looked_at = 0
-        for row, bits in sorted(near.items(), key=lambda pair: (pair[1], pair[0])):
-            if looked_at == _LOOKED_AT:
-                break
-            agreement = agreement_of(self._known.words(row), new.words, self._nearness.misread)
-            if agreement is Agreement.OTHER:
-                why_not[row] = WhyNot.TEXT_DIFFERS
-                continue
-            looked_at += 1
-            differs = pictures_differ(self._known.look(row), new, self._nearness, agreement)
-            if differs is None:
-                return Known(row, Sameness.SAME_MEME, bits)
-            why_not[row] = differs
-        # The nearest with the same text, if there is one, tells more than the nearest of all.
-        row = min(why_not, key=lambda row: (why_not[row] is WhyNot.TEXT_DIFFERS, near[row], row))
-        return Known(row, Sameness.NEAR, near[row], why_not[row])
-
-    def _near(self, new: Look) -> dict[int, int]:
-        """The fewest bits by row."""
-        hashes = [view.hashes for view in new.frames[0]]
-        return self._index.near(np.concatenate(hashes), self._nearness.radius) if hashes else {}
 
 
 def pictures_differ(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,11 +18,8 @@ from court.errors import NotLoaded
 from eval.studies.duplicates import CAPTIONS, COPIES, Caption, Kind, Part, bases_of, drawn, measure_duplicates
 from retrieval.likeness.duplicates import (
     Agreement,
-    Known,
     Look,
-    Matcher,
     Nearness,
-    Sameness,
     WhyNot,
     Words,
     agreement_of,
@@ -50,27 +47,6 @@ def look(picture: Image.Image, text: str = TEXT, *, read: bool = False) -> Look:
 
 def bits(one: Image.Image, other: Image.Image) -> int:
     return distance(hashes_of(pixels(one))[0][0], hashes_of(pixels(other))[0][0])
-
-
-class Shelf:
-    """Known memes by row, which counts what is asked of it."""
-
-    def __init__(self, looks: Mapping[int, Look]) -> None:
-        self.looks = looks
-        self.looked_at: list[int] = []
-
-    def words(self, row: int) -> Words:
-        return self.looks[row].words
-
-    def look(self, row: int) -> Look:
-        self.looked_at.append(row)
-        return self.looks[row]
-
-    def matcher(self) -> Matcher:
-        index = PdqIndex(np.empty((0, 32), np.uint8), [])
-        for row, known in self.looks.items():
-            index = index.with_more(known.hashes, [row] * len(known.hashes))
-        return Matcher(index, self)
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +130,7 @@ def test_a_picture_with_too_little_in_it_has_no_hash():
     _, quality = hashes_of(pixels(plain))
     assert quality < 50
     nothing = look(plain)
-    assert nothing.frames == ((),) and nothing.hashes.shape == (0, 32)
-    assert Shelf({1: nothing}).matcher().match(nothing) is None
+    assert nothing.frames == ((),)
     assert pictures_differ(nothing, nothing) is WhyNot.FRAMES_DIFFER
 
 
@@ -330,50 +305,27 @@ def test_a_text_that_may_be_misread_needs_a_closer_picture(meme):
     edited = [look(ImageEnhance.Brightness(meme).enhance(by), read=True) for by in np.arange(1.1, 1.6, 0.05)]
     tight = Nearness(tiles=Nearness().tiles_if_misread)
     new = next(e for e in edited if not pictures_differ(known, e) and pictures_differ(known, e, tight))
-    matcher = Shelf({3: known}).matcher()
-    same = matcher.match(new)
-    assert same is not None and same.same is Sameness.SAME_MEME
-    near = matcher.match(Look(new.frames, Words(TEXT.replace("soup", "soap"), read=True)))
-    assert near is not None and near.why_not is WhyNot.TILE_DIFFERS
+    assert pictures_differ(known, new, agreement=Agreement.MISREAD) is WhyNot.TILE_DIFFERS
 
 
-# The matcher
+# Whole memes
 
 
 def test_the_same_meme_is_known(meme):
-    shelf = Shelf({7: look(drawn("rocket.jpg", CAPTION)), 9: look(meme)})
+    known = look(meme)
     for edit in ("the same", "JPEG, quality 40", "grey", "mirrored", "turned by 90 degrees", "white border"):
-        found = shelf.matcher().match(look(COPIES[edit](meme)))
-        assert found is not None and (found.row, found.same, found.why_not) == (9, Sameness.SAME_MEME, None)
-        assert found == shelf.matcher().match(look(COPIES[edit](meme)))
-    assert shelf.matcher().match(look(drawn("coffee.png", CAPTION))) is None
+        assert pictures_differ(known, look(COPIES[edit](meme))) is None
+    for photo in ("rocket.jpg", "coffee.png"):
+        assert pictures_differ(known, look(drawn(photo, CAPTION))) is not None
 
 
 @pytest.mark.parametrize("change", CAPTIONS)
-def test_another_caption_is_near_and_not_the_same(change, meme):
+def test_another_caption_is_another_text_and_another_picture(change, meme):
     text = CAPTIONS[change](CAPTION, random.Random(0))
     other = drawn(PHOTO, Caption("", "", "", "", text=text or " "))
-    shelf = Shelf({3: look(meme)})
-    by_text = shelf.matcher().match(look(other, text))
-    assert by_text is not None and (by_text.same, by_text.why_not) == (Sameness.NEAR, WhyNot.TEXT_DIFFERS)
-    assert shelf.looked_at == []
+    assert not texts_agree(look(meme).words, look(other, text).words)
     # A caller who sends the known text with it gains nothing.
-    by_tiles = shelf.matcher().match(look(other))
-    assert by_tiles is not None and (by_tiles.same, by_tiles.why_not) == (Sameness.NEAR, WhyNot.TILE_DIFFERS)
-    assert by_tiles.distance == by_text.distance
-
-
-def test_the_same_picture_under_another_text_is_not_the_same(meme):
-    found = Shelf({3: look(meme)}).matcher().match(look(meme, "something else"))
-    assert found == Known(3, Sameness.NEAR, 0, WhyNot.TEXT_DIFFERS)
-
-
-def test_of_many_captions_on_one_picture_the_right_one_is_found(meme):
-    others = {row: look(meme, f"caption {row}") for row in range(30)}
-    shelf = Shelf({**others, 99: look(COPIES["JPEG, quality 40"](meme))})
-    found = shelf.matcher().match(look(meme))
-    assert found is not None and (found.row, found.same) == (99, Sameness.SAME_MEME)
-    assert shelf.looked_at == [99]
+    assert pictures_differ(look(meme), look(other)) is WhyNot.TILE_DIFFERS
 
 
 def test_every_frame_must_be_the_same(meme):
@@ -396,14 +348,11 @@ def test_a_meme_of_the_court_s_own_is_looked_at(meme):
             await reader.aclose()
 
     seen = look_at(asyncio.run(run()), Words(TEXT, False))
-    assert np.array_equal(seen.hashes, look(meme).hashes)
+    (view, *_), (same, *_) = seen.frames[0], look(meme).frames[0]
+    assert np.array_equal(view.hashes, same.hashes)
 
 
 def test_what_can_t_be_is_refused():
-    with pytest.raises(ValueError, match="reason why not"):
-        Known(1, Sameness.NEAR, 3)
-    with pytest.raises(ValueError, match="reason why not"):
-        Known(1, Sameness.SAME_MEME, 3, WhyNot.TEXT_DIFFERS)
     with pytest.raises(ValueError, match="radius"):
         Nearness(radius=257)
     with pytest.raises(ValueError, match="misread"):
