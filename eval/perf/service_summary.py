@@ -46,7 +46,7 @@ class Size:
     pictures: int = 32
     clients: int = 16
     requests: int = 300
-    turns: int = 3
+    turns: int = 7
 
 
 def measure(size: Size | None = None) -> Result:
