@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,12 @@ from retrieval.encoders.embedding import Encoder, EncoderIdentity, KnownFloors, 
 
 _AT_ONCE = 8
 """Calls that are answered at once: as many texts as the built-in encoder takes together. Others wait in the pipe."""
-_NICE = 19
+_NICE = 10
 """A trial waits for its precedents anyway: whatever answers others, or holds the interpreter of the parent, goes first.
-And the longer texts wait, the more of them are embedded together."""
+And the longer texts wait, the more of them are embedded together. Not more than that: a tenth of a processor is left
+to it by whatever else keeps that busy."""
 
-_CODE = f"import os; os.nice({_NICE}); from {__name__} import main; main()"
-"""Of the process. It goes behind before anything is imported, and so with all of its threads."""
+_CODE = f"from {__name__} import main; main()"
 
 _log = logging.getLogger(__name__)
 
@@ -229,6 +230,17 @@ def _serve(connection: Connection) -> None:
         threads.submit(answering.answer, *connection.recv())
 
 
+def _go_behind() -> None:
+    """With all threads there are, and those that they will start. Not before it has loaded: all wait for that."""
+    threads = Path("/proc/self/task")
+    if not threads.is_dir():
+        os.nice(_NICE)  # of the whole process, where there is no Linux
+        return
+    for number in [int(thread.name) for thread in threads.iterdir()]:
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.setpriority(os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, number) + _NICE)
+
+
 class _Answering:
     """Gives the parent what it asks for; it asks for nothing before it was told that the encoder is there."""
 
@@ -241,6 +253,7 @@ class _Answering:
         """Loads the encoder."""
         try:
             self._encoder = load()
+            _go_behind()
         except Exception as error:
             self._send(_sendable(error))
         else:
