@@ -27,12 +27,15 @@ class SegmentedIndex:
 
     def vectors(self, rows: Collection[int]) -> NDArray[np.float32]:
         """Of these rows, at least one, in their order: float32 of shape (n, text_dim + picture_dim)."""
-        found = []
-        for row in rows:
-            at = int(np.searchsorted(self._ends, row, side="right"))
-            first = int(self._ends[at]) - len(self._segments[at])
-            found.append(self._segments[at].rows[row - first])
-        return np.stack(found)
+        wanted = np.fromiter(rows, dtype=np.int64)
+        of = np.searchsorted(self._ends, wanted, side="right")
+        if (of == len(self._segments)).any():
+            raise IndexError("there is no such row")
+        found = np.empty((wanted.size, self._segments[0].rows.shape[1]), dtype=np.float32)
+        for number, (segment, end) in enumerate(zip(self._segments, self._ends, strict=True)):
+            here = of == number
+            found[here] = segment.rows[wanted[here] - (end - len(segment))]
+        return found
 
     def search(
         self,

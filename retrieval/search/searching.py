@@ -169,9 +169,9 @@ def search_shelf(shelf: Shelf, query: Query, wanted: Asked) -> Findings:
         crowd = None
         if shelf.tuning.safeguards.per_cluster is not None:
             # Else the next of its kind would speak for it.
-            crowd = _Crowds(1, most=1)
-            (text,), (picture,) = shelf.halves([row])
-            crowd.join(text, picture, meme.harmful)
+            crowd = _Crowds(1)
+            crowd.look(*shelf.halves([row]))
+            crowd.join(0, meme.harmful)
         without = _findings(shelf, query, wanted, _Silenced(id_, clone_key(meme), crowd))
         if not _acquits(without):
             # Named in the notes, since whoever reads the record must be able to look at it.
@@ -190,33 +190,47 @@ class _Silenced:
 
 
 class _Crowds:
-    """Precedents that were chosen, to tell whether one more would be one too many of those that are nearly the same."""
+    """Precedents that were chosen, to tell whether one more would be one too many of those that are nearly the same.
 
-    def __init__(self, room: int, *, most: int) -> None:
-        """``room`` is for how many, ``most`` how many of one crowd there may be."""
-        self._room, self._most, self._count = room, most, 0
-        self._halves: list[NDArray[np.float32]] = []
-        self._harmful = np.zeros(room, dtype=np.bool_)
+    A run of rows is compared at once: numpy lets go of the interpreter at every step, and under load it takes longer to
+    get it back than the step took.
+    """
 
-    def full(self, text: NDArray[np.float32], picture: NDArray[np.float32], harmful: bool) -> bool:
-        """Whether there are as many already of this label, with nearly this text and nearly this picture."""
-        if not self._count:
-            return False
-        alike = self._harmful[: self._count] == harmful
-        for mine, theirs in zip((text, picture), self._halves, strict=True):
-            others = theirs[: self._count]
+    def __init__(self, most: int) -> None:
+        """``most`` is how many of one crowd there may be."""
+        self._most = most
+        self._halves: tuple[NDArray[np.float32], ...] = ()
+        self._chosen: list[bool | None] = []
+        """For each row that was looked at of late: whether it is harmful, if it was chosen."""
+        self._first = 0
+        """Where the run begins among them."""
+        self._alike: list[list[int]] = []
+        """For each row of the run, the places of all that are nearly the same."""
+
+    def look(self, texts: NDArray[np.float32], pictures: NDArray[np.float32]) -> None:
+        """Takes the next run: vectors of shape (n, text_dim) and (n, picture_dim)."""
+        kept = [place for place, harmful in enumerate(self._chosen) if harmful is not None]
+        before = [half[kept] for half in self._halves] or [half[:0] for half in (texts, pictures)]
+        self._halves = tuple(map(np.concatenate, zip(before, (texts, pictures), strict=True)))
+        self._chosen = [*(self._chosen[place] for place in kept), *[None] * len(texts)]
+        self._first = len(kept)
+        alike = np.ones((len(texts), len(self._chosen)), dtype=np.bool_)
+        for mine, all_ in zip((texts, pictures), self._halves, strict=True):
             # What neither has, tells nobody apart.
-            alike &= (others @ mine >= NEARLY) if mine.any() else ~others.any(axis=1)
-        return int(np.count_nonzero(alike)) >= self._most
+            neither = ~np.logical_or.outer(mine.any(axis=1), all_.any(axis=1))
+            # Not by a matrix product, whose threads would spin at the expense of whatever else is done.
+            alike &= (np.einsum("ik,jk->ij", mine, all_) >= NEARLY) | neither
+        self._alike = [[] for _ in range(len(texts))]
+        for row, place in zip(*map(np.ndarray.tolist, np.nonzero(alike)), strict=True):
+            self._alike[row].append(place)
 
-    def join(self, text: NDArray[np.float32], picture: NDArray[np.float32], harmful: bool) -> None:
+    def full(self, row: int, harmful: bool) -> bool:
+        """Whether there are as many already of this label that are nearly the same as this row of the run."""
+        return sum(self._chosen[place] == harmful for place in self._alike[row]) >= self._most
+
+    def join(self, row: int, harmful: bool) -> None:
         """It was chosen."""
-        if not self._halves:
-            self._halves = [np.zeros((self._room, half.size), dtype=np.float32) for half in (text, picture)]
-        for half, kept in zip((text, picture), self._halves, strict=True):
-            kept[self._count] = half
-        self._harmful[self._count] = harmful
-        self._count += 1
+        self._chosen[self._first + row] = harmful
 
 
 def _acquits(findings: Findings) -> bool:
@@ -369,31 +383,33 @@ class _Nearest:
         passed_over: Counter[str] = Counter()
         heard: Counter[str] = Counter()
         seen: set[CloneKey] = set()
-        crowds = None if self._per_cluster is None else _Crowds(k, most=self._per_cluster)
+        crowds = None if self._per_cluster is None else _Crowds(self._per_cluster)
         silenced = self._silenced.crowd if self._silenced is not None else None
+        comparing = [one for one in (crowds, silenced) if one is not None]
         start = 0
         while len(places) < k and start < hits.rows.size:
             # No more are read than may be needed, unless the first did not do.
             end = start + (k if start == 0 else max(k, _SPARE))
             rows = hits.rows[start:end].tolist()
-            none = np.zeros((len(rows), 0), dtype=np.float32)
-            texts, pictures = (none, none) if crowds is None else self._shelf.halves(rows)
+            if comparing:
+                halves = self._shelf.halves(rows)
+                for one in comparing:
+                    one.look(*halves)
             for place, meme in enumerate(self._shelf.read(rows), start):
                 key = clone_key(meme)
                 if self._is_silenced(meme, key):
                     continue
-                halves = texts[place - start], pictures[place - start]
-                if silenced is not None and silenced.full(*halves, meme.harmful):
+                if silenced is not None and silenced.full(place - start, meme.harmful):
                     continue
                 if key is not None and key in seen:
                     passed_over["clone"] += 1
                 elif self._cap is not None and heard[meme.source] >= self._cap:
                     passed_over["source"] += 1
-                elif crowds is not None and crowds.full(*halves, meme.harmful):
+                elif crowds is not None and crowds.full(place - start, meme.harmful):
                     passed_over["cluster"] += 1
                 else:
                     if crowds is not None:
-                        crowds.join(*halves, meme.harmful)
+                        crowds.join(place - start, meme.harmful)
                     places.append(place)
                     memes.append(meme)
                     heard[meme.source] += 1
