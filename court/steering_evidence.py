@@ -34,7 +34,8 @@ async def give_verdict(clerk: Clerk, *before: Drafted, verdict: Verdict, **value
 
     def given(events: Sequence[AnyEvent]) -> Draft:
         found = steering_in(events)
-        seen = with_harmful_duplicates(with_review(verdict, found), clerk.recall(NearDuplicatesFound))
+        near = next((event for event in events if isinstance(event, NearDuplicatesFound)), None)
+        seen = with_harmful_duplicates(with_review(verdict, found), near)
         return Draft(VerdictGiven, {"verdict": seen, "steering": found, **values})
 
     await clerk.note_all(*before, given)

@@ -214,15 +214,16 @@ class Court:
         clerk.step = "text"
         text = await self._read_text(case.meme, clerk, budget)
         clerk.step = "duplicates"
-        await self._find_duplicates(case, text, clerk, budget)
+        near = await self._find_duplicates(case, text, clerk, budget)
         clerk.step = "precedents"
         findings, held, untold = await self._search(case.meme, text.text, clerk, budget)
+        untold[:0] = near
         if case.procedure is Procedure.CASCADE and not summary.settled(findings, held):
             await clerk.note_all(*untold)
             await self._full(case, clerk, fence, budget, Known(text, findings, held))
             return
         clerk.step = "sides"
-        # From here on nobody is asked: all that is left to say is kept at once.
+        # Nobody is asked: all that there is to say since the text is kept at once.
         for side in Side:
             statement = summary.argue(side, findings, held)
             if clerk.recall(Summarised, side=side) is None:
@@ -356,20 +357,21 @@ class Court:
     async def _read_and_compare(self, case: Case, clerk: Clerk, budget: Budget) -> TextRead:
         """The text; what is near a meme depends on it. In a full trial the picture is described meanwhile."""
         text = await self._read_text(case.meme, clerk, budget)
-        await self._find_duplicates(case, text, clerk, budget)
+        await clerk.note_all(*await self._find_duplicates(case, text, clerk, budget))
         return text
 
-    async def _find_duplicates(self, case: Case, text: TextRead, clerk: Clerk, budget: Budget) -> None:
-        """Keeps what was tried before and is nearly the same. Only the reasons for a person to look depend on it."""
+    async def _find_duplicates(self, case: Case, text: TextRead, clerk: Clerk, budget: Budget) -> list[Draft]:
+        """What is to be kept of what was tried before and is nearly the same. Only the reasons for a person to look
+        depend on it."""  # noqa: D205, D209
         if self.duplicates is None or clerk.recall(NearDuplicatesFound):
-            return
+            return []
         began = time.perf_counter()
         read = case.meme.text is None
         looking = self.duplicates.near(case.meme.picture, text.text, read, case.namespace)
         late = Overrun("Memes tried before were not searched in time. Try again later.", reason="SEARCH_TOO_SLOW")
         near = await in_time(looking, budget.at_most(self.settings.find_s), late)
-        if near:
-            await clerk.note(NearDuplicatesFound, duplicates=tuple(near), latency_s=time.perf_counter() - began)
+        found = {"duplicates": tuple(near), "latency_s": time.perf_counter() - began}
+        return [Draft(NearDuplicatesFound, found)] if near else []
 
     async def _find_precedents(
         self, meme: Meme, query: str, clerk: Clerk, budget: Budget

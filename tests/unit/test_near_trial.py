@@ -58,6 +58,22 @@ def test_what_is_near_is_cited_once_after_the_text_and_before_the_verdict(proced
     assert near.asked == [("f" * 64, "the meme's own words", False, "blog")]
 
 
+def test_in_a_summary_what_is_near_is_kept_with_the_verdict_and_counts_for_it():
+    """Nobody is asked in between: to keep each alone would cost the disk another flush for every trial."""
+    together = []
+
+    class Counted(Notes):
+        async def __call__(self, *events):
+            together.append([event.kind for event in events])
+            await super().__call__(*events)
+
+    court = full_court(Cast(), found=findings([N] * 5), duplicates=FakeDuplicates(HARMFUL_NEAR))
+    record = asyncio.run(court.hear(Case("t", a_meme("words"), Procedure.SUMMARY), Counted()))
+    assert [kinds[-1] for kinds in together] == ["TextRead", "VerdictGiven"]
+    assert together[1][:2] == ["NearDuplicatesFound", "PrecedentsCited"]
+    assert ReviewReason.NEAR_DUPLICATE_HARMFUL in [review.reason for review in record.verdict.review]
+
+
 @pytest.mark.parametrize("procedure", Procedure)
 def test_where_nothing_is_near_nothing_is_said(procedure):
     near = FakeDuplicates()
