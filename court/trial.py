@@ -191,20 +191,15 @@ class Court:
             await clerk.fail(_ended_by(error))
             raise
         except CourtError as error:
-            cause = budget.blame(error)
-            await clerk.fail(cause)
-            if not clerk.opened:
-                raise
-            raise TrialAborted(cause, clerk.record) from error
+            # Without the way it came: that holds the trial's pictures, and those who wait for the trial hold the error.
+            await _abort(clerk, budget.blame(error.with_traceback(None)))
+            raise
         except Exception as error:
             # A fault of ours. Its message may hold the meme's text or a path: only its kind and place are logged.
             where = "".join(traceback.format_tb(error.__traceback__))
             _log.error("trial %s: %s at step %s\n%s", case.trial_id, type(error).__qualname__, clerk.step, where)
-            fault = CourtError("The court made a mistake and could not finish the trial.", reason="INTERNAL")
-            await clerk.fail(fault)
-            if not clerk.opened:
-                raise fault from error
-            raise TrialAborted(fault, clerk.record) from error
+            await _abort(clerk, _our_fault())
+            raise _our_fault() from error
         return clerk.record
 
     async def _hold(self, case: Case, clerk: Clerk, fence: Fence, budget: Budget) -> None:
@@ -419,3 +414,14 @@ def _ended_by(cancelled: asyncio.CancelledError) -> CourtError:
 
 def _search_late() -> Overrun:
     return Overrun("The precedents were not found in time. Try again later.", reason="SEARCH_TOO_SLOW")
+
+
+async def _abort(clerk: Clerk, cause: CourtError) -> None:
+    """Records the cause and raises TrialAborted; only returns where the trial had not begun."""
+    await clerk.fail(cause)
+    if clerk.opened:
+        raise TrialAborted(cause, clerk.record)
+
+
+def _our_fault() -> CourtError:
+    return CourtError("The court made a mistake and could not finish the trial.", reason="INTERNAL")

@@ -112,7 +112,8 @@ class Hearings:
         """
 
         def strike() -> None:
-            del self._flights[trial_id]
+            # Not the one below: it would hold itself, and all that its trial said, until the collector comes round.
+            flight = self._flights.pop(trial_id)
             if key and self._leading.get(key) is flight:
                 del self._leading[key]
             self._ended(flight)

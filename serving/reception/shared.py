@@ -20,7 +20,8 @@ class Shared(Generic[T]):
     """A task with callers. Each enters it, begins it if nobody has, and waits; when the last has left, it is cancelled.
 
     Attributes:
-        task: The work; None until one of the callers has begun it.
+        task: The work; None until one of the callers has begun it, and again when it is over and all have left: what
+            it raised holds on to whoever waited for it, and they would hold it.
     """
 
     def __init__(self, unneeded: Callable[[], object] = lambda: None) -> None:
@@ -31,12 +32,13 @@ class Shared(Generic[T]):
         """
         self.task: asyncio.Task[T] | None = None
         self._callers = 0
+        self._is_over = False
         self._unneeded = unneeded
 
     @property
     def ending(self) -> bool:
         """Whether there is nothing to wait for but the end."""
-        return self.task is not None and (self.task.done() or self.task.cancelling() > 0)
+        return self._is_over or (self.task is not None and (self.task.done() or self.task.cancelling() > 0))
 
     def __enter__(self) -> Self:
         """One more caller."""
@@ -48,7 +50,9 @@ class Shared(Generic[T]):
         self._callers -= 1
         if self._callers:
             return
-        if self.task is None:
+        if self._is_over:
+            self.task = None
+        elif self.task is None:
             self._unneeded()
         elif not self.task.done():
             self.task.cancel()
@@ -79,7 +83,10 @@ class Shared(Generic[T]):
     def _over(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
             task.exception()  # what failed when all callers had left is nobody's to hear of, nor the event loop's
+        self._is_over = True
         self._unneeded()
+        if not self._callers:
+            self.task = None
 
 
 class Lately(Generic[K, V]):

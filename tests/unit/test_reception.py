@@ -1,6 +1,7 @@
 """Ask twice, pay once: on a real docket, with stand-ins for all that is slow about a trial."""
 
 import asyncio
+import gc
 import hashlib
 import os
 import sqlite3
@@ -12,7 +13,7 @@ import pytest
 from court.errors import BadPicture, NotLoaded, Overrun, TrialAborted, Unavailable
 from court.events import Procedure, ReviewOutcome, TrialFailed, TrialOpened, TrialResumed
 from court.meme import Frame, Picture, PictureFormat
-from court.record import TrialState
+from court.record import TrialRecord, TrialState
 from court.trial import Court
 from court.verdict import Label
 from serving.assembly import Ask, Courthouse, Pins, PolicyPin
@@ -21,7 +22,7 @@ from serving.docket.store import RequestConflict, RequestName
 from serving.reception.claims import MEMES
 from serving.reception.pulse import Pulse
 from serving.reception.reception import Reception
-from serving.reception.request import uncounted
+from serving.reception.request import Call, uncounted
 from serving.services.status import Busy
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
@@ -675,6 +676,39 @@ def test_all_who_wait_for_a_trial_that_fails_are_told(town):
 
     results, trials = on_one_server(town, scene)
     assert [result.reason for result in results] == ["LIBRARY_AWAY"] * 4 and len(trials) == 1
+
+
+@pytest.mark.parametrize("end", ["verdict", "failure", "refusal"])
+def test_what_was_sent_and_said_is_gone_with_its_answer(town, end):
+    """At once: pictures are large, and the collector looks for what holds itself by number alone."""
+
+    async def scene(reception):
+        if end == "failure":
+            town.finder.result = Unavailable("away", reason="LIBRARY_AWAY")
+        asks = [replace(ASK, image=b"%d|file" % number, request_id=str(number)) for number in range(8)]
+        if end == "refusal":
+            town.pictures.errors = {ask.image: BadPicture("no", reason="PICTURE_UNREADABLE") for ask in asks}
+
+        async def ended(ask):
+            try:
+                await reception.answer(ask)
+            except BadPicture:
+                return "refusal"
+            except TrialAborted:
+                return "failure"
+            return "verdict"
+
+        gc.collect()
+        gc.disable()
+        try:
+            assert await asyncio.gather(*map(ended, asks)) == [end] * len(asks)
+            town.finder.result, town.pictures.errors = None, {}  # an error remembers who was told of it
+            await asyncio.sleep(0)
+            return [one for one in gc.get_objects() if isinstance(one, Call | TrialRecord)]
+        finally:
+            gc.enable()
+
+    assert on_one_server(town, scene) == []
 
 
 def test_a_request_that_can_not_be_tried_is_not_claimed(town):
