@@ -1,6 +1,7 @@
 """A long time at saturation: a server that holds full trials before a model server that fails now and then.
 
-Twice as many callers as there may be trials ask again as soon as they are answered, each time about a new meme. The
+Twice as many callers as there may be trials ask again as soon as they are answered, each time about a new meme with a
+picture of its own: one of which two trials broke off would not be tried again, and refusals are no saturation. The
 stand-in model server fails by rate. The server's memory, handles and threads are read while it runs; afterwards its
 docket is held against what the callers were told: every request that was answered with a verdict has one, every other
 one that was accepted has one recorded end, and nothing has two.
@@ -11,6 +12,7 @@ one that was accepted has one recorded end, and nothing has two.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sqlite3
 import time
@@ -33,9 +35,8 @@ from memecourt.retries import Retries
 SECONDS_VARIABLE = "MEMECOURT_PERF_SOAK_S"
 SPEED = Speed(call_s=0.02, output_token_s=0.0005)
 FAULTS = ("503@0.01", "429:1@0.01", "slow:0.5@0.02", "reset@0.005", "cut@0.005", "garbage@0.005", "wrong_schema@0.005")
-INJECTED = ("MODEL_", "REPLY_", "OUTPUT_", "DEADLINE", "QUARANTINED")
-"""How the reasons begin that such faults can end a trial with: a picture at which the model server has broken off twice
-is in quarantine."""
+INJECTED = ("MODEL_", "REPLY_", "OUTPUT_", "DEADLINE")
+"""How the reasons begin that such faults can end a trial with."""
 _LOOK_S = 2.0
 _USUAL_S = 1200.0
 
@@ -132,16 +133,13 @@ def _figures(
 
 
 async def _soaked(server: Process, size: Size) -> tuple[_Told, list[Held]]:
-    told, looks, drawn = _Told(), list[Held](), [picture(number) for number in range(32)]
+    told, looks, numbers = _Told(), list[Held](), itertools.count()
     end = time.monotonic() + size.seconds
 
-    async def caller(client: AsyncClient, number: int) -> None:
-        asked = 0
+    async def caller(client: AsyncClient) -> None:
         while time.monotonic() < end:
-            asked += 1
-            name = uuid.uuid4().hex
-            request = judge_request(drawn[(number + asked) % len(drawn)], text=meme_text(name, 2 + asked % 3))
-            request.request_id = name
+            name, number = uuid.uuid4().hex, next(numbers)
+            request = judge_request(picture(number), text=meme_text(name, 2 + number % 3), request_id=name)
             try:
                 told.verdicts[name] = (await client.ask(request, timeout=120)).verdict_id
             except JudgeError as error:
@@ -153,7 +151,7 @@ async def _soaked(server: Process, size: Size) -> tuple[_Told, list[Held]]:
             await asyncio.sleep(min(_LOOK_S, size.seconds / 20))
 
     async with AsyncClient(server.address, retries=Retries(attempts=1)) as client:
-        await asyncio.gather(look(), *(caller(client, number) for number in range(2 * size.trials)))
+        await asyncio.gather(look(), *(caller(client) for _ in range(2 * size.trials)))
     return told, looks
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, not_, select, tuple_
 
-from court.events import AnyEvent, Procedure, ReviewOutcome, TrialFailed, VerdictReviewed, parse_event
+from court.events import AnyEvent, Procedure, ReviewOutcome, TrialFailed, VerdictGiven, VerdictReviewed, parse_event
 from court.record import TrialState
 from court.verdict import Label
 from serving.docket import proofs
@@ -36,6 +36,17 @@ _FAILED = (
     select(_row.trial_id)
     .where(_row.pixels_sha256 == bindparam("pixels"), _row.state.in_((TrialState.FAILED, TrialState.OPEN)))
     .limit(1)
+)
+_ENDS = (  # the last first, by the log: clocks may be set back, and those of several servers differ
+    select(_entry.trial_id, _entry.body)
+    .join(t.trials, _row.trial_id == _entry.trial_id)
+    .where(
+        _row.pixels_sha256 == bindparam("pixels"),
+        _row.procedure != Procedure.SUMMARY,
+        t.IS_EVENT,
+        _entry.kind.in_((TrialFailed.__name__, VerdictGiven.__name__)),
+    )
+    .order_by(_entry.number.desc())
 )
 _LABELS = select(_row.trial_id, _row.label, _row.review).where(
     _row.trial_id.in_(bindparam("trial_ids", expanding=True)), _row.state == TrialState.DECIDED, not_(_row.erased)
@@ -158,21 +169,18 @@ def failures(connection: Connection, pixels_sha256: str) -> Sequence[TrialFailed
     # Most pictures have none, whatever the number of their trials. A trial that failed and was decided since has not.
     if connection.execute(_FAILED, {"pixels": pixels_sha256}).first() is None:
         return []
-    query = select(_entry.trial_id, _entry.kind, _entry.body).join(t.trials, _row.trial_id == _entry.trial_id)
-    kinds = _entry.kind.in_(("TrialFailed", "VerdictGiven"))
-    query = query.where(_row.pixels_sha256 == pixels_sha256, t.IS_EVENT, kinds)
     found: list[TrialFailed] = []
-    for trial_id, kind, body in connection.execute(query.order_by(_entry.at, _entry.trial_id, _entry.seq)):
-        if kind == "VerdictGiven":
-            found.clear()
-            continue
-        try:
-            failed = event_in(unpacked(bytes(body or b"")), {})
-        except ValueError as error:
-            raise no_record(trial_id) from error
-        assert isinstance(failed, TrialFailed)
-        found.append(failed)
-    return found
+    with connection.execute(_ENDS, {"pixels": pixels_sha256}) as ends:
+        for trial_id, body in ends:
+            try:
+                end = event_in(unpacked(bytes(body or b"")), {})
+            except ValueError as error:
+                raise no_record(trial_id) from error
+            if isinstance(end, TrialFailed):
+                found.append(end)
+            elif isinstance(end, VerdictGiven) and end.call is not None:
+                break
+    return found[::-1]
 
 
 def labels(connection: Connection, trial_ids: Sequence[str]) -> Mapping[str, Label]:

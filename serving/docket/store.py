@@ -226,7 +226,10 @@ class Docket(Protocol):
         ...
 
     async def failures(self, pixels_sha256: str) -> Sequence[TrialFailed]:
-        """Failures of trials of this picture since one of them last came to a verdict, in the order of their times."""
+        """Failures of trials in which models may have been shown this picture, in the order in which they were kept.
+
+        Only those since a model that was shown it last gave a verdict: what no model saw says nothing of them.
+        """
         ...
 
     async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:

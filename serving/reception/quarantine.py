@@ -13,7 +13,8 @@ from serving.reception.request import Place
 from serving.reception.shared import Lately
 
 MOST_KILLS = 2
-"""Times that a model server may break off in trials of a picture before it is refused."""
+"""Times that a model server may break off in trials of a picture, with no verdict of a model between, before it is
+refused."""
 _MOST_FILES = 65_536
 _KILLS = frozenset({"PICTURE_KILLS_READER", "PICTURE_TOO_COSTLY"})
 """Reasons of a picture reader whose process died, or was ended because of what the picture cost."""

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from court.events import ReviewOutcome, TrialFailed, TrialResumed, VerdictReviewed
+from court.events import ModelCall, Procedure, ReviewOutcome, Role, TrialFailed, TrialResumed, VerdictReviewed
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
 from serving.assembly import Ask, Courthouse
@@ -246,9 +246,13 @@ def opening(trial_id, pixels="p"):
     return [opened.model_copy(update={"meme": meme, "request_id": trial_id}), *more]
 
 
-def test_failures_of_a_picture_are_told_until_a_trial_of_it_goes_well(using):
+def test_failures_of_a_picture_are_told_until_a_model_that_saw_it_gives_a_verdict(using):
+    call = ModelCall(
+        role=Role.JUDGE, model="m", prompt_id="p", prompt_digest="d", tokens_in=1, tokens_out=1, latency_s=1
+    )
+
     def failing(trial_id, pixels, hours):
-        opened = opening(trial_id, pixels)[0]
+        opened = opening(trial_id, pixels)[0].model_copy(update={"procedure": Procedure.FULL})
         events = [opened]
         for hour in hours:
             at = NOON + timedelta(hours=hour)
@@ -261,15 +265,30 @@ def test_failures_of_a_picture_are_told_until_a_trial_of_it_goes_well(using):
         for events in (failing("b", "p", [1, 4]), failing("a", "p", [3, 5]), failing("c", "q", [2])):
             await append_all(docket, events)
         told = [await docket.failures("p")]
-        for hour in (4.5, 6):
+        # The last is of a clock that is far behind: what was kept last is what counts.
+        for hour, procedure, seen in (
+            (6, Procedure.SUMMARY, None),
+            (7, Procedure.CASCADE, None),
+            (8, Procedure.CASCADE, call),
+            (-9, Procedure.FULL, call),
+        ):
             given = opening(f"well {hour}")
-            given[-1] = given[-1].model_copy(update={"at": NOON + timedelta(hours=hour)})
+            given[0] = given[0].model_copy(update={"procedure": procedure})
+            given[-1] = given[-1].model_copy(update={"at": NOON + timedelta(hours=hour), "call": seen})
             await append_all(docket, given)
             told.append(await docket.failures("p"))
+            if seen:
+                await append_all(docket, failing(f"after {hour}", "p", [hour]))
+                told.append(await docket.failures("p"))
         return told, await docket.failures("q")
 
     told, other = using(scene)
-    assert [[failed.reason for failed in some] for some in told] == [["AT_1", "AT_3", "AT_4", "AT_5"], ["AT_5"], []]
+    before = ["AT_1", "AT_4", "AT_3", "AT_5"]
+    assert [[failed.reason for failed in some] for some in told] == [
+        *[before] * 3,
+        *([], ["AT_8"]),
+        *([], ["AT_-9"]),
+    ]
     assert [failed.reason for failed in other] == ["AT_2"]
 
 

@@ -123,8 +123,10 @@ def test_a_request_that_kills_the_model_server_does_so_twice_at_most_also_after_
             assert [await asked(reception, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
             assert await reception.trial_of(RequestName("them", "k0")) is None
             # Without a model it is as good as any other.
-            summary = replace(others[0], procedure=Procedure.SUMMARY)
-            assert await asked(reception, summary, 1) == ["decided"]
+            summaries = [replace(ask, procedure=Procedure.SUMMARY, request_id="s" + ask.request_id) for ask in others]
+            assert [await asked(reception, ask, 1) for ask in summaries] == [["decided"]] * 20
+            # What no model was shown says nothing of what it does to one.
+            assert [await asked(reception, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
         assert [server.kills for server in servers] == [2] * 20
 
     asyncio.run(scene())
@@ -274,6 +276,25 @@ def test_a_verdict_clears_a_picture(town):
 
     chairs = Cast(rounds=2, describe=speak).chairs
     assert on(town, scene, chairs=chairs) == ["MODEL_GONE", "decided"] * 2
+
+
+def test_erasing_its_failed_trials_lets_a_picture_out(town):
+    servers = [Killing()]
+
+    def speak(request):
+        return servers[-1](request) if servers else None
+
+    async def scene(reception):
+        assert await asked(reception, FULL, 3) == ["MODEL_GONE", "MODEL_GONE", "QUARANTINED"]
+        servers.clear()  # it was mended
+        anew = replace(FULL, request_id="again")
+        assert await asked(reception, anew, 1) == ["QUARANTINED"]
+        docket = reception.house.docket
+        for trial_id in await trials_in(docket):
+            await docket.erase(trial_id, who="Ruth", why="the model server was mended", at=reception.house.court.now())
+        return await asked(reception, anew, 1)
+
+    assert on(town, scene, chairs=Cast(rounds=2, describe=speak).chairs) == ["decided"]
 
 
 # What counts as dying.
