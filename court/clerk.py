@@ -139,6 +139,8 @@ class Clerk:
 
     async def fail(self, cause: CourtError) -> None:
         """Records that the trial ended without a verdict: if it had begun, had none, and that can still be recorded."""
+        if isinstance(cause, Unavailable):  # for whoever records it where this can't
+            cause.broke_off = max(cause.broke_off, self.tally.broke_off)
         if not self.opened or self.record.state is not TrialState.OPEN:
             return
         try:
@@ -148,7 +150,7 @@ class Clerk:
                 reason=cause.reason,
                 message=cause.message,
                 retryable=isinstance(cause, Unavailable),
-                broke_off=cause.broke_off if isinstance(cause, Unavailable) else 0,
+                broke_off=cause.broke_off if isinstance(cause, Unavailable) else self.tally.broke_off,
             )
         except Exception as error:
             # The error that ended the trial is the one to be reported; the record stays open and shows that.

@@ -373,7 +373,8 @@ class TrialFailed(Event):
     unused: Unused | None = None
     """As in a ``VerdictGiven``."""
     broke_off: int = Field(default=0, ge=0)
-    """How many times a model server broke off while it worked on the call that failed: it may have died of it."""
+    """How many times a model server broke off while it worked on a call that it then left unanswered: it may have died
+    of it. Since the trial was opened or last resumed."""
 
 
 class TrialResumed(Event):

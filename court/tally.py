@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from court.events import Event, ModelCall, Unused, VerdictGiven
@@ -11,10 +14,24 @@ from court.ports import ChatReply
 
 @dataclass(slots=True)
 class Tally:
-    """Counts calls as they are made, and those that events tell of as these are kept; by the names of `Unused`."""
+    """Counts calls as they are made, and those that events tell of as these are kept; by the names of `Unused`.
 
+    Attributes:
+        broke_off: How many times a server broke off while it worked on calls that it then left unanswered.
+    """
+
+    broke_off: int = 0
     _made: Counter[str] = field(default_factory=Counter)
     _told: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """What runs in the block, and the tasks that it begins, run for the trial that this is the tally of."""
+        before = _OF_TRIAL.set(self)
+        try:
+            yield
+        finally:
+            _OF_TRIAL.reset(before)
 
     def answered(self, reply: ChatReply) -> None:
         """A call was answered, usably or not."""
@@ -33,6 +50,19 @@ class Tally:
         if not self._made:
             return None
         return Unused(**(self._made - self._told - sum(map(_told, last), Counter())))
+
+
+_OF_TRIAL: ContextVar[Tally | None] = ContextVar("tally of the trial", default=None)
+
+
+def broke_off(times: int) -> None:
+    """Counts how many times servers broke off while they worked on a call that is over and has no answer.
+
+    Told to the trial that runs here, if one does, and not in the call's error alone: who is cancelled, or overtaken by
+    another failure, has nobody left to raise an error to, and a request that kills servers must not do so unseen.
+    """
+    if (tally := _OF_TRIAL.get()) is not None:
+        tally.broke_off += times
 
 
 def _told(event: Event) -> Counter[str]:

@@ -185,8 +185,9 @@ class Court:
     async def _to_its_end(self, case: Case, clerk: Clerk, fence: Fence, *beginning: Draft) -> TrialRecord:
         budget = Budget(case.within_s, self.settings.call_s, clerk.tally)
         try:
-            await clerk.note_all(*beginning)
-            await self._hold(case, clerk, fence, budget)
+            with clerk.tally.counting():
+                await clerk.note_all(*beginning)
+                await self._hold(case, clerk, fence, budget)
         except asyncio.CancelledError as error:
             await clerk.fail(_ended_by(error))
             raise

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 import httpx2
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_before_delay, wait_random_exponential
 
+from court import tally
 from court.backends import chat_wire as wire
 from court.backends.chat_failures import Again, Failure, garbled, overrun
 from court.backends.chat_http import http_client as http_client  # offered here too: what a model is made with
@@ -277,13 +278,17 @@ class ChatCompletions:
 
         try:
             async with asyncio.timeout(within_s):
-                return await retrying(attempt)
+                answer: _T = await retrying(attempt)
+            broke_off = 0
+            return answer
         except TimeoutError:
             raise overrun() from None
         except Failure as failure:
             if isinstance(failure.error, Unavailable):
                 failure.error.broke_off = broke_off
             raise failure.error from None
+        finally:
+            tally.broke_off(broke_off)
 
     def _asked_enough(self, state: RetryCallState) -> bool:
         often = self._attempts + len(self._servers) - 1  # that the last is asked as often as the only one would be

@@ -11,12 +11,22 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, not_, select, tuple_
 
-from court.events import AnyEvent, Procedure, ReviewOutcome, TrialFailed, VerdictGiven, VerdictReviewed, parse_event
+from court.events import (
+    AnyEvent,
+    Procedure,
+    ReviewOutcome,
+    TrialFailed,
+    TrialOpened,
+    TrialResumed,
+    VerdictGiven,
+    VerdictReviewed,
+    parse_event,
+)
 from court.record import TrialState
 from court.verdict import Label
 from serving.docket import proofs
 from serving.docket import tables as t
-from serving.docket.store import Claim, DocketError, DocketLine, RequestName, TrialFilter
+from serving.docket.store import Claim, DocketError, DocketLine, Failure, RequestName, TrialFilter
 from serving.docket.stored import event_in, parts_in, unpacked
 from serving.docket.writes import claim_in, erased, unknown
 
@@ -37,17 +47,18 @@ _FAILED = (
     .where(_row.pixels_sha256 == bindparam("pixels"), _row.state.in_((TrialState.FAILED, TrialState.OPEN)))
     .limit(1)
 )
-_ENDS = (  # the last first, by the log: clocks may be set back, and those of several servers differ
-    select(_entry.trial_id, _entry.body)
+_ATTEMPTS = (  # by the log: clocks may be set back, and those of several servers differ
+    select(_entry.number, _entry.trial_id, _entry.kind)
     .join(t.trials, _row.trial_id == _entry.trial_id)
     .where(
         _row.pixels_sha256 == bindparam("pixels"),
         _row.procedure != Procedure.SUMMARY,
         t.IS_EVENT,
-        _entry.kind.in_((TrialFailed.__name__, VerdictGiven.__name__)),
+        _entry.kind.in_([kind.__name__ for kind in (TrialOpened, TrialResumed, TrialFailed, VerdictGiven)]),
     )
     .order_by(_entry.number.desc())
 )
+_BODY = select(_entry.body).where(_entry.number == bindparam("number"))
 _LABELS = select(_row.trial_id, _row.label, _row.review).where(
     _row.trial_id.in_(bindparam("trial_ids", expanding=True)), _row.state == TrialState.DECIDED, not_(_row.erased)
 )
@@ -164,23 +175,30 @@ def requests(connection: Connection) -> Mapping[str, Sequence[str]]:
     return found
 
 
-def failures(connection: Connection, pixels_sha256: str) -> Sequence[TrialFailed]:
+def failures(connection: Connection, pixels_sha256: str) -> Sequence[Failure]:
     """See :meth:`serving.docket.store.Docket.failures`."""
     # Most pictures have none, whatever the number of their trials. A trial that failed and was decided since has not.
     if connection.execute(_FAILED, {"pixels": pixels_sha256}).first() is None:
         return []
-    found: list[TrialFailed] = []
-    with connection.execute(_ENDS, {"pixels": pixels_sha256}) as ends:
-        for trial_id, body in ends:
+    found: list[Failure] = []
+    ended: dict[str, tuple[int, TrialFailed]] = {}
+    is_over = False
+    for number, trial_id, kind in connection.execute(_ATTEMPTS, {"pixels": pixels_sha256}).all():
+        if kind in (TrialOpened.__name__, TrialResumed.__name__):
+            if trial_id in ended:
+                found.append(Failure(number, *ended.pop(trial_id)))
+        elif not is_over:
+            body = connection.execute(_BODY, {"number": number}).scalar_one()
             try:
                 end = event_in(unpacked(bytes(body or b"")), {})
             except ValueError as error:
                 raise no_record(trial_id) from error
             if isinstance(end, TrialFailed):
-                found.append(end)
-            elif isinstance(end, VerdictGiven) and end.call is not None:
-                break
-    return found[::-1]
+                ended[trial_id] = (number, end)
+            is_over = isinstance(end, VerdictGiven) and end.call is not None
+        if is_over and not ended:
+            break
+    return sorted(found, key=lambda failure: failure.ended)
 
 
 def labels(connection: Connection, trial_ids: Sequence[str]) -> Mapping[str, Label]:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from court.errors import CourtError, Unavailable
-from court.events import AnyEvent, ReviewOutcome, TrialFailed, VerdictReviewed
+from court.events import AnyEvent, ReviewOutcome, VerdictReviewed
 from court.meme import Picture
 from court.record import TrialRecord
 from court.verdict import Label
@@ -29,7 +29,7 @@ from serving.docket.log.entries import Entry, Erased, PictureShown
 from serving.docket.pictures import ObjectPictures
 from serving.docket.postgres import PostgresDatabase
 from serving.docket.sqlite import SqliteDatabase
-from serving.docket.store import Claim, DocketLine, Receipt, RequestName, TrialFilter
+from serving.docket.store import Claim, DocketLine, Failure, Receipt, RequestName, TrialFilter
 from serving.docket.writer import Batch, GroupThread
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class SqlDocket:
         """See :meth:`serving.docket.store.Docket.requests`."""
         return await self.read(reads.requests)
 
-    async def failures(self, pixels_sha256: str) -> Sequence[TrialFailed]:
+    async def failures(self, pixels_sha256: str) -> Sequence[Failure]:
         """See :meth:`serving.docket.store.Docket.failures`."""
         return await self.read(lambda connection: reads.failures(connection, pixels_sha256))
 

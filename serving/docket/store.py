@@ -79,6 +79,21 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """A trial that failed, from when it was opened or last taken up.
+
+    Attributes:
+        begun: Number of the entry that it began with.
+        ended: Number of the entry that says so.
+        failed: What that says.
+    """
+
+    begun: int
+    ended: int
+    failed: TrialFailed
+
+
+@dataclass(frozen=True, slots=True)
 class TrialFilter:
     """Which trials are meant: those that all of this holds for. What is empty or None asks for nothing.
 
@@ -225,7 +240,7 @@ class Docket(Protocol):
         """Ids of all trials by the request that they were opened for, the first opened first."""
         ...
 
-    async def failures(self, pixels_sha256: str) -> Sequence[TrialFailed]:
+    async def failures(self, pixels_sha256: str) -> Sequence[Failure]:
         """Failures of trials in which models may have been shown this picture, in the order in which they were kept.
 
         Only those since a model that was shown it last gave a verdict: what no model saw says nothing of them.

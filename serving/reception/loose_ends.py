@@ -124,6 +124,7 @@ class LooseEnds:
                 reason=end.cause.reason,
                 message=end.cause.message,
                 retryable=isinstance(end.cause, Unavailable),
+                broke_off=end.cause.broke_off if isinstance(end.cause, Unavailable) else 0,
             )
             try:
                 await self._docket.append(failed)

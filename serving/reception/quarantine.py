@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from court.errors import BadPicture
 from court.events import Procedure
-from serving.docket.store import Docket
+from serving.docket.store import Docket, Failure
 from serving.reception.request import Place
 from serving.reception.shared import Lately
 
@@ -86,10 +86,26 @@ class Quarantine:
     async def _kills(self, pixels_sha256: str, procedure: Procedure) -> int:
         if procedure is Procedure.SUMMARY:
             return 0  # shown to no model
-        kills = sum(failed.broke_off for failed in await self._docket.failures(pixels_sha256))
+        kills = _deaths(await self._docket.failures(pixels_sha256))
         if kills >= MOST_KILLS:
             raise _quarantined("The model server broke off twice while it looked at it.")
         return kills
+
+
+def _deaths(failures: Sequence[Failure]) -> int:
+    """How often a model server must have died for trials to have failed so, in the order in which they did.
+
+    Of trials that were held at once all fail when it dies once, and a picture that many ask for is on trial often.
+    """
+    deaths, at_once, last = 0, 0, -1
+    for failure in failures:
+        if not failure.failed.broke_off:
+            continue
+        if failure.begun > last:
+            at_once, last = 0, failure.ended
+        deaths += max(0, failure.failed.broke_off - at_once)
+        at_once = max(at_once, failure.failed.broke_off)
+    return deaths
 
 
 def _quarantined(why: str) -> BadPicture:

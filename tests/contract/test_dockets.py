@@ -284,12 +284,14 @@ def test_failures_of_a_picture_are_told_until_a_model_that_saw_it_gives_a_verdic
 
     told, other = using(scene)
     before = ["AT_1", "AT_4", "AT_3", "AT_5"]
-    assert [[failed.reason for failed in some] for some in told] == [
+    assert [[failure.failed.reason for failure in some] for some in told] == [
         *[before] * 3,
         *([], ["AT_8"]),
         *([], ["AT_-9"]),
     ]
-    assert [failed.reason for failed in other] == ["AT_2"]
+    assert [failure.failed.reason for failure in other] == ["AT_2"]
+    first, second, third, fourth = told[0]
+    assert first.begun < first.ended < second.begun < second.ended < third.begun < third.ended < fourth.begun
 
 
 def test_a_request_is_claimed_once_and_another_under_its_name_is_refused(using):
