@@ -17,7 +17,7 @@ from court.record import TrialRecord, TrialState
 from court.trial import Court
 from court.verdict import ReviewReason
 from serving.assembly import Ask
-from serving.docket.store import Docket
+from serving.docket.store import Docket, TrialUnknown
 from serving.reception.shared import Lately
 from serving.settings import Settings
 
@@ -33,15 +33,25 @@ _MOST_PICTURES = 8192
 def reusable(record: TrialRecord) -> bool:
     """Whether a trial's verdict may answer another request.
 
-    It was given, not overruled, and not for lack of time; and the library was not changed after the trial began: such a
-    one was held with neither.
+    It was given, and not overruled, in a trial that was whole.
     """
-    verdict, review, cited = record.verdict, record.last(VerdictReviewed), record.precedents
+    review = record.last(VerdictReviewed)
+    return (
+        record.state is TrialState.DECIDED
+        and whole(record)
+        and not (review and review.outcome is ReviewOutcome.OVERRULED)
+    )
+
+
+def whole(record: TrialRecord) -> bool:
+    """Whether a trial came to a verdict with all the time it needed, and with one library.
+
+    Where that was changed after the trial began, it was held with neither.
+    """
+    verdict, cited = record.verdict, record.precedents
     return (
         verdict is not None
         and (cited is None or cited.findings.library.digest == record.opened.versions.library)
-        and record.state is TrialState.DECIDED
-        and not (review and review.outcome is ReviewOutcome.OVERRULED)
         and all(reason.reason is not ReviewReason.CUT_SHORT for reason in verdict.review)
     )
 
@@ -178,7 +188,10 @@ class KnownMemes:
         trial_id = await self._docket.known(key)
         if trial_id is None:
             return None
-        record = await self._docket.record(trial_id)
+        try:
+            record = await self._docket.record(trial_id)
+        except TrialUnknown:  # erased just now
+            return None
         if not self.answers(record, key):
             return None  # overruled just now; or whoever writes to that table put another trial there
         self._at_hand.keep(key, _AtHand(record, asked))

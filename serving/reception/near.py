@@ -39,6 +39,7 @@ from retrieval.likeness.duplicates import (
     pictures_differ,
 )
 from retrieval.likeness.pdq import BYTES, PdqIndex
+from serving.docket.store import TrialUnknown
 from serving.settings import Settings
 
 _log = logging.getLogger("memecourt.near")
@@ -415,7 +416,10 @@ class NearMemes:
         return bool(frames) and await self._aside(_look_the_same, frames, picture, self._nearness, known.agreement)
 
     async def _stands(self, trial_id: str) -> bool:
-        record = await self._docket.record(trial_id)
+        try:
+            record = await self._docket.record(trial_id)
+        except TrialUnknown:  # it was erased since its look was read
+            return False
         reviews = record.all(VerdictReviewed)
         return record.state is TrialState.DECIDED and all(r.outcome is not ReviewOutcome.OVERRULED for r in reviews)
 

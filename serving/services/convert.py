@@ -27,6 +27,11 @@ _CLIENT_TOKEN_BYTES = 1024
 _NO_TIME = Duration()
 
 
+def check_request_id(request_id: str) -> None:
+    """Raises BadRequest if the docket can't keep a caller's id for a request."""
+    within(request_id, _MOST["request_id"], "request_id")
+
+
 def ask_of(request: wire.JudgeRequest, *, default: Procedure, traceparent: str = "", trace_id: str = "") -> Ask:
     """The ask in a request.
 
@@ -39,7 +44,7 @@ def ask_of(request: wire.JudgeRequest, *, default: Procedure, traceparent: str =
     Raises:
         BadRequest: A field is malformed.
     """
-    within(request.request_id, _MOST["request_id"], "request_id")
+    check_request_id(request.request_id)
     within(request.content.namespace, _MOST["content.namespace"], "content.namespace")
     within(request.content.id, _MOST["content.id"], "content.id")
     if len(request.client_token) > _CLIENT_TOKEN_BYTES:

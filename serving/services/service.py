@@ -23,7 +23,7 @@ from serving.reception.request import Answer
 from serving.reception.session import Session
 from serving.reception.shared import Lately
 from serving.services.calls import answered, no_request, parsed, streaming, time_left, traceparent
-from serving.services.convert import answer_of, ask_of, receipt_of, verdict_of
+from serving.services.convert import answer_of, ask_of, check_request_id, receipt_of, verdict_of
 from serving.services.judge_stream import Trier, judge_stream
 from serving.services.repeats import Repeat, likeness
 from serving.services.watching import Hub, watch_trial
@@ -158,6 +158,7 @@ class CourtService:
                 began = time.perf_counter()
                 request = parsed(wire.JudgeRequest, data)
                 del data  # what is held for long is the picture alone
+                check_request_id(request.request_id)  # the one thing that no request before it answers for
                 like = likeness(request)
                 repeat = self._repeats.get(like) if like else None
                 if repeat and (said := await self._said_again(sitting, repeat, request.request_id, began)):

@@ -232,3 +232,19 @@ def test_a_trial_of_another_namespace_can_not_be_told_from_one_that_is_not_there
 
 def bearer(token):
     return (("authorization", f"Bearer {token}"),)
+
+
+@pytest.mark.parametrize(("request_id", "reason"), [("x" * 129, "FIELD_TOO_LONG"), ("a\0b", "FIELD_HOLDS_NUL")])
+def test_an_id_that_can_t_be_kept_is_refused_however_often_the_same_was_asked(tmp_path, again, request_id, reason):
+    async def work(court):
+        errors = [await refused(court.judge.Judge(asked(request_id=request_id)))]
+        for _ in range(THREE):
+            await court.judge.Judge(asked())
+        errors.append(await refused(court.judge.Judge(asked(request_id=request_id))))
+        assert await court.docket.claim_of(RequestName("forum", request_id)) is None
+        await court.judge.Judge(asked(request_id="x" * 128))
+        return errors
+
+    errors = run(tmp_path, work)
+    assert [error.said[:2] for error in errors] == [("INVALID_ARGUMENT", reason)] * 2
+    assert again == [True] * 2

@@ -538,6 +538,17 @@ def test_nothing_is_given_again_that_was_overruled_or_is_open_or_will_not_do(on,
     on(scene, reuse_near=True)
 
 
+def test_what_was_erased_since_it_was_looked_at_is_passed_over(on, meme, copy):
+    async def scene(server):
+        for trial_id in ("older", "erased"):
+            await server.tried(trial_id, meme)
+        assert await server.same(copy) == "erased"  # it is at hand from now on
+        await server.docket.erase("erased", who="Ruth", why="asked for", at=AT)
+        return await server.same(copy)
+
+    assert on(scene, reuse_near=True) == "older"
+
+
 def test_where_no_text_was_read_the_tiles_are_held_to_more(on, still, meme):
     """A reader that reads nothing does not say that nothing stands there."""
 
