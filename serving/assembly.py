@@ -261,7 +261,7 @@ class Courthouse:
         if not kept:
             raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
         picture = picture_of(record.opened.meme, kept)
-        keeping = self._keeping(watch, picture, record.opened.meme.namespace, record.text, ask)
+        keeping = self._keeping(watch, picture, record.opened.meme.namespace, record.text, ask, record.opened)
         return await self.court.resume(record, picture, keeping, within_s=within_s)
 
     def _keeping(
@@ -271,9 +271,8 @@ class Courthouse:
         namespace: str,
         text: TextRead | None = None,
         ask: Ask | None = None,
+        opened: TrialOpened | None = None,
     ) -> Keeper:
-        opened: TrialOpened | None = None
-
         async def keep(*events: AnyEvent) -> None:
             nonlocal text, opened
             for event in events:

@@ -35,11 +35,11 @@ from court.ports import Watcher
 from court.record import TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.assembly import NO_PINS, Ask, Courthouse
-from serving.docket.store import Claim, RequestConflict, RequestName
+from serving.docket.store import Claim, RequestConflict, RequestName, TrialUnknown
 from serving.reception.claims import MEMES, Claims, led_by, server_of
 from serving.reception.decoders import Decoders
 from serving.reception.hearings import Flight, Hearings
-from serving.reception.known import KnownMemes, reusable
+from serving.reception.known import KnownMemes, reusable, whole
 from serving.reception.loose_ends import LooseEnd, LooseEnds, cause_of
 from serving.reception.pulse import Pulse
 from serving.reception.quarantine import Quarantine
@@ -182,12 +182,15 @@ class Reception:
                 file = await digest_of_file(ask.image)
                 self._quarantine.require(file, text_given=ask.text is not None)
                 call = Call(ask, name, file, watch, Place(turn, self._count, required), began, clock, clock.when())
-                if self._reuse and not ask.try_anew and (answer := await self._at_hand(call)):
-                    return answer
-                try:
-                    return await self._answer(call)
-                finally:
-                    await call.place.leave()
+                answer = await self._at_hand(call) if self._reuse and not ask.try_anew else None
+                if answer is None:
+                    try:
+                        answer = await self._answer(call)
+                    finally:
+                        await call.place.leave()
+                if answer.reused:
+                    self._telemetry.reused(near=answer.near)
+                return answer
         except TimeoutError:
             if not clock.expired():
                 raise
@@ -305,6 +308,10 @@ class Reception:
             )
         answer = await self._follow(call, claim)
         if answer.reused:
+            if not whole(answer.record):  # which this request has not been told
+                pixels = await self._pixels(call)
+                if key := self._key(call, pixels):
+                    answer = await self._due(call, claim, answer, pixels, key)
             call.ask.require_of(answer.record)
         return answer
 
@@ -320,7 +327,7 @@ class Reception:
     async def _first(self, call: Call) -> Answer:
         """The answer to a request that nobody asked before."""
         self._require(call.ask)
-        pixels = self._known.pixels_of(call.file) or (await self._hearings.decoded(call)).pixels_sha256
+        pixels = await self._pixels(call)
         await self._quarantine.require_pixels(pixels, call.ask.procedure)
         key, held = self._key(call, pixels), self._known.held(call.ask.procedure)
         if key and (earlier := await self._known.find(key) or await self._nearly(call)):
@@ -331,9 +338,15 @@ class Reception:
                 return self._answered_again(call, earlier, key, held)
             return self._answered(call, earlier, near=await self._is_near(call, earlier))
         claim, answer = await self._join(call, key)
+        return await self._due(call, claim, answer, pixels, key)
+
+    async def _due(self, call: Call, claim: Claim, answer: Answer, pixels: str, key: str) -> Answer:
+        """The answer that a call is due, given that of a trial which may have been held for another.
+
+        That may have been cut short for a caller who had less time, or held with something else than was loaded when
+        this one asked: this one is due a trial that was not.
+        """
         while answer.reused and not self._known.answers(answer.record, key):
-            # It was cut short for a caller who had less time, or held with something else than was loaded when this one
-            # asked: this one is due a trial that was not.
             key = self._key(call, pixels)
             lead, _ = await self._lead(key)
             with self._unless_left(lead):
@@ -341,6 +354,10 @@ class Reception:
                 claim = own or await self._claims.standing(claim)
                 answer = await self._follow(call, claim)
         return answer
+
+    async def _pixels(self, call: Call) -> str:
+        """Digest of the pixels of a call's picture, which is decoded if it has not been lately."""
+        return self._known.pixels_of(call.file) or (await self._hearings.decoded(call)).pixels_sha256
 
     async def _join(self, call: Call, key: str) -> tuple[Claim, Answer]:
         """The answer of the trial that is held for a meme, at whichever server, or of one that this call begins."""
@@ -440,8 +457,6 @@ class Reception:
     def _answered(self, call: Call, record: TrialRecord, *, near: bool = False) -> Answer:
         opened = record.opened
         reused = (opened.meme.namespace, opened.request_id) != (call.name.namespace, call.name.request_id)
-        if reused:
-            self._telemetry.reused(near=near)
         return Answer(
             record=record,
             picture_seconds=call.picture_seconds,
@@ -468,11 +483,18 @@ class Reception:
         await call.place.take()
         picture, text = await self._hearings.decoded(call), call.ask.text
         if text is None:
-            text = (await self._house.court.text_reader.read(picture)).text
+            try:
+                text = (await self._house.court.text_reader.read(picture)).text
+            except CourtError as error:
+                self._quarantine.failed(call.file, error.reason)
+                raise
         found: dict[str, TrialRecord] = {}
 
         async def usable(trial_id: str) -> bool:
-            record = found[trial_id] = await self._docket.record(trial_id)
+            try:
+                record = found[trial_id] = await self._docket.record(trial_id)
+            except TrialUnknown:
+                return False  # erased just now
             return reusable(record) and self._known.held_alike(record, call.ask)
 
         read = call.ask.text is None
@@ -484,8 +506,7 @@ class Reception:
         meme = record.opened.meme
         if meme.bytes_sha256 == call.file.hex():
             return False
-        pixels = self._known.pixels_of(call.file) or (await self._hearings.decoded(call)).pixels_sha256
-        return pixels != meme.pixels_sha256
+        return await self._pixels(call) != meme.pixels_sha256
 
     # Claims and trials.
 

@@ -11,9 +11,10 @@ from court.backends.chat_completions import ChatCompletions
 from court.errors import BadPicture, TrialAborted, Unavailable
 from court.events import Procedure, TrialFailed
 from court.record import TrialState
+from court.settings import TrialSettings
 from serving.docket.store import RequestName
 from tests.cast import Cast, frames_of
-from tests.unit.test_chat_completions import HELLO, failing
+from tests.unit.test_chat_completions import HELLO, court_and_server, failing, seen
 from tests.unit.test_reception import ASK, Turns, other, quiet_soon, trials_in
 from tests.unit.test_reception import town as town
 
@@ -71,6 +72,22 @@ def test_a_picture_that_killed_the_text_reader_is_not_shown_to_it_again_but_trie
         return await reception.answer(other(request_id="r3"))
 
     assert on(town, scene).record.state is TrialState.DECIDED
+
+
+def test_a_picture_that_killed_the_text_reader_before_its_trial_is_not_shown_to_it_again_either(town):
+    """Where memes that are nearly known are looked for, the text is read first."""
+
+    async def scene(reception):
+        reception._near = object()
+        town.reader.result = Unavailable("no", reason="TEXT_READER_FAILED")
+        outcomes = []
+        for number in range(2):
+            with pytest.raises((BadPicture, Unavailable)) as caught:
+                await reception.answer(replace(ASK, text=None, request_id=f"r{number}"))
+            outcomes.append(caught.value.reason)
+        return outcomes
+
+    assert on(town, scene) == ["TEXT_READER_FAILED", "QUARANTINED"] and town.reader.calls == 1
 
 
 # Trials that kill the model server (RE-6).
@@ -276,6 +293,62 @@ def test_a_verdict_clears_a_picture(town):
 
     chairs = Cast(rounds=2, describe=speak).chairs
     assert on(town, scene, chairs=chairs) == ["MODEL_GONE", "decided"] * 2
+
+
+@pytest.mark.parametrize("end", ["the caller leaves", "a call has no time left", "the trial has no time left"])
+def test_a_death_counts_however_the_trial_ends_that_it_came_upon(town, end):
+    """The server dies, and whoever takes over hangs: nobody is left to tell the death to."""
+
+    async def scene():
+        async with court_and_server() as (model, server):
+            server.faults.script(["reset", "hang"] * 4)
+            cast = Cast(rounds=2)
+            settings = TrialSettings(call_s=1.0 if end.startswith("a call") else 120.0)
+            chairs = replace(cast.chairs, proposer=Chair(model))
+            async with town.server(chairs=chairs, settings=settings) as reception:
+                for number in range(2):
+                    ask = replace(FULL, request_id=f"r{number}")
+                    within_s = 2.0 if end.startswith("the trial") else None
+                    asking = asyncio.ensure_future(reception.answer(ask, within_s=within_s))
+                    await seen(server, calls=2 * (number + 1), within_s=60)
+                    if end == "the caller leaves":
+                        asking.cancel()
+                    await asyncio.wait([asking])
+                    assert asking.cancelled() or isinstance(asking.exception(), TrialAborted | Unavailable)
+                    await quiet_soon(reception)
+                outcome = await asked(reception, replace(FULL, request_id="r2"), 1)
+                records = [await reception.house.docket.record(one) for one in await trials_in(reception.house.docket)]
+                return outcome, [record.last(TrialFailed).broke_off for record in records], server.stats.calls
+
+    assert asyncio.run(scene()) == (["QUARANTINED"], [1, 1], 4)
+
+
+def test_a_death_that_came_upon_several_trials_of_a_picture_counts_once(town):
+    """Or one death would be enough for the picture that everybody asks about."""
+    cast, here, died = Cast(rounds=2), [], asyncio.Event()
+
+    class Proposer:
+        name = "proposer"
+
+        async def reply(self, request, *, within_s):
+            if not died.is_set():
+                here.append(request)
+                if len(here) == 3:
+                    died.set()
+                await died.wait()
+                raise broken_off()
+            return await cast.models["proposer"].reply(request, within_s=within_s)
+
+        async def odds(self, request, options, *, within_s):
+            return None
+
+    async def scene(reception):
+        asks = [replace(FULL, namespace=name) for name in ("forum", "blog", "shop")]
+        first = await asyncio.gather(*(asked(reception, ask, 1) for ask in asks))
+        return first, await asyncio.gather(*(asked(reception, ask, 1) for ask in asks))
+
+    first, then = on(town, scene, chairs=replace(cast.chairs, proposer=Chair(Proposer())))
+    assert (first, then) == ([["MODEL_GONE"]] * 3, [["decided"]] * 3)
 
 
 def test_erasing_its_failed_trials_lets_a_picture_out(town):

@@ -809,7 +809,8 @@ def test_a_trial_whose_end_could_not_be_kept_ends_in_its_record_once_the_docket_
                 async with asyncio.timeout(60):
                     while await docket.open_trials():  # noqa: ASYNC110
                         await asyncio.sleep(0.02)
-        await asyncio.wait([caller])
+        (ended,) = await asyncio.gather(caller, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError if end == "is cancelled" else TrialAborted)
         (trial_id,) = await trials_in(docket)
         left = await docket.record(trial_id)
         town.finder = Finder()
@@ -1376,9 +1377,15 @@ def test_a_verdict_that_was_cut_short_for_one_caller_is_no_other_s(town):
 
     slow, quick = Cast(rounds=9, delay_s=0.3), Cast(rounds=9)
     ask = replace(ASK, procedure=Procedure.FULL)
+    reused = []
+
+    class Counting(Telemetry):
+        def reused(self, *, near):
+            reused.append(near)
 
     async def scene():
-        async with town.server(chairs=slow.chairs, settings=TrialSettings(rounds_max=9)) as reception:
+        options = {"chairs": slow.chairs, "settings": TrialSettings(rounds_max=9), "telemetry": Counting()}
+        async with town.server(**options) as reception:
             hurried = asyncio.ensure_future(reception.answer(ask, within_s=5))
             await asyncio.sleep(0.3)
             patient = asyncio.ensure_future(reception.answer(replace(ask, request_id="r2")))
@@ -1393,11 +1400,39 @@ def test_a_verdict_that_was_cut_short_for_one_caller_is_no_other_s(town):
             )
 
     first, patient, again, later = asyncio.run(scene())
+    assert reused == [False], "the last was given another's verdict, and nobody else"
     assert "CUT_SHORT" in [review.reason for review in first.record.verdict.review]
     assert patient.record.trial_id != first.record.trial_id and not patient.reused
     assert "CUT_SHORT" not in [review.reason for review in patient.record.verdict.review]
     assert again.record == first.record
     assert later.reused and later.record.trial_id == patient.record.trial_id
+
+
+def test_who_left_a_trial_that_was_cut_short_for_another_and_asks_again_gets_one_that_was_not(town):
+    from court.settings import TrialSettings
+    from tests.cast import Cast
+
+    cast = Cast(rounds=9, delay_s=0.3)
+    ask = replace(ASK, procedure=Procedure.FULL)
+    patient = replace(ask, request_id="r2")
+
+    async def scene():
+        async with town.server(chairs=cast.chairs, settings=TrialSettings(rounds_max=9)) as reception:
+            hurried = asyncio.ensure_future(reception.answer(ask, within_s=5))
+            await asyncio.sleep(0.3)
+            leaving = asyncio.ensure_future(reception.answer(patient))
+            while await reception.trial_of(RequestName("us", "r2")) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            leaving.cancel()
+            first = await hurried
+            for model in cast.models.values():
+                model._delay_s = 0
+            return first, [await reception.answer(patient) for _ in range(2)]
+
+    first, (back, again) = asyncio.run(scene())
+    assert "CUT_SHORT" in [review.reason for review in first.record.verdict.review]
+    assert "CUT_SHORT" not in [review.reason for review in back.record.verdict.review]
+    assert again.record == back.record and back.record.trial_id != first.record.trial_id
 
 
 def test_of_all_whose_shared_trial_was_cut_short_for_one_the_others_share_one_more(town):
@@ -1645,11 +1680,19 @@ def test_a_pin_holds_for_what_the_trial_is_held_with_and_not_only_for_what_was_l
     assert [free.record.trial_id] == trials and free.record.opened.versions.library == OTHER_LIBRARY.digest
 
 
-def test_a_library_that_is_changed_while_it_is_searched_ends_a_trial_that_is_pinned_to_it(town):
+@pytest.mark.parametrize("taken_up", [False, True])
+def test_a_library_that_is_changed_while_it_is_searched_ends_a_trial_that_is_pinned_to_it(town, taken_up):
     async def scene(reception):
         town.finder.gate = asyncio.Event()
         pinned = asyncio.ensure_future(reception.answer(PINNED))
         await town.finder.searching.wait()
+        if taken_up:
+            pinned.cancel()
+            await asyncio.wait([pinned])
+            await quiet_soon(reception)
+            town.finder.searching.clear()
+            pinned = asyncio.ensure_future(reception.answer(PINNED))
+            await town.finder.searching.wait()
         town.finder.library = OTHER_LIBRARY
         town.finder.result = findings([H] * 5).model_copy(update={"library": OTHER_LIBRARY})
         town.finder.gate.set()
