@@ -887,7 +887,7 @@ def test_a_trial_whose_end_is_kept_late_is_counted_as_ended(town, monkeypatch):
             await asyncio.wait([caller])
             away.away = False
             async with asyncio.timeout(60):
-                while await docket.open_trials() or not counted("memecourt_trials_total", ended):
+                while await docket.open_trials() or not counted("memecourt_trials_total", ended):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         await docket.close()
 
