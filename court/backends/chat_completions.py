@@ -99,8 +99,8 @@ class ChatCompletions:
 
     @property
     def answered_at(self) -> float:
-        """When one of its servers last answered anybody's call, by the monotonic clock, in seconds."""
-        return max(server.load.answered_at for server in self._servers)
+        """When it last answered anybody's chat at one of its servers, by the monotonic clock, in seconds."""
+        return max(server.answered_at for server in self._servers)
 
     def apart(self) -> Sequence[Self]:
         """The same model at each of its servers by itself."""

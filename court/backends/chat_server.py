@@ -6,6 +6,7 @@ What becomes of a request that fails is not decided here: see :mod:`court.backen
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,13 +26,15 @@ _KNOWN = 4096  # ids of pictures that the server is thought to have
 
 
 class ChatServer:
-    """A server; safe to call concurrently, within one event loop.
+    """A server, as one model is asked there; safe to call concurrently, within one event loop.
 
     Attributes:
         url: Of its API, as it was configured: it names the server among others, and in records.
         load: Counts the calls in flight.
         known: Digests of pictures that it is thought to have, the last used last.
         token_ids: Ids of words that are single tokens.
+        answered_at: When a chat was last answered, by the monotonic clock, in seconds; minus infinity before the first.
+            Not with the load, which models share: of several at one URL each has an engine of its own that may die.
     """
 
     def __init__(self, url: str, api_key: str | None, http: httpx2.AsyncClient, load: Load) -> None:
@@ -47,6 +50,7 @@ class ChatServer:
         self.load = load
         self.known: OrderedDict[str, None] = OrderedDict()
         self.token_ids: dict[str, int] = {}
+        self.answered_at = float("-inf")
         self._client = openai.AsyncOpenAI(
             base_url=url,
             api_key=api_key or "none",  # the SDK wants one; a server that has none set doesn't look at it
@@ -92,9 +96,11 @@ class ChatServer:
                 extra_body={"messages": wire.messages(request, capabilities, known), **fields},
             )
             async with asking as response:
-                return wire.read(await _read(response.http_response), self.url)
+                answer = wire.read(await _read(response.http_response), self.url)
         except openai.OpenAIError as error:
             raise of_sdk(error) from None
+        self.answered_at = time.monotonic()
+        return answer
 
     async def models(self) -> list[str]:
         """Names of the models that it lists. Raises Failure."""

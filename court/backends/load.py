@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,9 +12,6 @@ class Load:
     It holds nothing back: a call that is needed is made at once, and where too many are made, it is whole trials that
     have to wait. What it decides is whether a side may ask ahead: below ``concurrency`` calls the server would stand
     partly idle, so that a superfluous call costs nobody anything; from there on it would take a needed one's place.
-
-    Attributes:
-        answered_at: When a call was last answered, by the monotonic clock, in seconds; minus infinity before the first.
     """
 
     def __init__(self, concurrency: int) -> None:
@@ -29,7 +25,6 @@ class Load:
             raise ValueError("a server works on at least one call")
         self._concurrency = concurrency
         self._in_flight = 0
-        self.answered_at = float("-inf")
 
     @property
     def in_flight(self) -> int:
@@ -42,10 +37,9 @@ class Load:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """A call, for as long as the context lasts; it was answered if that ends without an exception."""
+        """A call, for as long as the context lasts."""
         self._in_flight += 1
         try:
             yield
-            self.answered_at = time.monotonic()
         finally:
             self._in_flight -= 1

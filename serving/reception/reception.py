@@ -239,31 +239,48 @@ class Reception:
     async def resume_cut_off(self, watch: Watcher | None = None) -> None:
         """Takes up the trials that servers which have died left open, one after the other.
 
-        Returns when each that stood open at the call has ended or has a server that lives; once this is closed, when
-        the one that is held has ended. A trial that was claimed and never opened is not known well enough to be held
-        before it is asked for again.
+        Returns when each that stands open as it begins has ended or has a server that lives; once this is closed, when
+        the one that is held has ended. What can't be begun because the docket, or what else it takes, is away, is tried
+        again until it can. A trial that was claimed and never opened is not known well enough to be held before it is
+        asked for again.
 
         Args:
             watch: Is told of their events.
-
-        Raises:
-            Unavailable: The docket can't say what is open.
         """
-        waiting = {claim.trial_id: claim for claim in await self._docket.open_claims()}
+        waiting = await self._cut_off()
         while waiting:
+            away = ""
             for trial_id, claim in [*waiting.items()]:
                 if self._closing.is_set():
                     return
                 try:
                     if await self._seen_to(claim, watch):
                         del waiting[trial_id]
+                except Unavailable as error:  # not begun: one that was, and failed, is TrialAborted
+                    away = error.reason
                 except CourtError as error:
                     del waiting[trial_id]
                     _log.warning("trial=%s not resumed reason=%s", trial_id, error.reason)
+            if away:
+                _log.warning("%d trials wait to be resumed: reason=%s", len(waiting), away)
             if waiting:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._pulse.beat_s):
-                        await self._closing.wait()
+                await self._pause()
+
+    async def _cut_off(self) -> dict[str, Claim]:
+        """The claims of all trials that are open, by their ids; none once this is closed."""
+        while not self._closing.is_set():
+            try:
+                return {claim.trial_id: claim for claim in await self._docket.open_claims()}
+            except Unavailable as error:
+                _log.warning("what is to be resumed can't be told yet: reason=%s", error.reason)
+            await self._pause()
+        return {}
+
+    async def _pause(self) -> None:
+        """Between two looks at what was cut off; over at once when this is closed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._pulse.beat_s):
+                await self._closing.wait()
 
     # A request on its way.
 
@@ -555,16 +572,20 @@ class Reception:
 
         Returns:
             Whether nothing is left to do: False where it is not known yet if its server lives.
+
+        Raises:
+            Unavailable: It could not be begun now, and stands open as before.
+            As :meth:`court.trial.Court.resume`.
         """
         record = await self._claims.record(claim.trial_id)
         if record is None or record.state is not TrialState.OPEN or self._hearings.of(claim.trial_id):
             return True
-        ruling = await self._claims.ruling(claim, record)
+        ruling = await self._claims.standing(claim)  # it may have been tried before, and put off
         server = server_of(ruling)
-        if ruling.trial_id != claim.trial_id or self._claims.lives(server):
+        if ruling.trial_id != claim.trial_id:
             return True
-        if not self._claims.gone(server):
-            return False
+        if not self._claims.gone(server):  # nor is it this one, which lives
+            return self._claims.lives(server)
         async with self._claims.taking(claim.trial_id):
             if self._hearings.of(claim.trial_id):
                 return True
@@ -594,9 +615,16 @@ class Reception:
 
     def _ended(self, flight: Flight) -> None:
         """A trial is over, or nobody is left to begin it."""
+        if flight.task is not None and flight.begun_by is None and _put_off(flight.task):
+            return  # resume_cut_off() tries again: it must find the trial open
         cause = None if flight.task is None else cause_of(flight.task)
         if flight.task is None or (cause is not None and cause.reason != "EVENT_EXISTS"):
             self._loose_ends.leave(flight.trial_id, LooseEnd(flight.claims, cause))
+
+
+def _put_off(trial: asyncio.Task[TrialRecord]) -> bool:
+    """Whether a trial was not begun because something was away; one that was begun fails with TrialAborted."""
+    return not trial.cancelled() and isinstance(trial.exception(), Unavailable)
 
 
 def _fits(ask: Ask, record: TrialRecord) -> bool:

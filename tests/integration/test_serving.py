@@ -7,12 +7,14 @@ import json
 import os
 import random
 import signal
+import time
 import urllib.request
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
+import httpx2
 import pytest
 import trustme
 from click.testing import CliRunner
@@ -21,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from court.agents import Chair, Chairs
 from court.backends.chat_completions import ChatCompletions, http_client
 from court.backends.load import Load
-from court.errors import BadRequest, Unavailable
+from court.errors import BadRequest, CourtError, Unavailable
 from court.events import Procedure, TrialFailed, VerdictGiven
 from court.record import TrialState
 from eval.perf import bombs
@@ -291,8 +293,7 @@ def test_a_model_that_answers_other_calls_is_there_however_late_it_is_with_ours(
 
             async def answer_another():
                 await asyncio.sleep(0.1)
-                with server.load.call():
-                    pass
+                server.answered_at = time.monotonic()
 
             async with beside(answer_another()):
                 await look()
@@ -302,13 +303,42 @@ def test_a_model_that_answers_other_calls_is_there_however_late_it_is_with_ours(
             asked = host.model.stats.calls
             # One that has just answered is not even asked.
             monkeypatch.setattr(wellness, "EVERY_S", 60)
-            with server.load.call():
-                pass
+            server.answered_at = time.monotonic()
             await look()
             return asked, host.model.stats.calls
 
     asked, then = asyncio.run(work())
     assert asked == then >= 2
+
+
+def test_a_model_that_is_gone_is_so_whatever_answers_at_its_url(often, monkeypatch):
+    """A gateway may have several models: it lists one whose engine is dead, and another there answers all the while."""
+    monkeypatch.setattr(wellness, "EVERY_S", 60)
+
+    async def answer(request):
+        if request.url.path.endswith("/models"):
+            return httpx2.Response(200, json={"data": [{"id": "dead"}, {"id": "alive"}]})
+        if json.loads(request.content)["model"] == "dead":
+            await alive.reply(wellness._HELLO, within_s=20)
+            return httpx2.Response(500)
+        said = {"message": {"content": "Hello"}, "finish_reason": "length"}
+        return httpx2.Response(200, json={"model": "alive", "choices": [said]})
+
+    async def work():
+        nonlocal alive
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as http:
+            alive, dead = [
+                ChatCompletions(base_url="http://gateway/v1", model=name, http=http, load=load)
+                for name in ("alive", "dead")
+            ]
+            assert "dead" in await dead.listed(within_s=20)
+            for _ in range(2):  # before the second look the other has just answered, too
+                with pytest.raises(CourtError):
+                    await ModelLook(dead)()
+            await ModelLook(alive)()
+
+    alive, load = None, Load(64)
+    asyncio.run(work())
 
 
 # The server as a process

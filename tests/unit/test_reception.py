@@ -619,6 +619,85 @@ def test_what_a_living_server_holds_is_left_to_it(town):
     assert not asyncio.run(scene()).record.all(TrialResumed)
 
 
+class _Faltering:
+    """A docket that is away when it is asked for one thing, the first so many times; counts them."""
+
+    def __init__(self, docket, what, times=10**9):
+        self._docket = docket
+        self._what, self._times = what, times
+        self.asked = 0
+        self.missed = asyncio.Event()
+
+    def __getattr__(self, name):
+        return self._away if name == self._what and self.asked < self._times else getattr(self._docket, name)
+
+    async def _away(self, *_, **__):
+        self.asked += 1
+        self.missed.set()
+        raise Unavailable("Away for a moment.", reason="DOCKET_UNAVAILABLE")
+
+
+@pytest.mark.parametrize("what", ["open_claims", "record", "take_over", "frames"])
+def test_what_can_not_be_taken_up_because_the_docket_is_away_is_taken_up_when_it_is_back(town, what):
+    async def scene():
+        docket = town.docket()
+        claims = [
+            await a_cut_off_trial(town, docket, replace(ASK, request_id=f"r{n}", try_anew=True)) for n in range(2)
+        ]
+        away = _Faltering(docket, what, times=3)
+        async with town.server(name="b", docket=away) as b:
+            await asyncio.wait_for(b.resume_cut_off(), 60)
+        records = [await docket.record(claim.trial_id) for claim in claims]
+        await docket.close()
+        return records, away.asked
+
+    records, asked = asyncio.run(scene())
+    assert asked == 3
+    assert all(record.state is TrialState.DECIDED and len(record.all(TrialResumed)) == 1 for record in records)
+    assert not any(record.all(TrialFailed) for record in records)
+
+
+@pytest.mark.parametrize("what", ["open_claims", "record"])
+@pytest.mark.parametrize("end", ["close", "cancel"])
+def test_a_server_that_waits_for_the_docket_to_take_up_trials_ends_at_once(town, what, end):
+    async def scene():
+        docket = town.docket()
+        claim = await a_cut_off_trial(town, docket)
+        away = _Faltering(docket, what)
+        async with town.server(name="b", docket=away, beat_s=3600) as b:
+            resuming = asyncio.create_task(b.resume_cut_off())
+            await away.missed.wait()
+            waits = not (await asyncio.wait([resuming], timeout=0.1))[0]
+            if end == "close":
+                b.close()
+            else:
+                resuming.cancel()
+            ended = (await asyncio.wait([resuming], timeout=60))[0]
+        record = await docket.record(claim.trial_id)
+        await docket.close()
+        return waits, bool(ended), resuming.cancelled(), record
+
+    waits, ended, cancelled, record = asyncio.run(scene())
+    assert waits and ended and cancelled is (end == "cancel")
+    assert record.state is TrialState.OPEN
+
+
+def test_a_trial_that_was_taken_up_and_failed_is_not_taken_up_again_without_being_asked(town):
+    async def scene():
+        docket = town.docket()
+        claim = await a_cut_off_trial(town, docket, events=2)
+        finder = Finder(Unavailable("The finder is away.", reason="ENCODER_UNAVAILABLE"))
+        async with town.server(name="b", docket=docket, finder=finder) as b:
+            await asyncio.wait_for(b.resume_cut_off(), 60)
+        record = await docket.record(claim.trial_id)
+        await docket.close()
+        return record, finder
+
+    record, finder = asyncio.run(scene())
+    assert record.last(TrialFailed).reason == "ENCODER_UNAVAILABLE" and record.last(TrialFailed).retryable
+    assert len(finder.asked) == len(record.all(TrialResumed)) == 1
+
+
 def test_a_trial_that_can_not_be_taken_up_ends_in_its_record_and_the_request_gets_another(town):
     async def scene():
         docket = town.docket()

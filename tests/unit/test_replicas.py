@@ -155,6 +155,24 @@ def test_a_request_that_may_have_killed_a_server_meets_one_more_and_not_all():
     with_two_servers(steps)
 
 
+def test_when_a_chat_was_answered_is_known_to_all_who_ask_that_model_there():
+    async def steps(model, servers, end):
+        never = float("-inf")
+        pinned = model.pinned(pixels(0))
+        await model.listed(within_s=5)
+        assert await pinned._token_id("A", 5)
+        servers[pinned.urls[0]].faults.script(["garbage"])
+        with pytest.raises(Unavailable):
+            await pinned.reply(HELLO, within_s=5)
+        assert model.answered_at == pinned.answered_at == never  # none of these was a chat that was answered
+        await pinned.reply(HELLO, within_s=5)
+        assert model.answered_at == pinned.answered_at > never
+        apart = {alone.urls[0]: alone.answered_at for alone in model.apart()}
+        assert apart == dict(zip(pinned.urls, (pinned.answered_at, never), strict=True))
+
+    with_two_servers(steps)
+
+
 @pytest.mark.parametrize("fault", ["429", "garbage", "cut"])
 def test_a_server_that_is_there_is_not_left(fault):
     async def steps(model, servers, end):
