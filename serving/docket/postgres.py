@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from sqlalchemy import Column, Connection, Integer, MetaData, Table, create_engine, insert, select, text, update
+from sqlalchemy import Column, Connection, Integer, MetaData, Table, create_engine, event, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from court.errors import CourtError, NotLoaded
@@ -20,6 +20,7 @@ from serving.docket.writer import RolledBack
 
 if TYPE_CHECKING:
     import psycopg
+    from sqlalchemy.engine import ExceptionContext
 
 SCHEMA = "memecourt_docket"
 
@@ -38,19 +39,31 @@ _AGAIN_S = 0.2
 _PASSING = {"40001", "40P01"}
 """Codes of a transaction that got into another's way (serialization, deadlock)."""
 
+_READ_ONLY = "25006"
+"""Code of a server that is a standby."""
+
 _WHY = {
     "55P03": "somebody else keeps it locked for too long",
     "57014": "its database takes too long",
     "53100": "its disk is full",
-    "25006": "its database takes no changes; name the primary",
+    _READ_ONLY: "its database takes no changes; name the primary",
     "42P01": "its tables are gone",
     "3F000": "its tables are gone",
 }
 
+# Tells one life of the database from the next. One that crashed, or whose place a standby took, may have lost the
+# transactions whose end nobody was told, and gives their numbers to others. After a crash there is another checkpoint
+# before anybody gets in, and a standby that takes over begins another timeline. A checkpoint may come at other times
+# too: that costs a certainty now and then, and nothing else.
+_LIFE = (
+    "(SELECT checkpoint_lsn::text FROM pg_control_checkpoint()) "
+    "|| ' ' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+)
+
 # In every transaction that writes, by its own word: a pooler between us and the server may hand us any session. What
 # was acknowledged is on the disk, whatever the database is set to.
 _BEGIN = text(
-    "SELECT pg_current_xact_id()::text, "
+    f"SELECT pg_current_xact_id()::text, {_LIFE}, "
     "set_config('lock_timeout', :patience, true), "
     "set_config('statement_timeout', :limit, true), "
     "set_config('idle_in_transaction_session_timeout', :idle, true), "
@@ -58,6 +71,9 @@ _BEGIN = text(
     "CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, "
     "true)"
 )
+
+
+_STATUS = text(f"SELECT pg_xact_status(CAST(:number AS xid8)), {_LIFE}")
 
 
 class PostgresDatabase:
@@ -79,6 +95,7 @@ class PostgresDatabase:
             use_native_hstore=False,
             execution_options={"schema_translate_map": {None: SCHEMA}},
         )
+        event.listen(self._engine, "handle_error", _leave_a_standby)
         self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     @classmethod
@@ -104,17 +121,17 @@ class PostgresDatabase:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """See :meth:`serving.docket.database.Database.writing`."""
-        committing, xact = False, ""
+        committing, number, life = False, "", ""
         try:
             with self._engine.connect() as connection:
-                xact = self._begun(connection)
+                number, life = self._begun(connection)
                 yield connection
                 committing = True
                 connection.commit()
         except DBAPIError as error:
             if committing and error.connection_invalidated:
                 # Whether the server still got the word, only the server knows.
-                kept = self._was_kept(xact)
+                kept = self._was_kept(number, life)
                 if kept:
                     return
                 if kept is None:
@@ -176,24 +193,25 @@ class PostgresDatabase:
         connection.autocommit = False
         return connection
 
-    def _begun(self, connection: Connection) -> str:
-        """Begins a transaction that writes; its number."""
+    def _begun(self, connection: Connection) -> tuple[str, str]:
+        """Begins a transaction that writes; its number, and the life of the database that gave it."""
         limits = {
             "patience": f"{int(self._patience * 1000)}ms",
             "limit": f"{_READ_S}s",
             "idle": f"{_IDLE_S}s",
         }
-        return str(connection.execute(_BEGIN, limits).one()[0])
+        number, life, *_ = connection.execute(_BEGIN, limits).one()
+        return number, life
 
-    def _was_kept(self, xact: str) -> bool | None:
-        """What became of a transaction whose connection broke in the commit; None where nobody says so in time."""
+    def _was_kept(self, number: str, life: str) -> bool | None:
+        """What became of a transaction whose connection broke in the commit; None where nobody can say, or in time."""
         until = time.monotonic() + self._patience
         while time.monotonic() < until:
             try:
                 with self._engine.connect() as connection:
-                    status = connection.execute(
-                        text("SELECT pg_xact_status(CAST(:xact AS xid8))"), {"xact": xact}
-                    ).scalar_one()
+                    status, now = connection.execute(_STATUS, {"number": number}).one()
+                if now != life:
+                    return None  # by now the number may be another's
             except DBAPIError as error:
                 if _state(error) is not None and not error.connection_invalidated:
                     return None  # another server, which does not know it
@@ -202,6 +220,12 @@ class PostgresDatabase:
                 return {"committed": True, "aborted": False}.get(status)
             time.sleep(_AGAIN_S)
         return None
+
+
+def _leave_a_standby(context: ExceptionContext) -> None:
+    """Has all connections made anew where one leads to a standby: the address may lead to another machine by now."""
+    if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
+        context.is_disconnect = True
 
 
 def _state(error: DBAPIError) -> str | None:

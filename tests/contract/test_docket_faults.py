@@ -23,6 +23,7 @@ import pytest
 from court.errors import Unavailable
 from court.events import VerdictReviewed
 from court.record import TrialState
+from eval.perf.postgres import PostgresServer
 from retrieval.postgres.address import Address
 from serving.docket.audit import audit
 from serving.docket.log.notes import VerifierKey
@@ -380,8 +381,9 @@ def test_connections_that_broke_unnoticed_are_replaced(docket_database):
 class Between:
     """A relay before a PostgreSQL server that breaks connections off where it is told to."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, instead=lambda: None):
         self.server = f"{directory}/.s.PGSQL.5432"
+        self.instead = instead  # what happens before it breaks off
         self.breaks = []  # "before" or "after": whether the server still gets the word to commit
         self.broke = 0
         self.over = False
@@ -418,6 +420,7 @@ class Between:
                         if self.breaks.pop(0) == "after":
                             server.sendall(said)
                             assert server.recv(65536)
+                        self.instead()
                         return
                     (server if ready is client else client).sendall(said)
 
@@ -439,6 +442,69 @@ def test_a_connection_that_breaks_in_the_commit_costs_nothing(docket_database, w
         address = f"postgresql://court@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
         assert list(with_docket(Address(address), scene)) == events
     assert between.broke == len(events)
+
+
+def test_a_commit_that_the_database_lost_in_a_crash_is_not_taken_for_kept():
+    """After a crash the numbers of lost transactions are given to others, whose commits say nothing of them."""
+    import psycopg
+
+    events = events_of()
+    server = PostgresServer()
+
+    def crash():
+        with psycopg.connect(server.url(), autocommit=True) as victim:
+            os.kill(victim.execute("SELECT pg_backend_pid()").fetchone()[0], signal.SIGKILL)
+        others = 0
+        while others < 20:  # others write as soon as they can
+            try:
+                with psycopg.connect(server.url()) as other:
+                    other.execute("SELECT pg_current_xact_id()")
+                others += 1
+            except psycopg.OperationalError:
+                time.sleep(0.05)
+
+    async def scene(docket):
+        await append_all(docket, events[:2])
+        between.breaks.append("before")
+        with pytest.raises(Unavailable):
+            await docket.append(events[2])
+        assert len((await docket.record("t")).events) == 2
+        await whole(docket, events[2:])
+
+    try:
+        between = Between(server.url().partition("host=")[2], crash)
+        with between as port:
+            address = f"postgresql://court@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
+            with_docket(Address(address), scene, patience=10.0)
+        assert between.broke == 1
+    finally:
+        server.close()
+
+
+def test_a_server_that_takes_no_changes_is_left_as_soon_as_there_is_another(docket_database):
+    """Where the primary has become another machine, new connections lead there and those that are there do not."""
+    import psycopg
+
+    events = events_of()
+
+    async def scene(docket):
+        await append_all(docket, events[:2])
+        with psycopg.connect(docket_database, autocommit=True) as other:
+            other.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
+            try:
+                other.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE pid <> pg_backend_pid() AND application_name = 'memecourt'"
+                )
+                for _ in range(2):
+                    (said,) = await refused(docket, events[2])
+            finally:
+                other.execute("SET default_transaction_read_only = off")
+                other.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
+        await append_all(docket, events[2:])  # and nothing is read before: that makes a connection fit to write here
+        return said
+
+    assert "name the primary" in with_docket(Address(docket_database), scene)
 
 
 def test_a_server_that_hangs_while_it_keeps_a_look_does_not_hold_up_records(docket_database):
