@@ -79,7 +79,7 @@ class AsyncClient:
     ) -> AsyncGenerator[wire.TrialEvent, None]:
         """See :meth:`memecourt.client.Client.watch`."""
         asked = watch_request(trial_id, request_id, namespace, from_seq)
-        attempts = Attempts(self._retries, self._budget, None)
+        attempts = Attempts(self._retries, self._budget, None, stream=True)
         while True:
             call = self._court.WatchTrial(asked, metadata=self._connection.metadata())
             try:
@@ -116,7 +116,7 @@ class AsyncClient:
     async def export(self, which: wire.TrialFilter | None = None) -> AsyncGenerator[wire.Trial, None]:
         """See :meth:`memecourt.client.Client.export`."""
         export = Export(which)
-        attempts = Attempts(self._retries, self._budget, None)
+        attempts = Attempts(self._retries, self._budget, None, stream=True)
         while True:
             call = self._docket.ExportTrials(export.request(), metadata=self._connection.metadata())
             try:
@@ -141,7 +141,7 @@ class AsyncClient:
         """See :meth:`memecourt.client.Client.reviews`."""
         asked = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
         retries = patient(self._retries)
-        attempts = Attempts(retries, Budget(retries), None)
+        attempts = Attempts(retries, Budget(retries), None, stream=True)
         while True:
             call = self._docket.WatchReviews(asked, metadata=self._connection.metadata())
             try:

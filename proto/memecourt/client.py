@@ -87,6 +87,7 @@ class Client:
         )
         self._retries = retries or Retries()
         self._budget = Budget(self._retries)
+        self._closed = False
         self._channel = self._connection.open()
         self._court = CourtStub(self._channel)
         self._docket = DocketStub(self._channel)
@@ -151,7 +152,7 @@ class Client:
             CallError: There is no such trial (NOT_FOUND), or it can't be watched.
         """
         asked = watch_request(trial_id, request_id, namespace, from_seq)
-        attempts = Attempts(self._retries, self._budget, None)
+        attempts = Attempts(self._retries, self._budget, None, stream=True)
         while True:
             call = self._court.WatchTrial(asked, metadata=self._connection.metadata())
             try:
@@ -164,7 +165,7 @@ class Client:
                 told = CallError.of(error)
             finally:
                 call.cancel()
-            time.sleep(attempts.after(told))
+            self._wait(attempts, told)
 
     # The docket
 
@@ -191,7 +192,7 @@ class Client:
     def export(self, which: wire.TrialFilter | None = None) -> Generator[wire.Trial, None, None]:
         """Trials with all of their events, the first opened first; each once, also where connections break."""
         export = Export(which)
-        attempts = Attempts(self._retries, self._budget, None)
+        attempts = Attempts(self._retries, self._budget, None, stream=True)
         while True:
             call = self._docket.ExportTrials(export.request(), metadata=self._connection.metadata())
             try:
@@ -204,7 +205,7 @@ class Client:
                 told = CallError.of(error)
             finally:
                 call.cancel()
-            time.sleep(attempts.after(told))
+            self._wait(attempts, told)
 
     def review(self, request: wire.ReviewVerdictRequest, *, timeout: float = 60.0) -> wire.TrialSummary:
         """Upholds or overrules a verdict.
@@ -235,7 +236,7 @@ class Client:
         """
         asked = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
         retries = patient(self._retries)
-        attempts = Attempts(retries, Budget(retries), None)
+        attempts = Attempts(retries, Budget(retries), None, stream=True)
         while True:
             call = self._docket.WatchReviews(asked, metadata=self._connection.metadata())
             try:
@@ -249,7 +250,7 @@ class Client:
                 told = CallError.of(error)
             finally:
                 call.cancel()
-            time.sleep(attempts.after(told))
+            self._wait(attempts, told)
 
     # The precedents
 
@@ -292,6 +293,7 @@ class Client:
 
     def close(self) -> None:
         """Lets the connection go."""
+        self._closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -299,6 +301,12 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _wait(self, attempts: Attempts, error: CallError) -> None:
+        """Until a stream that has ended is opened again; raises the error where it is not."""
+        if self._closed:
+            raise error  # it looks like what a proxy does, but who closed the client has had enough
+        time.sleep(attempts.after(error))
 
     def _call(
         self,

@@ -17,14 +17,11 @@ import grpc
 
 from memecourt.connection import MESSAGE_BYTES
 from memecourt.errors import CallError, JudgeError
-from memecourt.retries import Budget, Endings, Retries, passing
+from memecourt.retries import IDLE, Budget, Endings, Retries, is_cut, passing
 from memecourt.v1 import court_pb2 as wire
 
 Outcome = tuple[str, wire.JudgeResponse | JudgeError]
 """The request_id, and the verdict or why there is none."""
-
-IDLE = "IDLE"
-"""Reason of a server that has waited long enough for the next request: no fault of any of those asked."""
 
 _LONGEST_NAME = 128  # characters of a request_id
 
@@ -32,16 +29,6 @@ _LONGEST_S = 366 * 86_400
 """That a request may take at most, in seconds: beyond, neither wire nor clocks know what is meant."""
 
 _ROOM_FOR_TIMEOUT = 32  # bytes that the timeout adds to a message, at most
-
-_CUT = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED})
-"""What gRPC itself, or a proxy, may end a long stream with, besides what passes anyway. With asyncio, INTERNAL may also
-hide what the server ended it with, where that came while something was written (github.com/grpc/grpc/issues/36066): the
-next stream tells."""
-
-
-def is_cut(error: CallError) -> bool:
-    """Whether a stream that ended so can be taken up again."""
-    return passing(error) or error.reason == IDLE or (not error.reason and error.code in _CUT)
 
 
 @dataclass(slots=True)

@@ -3,9 +3,10 @@
 import asyncio
 import itertools
 import socket
+import struct
 import threading
 import time
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, contextmanager, suppress
 
 import grpc
 import pytest
@@ -340,6 +341,71 @@ def test_reviews_go_on_where_they_broke_off_however_often(client):
     assert not court.asked[0].HasField("from_entry")
     assert [request.from_entry for request in court.asked[1:4]] == [41, 42, 43]  # also where no review was between
     assert court.calls["WatchReviews"] == 30
+
+
+@contextmanager
+def resetting(codes):
+    """The address of what resets a call with each of these codes in turn, as a proxy does that has had enough."""
+
+    def frame(kind, flags, stream, body=b""):
+        return struct.pack(">I", len(body))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + body
+
+    def reset(connection):
+        with connection, suppress(OSError), connection.makefile("rb") as came:
+            connection.sendall(frame(4, 0, 0))  # SETTINGS
+            came.read(24)
+            while head := came.read(9):
+                kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big")
+                body = came.read(int.from_bytes(head[:3], "big"))
+                if kind in (4, 6) and not flags & 1:  # SETTINGS and PING want to be acknowledged
+                    connection.sendall(frame(kind, 1, 0, body if kind == 6 else b""))
+                if kind == 1:  # HEADERS: answered with status 200 and content-type, then RST_STREAM
+                    connection.sendall(frame(1, 4, stream, b"\x88\x0f\x10\x10application/grpc"))
+                    connection.sendall(frame(3, 0, stream, struct.pack(">I", codes.pop(0))))
+
+    def accept():
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=reset, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(("name", "given"), [("watch", ("t",)), ("export", ()), ("reviews", (0,))])
+def test_what_a_proxy_resets_goes_on(client, name, given):
+    codes = [0, 2, 8, 12]  # NO_ERROR, INTERNAL_ERROR, CANCEL; and INADEQUATE_SECURITY, which does not pass
+    with resetting(codes) as address, pytest.raises(CallError) as told:
+        client.each(address, name, *given)
+    assert (told.value.code, codes) == (Code.PERMISSION_DENIED, [])
+
+
+def test_who_closes_the_client_ends_what_would_go_on():
+    told = []
+
+    def answer(method, request, number):
+        yield wire.WatchReviewsResponse(next_entry=1, reviewed=wire.ReviewedVerdict(trial_id="t"))
+        over.wait(30)
+
+    def read():
+        try:
+            for _ in client.reviews(0):
+                there.set()
+        except CallError as error:
+            told.append(error.code)
+
+    over, there, court = threading.Event(), threading.Event(), FakeCourt(answer)
+    with served(court) as address:
+        client = Client(address, retries=QUICK)
+        reading = threading.Thread(target=read, daemon=True)
+        reading.start()
+        assert there.wait(30)
+        client.close()
+        reading.join(30)
+        over.set()
+    assert (told, court.calls["WatchReviews"]) == ([Code.CANCELLED], 1)
 
 
 def test_reviews_that_can_t_be_watched(client):

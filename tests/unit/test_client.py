@@ -71,6 +71,17 @@ def test_a_change_is_made_again_only_where_the_server_itself_asks_for_that():
     assert not passing(an_error(Code.INTERNAL, after=1.0), changes=True)
 
 
+@pytest.mark.parametrize("code", [Code.INTERNAL, Code.UNKNOWN, Code.CANCELLED])
+def test_a_stream_that_a_proxy_cut_goes_on_but_our_own_faults_are_told(code):
+    retries = Retries()
+    stream = Attempts(retries, Budget(retries), None, stream=True)
+    assert stream.after(an_error(code, reason="")) >= 0
+    with pytest.raises(CallError):
+        stream.after(an_error(code, reason="INTERNAL"))
+    with pytest.raises(CallError):
+        attempts().after(an_error(code, reason=""))  # no stream
+
+
 def test_waits_double_are_drawn_from_all_of_their_span_and_stop_growing():
     for chance, expected in (
         (0.0, [0, 0, 0, 0, 0]),
