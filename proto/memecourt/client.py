@@ -25,7 +25,7 @@ from google.protobuf.message import Message
 from memecourt.aio import AsyncClient
 from memecourt.connection import MESSAGE_BYTES, Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
-from memecourt.many import Book, Outcome
+from memecourt.many import TO_END_S, Book, Outcome
 from memecourt.requests import Export, added, judge_request, named, named_precedent, watch_request
 from memecourt.retries import Attempts, Budget, Retries, patient
 from memecourt.v1 import court_pb2 as wire
@@ -354,6 +354,8 @@ class _Stream:
                         if self._error is not None:
                             raise self._error
                         if self._book.done:
+                            if not self._book.given_up:
+                                self._changed.wait_for(lambda: self._call is None, TO_END_S)
                             if self._no_more is not None:
                                 raise self._no_more
                             return
@@ -428,7 +430,7 @@ class _Stream:
         while True:
             with self._changed:
                 while not (over.is_set() or self._stopped or self._book.to_send()):
-                    if self._book.all_sent():
+                    if self._book.done:
                         return
                     self._changed.wait(self._book.wait_s())
                 if over.is_set() or self._stopped:
