@@ -205,7 +205,8 @@ class Attempts:
         again = is_cut(error) if self._stream else passing(error, changes=self._changes)
         if again and self._made < self._retries.attempts:
             wait = self._retries.wait_s(self._made, error.retry_after, self.left(), self._chance)
-            if wait is not None and self._budget.repeat():
+            # Who was slow to read asks no more of the server than by reading on.
+            if wait is not None and (error.reason == IDLE or self._budget.repeat()):
                 self._endings.add(error)
                 return wait
         if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -382,6 +382,18 @@ def test_what_a_proxy_resets_goes_on(client, name, given):
     assert (told.value.code, codes) == (Code.PERMISSION_DENIED, [])
 
 
+def test_who_is_slow_to_read_goes_on_however_often(client):
+    def answer(method, request, number):
+        if request.from_seq == 30:
+            return
+        yield wire.WatchTrialResponse(event=wire.TrialEvent(trial_id="t", seq=request.from_seq))
+        raise Refusal("INVALID_ARGUMENT", reason="IDLE")
+
+    court = FakeCourt(answer)
+    with served(court) as address:
+        assert [event.seq for event in client.each(address, "watch", "t")] == list(range(30))
+
+
 def test_who_closes_the_client_ends_what_would_go_on():
     told = []
 
