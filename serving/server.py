@@ -45,6 +45,16 @@ _MOST_UNSEEN = 32_768
 _ALLOCATION = {-3: 128 * 1024, -1: 128 * 1024}
 """For glibc, by the option's number: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, with the values that it begins with."""
 
+_ALIVE = (
+    ("grpc.keepalive_time_ms", 60_000),  # a caller whose machine is gone is noticed
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),  # without it the timeout above is a minute
+    # Clients ask every 30 s whether we are there, also where they send nothing else; by itself the library closes the
+    # connection of one that does so more often than every five minutes.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+"""Options of a server about connections over which nothing goes."""
+
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 _log = logging.getLogger("memecourt.server")
@@ -273,8 +283,7 @@ async def make_server(
             ("grpc.server.max_pending_requests", _MOST_UNSEEN),
             ("grpc.server.max_pending_requests_hard_limit", _MOST_UNSEEN),
             ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing is closed
-            ("grpc.keepalive_time_ms", 60_000),  # a caller whose machine is gone is noticed
-            ("grpc.keepalive_timeout_ms", 20_000),
+            *_ALIVE,
             *WINDOWS,
         ],
     )

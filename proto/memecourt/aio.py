@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from memecourt.connection import Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
-from memecourt.many import Book, Outcome
+from memecourt.many import TO_END_S, Book, Outcome
 from memecourt.requests import Export, added, judge_request, named, named_precedent, watch_request
 from memecourt.retries import Attempts, Budget, Retries, patient
 from memecourt.v1 import court_pb2 as wire
@@ -79,7 +79,7 @@ class AsyncClient:
     ) -> AsyncGenerator[wire.TrialEvent, None]:
         """See :meth:`memecourt.client.Client.watch`."""
         asked = watch_request(trial_id, request_id, namespace, from_seq)
-        attempts = Attempts(self._retries, self._budget, None)
+        attempts = Attempts(self._retries, self._budget, None, stream=True)
         while True:
             call = self._court.WatchTrial(asked, metadata=self._connection.metadata())
             try:
@@ -116,7 +116,7 @@ class AsyncClient:
     async def export(self, which: wire.TrialFilter | None = None) -> AsyncGenerator[wire.Trial, None]:
         """See :meth:`memecourt.client.Client.export`."""
         export = Export(which)
-        attempts = Attempts(self._retries, self._budget, None)
+        attempts = Attempts(self._retries, self._budget, None, stream=True)
         while True:
             call = self._docket.ExportTrials(export.request(), metadata=self._connection.metadata())
             try:
@@ -141,7 +141,7 @@ class AsyncClient:
         """See :meth:`memecourt.client.Client.reviews`."""
         asked = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
         retries = patient(self._retries)
-        attempts = Attempts(retries, Budget(retries), None)
+        attempts = Attempts(retries, Budget(retries), None, stream=True)
         while True:
             call = self._docket.WatchReviews(asked, metadata=self._connection.metadata())
             try:
@@ -229,6 +229,7 @@ class _Stream:
         self._requests = requests
         self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
         self._changed = asyncio.Condition()
+        self._open = False  # whether there is a stream
         self._error: Exception | None = None
         self._no_more: Exception | None = None  # what reading the requests ended in
 
@@ -245,6 +246,10 @@ class _Stream:
                         if self._error is not None:
                             raise self._error
                         if self._book.done:
+                            if not self._book.given_up:
+                                with contextlib.suppress(TimeoutError):
+                                    async with asyncio.timeout(TO_END_S):
+                                        await self._changed.wait_for(lambda: not self._open)
                             if self._no_more is not None:
                                 raise self._no_more
                             return
@@ -298,8 +303,10 @@ class _Stream:
                     await self._wait()
                 if self._book.done:
                     return
+                self._open = True
             ended = await self._stream()
             async with self._changed:
+                self._open = False
                 wait = self._book.cut(ended)
                 self._changed.notify_all()
                 if wait is None:
@@ -330,7 +337,7 @@ class _Stream:
             while True:
                 async with self._changed:
                     while not self._book.to_send():
-                        if self._book.all_sent():
+                        if self._book.done:
                             await call.done_writing()
                             return
                         await self._wait()

@@ -25,7 +25,7 @@ from google.protobuf.message import Message
 from memecourt.aio import AsyncClient
 from memecourt.connection import MESSAGE_BYTES, Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
-from memecourt.many import Book, Outcome
+from memecourt.many import TO_END_S, Book, Outcome
 from memecourt.requests import Export, added, judge_request, named, named_precedent, watch_request
 from memecourt.retries import Attempts, Budget, Retries, patient
 from memecourt.v1 import court_pb2 as wire
@@ -87,6 +87,7 @@ class Client:
         )
         self._retries = retries or Retries()
         self._budget = Budget(self._retries)
+        self._closed = False
         self._channel = self._connection.open()
         self._court = CourtStub(self._channel)
         self._docket = DocketStub(self._channel)
@@ -151,7 +152,7 @@ class Client:
             CallError: There is no such trial (NOT_FOUND), or it can't be watched.
         """
         asked = watch_request(trial_id, request_id, namespace, from_seq)
-        attempts = Attempts(self._retries, self._budget, None)
+        attempts = Attempts(self._retries, self._budget, None, stream=True)
         while True:
             call = self._court.WatchTrial(asked, metadata=self._connection.metadata())
             try:
@@ -164,7 +165,7 @@ class Client:
                 told = CallError.of(error)
             finally:
                 call.cancel()
-            time.sleep(attempts.after(told))
+            self._wait(attempts, told)
 
     # The docket
 
@@ -191,7 +192,7 @@ class Client:
     def export(self, which: wire.TrialFilter | None = None) -> Generator[wire.Trial, None, None]:
         """Trials with all of their events, the first opened first; each once, also where connections break."""
         export = Export(which)
-        attempts = Attempts(self._retries, self._budget, None)
+        attempts = Attempts(self._retries, self._budget, None, stream=True)
         while True:
             call = self._docket.ExportTrials(export.request(), metadata=self._connection.metadata())
             try:
@@ -204,7 +205,7 @@ class Client:
                 told = CallError.of(error)
             finally:
                 call.cancel()
-            time.sleep(attempts.after(told))
+            self._wait(attempts, told)
 
     def review(self, request: wire.ReviewVerdictRequest, *, timeout: float = 60.0) -> wire.TrialSummary:
         """Upholds or overrules a verdict.
@@ -235,7 +236,7 @@ class Client:
         """
         asked = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
         retries = patient(self._retries)
-        attempts = Attempts(retries, Budget(retries), None)
+        attempts = Attempts(retries, Budget(retries), None, stream=True)
         while True:
             call = self._docket.WatchReviews(asked, metadata=self._connection.metadata())
             try:
@@ -249,7 +250,7 @@ class Client:
                 told = CallError.of(error)
             finally:
                 call.cancel()
-            time.sleep(attempts.after(told))
+            self._wait(attempts, told)
 
     # The precedents
 
@@ -292,6 +293,7 @@ class Client:
 
     def close(self) -> None:
         """Lets the connection go."""
+        self._closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -299,6 +301,12 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _wait(self, attempts: Attempts, error: CallError) -> None:
+        """Until a stream that has ended is opened again; raises the error where it is not."""
+        if self._closed:
+            raise error  # it looks like what a proxy does, but who closed the client has had enough
+        time.sleep(attempts.after(error))
 
     def _call(
         self,
@@ -346,6 +354,8 @@ class _Stream:
                         if self._error is not None:
                             raise self._error
                         if self._book.done:
+                            if not self._book.given_up:
+                                self._changed.wait_for(lambda: self._call is None, TO_END_S)
                             if self._no_more is not None:
                                 raise self._no_more
                             return
@@ -420,7 +430,7 @@ class _Stream:
         while True:
             with self._changed:
                 while not (over.is_set() or self._stopped or self._book.to_send()):
-                    if self._book.all_sent():
+                    if self._book.done:
                         return
                     self._changed.wait(self._book.wait_s())
                 if over.is_set() or self._stopped:

@@ -17,31 +17,21 @@ import grpc
 
 from memecourt.connection import MESSAGE_BYTES
 from memecourt.errors import CallError, JudgeError
-from memecourt.retries import Budget, Endings, Retries, passing
+from memecourt.retries import IDLE, Budget, Endings, Retries, is_cut, passing
 from memecourt.v1 import court_pb2 as wire
 
 Outcome = tuple[str, wire.JudgeResponse | JudgeError]
 """The request_id, and the verdict or why there is none."""
 
-IDLE = "IDLE"
-"""Reason of a server that has waited long enough for the next request: no fault of any of those asked."""
-
 _LONGEST_NAME = 128  # characters of a request_id
+
+TO_END_S = 5.0
+"""Seconds in which a server ends a stream that is closed on our side. If we ended it, it would count as taken back."""
 
 _LONGEST_S = 366 * 86_400
 """That a request may take at most, in seconds: beyond, neither wire nor clocks know what is meant."""
 
 _ROOM_FOR_TIMEOUT = 32  # bytes that the timeout adds to a message, at most
-
-_CUT = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED})
-"""What gRPC itself, or a proxy, may end a long stream with, besides what passes anyway. With asyncio, INTERNAL may also
-hide what the server ended it with, where that came while something was written (github.com/grpc/grpc/issues/36066): the
-next stream tells."""
-
-
-def is_cut(error: CallError) -> bool:
-    """Whether a stream that ended so can be taken up again."""
-    return passing(error) or error.reason == IDLE or (not error.reason and error.code in _CUT)
 
 
 @dataclass(slots=True)
@@ -85,12 +75,17 @@ class Book:
         self._endings = Endings()  # theirs
         self.closed = False
         """Whether no more requests will come."""
+        self.given_up = False
+        """Whether the stream that is open still owes an answer that nobody waits for any more."""
         self.outcomes: deque[Outcome] = deque()
         """Those to be told."""
 
     @property
     def done(self) -> bool:
-        """Whether every request has its outcome and no more will come."""
+        """Whether every request has its outcome and no more will come, so that the stream may be closed on our side.
+
+        Not before: what fails in passing is asked again in the same stream.
+        """
         return self.closed and not self._asked
 
     def room(self) -> bool:
@@ -148,10 +143,6 @@ class Book:
         asked.message.timeout.FromMilliseconds(max(1, round(1000 * (asked.deadline - self._clock()))))
         return asked.message
 
-    def all_sent(self) -> bool:
-        """Whether the stream that is open has all that there will be, so that it may be closed on our side."""
-        return self.closed and all(asked.sent for asked in self._asked.values())
-
     def wait_s(self) -> float | None:
         """Seconds until something is due by itself: a request to be sent again, or a deadline; None if nothing is."""
         times = [asked.deadline for asked in self._asked.values()]
@@ -192,6 +183,7 @@ class Book:
         Returns:
             Seconds to wait before another is opened; None where that won't help: all requests have that error.
         """
+        self.given_up = False
         if error is None:
             if not any(asked.sent for asked in self._asked.values()):
                 return 0.0
@@ -220,6 +212,7 @@ class Book:
             if asked.failure is not None and not asked.sent:
                 self._tell(name, asked.failure)
                 continue
+            self.given_up = self.given_up or asked.sent
             message = f"There was no verdict within {self._timeout:g} s."
             if asked.failure is not None:
                 message += f" It was answered before with {asked.failure}"

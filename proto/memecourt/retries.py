@@ -24,6 +24,14 @@ _MOST_ENDINGS = 3
 PASSING = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED})
 """Codes of what may pass by itself."""
 
+IDLE = "IDLE"
+"""Reason of a server that has waited long enough for its caller: for the next request, or for an answer to be taken."""
+
+_CUT = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED})
+"""What gRPC itself, or a proxy, may end a long stream with, besides what passes anyway. With asyncio, INTERNAL may also
+hide what the server ended it with, where that came while something was written (github.com/grpc/grpc/issues/36066): the
+next stream tells."""
+
 
 @dataclass(frozen=True, slots=True)
 class Retries:
@@ -89,6 +97,11 @@ def passing(error: CallError, *, changes: bool = False) -> bool:
     return error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or error.retry_after is not None
 
 
+def is_cut(error: CallError) -> bool:
+    """Whether a stream that ended so can be taken up again where it was."""
+    return passing(error) or error.reason == IDLE or (not error.reason and error.code in _CUT)
+
+
 class Endings:
     """What attempts ended in, to be told where the time is over before one succeeds."""
 
@@ -147,12 +160,25 @@ class Attempts:
         timeout: float | None,
         *,
         changes: bool = False,
+        stream: bool = False,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
+        """None is made yet.
+
+        Args:
+            retries: How the call is made again.
+            budget: Of the client.
+            timeout: Seconds for all of them together; None for as long as it takes.
+            changes: As for :func:`passing`.
+            stream: Whether it answers with a stream that goes on where it was cut: see :func:`is_cut`.
+            clock: Tells seconds.
+            chance: Uniform in [0, 1).
+        """
         self._retries = retries
         self._budget = budget
         self._changes = changes
+        self._stream = stream
         self._clock = clock
         self._chance = chance
         self._deadline = None if timeout is None else clock() + timeout
@@ -176,9 +202,11 @@ class Attempts:
                 before ended in.
         """
         self._made += 1
-        if self._made < self._retries.attempts and passing(error, changes=self._changes):
+        again = is_cut(error) if self._stream else passing(error, changes=self._changes)
+        if again and self._made < self._retries.attempts:
             wait = self._retries.wait_s(self._made, error.retry_after, self.left(), self._chance)
-            if wait is not None and self._budget.repeat():
+            # Who was slow to read asks no more of the server than by reading on.
+            if wait is not None and (error.reason == IDLE or self._budget.repeat()):
                 self._endings.add(error)
                 return wait
         if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -237,6 +237,11 @@ class Memory:
         self._closed = False
 
     @property
+    def idle_s(self) -> float:
+        """Seconds in which a caller must send what it has announced, and take what it is sent."""
+        return self._idle_s
+
+    @property
     def held(self) -> int:
         """Bytes that requests have now, those included that are kept free for what is being read; not pictures."""
         return self._held

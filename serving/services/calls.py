@@ -141,9 +141,11 @@ def streaming(kind: type[Request], method: Streaming[Request, Response], memory:
 
     ``method`` is an async generator; the next response is asked of it only once flow control has let the one before go.
     So many calls are answered at once, and others told to come again: each lasts for as long as its caller likes, and
-    has memory until then. The rest is as for :func:`unary`.
+    has memory until then. One whose caller takes no response for as long as the server waits ends (IDLE): it would keep
+    others out for ever. The rest is as for :func:`unary`.
     """
     answering = 0
+    idle_s = None if memory is None else memory.idle_s
 
     async def tell(data: bytes, context: Context) -> None:
         nonlocal answering
@@ -152,9 +154,15 @@ def streaming(kind: type[Request], method: Streaming[Request, Response], memory:
             raise Busy(f"{answering:,} such streams are open, which is as many as this server has. Come again.")
         answering += 1
         try:
+            begun = False
             async with aclosing(method(request, context)) as responses:
                 async for response in responses:
-                    await context.write(response)
+                    if not begun:
+                        # With the first response the library would send it a second time where that is not taken, and
+                        # fail at that: the caller would never be told of an end.
+                        await context.send_initial_metadata(())
+                        begun = True
+                    await _taken(context, response, idle_s)
         finally:
             answering -= 1
 
@@ -175,6 +183,19 @@ def streaming(kind: type[Request], method: Streaming[Request, Response], memory:
     return grpc.stream_stream_rpc_method_handler(
         call_with_room, request_deserializer=None, response_serializer=serialized
     )
+
+
+async def _taken(context: Context, response: Message, idle_s: float | None) -> None:
+    try:
+        async with asyncio.timeout(idle_s) as limit:
+            await context.write(response)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise BadRequest(
+            f"No response was taken for {idle_s:g} seconds. Read responses as they come; open the call again to go on.",
+            reason="IDLE",
+        ) from None
 
 
 @asynccontextmanager

@@ -119,7 +119,9 @@ for _name in ("WatchTrial", "ExportTrials", "WatchReviews"):
 
 def listening(court: FakeCourt, address: str = "127.0.0.1:0", credentials=None) -> tuple[grpc.Server, str]:
     """A running server, and where it listens."""
-    server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
+    # Callers may ask often whether it is there: tests are in a hurry.
+    options = [("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 100)]
+    server = grpc.server(ThreadPoolExecutor(16), options=options)
     add_CourtServicer_to_server(court, server)
     add_DocketServicer_to_server(court, server)
     add_PrecedentsServicer_to_server(court, server)

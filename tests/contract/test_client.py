@@ -3,9 +3,10 @@
 import asyncio
 import itertools
 import socket
+import struct
 import threading
 import time
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, contextmanager, suppress
 
 import grpc
 import pytest
@@ -342,6 +343,83 @@ def test_reviews_go_on_where_they_broke_off_however_often(client):
     assert court.calls["WatchReviews"] == 30
 
 
+@contextmanager
+def resetting(codes):
+    """The address of what resets a call with each of these codes in turn, as a proxy does that has had enough."""
+
+    def frame(kind, flags, stream, body=b""):
+        return struct.pack(">I", len(body))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + body
+
+    def reset(connection):
+        with connection, suppress(OSError), connection.makefile("rb") as came:
+            connection.sendall(frame(4, 0, 0))  # SETTINGS
+            came.read(24)
+            while head := came.read(9):
+                kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big")
+                body = came.read(int.from_bytes(head[:3], "big"))
+                if kind in (4, 6) and not flags & 1:  # SETTINGS and PING want to be acknowledged
+                    connection.sendall(frame(kind, 1, 0, body if kind == 6 else b""))
+                if kind == 1:  # HEADERS: answered with status 200 and content-type, then RST_STREAM
+                    connection.sendall(frame(1, 4, stream, b"\x88\x0f\x10\x10application/grpc"))
+                    connection.sendall(frame(3, 0, stream, struct.pack(">I", codes.pop(0))))
+
+    def accept():
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=reset, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(("name", "given"), [("watch", ("t",)), ("export", ()), ("reviews", (0,))])
+def test_what_a_proxy_resets_goes_on(client, name, given):
+    codes = [0, 2, 8, 12]  # NO_ERROR, INTERNAL_ERROR, CANCEL; and INADEQUATE_SECURITY, which does not pass
+    with resetting(codes) as address, pytest.raises(CallError) as told:
+        client.each(address, name, *given)
+    assert (told.value.code, codes) == (Code.PERMISSION_DENIED, [])
+
+
+def test_who_is_slow_to_read_goes_on_however_often(client):
+    def answer(method, request, number):
+        if request.from_seq == 30:
+            return
+        yield wire.WatchTrialResponse(event=wire.TrialEvent(trial_id="t", seq=request.from_seq))
+        raise Refusal("INVALID_ARGUMENT", reason="IDLE")
+
+    court = FakeCourt(answer)
+    with served(court) as address:
+        assert [event.seq for event in client.each(address, "watch", "t")] == list(range(30))
+
+
+def test_who_closes_the_client_ends_what_would_go_on():
+    told = []
+
+    def answer(method, request, number):
+        yield wire.WatchReviewsResponse(next_entry=1, reviewed=wire.ReviewedVerdict(trial_id="t"))
+        over.wait(30)
+
+    def read():
+        try:
+            for _ in client.reviews(0):
+                there.set()
+        except CallError as error:
+            told.append(error.code)
+
+    over, there, court = threading.Event(), threading.Event(), FakeCourt(answer)
+    with served(court) as address:
+        client = Client(address, retries=QUICK)
+        reading = threading.Thread(target=read, daemon=True)
+        reading.start()
+        assert there.wait(30)
+        client.close()
+        reading.join(30)
+        over.set()
+    assert (told, court.calls["WatchReviews"]) == ([Code.CANCELLED], 1)
+
+
 def test_reviews_that_can_t_be_watched(client):
     court = FakeCourt(first(Refusal("INVALID_ARGUMENT", reason="OUT_OF_RANGE"), 99))
     with served(court) as address, pytest.raises(CallError) as told:
@@ -394,20 +472,45 @@ def test_every_request_of_a_stream_has_one_outcome(client):
             if len(held) == 4:
                 yield from (answered(court, one) for one in reversed(held))
                 held.clear()
-        yield from (answered(court, one) for one in held)
+        assert not held
 
     court.stream = stream
     with served(court) as address:
-        found = client.each(address, "judge_many", asks(50))
+        found = client.each(address, "judge_many", asks(49))
     outcomes = outcomes_of(found)
-    assert set(outcomes) == {f"r{number}" for number in range(50)}
+    assert set(outcomes) == {f"r{number}" for number in range(49)}
     refusal = outcomes.pop("r7")
     assert isinstance(refusal, JudgeError) and refusal.reason == "AS_TOLD"
     assert {name: response.verdict_id for name, response in outcomes.items()} == {
         name: f"of {name}" for name in outcomes
     }
-    assert [name for name, _ in found] != [f"r{number}" for number in range(50)]  # as they were ready
-    assert (tried.count("r11"), tried.count("r7"), len(tried)) == (3, 1, 52)
+    assert [name for name, _ in found] != [f"r{number}" for number in range(49)]  # as they were ready
+    assert (tried.count("r11"), tried.count("r7"), len(tried)) == (3, 1, 51)
+
+
+def test_what_fails_in_passing_at_the_end_is_asked_again_at_once(client):
+    """Not only when the slowest of the others has its answer."""
+    court, ends = FakeCourt(), []
+
+    def stream(requests, number, context):
+        held, times = None, 0
+        for asked in requests:
+            if asked.request.request_id == "r0":
+                held = asked
+            elif not times:
+                times = 1
+                yield refused(asked, Code.UNAVAILABLE, after=0.05)
+            else:
+                yield answered(court, asked)
+                yield answered(court, held)
+        time.sleep(0.2)  # whoever does not wait for its end takes the call back
+        ends.append(context.is_active())
+
+    court.stream = stream
+    with served(court) as address:
+        found = client.each(address, "judge_many", asks(2), timeout=30)
+    assert [(name, outcome.verdict_id) for name, outcome in found] == [("r1", "of r1"), ("r0", "of r0")]
+    assert (ends, court.calls["JudgeStream"]) == ([True], 1)
 
 
 def test_no_more_are_on_their_way_than_wanted(client):

@@ -71,6 +71,17 @@ def test_a_change_is_made_again_only_where_the_server_itself_asks_for_that():
     assert not passing(an_error(Code.INTERNAL, after=1.0), changes=True)
 
 
+@pytest.mark.parametrize("code", [Code.INTERNAL, Code.UNKNOWN, Code.CANCELLED])
+def test_a_stream_that_a_proxy_cut_goes_on_but_our_own_faults_are_told(code):
+    retries = Retries()
+    stream = Attempts(retries, Budget(retries), None, stream=True)
+    assert stream.after(an_error(code, reason="")) >= 0
+    with pytest.raises(CallError):
+        stream.after(an_error(code, reason="INTERNAL"))
+    with pytest.raises(CallError):
+        attempts().after(an_error(code, reason=""))  # no stream
+
+
 def test_waits_double_are_drawn_from_all_of_their_span_and_stop_growing():
     for chance, expected in (
         (0.0, [0, 0, 0, 0, 0]),
@@ -247,17 +258,30 @@ def test_what_passes_is_asked_again_when_the_server_wants_it():
     assert told(book)["a"].verdict_id == "of a"
 
 
-def test_a_stream_stays_open_on_our_side_only_while_there_is_more_to_say():
-    clock, book = taken("a")
-    assert not book.all_sent()
-    book.closed = True
-    assert not book.all_sent()
+def test_a_stream_stays_open_on_our_side_only_while_an_outcome_is_owed():
+    clock, book = taken("a", "b")
     sent(book)
-    assert book.all_sent()
-    book.hear(failure("a", after=1.0))
-    assert not book.all_sent()
-    clock.now += 9
-    assert sent(book) == ["a"] and book.all_sent()
+    book.closed = True
+    assert not book.done
+    book.hear(failure("a", after=1.0))  # asked again in the same stream, whatever becomes of the other
+    assert not book.done
+    clock.now += 2
+    assert sent(book) == ["a"] and not book.done
+    book.hear(verdict("a"))
+    assert not book.done
+    book.hear(verdict("b"))
+    assert book.done and not book.given_up
+
+
+def test_a_server_that_owes_an_answer_that_nobody_waits_for_is_not_waited_for():
+    clock, book = taken("a", "b")
+    sent(book)
+    book.hear(verdict("b"))
+    clock.now += 11
+    book.expire()
+    assert book.given_up
+    book.cut(None)
+    assert not book.given_up  # that is over
 
 
 def test_what_does_not_pass_in_time_is_told_as_it_was_answered():
@@ -501,7 +525,7 @@ def test_options_given_go_over_our_own():
         "localhost:1", tls=Tls(server_name="court"), options=[("grpc.max_reconnect_backoff_ms", 7)]
     ).options
     assert ("grpc.ssl_target_name_override", "court") in options
-    assert dict(options)["grpc.max_reconnect_backoff_ms"] == 7
+    assert [value for name, value in options if name == "grpc.max_reconnect_backoff_ms"] == [7]
 
 
 def test_the_client_needs_nothing_but_grpc_and_protobuf():
