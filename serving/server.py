@@ -193,6 +193,7 @@ async def _hold_court(
         await asyncio.gather(court.empty(settings.grace), _over(resuming, settings.grace))
     # The reception has ended what was left, and its callers are being told.
     await court.empty(_TOLD_S)
+    court.memory.close()
     docket.close()
     precedents.close()
     await precedents.empty(_LAST_S)

@@ -73,9 +73,9 @@ def _never_busy(_: float) -> float:
 class Lot:
     """Memory that a request has, from before it is read until it is answered."""
 
-    __slots__ = ("_memory", "_reader", "_size", "_why", "busy_until", "in_call", "lane", "peer", "since")
+    __slots__ = ("_memory", "_reader", "_size", "_why", "busy_until", "in_call", "lane", "of", "peer", "since")
 
-    def __init__(self, memory: Memory, size: int, peer: str, lane: int, in_call: bool) -> None:
+    def __init__(self, memory: Memory, size: int, peer: str, lane: int, in_call: bool, of: str) -> None:
         """For a request from ``peer``; see :meth:`Memory.receive`."""
         self._memory = memory
         self._size = size
@@ -84,6 +84,7 @@ class Lot:
         self.peer = peer
         self.lane = lane
         self.in_call = in_call
+        self.of = of
         self.busy_until: Callable[[float], float] = _never_busy
         self.since = asyncio.get_running_loop().time()
 
@@ -141,6 +142,7 @@ class _Waiter:
     peer: str
     lane: int
     in_call: bool
+    of: str
     lot: asyncio.Future[Lot]
 
 
@@ -197,11 +199,12 @@ class _Turns:
         """Those of a connection have left; who they were."""
         return [*self._lines.pop(peer, ())]
 
-    def clear(self) -> list[_Waiter]:
-        """Nobody waits any more; who did."""
-        waiters = [waiter for line in self._lines.values() for waiter in line]
-        self._lines.clear()
-        return waiters
+    def remove_of(self, of: str | None) -> list[_Waiter]:
+        """Those of a service have left, or all; who they were."""
+        leaving = [waiter for line in self._lines.values() for waiter in line if of is None or waiter.of == of]
+        for waiter in leaving:
+            self.remove(waiter)
+        return leaving
 
 
 class Memory:
@@ -235,6 +238,7 @@ class Memory:
         self._next_end = 0.0
         self._idling: asyncio.TimerHandle | None = None
         self._closed = False
+        self._closed_to: set[str] = set()
 
     @property
     def idle_s(self) -> float:
@@ -257,12 +261,18 @@ class Memory:
         return self._most_held
 
     async def receive(
-        self, context: Context, *, in_call: bool = False, busy_until: Callable[[float], float] = _never_busy
+        self,
+        context: Context,
+        *,
+        of: str = "",
+        in_call: bool = False,
+        busy_until: Callable[[float], float] = _never_busy,
     ) -> tuple[bytes, Lot] | None:
         """Waits for room and reads a request.
 
         Args:
             context: Of the call.
+            of: Whose request it is: the name of a service.
             in_call: Whether the call has sent a request before: then it waits for room as long as it takes.
             busy_until: Given the loop's time, says until when the call had others to wait for: that long it is not
                 idle.
@@ -276,7 +286,7 @@ class Memory:
             Busy: There was no room, or others needed it and nothing had come.
             Unavailable: The court closes.
         """
-        lot = await self._room(context.peer(), in_call)
+        lot = await self._room(context.peer(), in_call, of)
         lot.busy_until = busy_until
         if self._idling is None:
             self._idling = asyncio.get_running_loop().call_later(self._idle_s, self._end_idle)
@@ -295,15 +305,19 @@ class Memory:
             self._know(lot.peer)
         return data, lot
 
-    def close(self) -> None:
-        """Sends away who waits or has sent nothing yet, and everybody from now on."""
-        self._closed = True
+    def close(self, of: str | None = None) -> None:
+        """Sends away who waits or has sent nothing yet, and everybody from now on: those of a service, or all."""
+        if of is None:
+            self._closed = True
+        else:
+            self._closed_to.add(of)
         for lane in self._waiting:
-            for waiter in lane.clear():
+            for waiter in lane.remove_of(of):
                 if not waiter.lot.done():
                     waiter.lot.set_exception(not_in_session())
         for lot in self._reading:
-            lot.end(not_in_session())
+            if of is None or lot.of == of:
+                lot.end(not_in_session())
 
     def change(self, by: int) -> None:
         """So many bytes more, or fewer, are held now."""
@@ -337,14 +351,14 @@ class Memory:
             self._waiting[waiter.lane].add(waiter)
         self._serve()
 
-    async def _room(self, peer: str, in_call: bool) -> Lot:
-        if self._closed:
+    async def _room(self, peer: str, in_call: bool, of: str) -> Lot:
+        if self._closed or of in self._closed_to:
             raise not_in_session()
         lane = _lane(known=peer in self._known, in_call=in_call)
         if self._read_in[lane] < self._most[lane] and self._may(peer):
-            return self._lot(peer, lane, in_call)
+            return self._lot(peer, lane, in_call, of)
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(peer, lane, in_call, loop.create_future())
+        waiter = _Waiter(peer, lane, in_call, of, loop.create_future())
         self._waiting[lane].add(waiter)
         self._serve()
         timer = None if in_call else loop.call_later(self._idle_s, _refuse, waiter)
@@ -369,8 +383,8 @@ class Memory:
         """Whether there is room for one more message over a connection."""
         return self._read_over[peer] < self._rooms
 
-    def _lot(self, peer: str, lane: int, in_call: bool) -> Lot:
-        lot = Lot(self, self._largest, peer, lane, in_call)
+    def _lot(self, peer: str, lane: int, in_call: bool, of: str) -> Lot:
+        lot = Lot(self, self._largest, peer, lane, in_call, of)
         self._reading[lot] = None
         self._read_in[lane] += 1
         self._read_over[peer] += 1
@@ -392,7 +406,7 @@ class Memory:
         while self._rooms > 0 and (turn := self._next_turn()) is not None:
             waiter = self._waiting[turn[0]].pop(turn[1])
             if not waiter.lot.done():
-                waiter.lot.set_result(self._lot(waiter.peer, waiter.lane, waiter.in_call))
+                waiter.lot.set_result(self._lot(waiter.peer, waiter.lane, waiter.in_call, waiter.of))
         self._press()
 
     def _next_turn(self) -> tuple[int, str] | None:

@@ -136,13 +136,15 @@ def unary(kind: type[Request], method: Unary[Request, Response], memory: Memory 
     )
 
 
-def streaming(kind: type[Request], method: Streaming[Request, Response], memory: Memory | None = None) -> Handler:
+def streaming(
+    kind: type[Request], method: Streaming[Request, Response], memory: Memory | None = None, *, of: str = ""
+) -> Handler:
     """A call of one request and a stream of responses.
 
     ``method`` is an async generator; the next response is asked of it only once flow control has let the one before go.
     So many calls are answered at once, and others told to come again: each lasts for as long as its caller likes, and
     has memory until then. One whose caller takes no response for as long as the server waits ends (IDLE): it would keep
-    others out for ever. The rest is as for :func:`unary`.
+    others out for ever. The rest is as for :func:`unary`; ``of`` is for :meth:`Memory.receive`.
     """
     answering = 0
     idle_s = None if memory is None else memory.idle_s
@@ -175,7 +177,7 @@ def streaming(kind: type[Request], method: Streaming[Request, Response], memory:
 
     async def call_with_room(_: AsyncIterator[bytes], context: Context) -> None:
         async def answer() -> None:
-            async with _only_request(room, context) as data:
+            async with _only_request(room, context, of) as data:
                 await tell(data, context)
 
         await answered(context, answer())
@@ -199,8 +201,8 @@ async def _taken(context: Context, response: Message, idle_s: float | None) -> N
 
 
 @asynccontextmanager
-async def _only_request(memory: Memory, context: Context) -> AsyncIterator[bytes]:
-    received = await memory.receive(context)
+async def _only_request(memory: Memory, context: Context, of: str = "") -> AsyncIterator[bytes]:
+    received = await memory.receive(context, of=of)
     if received is None:
         raise no_request()
     data, lot = received

@@ -28,6 +28,7 @@ _TO_ANSWER_S = 0.1
 async def judge_stream(
     context: Context,
     memory: Memory,
+    of: str,
     tried: Callable[[wire.JudgeRequest], Trier],
     *,
     most: int,
@@ -41,6 +42,7 @@ async def judge_stream(
     Args:
         context: Of the call.
         memory: What requests are read into.
+        of: For :meth:`serving.reception.receiving.Memory.receive`.
         tried: What tries the meme of a request; raises what is wrong with the request.
         most: Requests that are tried or wait at once; no more is read until one is answered. As the answer must have
             been taken by the caller, one that is slow to read is also slow to be read.
@@ -53,7 +55,7 @@ async def judge_stream(
         Unauthenticated, Unavailable: The token is not what it was; as :func:`check_in_force`.
         Busy, Unavailable: As :meth:`serving.reception.receiving.Memory.receive`.
     """
-    stream = _Stream(context, memory, tried, most, idle_s, told)
+    stream = _Stream(context, memory, of, tried, most, idle_s, told)
     end: CourtError | None = None
     try:
         async with asyncio.TaskGroup() as items:
@@ -80,6 +82,7 @@ class _Stream:
         self,
         context: Context,
         memory: Memory,
+        of: str,
         tried: Callable[[wire.JudgeRequest], Trier],
         most: int,
         idle_s: float,
@@ -87,6 +90,7 @@ class _Stream:
     ) -> None:
         self._context = context
         self._memory = memory
+        self._of = of
         self._tried = tried
         self._idle_s = idle_s
         self._told = told
@@ -100,7 +104,9 @@ class _Stream:
     async def next(self) -> tuple[wire.JudgeStreamRequest, Lot] | None:
         """The next request and its memory, once there is place for it; None where there is none to come."""
         await self._places.acquire()
-        received = await self._memory.receive(self._context, in_call=self._read > 0, busy_until=self._busy_until)
+        received = await self._memory.receive(
+            self._context, of=self._of, in_call=self._read > 0, busy_until=self._busy_until
+        )
         if received is None:
             return None
         data, lot = received

@@ -96,7 +96,7 @@ class CourtService:
     def close(self) -> None:
         """From now on, asks are turned away, those that wait for their turn too; trials that have begun go on."""
         self._session.close()
-        self._memory.close()
+        self._memory.close(SERVICE)
         self._admission.close()
         self._hub.close()
 
@@ -124,7 +124,7 @@ class CourtService:
         stream: Handler = grpc.stream_stream_rpc_method_handler(
             self.judge_stream, request_deserializer=None, response_serializer=None
         )
-        watch = streaming(wire.WatchTrialRequest, self.watch_trial, self._memory)
+        watch = streaming(wire.WatchTrialRequest, self.watch_trial, self._memory, of=SERVICE)
         return grpc.method_handlers_generic_handler(
             SERVICE, {"Judge": judge, "JudgeStream": stream, "WatchTrial": watch}
         )
@@ -149,7 +149,7 @@ class CourtService:
 
     async def _judge(self, context: Context) -> bytes:
         with self._session.call() as sitting:
-            received = await self._memory.receive(context)
+            received = await self._memory.receive(context, of=SERVICE)
             if received is None:
                 raise no_request()
             data, lot = received
@@ -189,6 +189,7 @@ class CourtService:
             await judge_stream(
                 context,
                 self._memory,
+                SERVICE,
                 tried,
                 most=self._settings.concurrent_trials,
                 idle_s=self._settings.idle,

@@ -16,12 +16,14 @@ from retrieval.search.finder import LibraryFinder
 from serving.access.tokens import Tokens
 from serving.assembly import Courthouse
 from serving.docket.sql import SqlDocket
+from serving.reception.receiving import Memory
 from serving.reception.reception import Reception
 from serving.server import make_server, say_serving
 from serving.services.docket_service import DocketService
 from serving.services.precedents_service import PrecedentsService
 from serving.services.service import CourtService
 from serving.settings import Settings
+from serving.telemetry import SILENT
 from tests.encoders import picture_of, png_of
 from tests.fakes import FakeReader
 from tests.libraries import ENCODER, drawn_library
@@ -64,7 +66,9 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
     """Serves from this folder, with these settings."""
     settings = Settings(home=path, **given)
     library = drawn_library(path / "library", 7, 40)
-    court, docket, precedents = CourtService(settings), DocketService(), PrecedentsService()
+    memory = Memory(settings.picture_memory, settings.idle)
+    court = CourtService(settings, SILENT, memory)
+    docket, precedents = DocketService(SILENT, memory), PrecedentsService(memory)
     tokens = Tokens.of(settings.tokens) if settings.tokens else None
     server, health = await make_server(court, docket, precedents, tokens=tokens)
     port = server.add_insecure_port("127.0.0.1:0")

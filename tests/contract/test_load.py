@@ -16,8 +16,11 @@ from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.reception.receiving import MESSAGE_BYTES
 from serving.services.service import SERVICE
 from tests.cast import Cast, full_court
+from tests.contract.real_court import IMAGE as DRAWN
+from tests.contract.real_court import real_court
 from tests.contract.scenes import IMAGE, play, rest_of, told, until
 from tests.fakes import FakeReader
+from tests.service_calls import refused
 
 MIB = 1024 * 1024
 
@@ -259,3 +262,23 @@ def test_callers_that_leave_while_they_send_give_the_memory_back(tmp_path):
         return await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
 
     assert play(work, tmp_path, picture_memory=40 * MIB).label == wire.LABEL_HARMFUL
+
+
+def test_while_the_court_ends_records_and_precedents_are_still_told(tmp_path):
+    """Trials that are being held have their grace then, and whoever waits for one may look at it."""
+
+    async def scene():
+        async with real_court(tmp_path) as it:
+            verdict = await it.judge.Judge(judge_request(DRAWN, text="a cat"))
+            waiting = it.judge.JudgeStream()  # has sent nothing: it would hold the end up
+            await asyncio.sleep(0)
+            it.court.close()
+            for call in (it.judge.Judge(judge_request(DRAWN, text="a dog")), waiting.read()):
+                refusal = await refused(call)
+                assert refusal.said[:2] == ("UNAVAILABLE", "NOT_IN_SESSION")
+            record = await it.records.GetTrial(wire.GetTrialRequest(trial_id=verdict.verdict_id))
+            found = await it.precedents.SearchPrecedents(wire.SearchPrecedentsRequest(text="a cat", k=1))
+            assert record.trial.events
+            assert len(found.precedents) == 1
+
+    asyncio.run(scene())

@@ -212,6 +212,27 @@ def test_who_leaves_while_it_waits_leaves_nothing_and_who_is_closed_upon_is_told
     run(scene())
 
 
+def test_one_service_is_closed_and_the_others_go_on():
+    async def scene():
+        memory = Memory(BUDGET, 60.0)
+        court, docket = (
+            [asyncio.create_task(memory.receive(Call(f"{number % 3}", 0.01), of=of)) for number in range(15)]
+            for of in ("court", "docket")
+        )
+        await asyncio.sleep(0)
+        memory.close("court")
+        assert all(isinstance(error, Unavailable) for error in await asyncio.gather(*court, return_exceptions=True))
+        for receiving in asyncio.as_completed(docket):
+            data, lot = await receiving
+            assert data == b"a request"
+            lot.release()
+        assert memory.held == 0
+        with pytest.raises(Unavailable):
+            await memory.receive(Call("late"), of="court")
+
+    run(scene())
+
+
 def test_nobody_waits_longer_than_the_server_does():
     async def scene():
         memory = Memory(BUDGET, 60.0)
