@@ -37,6 +37,11 @@ def leave(asked, payloads):
     os._exit(7)
 
 
+def signal_itself(asked, payloads):
+    os.kill(os.getpid(), asked["number"])
+    return echo(asked, payloads)
+
+
 def fail(asked, payloads):
     raise KeyError("a secret at 0x7f00deadbeef")
 

@@ -17,6 +17,7 @@ from court.backends.picture_refusals import bad_picture
 from court.backends.worker import GuardedWorkers, JobFailed
 from court.backends.worker_process import Death, Guard, Reply, WorkerDied
 from court.digests import digest_of_file
+from court.errors import Unavailable
 from court.meme import LIMITS, Frame, Limits, Picture, PictureFormat
 
 logger = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class GuardedPictureReader:
         Raises:
             BadPicture: It can't be read or is beyond the limits.
             Overrun: There was no time; the same bytes may do later.
-            Unavailable: There was no process; the same bytes may do later.
+            Unavailable: There was no process, or it was killed from outside; the same bytes may do later.
         """
         if not data:
             raise bad_picture("PICTURE_EMPTY", {})
@@ -113,6 +114,11 @@ class GuardedPictureReader:
         except WorkerDied as died:
             if died.death is Death.CPU_SPENT:
                 raise bad_picture("PICTURE_TOO_COSTLY", {}) from died
+            if died.death is Death.KILLED:
+                raise Unavailable(
+                    "The process that decoded the picture was killed from outside before it was done. Ask again.",
+                    reason="PICTURE_READER_KILLED",
+                ) from died
             raise bad_picture("PICTURE_KILLS_READER", {}) from died
         except JobFailed as failed:
             logger.warning("the picture worker failed by %s", failed.kind)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from court.backends.reading_order import in_reading_order
 from court.backends.worker import GuardedWorkers, JobFailed
-from court.backends.worker_process import Guard, Reply, WorkerDied
+from court.backends.worker_process import Death, Guard, Reply, WorkerDied
 from court.errors import Unavailable
 from court.events import TextLine
 from court.meme import Frame, Picture
@@ -126,6 +126,12 @@ class OcrTextReader:
         except (WorkerDied, JobFailed, ValidationError) as error:
             # A failure must never pass for a picture without text.
             logger.warning("the text reader failed by %s", type(error).__name__)
+            if isinstance(error, WorkerDied) and error.death is Death.KILLED:
+                raise Unavailable(
+                    "The process that read the text off the picture was killed from outside before it was done. "
+                    "Ask again.",
+                    reason="TEXT_READER_KILLED",
+                ) from None
             raise Unavailable(
                 "The text could not be read off the picture. Try again later, or send the text with it.",
                 reason="TEXT_READER_FAILED",

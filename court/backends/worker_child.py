@@ -70,6 +70,10 @@ def _bind(memory_bytes: int | None, open_files: int) -> None:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(limit, (value, value))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    # SIGTERM to a whole group, as systemd sends it, is the parent's to answer: it finishes what runs, and needs us for
+    # that. It ends us by SIGKILL; where it is gone itself, the end of our input does.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
 

@@ -21,6 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from court.backends import framing
 from court.errors import Overrun
 
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+
 
 @dataclass(frozen=True, slots=True)
 class Guard:
@@ -54,6 +56,8 @@ class Death(StrEnum):
 
     CPU_SPENT = "CPU_SPENT"
     CRASHED = "CRASHED"
+    KILLED = "KILLED"
+    """By a signal that others send, as the kernel does where memory is short: the job need not be to blame."""
     BABBLED = "BABBLED"
     """It said what is no reply, and was killed."""
 
@@ -203,4 +207,4 @@ class WorkerProcess:
         if code in (-signal.SIGPROF, -signal.SIGXCPU):
             return WorkerDied(Death.CPU_SPENT, f"more than {self._guard.cpu_s:g} s of CPU time")
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        return WorkerDied(Death.CRASHED, how)
+        return WorkerDied(Death.KILLED if code in _FROM_OUTSIDE else Death.CRASHED, how)

@@ -14,9 +14,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -34,29 +36,46 @@ _NICE = 10
 And the longer texts wait, the more of them are embedded together. Not more than that: a tenth of a processor is left
 to it by whatever else keeps that busy."""
 
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+"""After a start that failed nothing is started for so long; twice as long after each further one."""
+
 _CODE = f"from {__name__} import main; main()"
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A start that failed, for all who wait for it. Nothing is started before ``until``."""
+
+    message: str
+    reason: str
+    pause_s: float
+    until: float
 
 
 class EncoderApart:
     """An :class:`~retrieval.encoders.embedding.Encoder` that is loaded and asked in a process of its own.
 
     Where that process ends it is started again, and calls that were under way are made once more. One that it ends by
-    again raises Unavailable.
+    again raises Unavailable. So do all calls for a while after it could not be started again.
     """
 
-    def __init__(self, load: Callable[[], Encoder]) -> None:
+    def __init__(self, load: Callable[[], Encoder], clock: Callable[[], float] = time.monotonic) -> None:
         """Starts the process and waits until the encoder is loaded, which takes seconds.
 
         Args:
             load: Loads the encoder; called there, and so pickled.
+            clock: Monotonic, in seconds.
 
         Raises:
             Unavailable: The process ended before it had loaded.
             Exception: What ``load`` raised.
         """
         self._load = load
+        self._clock = clock
+        self._failure: _Failure | None = None
         self._starting = threading.Lock()
         self._closed = False
         self._child = _Child(load)
@@ -107,17 +126,33 @@ class EncoderApart:
         """The process that is asked now that this one has ended."""
         with self._starting:
             if self._child is ended and not self._closed:
-                _log.warning("the encoder's process ended (%s); it is started again", ended.how)
-                again = _Child(self._load)
-                if again.identity != ended.identity:
-                    again.end()
-                    raise Unavailable(
-                        f"The encoder had to be started again, and is {again.identity} now instead of "
-                        f"{ended.identity}. Restart the court.",
-                        reason="ENCODER_CHANGED",
-                    )
-                self._child = again
+                # Who waited for a start that failed shares it: else each in turn would wait for one more.
+                if self._failure is None or self._clock() >= self._failure.until:
+                    self._failure = self._start_again(ended)
+                if self._failure is not None:
+                    left = max(0.0, self._failure.until - self._clock())
+                    raise Unavailable(self._failure.message, reason=self._failure.reason, retry_after=left)
             return self._child
+
+    def _start_again(self, ended: _Child) -> _Failure | None:
+        """Starts the process that is asked from now on; or says why there is none."""
+        _log.warning("the encoder's process ended (%s); it is started again", ended.how)
+        try:
+            again = _Child(self._load)
+            if again.identity != ended.identity:
+                again.end()
+                raise Unavailable(
+                    f"The encoder had to be started again, and is {again.identity} now instead of "
+                    f"{ended.identity}. Restart the court.",
+                    reason="ENCODER_CHANGED",
+                )
+        except Exception as error:
+            pause_s = min(2 * self._failure.pause_s, _LONGEST_PAUSE_S) if self._failure else _FIRST_PAUSE_S
+            known = error if isinstance(error, CourtError) else _Ended(type(error).__name__).unavailable()
+            _log.warning("the encoder can't be started again (%s); next in %g s at the soonest", known.reason, pause_s)
+            return _Failure(known.message, known.reason, pause_s, self._clock() + pause_s)
+        self._child = again
+        return None
 
 
 class _Ended(Exception):

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from court.digests import digest_of_file
-from court.errors import BadPicture
+from court.errors import BadPicture, Unavailable
 from court.meme import Picture
 from court.ports import PictureReader
 from serving.reception.admission import Admission
@@ -107,8 +107,8 @@ class Decoders:
         try:
             async with self._turns.turn(namespace, patient=True):
                 picture = await self._pictures.read(data)
-        except BadPicture as error:
-            self._quarantine.refused(file, error)
+        except (BadPicture, Unavailable) as error:
+            self._quarantine.refused(file, error.reason)
             raise
         seconds = time.perf_counter() - began
         self._telemetry.decoded(seconds)

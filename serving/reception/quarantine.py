@@ -18,7 +18,11 @@ refused."""
 _MOST_FILES = 65_536
 _KILLS = frozenset({"PICTURE_KILLS_READER", "PICTURE_TOO_COSTLY"})
 """Reasons of a picture reader whose process died, or was ended because of what the picture cost."""
+_KILLED = "PICTURE_READER_KILLED"
+"""The process was killed from outside, which is hardly the file's doing. But code that a file has subverted can send
+itself that signal, and a file can be what the memory of the machine was too small for: twice is once too often."""
 _UNREAD = "TEXT_READER_FAILED"
+_UNREAD_KILLED = "TEXT_READER_KILLED"
 
 
 class Quarantine:
@@ -31,6 +35,7 @@ class Quarantine:
             docket: Holds the failed trials of each picture, of this process and all others.
         """
         self._docket = docket
+        # Whether a file is refused; not yet where its process was killed from outside once.
         self._files: Lately[bytes, bool] = Lately(_MOST_FILES)
         self._unread: Lately[bytes, bool] = Lately(_MOST_FILES)
         self._suspect = asyncio.Lock()
@@ -38,19 +43,19 @@ class Quarantine:
     def require(self, file: bytes, *, text_given: bool) -> None:
         """Raises BadPicture if a file of that digest has killed a worker that it would be given to again."""
         if self._files.get(file):
-            raise _quarantined("It killed or wore out the process that decoded it.")
+            raise _quarantined("The process that decoded it was killed or worn out.")
         if not text_given and self._unread.get(file):
-            raise _quarantined("It killed the process that read the text off it. Send the text with it.")
+            raise _quarantined("The process that read the text off it failed or was killed. Send the text with it.")
 
-    def refused(self, file: bytes, error: BadPicture) -> None:
+    def refused(self, file: bytes, reason: str) -> None:
         """Takes note of why a file could not be decoded."""
-        if error.reason in _KILLS:
-            self._files.keep(file, True)
+        if reason in _KILLS or reason == _KILLED:
+            _blame(self._files, file, at_once=reason != _KILLED)
 
     def failed(self, file: bytes, reason: str) -> None:
         """Takes note of why the trial of a file failed."""
-        if reason == _UNREAD:
-            self._unread.keep(file, True)
+        if reason in (_UNREAD, _UNREAD_KILLED):
+            _blame(self._unread, file, at_once=reason == _UNREAD)
 
     async def require_pixels(self, pixels_sha256: str, procedure: Procedure) -> None:
         """Raises BadPicture if a picture has killed a model server twice, and would be shown to one again."""
@@ -90,6 +95,11 @@ class Quarantine:
         if kills >= MOST_KILLS:
             raise _quarantined("The model server broke off twice while it looked at it.")
         return kills
+
+
+def _blame(files: Lately[bytes, bool], file: bytes, *, at_once: bool) -> None:
+    """Refuses a file from now on; if not at once, then only when there was something before."""
+    files.keep(file, at_once or files.get(file) is not None)
 
 
 def _deaths(failures: Sequence[Failure]) -> int:

@@ -90,6 +90,20 @@ def _no_library() -> Encoder:
     raise BadLibrary("There is no library here.", reason="LIBRARY_MISSING")
 
 
+def _counting(folder: Path) -> Encoder:
+    """Each start is counted; one fails where the folder says so."""
+    with (folder / "starts").open("a") as starts:
+        starts.write("s")
+    match (folder / "how").read_text():
+        case "die":
+            os._exit(4)
+        case "fail":
+            raise OSError("/a/path")
+        case "no library":
+            return _no_library()
+    return Odd()
+
+
 def _named_by(file: Path) -> Encoder:
     return Odd(file.read_text())
 
@@ -243,7 +257,8 @@ def test_nobody_waits_for_an_answer_that_can_not_be_sent_or_read(encoder: Encode
 def test_one_that_comes_back_as_another_is_not_asked(tmp_path: Path) -> None:
     file = tmp_path / "name"
     file.write_text("words")
-    encoder = EncoderApart(functools.partial(_named_by, file))
+    now = [0.0]
+    encoder = EncoderApart(functools.partial(_named_by, file), clock=lambda: now[0])
     file.write_text("other-words")
     first = pid_of(encoder)
     os.kill(first, signal.SIGKILL)
@@ -253,7 +268,53 @@ def test_one_that_comes_back_as_another_is_not_asked(tmp_path: Path) -> None:
             encoder.embed_texts(["a cat"])
         assert caught.value.reason == "ENCODER_CHANGED"
     file.write_text("words")
+    now[0] += 1
     assert encoder.embed_texts(["a cat"]).vectors.any()
+    encoder.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "words"),
+    [
+        ("die", "ENCODER_ENDED", "exit status 4"),
+        ("fail", "ENCODER_ENDED", "OSError"),
+        ("no library", "LIBRARY_MISSING", "no library here"),
+    ],
+)
+def test_all_who_wait_share_a_start_that_fails_and_the_next_is_made_after_a_pause(
+    tmp_path: Path, how: str, reason: str, words: str
+) -> None:
+    told, starts, now = tmp_path / "how", tmp_path / "starts", [0.0]
+    told.write_text("well")
+    encoder = EncoderApart(functools.partial(_counting, tmp_path), clock=lambda: now[0])
+
+    def kill() -> None:
+        number = pid_of(encoder)
+        os.kill(number, signal.SIGKILL)
+        wait_until(lambda: gone(number))
+        told.write_text(how)
+        starts.write_text("")
+
+    def refused(_: object = None) -> float | None:
+        with pytest.raises(Unavailable, match=words) as caught:
+            encoder.embed_texts(["a cat"])
+        assert caught.value.reason == reason and "/" not in caught.value.message
+        return caught.value.retry_after
+
+    kill()
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(refused, range(8))) == [1.0] * 8
+    assert starts.read_text() == "s"
+    for pause in (2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0):
+        now[0] += refused() or 0.0
+        assert refused() == pause
+        now[0] += 0.5
+        assert refused() == pause - 0.5
+    assert starts.read_text() == "s" * 8
+    told.write_text("well")
+    now[0] += 60
+    kill()
+    assert refused() == 1.0
     encoder.close()
 
 

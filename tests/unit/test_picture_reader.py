@@ -5,8 +5,10 @@ import dataclasses
 import hashlib
 import io
 import json
+import os
 import pickle
 import random
+import signal
 import struct
 import tarfile
 import zipfile
@@ -19,7 +21,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from court.backends.picture_normal import as_png, representative
 from court.backends.picture_reader import GuardedPictureReader
-from court.errors import BadPicture
+from court.errors import BadPicture, Unavailable
 from court.meme import LIMITS, Limits, PictureFormat
 from tests.pictures import (
     BLUE,
@@ -526,6 +528,32 @@ def test_limits_are_kept_to_the_pixel():
     data = encode(quarters(), "PNG")
     assert read(data, Limits(max_bytes=len(data)))
     assert refusal(data, Limits(max_bytes=len(data) - 1)).reason == "PICTURE_TOO_LARGE_BYTES"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_a_process_that_is_killed_from_outside_is_not_the_picture_s_fault(number):
+    async def whole():
+        reader = GuardedPictureReader()
+        try:
+            data = png(8, 8, 8, 2, b"".join(b"\0" + bytes(24) for _ in range(8)))
+            await reader.read(data)
+            (process,) = reader._workers._alive
+            pid = process._process.pid
+            os.kill(pid, signal.SIGSTOP)
+            reading = asyncio.create_task(reader.read(data))
+            while process._jobs != 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            os.kill(pid, number)
+            os.kill(pid, signal.SIGCONT)
+            with pytest.raises(Unavailable, match="Ask again") as caught:
+                await reading
+            assert await reader.read(data)
+            return caught.value
+        finally:
+            await reader.aclose()
+
+    error = asyncio.run(whole())
+    assert error.reason == "PICTURE_READER_KILLED" and error.retry_after
 
 
 def test_the_largest_pictures_allowed_are_read():

@@ -51,6 +51,34 @@ def test_a_picture_that_killed_its_reader_is_not_decoded_again(town, reason):
     assert len(on(town, scene)) == 1
 
 
+def test_a_picture_whose_reader_was_killed_from_outside_is_refused_after_the_second_time(town):
+    async def scene(reception):
+        town.pictures.errors[ASK.image] = Unavailable("no", reason="PICTURE_READER_KILLED")
+        town.pictures.errors[b"other|file"] = Unavailable("no", reason="WORKER_UNAVAILABLE")
+        reasons = []
+        for ask in (ASK, other(image=b"other|file")):
+            for _ in range(3):
+                with pytest.raises((BadPicture, Unavailable)) as caught:
+                    await reception.answer(ask)
+                reasons.append(caught.value.reason)
+        return reasons
+
+    assert on(town, scene) == ["PICTURE_READER_KILLED"] * 2 + ["QUARANTINED"] + ["WORKER_UNAVAILABLE"] * 3
+
+
+def test_a_picture_whose_text_reader_was_killed_from_outside_is_not_shown_to_it_after_the_second_time(town):
+    async def scene(reception):
+        town.reader.result = Unavailable("no", reason="TEXT_READER_KILLED")
+        outcomes = []
+        for number in range(3):
+            with pytest.raises((BadPicture, TrialAborted)) as caught:
+                await reception.answer(replace(ASK, text=None, request_id=f"r{number}"))
+            outcomes.append(caught.value.reason)
+        return outcomes
+
+    assert on(town, scene) == ["TEXT_READER_KILLED"] * 2 + ["QUARANTINED"] and town.reader.calls == 2
+
+
 def test_a_picture_that_is_just_refused_is_looked_at_each_time(town):
     async def scene(reception):
         town.pictures.errors[ASK.image] = BadPicture("no", reason="PICTURE_UNREADABLE")

@@ -10,7 +10,7 @@ from court.backends import text_reader
 from court.backends.reading_order import in_reading_order
 from court.backends.text_reader import OcrTextReader
 from court.backends.worker import GuardedWorkers, JobFailed
-from court.backends.worker_process import Reply
+from court.backends.worker_process import Death, Reply, WorkerDied
 from court.errors import Overrun, Unavailable
 from court.events import TextLine
 from court.meme import Frame, Picture, PictureFormat
@@ -121,6 +121,7 @@ BOX = [[0.0, 0.0], [9.0, 0.0], [9.0, 5.0], [0.0, 5.0]]
     "answer",
     [
         JobFailed("RuntimeError"),
+        WorkerDied(Death.CRASHED, "signal SIGSEGV"),
         {},
         {"lines": None},
         {"lines": [{"text": "x", "confidence": 0.5}]},
@@ -133,6 +134,12 @@ def test_a_failure_is_never_a_picture_without_text(monkeypatch, answer):
     with pytest.raises(Unavailable) as caught:
         read_after(monkeypatch, answer)
     assert caught.value.reason == "TEXT_READER_FAILED"
+
+
+def test_a_process_that_is_killed_from_outside_is_not_the_picture_s_fault(monkeypatch):
+    with pytest.raises(Unavailable, match="Ask again") as caught:
+        read_after(monkeypatch, WorkerDied(Death.KILLED, "signal SIGKILL"))
+    assert caught.value.reason == "TEXT_READER_KILLED" and caught.value.retry_after
 
 
 def test_no_time_left_stays_what_it_is(monkeypatch):

@@ -77,6 +77,9 @@ def test_processes_are_kept_and_replaced_after_so_many_jobs():
         ({"act": "spin"}, Death.CPU_SPENT, "0.3 s"),
         ({"act": "segfault"}, Death.CRASHED, "SIGSEGV"),
         ({"act": "leave"}, Death.CRASHED, "status 7"),
+        ({"act": "signal_itself", "number": signal.SIGKILL}, Death.KILLED, "SIGKILL"),
+        ({"act": "signal_itself", "number": signal.SIGHUP}, Death.KILLED, "SIGHUP"),
+        ({"act": "signal_itself", "number": signal.SIGABRT}, Death.CRASHED, "SIGABRT"),
         ({"act": "raw", "hex": "ffffffff"}, Death.BABBLED, "header of 4294967295"),
         ({"act": "raw", "hex": "00000004" + b"null".hex()}, Death.BABBLED, "faults"),
         ({"act": "raw", "hex": "00000009" + b'{"job":1}'.hex()}, Death.BABBLED, "faults"),
@@ -96,6 +99,16 @@ def test_a_death_is_named_and_the_next_job_is_served(body, death, words):
         assert (await workers.run({"act": "echo", "say": 1})).body["said"] == 1
 
     run(scenario, cpu_s=0.3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_the_parent_in_good_order_ends_no_job(number):
+    async def scenario(workers):
+        before = await pid_of(workers)
+        reply = await workers.run({"act": "signal_itself", "number": number, "say": "done"})
+        assert reply.body == {"pid": before, "said": "done"}
+
+    run(scenario)
 
 
 def test_cpu_time_is_counted_per_job_not_per_process():
@@ -238,7 +251,9 @@ def test_what_can_not_be_started_is_unavailable(monkeypatch, tmp_path):
     run(scenario)
 
 
-def test_it_does_not_outlive_its_parent():
+@pytest.mark.parametrize("act", ["echo", "sleep"])
+def test_it_does_not_outlive_its_parent(act):
+    """Neither at rest nor in the middle of a job."""
     parent = (
         "import asyncio, os, sys\n"
         "from court.backends.worker import GuardedWorkers\n"
@@ -247,12 +262,14 @@ def test_it_does_not_outlive_its_parent():
         "async def main():\n"
         "    workers = GuardedWorkers('any', Guard(cpu_s=5, wall_s=60, memory_bytes=None), name='odd worker')\n"
         "    print((await workers.run({'act': 'echo'})).body['pid'], flush=True)\n"
+        "    job = asyncio.create_task(workers.run({'act': sys.argv[2], 'seconds': 0.5}))\n"
+        "    await asyncio.sleep(0.1)\n"
         "    os.kill(os.getpid(), 9)\n"
         "asyncio.run(main())\n"
     )
     interpreter = (Path(worker_process.sys.executable).read_text().split()[2]).strip()
     done = subprocess.run(
-        [interpreter, "-c", parent, worker_process.sys.executable],
+        [interpreter, "-c", parent, worker_process.sys.executable, act],
         capture_output=True,
         text=True,
         timeout=60,
