@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from court.backends import framing
+from court.backends.endings import ending
 from court.errors import Overrun
 
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
@@ -206,5 +207,4 @@ class WorkerProcess:
             return WorkerDied(Death.BABBLED, "it closed its pipe and ran on")
         if code in (-signal.SIGPROF, -signal.SIGXCPU):
             return WorkerDied(Death.CPU_SPENT, f"more than {self._guard.cpu_s:g} s of CPU time")
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        return WorkerDied(Death.KILLED if code in _FROM_OUTSIDE else Death.CRASHED, how)
+        return WorkerDied(Death.KILLED if code in _FROM_OUTSIDE else Death.CRASHED, ending(code))

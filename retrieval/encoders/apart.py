@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from court.backends.endings import ending
 from court.errors import CourtError, Unavailable
 from retrieval.encoders.embedding import Encoder, EncoderIdentity, KnownFloors, TextEmbeddings
 
@@ -203,8 +204,7 @@ class _Child:
     @property
     def how(self) -> str:
         """In what way it ended."""
-        code = self._process.wait()
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return ending(self._process.wait())
 
     def ask(self, method: str, asked: tuple[object, ...]) -> Any:
         """What this method of the encoder gives, or raises. Raises _Ended where the process has ended."""

@@ -110,6 +110,7 @@ class Decoders:
         except (BadPicture, Unavailable) as error:
             self._quarantine.refused(file, error.reason)
             raise
+        self._quarantine.read(file)
         seconds = time.perf_counter() - began
         self._telemetry.decoded(seconds)
         return Decoded(picture, seconds)

@@ -52,6 +52,10 @@ class Quarantine:
         if reason in _KILLS or reason == _KILLED:
             _blame(self._files, file, at_once=reason != _KILLED)
 
+    def read(self, file: bytes) -> None:
+        """Takes note that a file could be decoded: a process that was killed over it before was not killed by it."""
+        self._files.drop(file)
+
     def failed(self, file: bytes, reason: str) -> None:
         """Takes note of why the trial of a file failed."""
         if reason in (_UNREAD, _UNREAD_KILLED):

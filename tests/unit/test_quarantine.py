@@ -66,6 +66,26 @@ def test_a_picture_whose_reader_was_killed_from_outside_is_refused_after_the_sec
     assert on(town, scene) == ["PICTURE_READER_KILLED"] * 2 + ["QUARANTINED"] + ["WORKER_UNAVAILABLE"] * 3
 
 
+def test_a_picture_that_was_read_since_its_reader_was_killed_from_outside_is_clear_of_that(town):
+    async def scene(reception):
+        outcomes = []
+        for number, killed in enumerate((True, False, True, True, True)):
+            town.pictures.errors = {ASK.image: Unavailable("no", reason="PICTURE_READER_KILLED")} if killed else {}
+            try:
+                await reception.answer(replace(ASK, request_id=f"r{number}", try_anew=True))
+                outcomes.append("decided")
+            except (BadPicture, Unavailable) as error:
+                outcomes.append(error.reason)
+        return outcomes
+
+    assert on(town, scene) == [
+        "PICTURE_READER_KILLED",
+        "decided",
+        *["PICTURE_READER_KILLED"] * 2,
+        "QUARANTINED",
+    ]
+
+
 def test_a_picture_whose_text_reader_was_killed_from_outside_is_not_shown_to_it_after_the_second_time(town):
     async def scene(reception):
         town.reader.result = Unavailable("no", reason="TEXT_READER_KILLED")

@@ -78,6 +78,7 @@ def test_processes_are_kept_and_replaced_after_so_many_jobs():
         ({"act": "segfault"}, Death.CRASHED, "SIGSEGV"),
         ({"act": "leave"}, Death.CRASHED, "status 7"),
         ({"act": "signal_itself", "number": signal.SIGKILL}, Death.KILLED, "SIGKILL"),
+        ({"act": "signal_itself", "number": 40}, Death.CRASHED, "signal 40"),
         ({"act": "signal_itself", "number": signal.SIGHUP}, Death.KILLED, "SIGHUP"),
         ({"act": "signal_itself", "number": signal.SIGABRT}, Death.CRASHED, "SIGABRT"),
         ({"act": "raw", "hex": "ffffffff"}, Death.BABBLED, "header of 4294967295"),
