@@ -17,7 +17,7 @@ class Tally:
     """Counts calls as they are made, and those that events tell of as these are kept; by the names of `Unused`.
 
     Attributes:
-        broke_off: How many times a server broke off while it worked on calls that it then left unanswered.
+        broke_off: How many times a server broke off while it worked on a call that it then left unanswered.
     """
 
     broke_off: int = 0
@@ -62,7 +62,8 @@ def broke_off(times: int) -> None:
     another failure, has nobody left to raise an error to, and a request that kills servers must not do so unseen.
     """
     if (tally := _OF_TRIAL.get()) is not None:
-        tally.broke_off += times
+        # Not added up: one death ends all calls that run side by side, and what is not answered ends the trial.
+        tally.broke_off = max(tally.broke_off, times)
 
 
 def _told(event: Event) -> Counter[str]:

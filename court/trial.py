@@ -183,15 +183,18 @@ class Court:
         return await self._to_its_end(case, clerk, fence, Draft(TrialResumed, values))
 
     async def _to_its_end(self, case: Case, clerk: Clerk, fence: Fence, *beginning: Draft) -> TrialRecord:
-        budget = Budget(case.within_s, self.settings.call_s, clerk.tally)
+        budget, begun = Budget(case.within_s, self.settings.call_s, clerk.tally), False
         try:
             with clerk.tally.counting():
                 await clerk.note_all(*beginning)
+                begun = True
                 await self._hold(case, clerk, fence, budget)
         except asyncio.CancelledError as error:
             await clerk.fail(_ended_by(error))
             raise
         except CourtError as error:
+            if not begun:
+                raise  # it is as it was, and may be begun when what is away is back
             # Without the way it came: that holds the trial's pictures, and those who wait for the trial hold the error.
             await _abort(clerk, budget.blame(error.with_traceback(None)))
             raise

@@ -193,6 +193,8 @@ class Hearings:
                 except TrialAborted as error:
                     self._quarantine.failed(call.file, error.reason)
                     raise
+                if ask.text is None:
+                    self._quarantine.text_read(call.file)
         finally:
             await place.leave()
         await self._learn(hearing.record)

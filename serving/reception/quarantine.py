@@ -61,6 +61,10 @@ class Quarantine:
         if reason in (_UNREAD, _UNREAD_KILLED):
             _blame(self._unread, file, at_once=reason == _UNREAD)
 
+    def text_read(self, file: bytes) -> None:
+        """The same of the text on it."""
+        self._unread.drop(file)
+
     async def require_pixels(self, pixels_sha256: str, procedure: Procedure) -> None:
         """Raises BadPicture if a picture has killed a model server twice, and would be shown to one again."""
         await self._kills(pixels_sha256, procedure)

@@ -99,6 +99,17 @@ def test_a_picture_whose_text_reader_was_killed_from_outside_is_not_shown_to_it_
     assert on(town, scene) == ["TEXT_READER_KILLED"] * 2 + ["QUARANTINED"] and town.reader.calls == 2
 
 
+def test_a_picture_whose_text_was_read_since_is_clear_of_a_kill_from_outside(town):
+    async def scene(reception):
+        outcomes = []
+        for number, killed in enumerate((True, False, True, True, True)):
+            town.reader.result = Unavailable("no", reason="TEXT_READER_KILLED") if killed else "text on the picture"
+            outcomes += await asked(reception, replace(ASK, text=None, request_id=f"r{number}", try_anew=True), 1)
+        return outcomes
+
+    assert on(town, scene) == ["TEXT_READER_KILLED", "decided", *["TEXT_READER_KILLED"] * 2, "QUARANTINED"]
+
+
 def test_a_picture_that_is_just_refused_is_looked_at_each_time(town):
     async def scene(reception):
         town.pictures.errors[ASK.image] = BadPicture("no", reason="PICTURE_UNREADABLE")
@@ -397,6 +408,38 @@ def test_a_death_that_came_upon_several_trials_of_a_picture_counts_once(town):
 
     first, then = on(town, scene, chairs=replace(cast.chairs, proposer=Chair(Proposer())))
     assert (first, then) == ([["MODEL_GONE"]] * 3, [["decided"]] * 3)
+
+
+def test_a_death_that_came_upon_both_sides_of_a_trial_counts_once(town):
+    """They speak at the same time."""
+
+    async def scene():
+        async with court_and_server() as (model, server):
+            cast = Cast(rounds=2)
+            speaking = asyncio.Barrier(2)
+
+            class Advocate:
+                name = "advocate"
+
+                async def reply(self, request, *, within_s):
+                    async with asyncio.timeout(60):
+                        await speaking.wait()
+                    return await model.reply(request, within_s=within_s)
+
+                async def odds(self, request, options, *, within_s):
+                    return None
+
+            chairs = replace(cast.chairs, accuser=Chair(Advocate()), defender=Chair(Advocate()))
+            async with town.server(chairs=chairs) as reception:
+                server.faults.script(["cut", "cut"])
+                first = await asked(reception, FULL, 1)
+                (trial_id,) = await trials_in(reception.house.docket)
+                record = await reception.house.docket.record(trial_id)
+                again = await asked(reception, replace(FULL, request_id="r2"), 1)
+                return first, record.last(TrialFailed).broke_off, again
+
+    first, broke_off, again = asyncio.run(scene())
+    assert (first, broke_off) == (["MODEL_GONE"], 1) and again != ["QUARANTINED"]
 
 
 def test_erasing_its_failed_trials_lets_a_picture_out(town):

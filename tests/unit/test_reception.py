@@ -637,7 +637,7 @@ class _Faltering:
         raise Unavailable("Away for a moment.", reason="DOCKET_UNAVAILABLE")
 
 
-@pytest.mark.parametrize("what", ["open_claims", "record", "take_over", "frames"])
+@pytest.mark.parametrize("what", ["open_claims", "record", "take_over", "frames", "append"])
 def test_what_can_not_be_taken_up_because_the_docket_is_away_is_taken_up_when_it_is_back(town, what):
     async def scene():
         docket = town.docket()
