@@ -156,15 +156,10 @@ def streaming(
             raise Busy(f"{answering:,} such streams are open, which is as many as this server has. Come again.")
         answering += 1
         try:
-            begun = False
+            told = Responses(context, idle_s, "Read responses as they come; open the call again to go on.")
             async with aclosing(method(request, context)) as responses:
                 async for response in responses:
-                    if not begun:
-                        # With the first response the library would send it a second time where that is not taken, and
-                        # fail at that: the caller would never be told of an end.
-                        await context.send_initial_metadata(())
-                        begun = True
-                    await _taken(context, response, idle_s)
+                    await told.send(response)
         finally:
             answering -= 1
 
@@ -187,17 +182,41 @@ def streaming(
     )
 
 
-async def _taken(context: Context, response: Message, idle_s: float | None) -> None:
-    try:
-        async with asyncio.timeout(idle_s) as limit:
-            await context.write(response)
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise BadRequest(
-            f"No response was taken for {idle_s:g} seconds. Read responses as they come; open the call again to go on.",
-            reason="IDLE",
-        ) from None
+class Responses:
+    """What is sent in a call of many responses.
+
+    Args:
+        context: Of the call.
+        idle_s: Seconds in which the caller must take a response; None: it has all the time of its call.
+        advice: What a caller is told to do who took none for so long.
+    """
+
+    def __init__(self, context: Context, idle_s: float | None, advice: str) -> None:
+        self._context = context
+        self._idle_s = idle_s
+        self._advice = advice
+        self._begun = False
+
+    async def send(self, response: Message | bytes) -> None:
+        """Sends the next response, once flow control has let it go. One at a time.
+
+        Raises:
+            BadRequest: The caller did not take it; IDLE. The call can only end then.
+        """
+        try:
+            async with asyncio.timeout(self._idle_s) as limit:
+                if not self._begun:
+                    # With the first response the library would send it a second time where that is not taken, and fail
+                    # at that: the caller would be told that all is well.
+                    await self._context.send_initial_metadata(())
+                    self._begun = True
+                await self._context.write(response)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise BadRequest(
+                f"No response was taken for {self._idle_s:g} seconds. {self._advice}", reason="IDLE"
+            ) from None
 
 
 @asynccontextmanager

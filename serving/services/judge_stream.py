@@ -10,7 +10,7 @@ from court.errors import BadRequest, CourtError, Overrun
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_in_force
 from serving.reception.receiving import Lot, Memory
-from serving.services.calls import fault_of, parsed, time_left
+from serving.services.calls import Responses, fault_of, parsed, time_left
 from serving.services.status import DEADLINE, failure_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,9 @@ class _Stream:
         self._memory = memory
         self._of = of
         self._tried = tried
-        self._idle_s = idle_s
+        self._responses = Responses(
+            context, idle_s, "Read them as they come; those that are left can be had by asking again."
+        )
         self._told = told
         self._places = asyncio.Semaphore(most)
         self._writing = asyncio.Lock()
@@ -138,16 +140,9 @@ class _Stream:
         if self.not_taken is not None:
             raise _NotTaken  # what was not taken is still being written
         try:
-            async with asyncio.timeout(self._idle_s) as limit:
-                await self._context.write(data)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            self.not_taken = BadRequest(
-                f"No answer was taken for {self._idle_s:g} seconds. Read answers as they come; those that are left can "
-                "be had by asking again.",
-                reason="IDLE",
-            )
+            await self._responses.send(data)
+        except BadRequest as error:
+            self.not_taken = error
             raise _NotTaken from None
 
     async def _outcome(self, request: wire.JudgeStreamRequest) -> wire.JudgeStreamResponse:

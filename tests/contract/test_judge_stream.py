@@ -182,19 +182,35 @@ def test_a_stream_whose_answers_nobody_takes_ends(tmp_path):
             await until(lambda: it.service.memory.held)
             await it.service.empty(20)  # the call is over for the court: nothing is held, nobody is waited for
             held = it.service.memory.held
-            return held, *await asyncio.to_thread(until_its_end, call)
-
-    def until_its_end(call):
-        responses = []
-        with pytest.raises(grpc.RpcError) as caught:
-            for response in call:
-                responses.append(response)
-        return responses, told(caught.value)
+            return held, *await asyncio.to_thread(_end_of, call)
 
     held, responses, refusal = play(work, tmp_path, concurrent_trials=4, idle=1.0)
     assert held == 0
     assert 0 < len(responses) < 60 and all(r.HasField("verdict") for r in responses)
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "IDLE"
+
+
+def test_a_stream_whose_first_answer_is_not_taken_is_told_why_it_ends(tmp_path):
+    async def work(it):
+        # With threads: see above. The answer is larger than what this caller takes before it reads.
+        narrow = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1000)]
+        with grpc.insecure_channel(it.address, options=narrow) as channel:
+            call = CourtStub(channel).JudgeStream(iter([item("r", text="x" * 9000)]), timeout=60)
+            await until(lambda: it.service.memory.held)
+            await it.service.empty(20)
+            return await asyncio.to_thread(_end_of, call)
+
+    responses, refusal = play(work, tmp_path, idle=1.0)
+    assert [r.request_id for r in responses] == ["r"]  # the library had it already
+    assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "IDLE"
+
+
+def _end_of(call):
+    responses = []
+    with pytest.raises(grpc.RpcError) as caught:
+        for response in call:
+            responses.append(response)
+    return responses, told(caught.value)
 
 
 def test_each_request_has_a_time_of_its_own(tmp_path):

@@ -97,6 +97,7 @@ class CourtServicer:
         the trial has.
 
         NOT_FOUND: there is no such trial, or none was begun yet for that request.
+        INVALID_ARGUMENT: no response was taken for as long as the server waits (IDLE); go on from the last event that was.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -270,7 +271,8 @@ class DocketServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExportTrials(self, request, context):
-        """Every trial that a filter lets through, with all of its events, the first opened first.
+        """Every trial that a filter lets through, with all of its events, the first opened first. INVALID_ARGUMENT: no response
+        was taken for as long as the server waits (IDLE).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -297,6 +299,7 @@ class DocketServicer:
         over. Reviews of trials that have been erased are not told.
 
         UNAVAILABLE: the server is closing, or its docket can't be read now; ask again.
+        INVALID_ARGUMENT: no response was taken for as long as the server waits (IDLE); ask from next_entry on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -78,6 +78,7 @@ class CourtStub:
     the trial has.
 
     NOT_FOUND: there is no such trial, or none was begun yet for that request.
+    INVALID_ARGUMENT: no response was taken for as long as the server waits (IDLE); go on from the last event that was.
     """
 
 @_typing.type_check_only
@@ -118,6 +119,7 @@ class CourtAsyncStub(CourtStub):
     the trial has.
 
     NOT_FOUND: there is no such trial, or none was begun yet for that request.
+    INVALID_ARGUMENT: no response was taken for as long as the server waits (IDLE); go on from the last event that was.
     """
 
 class CourtServicer(metaclass=_abc_1.ABCMeta):
@@ -173,6 +175,7 @@ class CourtServicer(metaclass=_abc_1.ABCMeta):
         the trial has.
 
         NOT_FOUND: there is no such trial, or none was begun yet for that request.
+        INVALID_ARGUMENT: no response was taken for as long as the server waits (IDLE); go on from the last event that was.
         """
 
 def add_CourtServicer_to_server(servicer: CourtServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
@@ -189,7 +192,9 @@ class DocketStub:
     ListTrials: _grpc.UnaryUnaryMultiCallable[_court_pb2.ListTrialsRequest, _court_pb2.ListTrialsResponse]
     """Trials, the last opened first, page by page. INVALID_ARGUMENT: the page token is not one of ours."""
     ExportTrials: _grpc.UnaryStreamMultiCallable[_court_pb2.ExportTrialsRequest, _court_pb2.ExportTrialsResponse]
-    """Every trial that a filter lets through, with all of its events, the first opened first."""
+    """Every trial that a filter lets through, with all of its events, the first opened first. INVALID_ARGUMENT: no response
+    was taken for as long as the server waits (IDLE).
+    """
     ReviewVerdict: _grpc.UnaryUnaryMultiCallable[_court_pb2.ReviewVerdictRequest, _court_pb2.ReviewVerdictResponse]
     """Upholds or overrules a verdict; what was reviewed before can be reviewed again, the last one counts. A verdict that
     is overruled is not given to another request again: at this server from now on, at others of the same docket from
@@ -207,6 +212,7 @@ class DocketStub:
     over. Reviews of trials that have been erased are not told.
 
     UNAVAILABLE: the server is closing, or its docket can't be read now; ask again.
+    INVALID_ARGUMENT: no response was taken for as long as the server waits (IDLE); ask from next_entry on.
     """
 
 @_typing.type_check_only
@@ -219,7 +225,9 @@ class DocketAsyncStub(DocketStub):
     ListTrials: _aio.UnaryUnaryMultiCallable[_court_pb2.ListTrialsRequest, _court_pb2.ListTrialsResponse]  # type: ignore[assignment]
     """Trials, the last opened first, page by page. INVALID_ARGUMENT: the page token is not one of ours."""
     ExportTrials: _aio.UnaryStreamMultiCallable[_court_pb2.ExportTrialsRequest, _court_pb2.ExportTrialsResponse]  # type: ignore[assignment]
-    """Every trial that a filter lets through, with all of its events, the first opened first."""
+    """Every trial that a filter lets through, with all of its events, the first opened first. INVALID_ARGUMENT: no response
+    was taken for as long as the server waits (IDLE).
+    """
     ReviewVerdict: _aio.UnaryUnaryMultiCallable[_court_pb2.ReviewVerdictRequest, _court_pb2.ReviewVerdictResponse]  # type: ignore[assignment]
     """Upholds or overrules a verdict; what was reviewed before can be reviewed again, the last one counts. A verdict that
     is overruled is not given to another request again: at this server from now on, at others of the same docket from
@@ -237,6 +245,7 @@ class DocketAsyncStub(DocketStub):
     over. Reviews of trials that have been erased are not told.
 
     UNAVAILABLE: the server is closing, or its docket can't be read now; ask again.
+    INVALID_ARGUMENT: no response was taken for as long as the server waits (IDLE); ask from next_entry on.
     """
 
 class DocketServicer(metaclass=_abc_1.ABCMeta):
@@ -264,7 +273,9 @@ class DocketServicer(metaclass=_abc_1.ABCMeta):
         request: _court_pb2.ExportTrialsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_court_pb2.ExportTrialsResponse], _abc.AsyncIterator[_court_pb2.ExportTrialsResponse]]:
-        """Every trial that a filter lets through, with all of its events, the first opened first."""
+        """Every trial that a filter lets through, with all of its events, the first opened first. INVALID_ARGUMENT: no response
+        was taken for as long as the server waits (IDLE).
+        """
 
     @_abc_1.abstractmethod
     def ReviewVerdict(
@@ -294,6 +305,7 @@ class DocketServicer(metaclass=_abc_1.ABCMeta):
         over. Reviews of trials that have been erased are not told.
 
         UNAVAILABLE: the server is closing, or its docket can't be read now; ask again.
+        INVALID_ARGUMENT: no response was taken for as long as the server waits (IDLE); ask from next_entry on.
         """
 
 def add_DocketServicer_to_server(servicer: DocketServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
