@@ -67,13 +67,18 @@ class Budget:
 
 async def in_time(step: Awaitable[T], within_s: float, late: Overrun) -> T:
     """What a step comes to, which is ended where it does not end by itself in so many seconds; raises ``late`` then."""
+    clock = asyncio.timeout(within_s)
     try:
-        async with asyncio.timeout(within_s) as clock:
-            return await step
-    except TimeoutError:
-        if not clock.expired():
-            raise  # of the step's own making: no error that it may raise
-        raise late from None
+        try:
+            async with clock:
+                return await step
+        except TimeoutError:
+            if not clock.expired():
+                raise  # of the step's own making: no error that it may raise
+        raise late  # not above: with what the step was ended with, it would remember what the step worked on
+    finally:
+        # What is raised remembers this frame, and both would hold it: the one by itself, the other by its task.
+        del clock, late
 
 
 def _over() -> Overrun:

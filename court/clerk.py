@@ -128,7 +128,10 @@ class Clerk:
                     self.tally.told(event)
                 self._events.append(event)
         if cancelled is not None:
-            raise cancelled
+            try:
+                raise cancelled
+            finally:
+                del cancelled  # it remembers this frame: they would hold each other, and with that the trial
         telling.result()
 
     def _told_before(self, event: Event) -> bool:

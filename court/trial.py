@@ -195,13 +195,14 @@ class Court:
         except CourtError as error:
             if not begun:
                 raise  # it is as it was, and may be begun when what is away is back
-            # Without the way it came: that holds the trial's pictures, and those who wait for the trial hold the error.
-            await _abort(clerk, budget.blame(error.with_traceback(None)))
+            _without_its_way(error)
+            await _abort(clerk, budget.blame(error))
             raise
         except Exception as error:
             # A fault of ours. Its message may hold the meme's text or a path: only its kind and place are logged.
             where = "".join(traceback.format_tb(error.__traceback__))
             _log.error("trial %s: %s at step %s\n%s", case.trial_id, type(error).__qualname__, clerk.step, where)
+            _without_its_way(error)
             await _abort(clerk, _our_fault())
             raise _our_fault() from error
         return clerk.record
@@ -425,6 +426,11 @@ async def _abort(clerk: Clerk, cause: CourtError) -> None:
     await clerk.fail(cause)
     if clerk.opened:
         raise TrialAborted(cause, clerk.record)
+
+
+def _without_its_way(error: Exception) -> None:
+    """Has an error forget how it came about, which holds the trial's pictures: those who wait for the trial hold it."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 def _our_fault() -> CourtError:

@@ -132,7 +132,7 @@ class ChatCompletions:
         try:
             reply = answer.reply(time.monotonic() - began)
         except Failure as failure:
-            raise failure.error from None
+            raise failure.told() from None
         told = request.reply_schema is not None and not self.capabilities.json_schema
         return replace(reply, schema_in_words=True) if told else reply
 
@@ -166,7 +166,7 @@ class ChatCompletions:
                 raise garbled()
             return Odds(masses=masses, reply=answer.reply(time.monotonic() - began))
         except Failure as failure:
-            raise failure.error from None
+            raise failure.told() from None
 
     async def answer(
         self, request: ChatRequest, *, within_s: float, extra: dict[str, Any] | None = None
@@ -276,19 +276,27 @@ class ChatCompletions:
                         stumbled.discard(server.url)
                     raise
 
+        async def attempts() -> _T:
+            try:
+                return await retrying(attempt)
+            except (Failure, asyncio.CancelledError) as error:
+                # The library's frames remember what went through them, and that would remember them, and the request.
+                raise error.with_traceback(None)  # noqa: B904  # it is the same
+
         try:
             async with asyncio.timeout(within_s):
-                answer: _T = await retrying(attempt)
+                answer = await attempts()
             broke_off = 0
             return answer
         except TimeoutError:
-            raise overrun() from None
+            pass
         except Failure as failure:
             if isinstance(failure.error, Unavailable):
                 failure.error.broke_off = broke_off
-            raise failure.error from None
+            raise failure.told() from None
         finally:
             tally.broke_off(broke_off)
+        raise overrun()  # not above: with what the call was ended with, it would remember the request
 
     def _asked_enough(self, state: RetryCallState) -> bool:
         often = self._attempts + len(self._servers) - 1  # that the last is asked as often as the only one would be

@@ -30,7 +30,7 @@ class Again(Enum):
 
 
 class Failure(Exception):
-    """A call that failed. It never leaves the backend: what leaves is its ``error``.
+    """A call that failed. It never leaves the backend: what leaves is its ``error``, see :meth:`told`.
 
     Attributes:
         error: What the court is told.
@@ -55,6 +55,15 @@ class Failure(Exception):
     def gone(self) -> bool:
         """Whether the server can't be reached or broke off, so that another one is worth asking."""
         return self.error.reason == _GONE
+
+    def told(self) -> CourtError:
+        """The error, to be raised in the place of this, which lets go of it.
+
+        Else each would remember the other, and both the request that was under way, with its pictures.
+        """
+        error = self.error
+        del self.error
+        return error
 
 
 def overrun() -> Overrun:

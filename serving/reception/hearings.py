@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from court.errors import CantResume, CourtError, TrialAborted
-from court.events import AnyEvent, TrialFailed, TrialResumed
+from court.events import AnyEvent, TextRead, TrialFailed, TrialResumed
 from court.meme import Picture
 from court.ports import Watcher
 from court.record import TrialRecord, TrialState
@@ -185,7 +185,7 @@ class Hearings:
                     ask = replace(call.ask, request_id=call.name.request_id)
                     hearing = await self._house.hear(
                         ask,
-                        flight.noting(call.watch),
+                        self._noting(flight, call.file, call.watch),
                         within_s=call.left,
                         trial_id=flight.trial_id,
                         picture=picture,
@@ -193,8 +193,6 @@ class Hearings:
                 except TrialAborted as error:
                     self._quarantine.failed(call.file, error.reason)
                     raise
-                if ask.text is None:
-                    self._quarantine.text_read(call.file)
         finally:
             await place.leave()
         await self._learn(hearing.record)
@@ -208,11 +206,12 @@ class Hearings:
             record = await self._house.docket.record(flight.trial_id)
             flight.events += record.events
             meme = record.opened.meme
+            file = bytes.fromhex(meme.bytes_sha256)
             async with self._quarantine.trial(place, meme.pixels_sha256, record.opened.procedure):
                 try:
                     record = await self._house.resume(
                         flight.trial_id,
-                        flight.noting(self._resuming(record, watch)),
+                        self._noting(flight, file, self._resuming(record, watch)),
                         within_s=call.left if call else None,
                         ask=call.ask if call else None,
                     )
@@ -220,12 +219,23 @@ class Hearings:
                     await self._give_up(record, error, watch)
                     raise
                 except TrialAborted as error:
-                    self._quarantine.failed(bytes.fromhex(meme.bytes_sha256), error.reason)
+                    self._quarantine.failed(file, error.reason)
                     raise
         finally:
             await place.leave()
         await self._learn(record)
         return record
+
+    def _noting(self, flight: Flight, file: bytes, watch: Watcher | None) -> Watcher:
+        """As :meth:`Flight.noting`; quarantine learns at once that the text could be read off a file."""
+        note = flight.noting(watch)
+
+        async def noting(event: AnyEvent) -> None:
+            if isinstance(event, TextRead) and event.reader:
+                self._quarantine.text_read(file)
+            await note(event)
+
+        return noting
 
     async def _give_up(self, record: TrialRecord, error: CantResume, watch: Watcher | None) -> None:
         """Writes down that a trial can't be taken up, so that it does not stand open for ever."""

@@ -54,7 +54,7 @@ class Quarantine:
 
     def read(self, file: bytes) -> None:
         """Takes note that a file could be decoded: a process that was killed over it before was not killed by it."""
-        self._files.drop(file)
+        _clear(self._files, file)
 
     def failed(self, file: bytes, reason: str) -> None:
         """Takes note of why the trial of a file failed."""
@@ -63,7 +63,7 @@ class Quarantine:
 
     def text_read(self, file: bytes) -> None:
         """The same of the text on it."""
-        self._unread.drop(file)
+        _clear(self._unread, file)
 
     async def require_pixels(self, pixels_sha256: str, procedure: Procedure) -> None:
         """Raises BadPicture if a picture has killed a model server twice, and would be shown to one again."""
@@ -108,6 +108,12 @@ class Quarantine:
 def _blame(files: Lately[bytes, bool], file: bytes, *, at_once: bool) -> None:
     """Refuses a file from now on; if not at once, then only when there was something before."""
     files.keep(file, at_once or files.get(file) is not None)
+
+
+def _clear(files: Lately[bytes, bool], file: bytes) -> None:
+    """Forgets that a process was killed over a file; what is refused stays so, others may have begun before that."""
+    if files.get(file) is False:
+        files.drop(file)
 
 
 def _deaths(failures: Sequence[Failure]) -> int:

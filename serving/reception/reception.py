@@ -505,6 +505,7 @@ class Reception:
             except CourtError as error:
                 self._quarantine.failed(call.file, error.reason)
                 raise
+            self._quarantine.text_read(call.file)
         found: dict[str, TrialRecord] = {}
 
         async def usable(trial_id: str) -> bool:
@@ -592,7 +593,7 @@ class Reception:
             wanted = replace(ruling, owner=self._claims.owner())
             with self._unless_left(wanted):
                 if await self._claims.take_over(ruling, owner=wanted.owner) is None:
-                    return True
+                    return False  # it has changed hands; who has it now is to be seen
             flight = self._hearings.enlist(claim.trial_id)
             flight.claims.add(wanted)
             self._hearings.take_up(flight, watch)
@@ -615,10 +616,11 @@ class Reception:
 
     def _ended(self, flight: Flight) -> None:
         """A trial is over, or nobody is left to begin it."""
-        if flight.task is not None and flight.begun_by is None and _put_off(flight.task):
-            return  # resume_cut_off() tries again: it must find the trial open
-        cause = None if flight.task is None else cause_of(flight.task)
-        if flight.task is None or (cause is not None and cause.reason != "EVENT_EXISTS"):
+        task = flight.task
+        if task is None or (flight.begun_by is None and _put_off(task)):
+            # Whoever comes next may take it up: resume_cut_off() of any server, which must find it open, or a call.
+            self._loose_ends.leave(flight.trial_id, LooseEnd(flight.claims, None))
+        elif (cause := cause_of(task)) is not None and cause.reason != "EVENT_EXISTS":
             self._loose_ends.leave(flight.trial_id, LooseEnd(flight.claims, cause))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable
+from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -81,8 +82,10 @@ class Shared(Generic[T]):
             await asyncio.wait([self.task])
 
     def _over(self, task: asyncio.Task[T]) -> None:
-        if not task.cancelled():
-            task.exception()  # what failed when all callers had left is nobody's to hear of, nor the event loop's
+        # What failed when all callers had left is nobody's to hear of, nor the event loop's. Where it was cancelled this
+        # takes the error away, which remembers all that was under way, and by that the task: each would hold the other.
+        with suppress(asyncio.CancelledError):
+            task.exception()
         self._is_over = True
         self._unneeded()
         if not self._callers:

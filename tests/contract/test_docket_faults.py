@@ -454,13 +454,15 @@ def test_a_commit_that_the_database_lost_in_a_crash_is_not_taken_for_kept():
     def crash():
         with psycopg.connect(server.url(), autocommit=True) as victim:
             os.kill(victim.execute("SELECT pg_backend_pid()").fetchone()[0], signal.SIGKILL)
-        others = 0
+        others, begun = 0, time.monotonic()
         while others < 20:  # others write as soon as they can
             try:
                 with psycopg.connect(server.url()) as other:
                     other.execute("SELECT pg_current_xact_id()")
                 others += 1
             except psycopg.OperationalError:
+                if time.monotonic() > begun + 120:
+                    raise  # it has not come back
                 time.sleep(0.05)
 
     async def scene(docket):

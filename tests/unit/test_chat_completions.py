@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gc
 import hashlib
 import logging
 import socket
@@ -9,6 +10,7 @@ import time
 import traceback
 from contextlib import asynccontextmanager
 
+import httpx2
 import openai
 import pytest
 
@@ -297,6 +299,53 @@ def test_cancelling_reaches_the_server():
         assert all(isinstance(result, asyncio.CancelledError) for result in results)
 
     talking(steps, Settings(call_s=60, api_key=KEY))
+
+
+@pytest.mark.parametrize("end", ["answered", "refused", "gone", "late", "cancelled"])
+def test_what_a_call_showed_is_gone_with_it(end):
+    """At once: it shows pictures, and the collector looks for what holds itself by number alone."""
+    script = {"answered": [], "refused": ["503", "400"], "gone": ["reset"] * ALWAYS}.get(end, ["hang"])
+
+    async def ended(chat):
+        request = ChatRequest(system="s", parts=(FRAME, "what is this?"), reply_schema=None, max_tokens=9)
+        call = asyncio.ensure_future(chat.reply(request, within_s=0.5 if end == "late" else 30))
+        if end == "cancelled":
+            await asyncio.wait([call], timeout=0.5)
+            call.cancel()
+        try:
+            await call
+        except Overrun:
+            return "late"
+        except Unavailable:
+            return "gone"
+        except ModelRefused:
+            return "refused"
+        except asyncio.CancelledError:
+            return "cancelled"
+        finally:
+            del call  # what it raises remembers this frame
+        return "answered"
+
+    def kept():
+        return [one for one in gc.get_objects() if type(one) in (ChatRequest, Failure, httpx2.Request)]
+
+    async def steps(chat, server):
+        server.faults.script(script)
+        gc.collect()
+        gc.disable()
+        try:
+            others = kept()
+            assert await ended(chat) == end
+            for _ in range(100):  # a connection may be closed a little later
+                await asyncio.sleep(0.01)
+                left = [type(one).__name__ for one in kept() if not any(one is other for other in others)]
+                if not left:
+                    break
+            return left
+        finally:
+            gc.enable()
+
+    assert talking(steps) == []
 
 
 def test_a_cancelled_call_leaves_the_connections_fit_for_others():

@@ -1,6 +1,7 @@
 """The full procedure with scripted models: the loop, the stop, who sees what, the ruling."""
 
 import asyncio
+import gc
 import itertools
 from dataclasses import replace
 
@@ -10,6 +11,9 @@ from court.agents import Chairs
 from court.entropy import entropy
 from court.errors import ModelRefused, Overrun, ReplyUnusable, TrialAborted, Unavailable
 from court.events import Described, Procedure, QuestionAsked, RestReason, Side, SideRested, Summarised, VerdictGiven
+from court.examination import Examination
+from court.full import FullTrial
+from court.meme import Picture
 from court.ports import ChatReply, FinishReason
 from court.record import TrialState
 from court.settings import TrialSettings
@@ -370,6 +374,52 @@ def test_when_one_side_fails_nothing_runs_on():
     assert cast.models["defender"].cancelled or cast.models["proposer"].cancelled
     asyncio.run(asyncio.sleep(0.05))
     assert cast.calls() == calls
+
+
+@pytest.mark.parametrize("end", ["verdict", "failure", "fault", "refusal", "late", "deadline", "left"])
+def test_what_was_shown_is_gone_with_its_trial(end):
+    """At once: pictures are large, and the collector looks for what holds itself by number alone."""
+    errors = {"failure": Unavailable("away"), "fault": ValueError("a fault"), "refusal": ModelRefused("no")}
+    lines = {"defender_ask": lambda _: errors[end]} if end in errors else {}
+    slow = 9.0 if end in ("late", "deadline", "left") else 0.0
+
+    async def shown(court):
+        # The other side asks meanwhile, and is ended with this one.
+        case = Case("t", a_meme(TEXT), Procedure.FULL, within_s=0.3 if end == "deadline" else None)
+        trial = asyncio.ensure_future(court.hear(case, Notes()))
+        if end == "left":
+            await asyncio.wait([trial], timeout=0.3)
+            trial.cancel()
+        try:
+            await trial
+        except TrialAborted as error:
+            return error.reason
+        except asyncio.CancelledError:
+            return "left"
+        finally:
+            del trial  # what it raises remembers this frame
+        return "verdict"
+
+    def kept():
+        return [one for one in gc.get_objects() if type(one) in (Picture, FullTrial, Examination)]
+
+    async def scene():
+        court = full_court(Cast(delay_s=slow, **lines), settings=TrialSettings(call_s=0.3))
+        gc.collect()
+        gc.disable()
+        try:
+            others = kept()
+            reason = await shown(court)
+            errors.clear()
+            await asyncio.sleep(0)
+            return reason, [type(one).__name__ for one in kept() if not any(one is other for other in others)]
+        finally:
+            gc.enable()
+
+    reason, left = asyncio.run(scene())
+    assert left == []
+    told = {"failure": "UNAVAILABLE", "fault": "INTERNAL", "refusal": "MODEL_REFUSED", "late": "MODEL_TOO_SLOW"}
+    assert reason == {**told, "deadline": "DEADLINE"}.get(end, end)
 
 
 # Time

@@ -99,15 +99,42 @@ def test_a_picture_whose_text_reader_was_killed_from_outside_is_not_shown_to_it_
     assert on(town, scene) == ["TEXT_READER_KILLED"] * 2 + ["QUARANTINED"] and town.reader.calls == 2
 
 
-def test_a_picture_whose_text_was_read_since_is_clear_of_a_kill_from_outside(town):
+@pytest.mark.parametrize("how", ["by another trial", "by the trial, taken up", "before a trial"])
+def test_a_picture_whose_text_was_read_since_is_clear_of_a_kill_from_outside(town, how):
     async def scene(reception):
         outcomes = []
         for number, killed in enumerate((True, False, True, True, True)):
             town.reader.result = Unavailable("no", reason="TEXT_READER_KILLED") if killed else "text on the picture"
-            outcomes += await asked(reception, replace(ASK, text=None, request_id=f"r{number}", try_anew=True), 1)
+            if how == "before a trial":  # where memes that are nearly known are looked for, the text is read first
+                reception._near = None if killed else _Away()
+            name = "r0" if how == "by the trial, taken up" and number == 1 else f"r{number}"
+            ask = replace(ASK, text=None, request_id=name, try_anew=how != "before a trial")
+            outcomes += await asked(reception, ask, 1)
         return outcomes
 
-    assert on(town, scene) == ["TEXT_READER_KILLED", "decided", *["TEXT_READER_KILLED"] * 2, "QUARANTINED"]
+    second = "AWAY" if how == "before a trial" else "decided"
+    assert on(town, scene) == ["TEXT_READER_KILLED", second, *["TEXT_READER_KILLED"] * 2, "QUARANTINED"]
+
+
+class _Away:
+    async def same(self, *_, **__):
+        raise Unavailable("Memes tried before can't be searched now.", reason="AWAY")
+
+
+def test_a_picture_that_killed_the_text_reader_stays_refused_whatever_was_begun_before(town):
+    async def scene(reception):
+        town.reader.wait = asyncio.Event()
+        earlier = asyncio.ensure_future(asked(reception, replace(ASK, text=None, try_anew=True), 1))
+        await town.reader.asked.wait()
+        waiting, town.reader.wait = town.reader.wait, None
+        text, town.reader.result = town.reader.result, Unavailable("no", reason="TEXT_READER_FAILED")
+        outcomes = await asked(reception, replace(ASK, text=None, request_id="r2", try_anew=True), 1)
+        town.reader.result = text
+        waiting.set()
+        outcomes += await earlier
+        return outcomes + await asked(reception, replace(ASK, text=None, request_id="r3", try_anew=True), 1)
+
+    assert on(town, scene) == ["TEXT_READER_FAILED", "decided", "QUARANTINED"]
 
 
 def test_a_picture_that_is_just_refused_is_looked_at_each_time(town):
@@ -175,7 +202,7 @@ async def asked(reception, ask, times):
         try:
             await reception.answer(ask)
             outcomes.append("decided")
-        except (BadPicture, TrialAborted) as error:
+        except (BadPicture, TrialAborted, Unavailable) as error:
             outcomes.append(error.reason)
     return outcomes
 

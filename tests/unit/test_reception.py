@@ -657,6 +657,24 @@ def test_what_can_not_be_taken_up_because_the_docket_is_away_is_taken_up_when_it
     assert not any(record.all(TrialFailed) for record in records)
 
 
+def test_a_trial_that_one_server_can_not_take_up_is_held_by_another_that_is_asked_for_it(town):
+    async def scene():
+        docket = town.docket()
+        claim = await a_cut_off_trial(town, docket)
+        away = _Faltering(docket, "frames")
+        async with town.server(name="b", docket=away) as b, town.server(name="c", docket=docket) as c:
+            resuming = asyncio.create_task(b.resume_cut_off())
+            await away.missed.wait()
+            answer = await asyncio.wait_for(c.answer(ASK), 60)
+            await asyncio.wait_for(resuming, 60)
+        await docket.close()
+        return claim, answer
+
+    claim, answer = asyncio.run(scene())
+    assert answer.record.trial_id == claim.trial_id and answer.record.state is TrialState.DECIDED
+    assert len(answer.record.all(TrialResumed)) == 1 and not answer.record.all(TrialFailed)
+
+
 @pytest.mark.parametrize("what", ["open_claims", "record"])
 @pytest.mark.parametrize("end", ["close", "cancel"])
 def test_a_server_that_waits_for_the_docket_to_take_up_trials_ends_at_once(town, what, end):
@@ -757,38 +775,56 @@ def test_all_who_wait_for_a_trial_that_fails_are_told(town):
     assert [result.reason for result in results] == ["LIBRARY_AWAY"] * 4 and len(trials) == 1
 
 
-@pytest.mark.parametrize("end", ["verdict", "failure", "refusal"])
+@pytest.mark.parametrize("end", ["verdict", "failure", "fault", "refusal", "deadline", "left"])
 def test_what_was_sent_and_said_is_gone_with_its_answer(town, end):
     """At once: pictures are large, and the collector looks for what holds itself by number alone."""
 
     async def scene(reception):
         if end == "failure":
             town.finder.result = Unavailable("away", reason="LIBRARY_AWAY")
+        if end == "fault":
+            town.finder.gate = "no gate: a fault of ours"
+        if end in ("deadline", "left"):
+            town.finder.gate = asyncio.Event()
         asks = [replace(ASK, image=b"%d|file" % number, request_id=str(number)) for number in range(8)]
         if end == "refusal":
             town.pictures.errors = {ask.image: BadPicture("no", reason="PICTURE_UNREADABLE") for ask in asks}
 
         async def ended(ask):
             try:
-                await reception.answer(ask)
+                await reception.answer(ask, within_s=0.5 if end == "deadline" else None)
             except BadPicture:
                 return "refusal"
-            except TrialAborted:
-                return "failure"
+            except TrialAborted as error:
+                return {"DEADLINE": "deadline", "INTERNAL": "fault"}.get(error.reason, "failure")
+            except asyncio.CancelledError:
+                return "left"
             return "verdict"
+
+        async def all_ended():
+            callers = [asyncio.ensure_future(ended(ask)) for ask in asks]
+            if end == "left":
+                await town.finder.searching.wait()
+                for caller in callers:
+                    caller.cancel()
+            return await asyncio.gather(*callers)
 
         def kept():
             # By their types: some objects of libraries warn when they are asked for their class.
-            return [one for one in gc.get_objects() if type(one) in (Call, TrialRecord)]
+            return [one for one in gc.get_objects() if type(one) in (Call, TrialRecord, Picture)]
 
         gc.collect()
         gc.disable()
         try:
             others = kept()  # of other tests, whose parameters are errors: these keep their tracebacks
-            assert await asyncio.gather(*map(ended, asks)) == [end] * len(asks)
+            assert await all_ended() == [end] * len(asks)
             town.finder.result, town.pictures.errors = None, {}  # an error remembers who was told of it
-            await asyncio.sleep(0)
-            return [one for one in kept() if not any(one is other for other in others)]
+            for _ in range(500):  # a trial may end after its caller
+                await asyncio.sleep(0.01)
+                left = [type(one).__name__ for one in kept() if not any(one is other for other in others)]
+                if not left:
+                    break
+            return left
         finally:
             gc.enable()
 
