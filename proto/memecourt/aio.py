@@ -216,7 +216,7 @@ class AsyncClient:
 
 
 class _Stream:
-    """One ``judge_many``: a task that reads the requests, one that holds the stream, and who takes the outcomes."""
+    """One ``judge_many``: a task that reads the requests, those that hold streams, and who takes the outcomes."""
 
     def __init__(
         self,
@@ -229,13 +229,16 @@ class _Stream:
         self._requests = requests
         self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
         self._changed = asyncio.Condition()
-        self._open = False  # whether there is a stream
+        self._open = 0  # streams
+        self._closed: set[int] = set()  # those that take nothing more
+        self._holding: list[asyncio.Task[None]] = []
         self._error: Exception | None = None
         self._no_more: Exception | None = None  # what reading the requests ended in
 
     async def outcomes(self) -> AsyncGenerator[Outcome, None]:
-        """As they come. Closing the generator ends the stream, and with it the trials."""
-        tasks = [asyncio.ensure_future(work()) for work in (self._read, self._guarded)]
+        """As they come. Closing the generator ends the streams, and with them the trials."""
+        reading = asyncio.ensure_future(self._read())
+        self._hold_on()
         try:
             while True:
                 async with self._changed:
@@ -258,15 +261,20 @@ class _Stream:
                 for outcome in ready:
                     yield outcome
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            while tasks := [task for task in (reading, *self._holding) if not task.done()]:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _wait(self) -> None:
         """Until something has changed or something is due; the condition is held before and after."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._book.wait_s()):
                 await self._changed.wait()
+
+    def _hold_on(self) -> None:
+        """Has the next stream opened once there is something to send in it."""
+        self._holding.append(asyncio.ensure_future(self._guarded()))
 
     async def _guarded(self) -> None:
         try:
@@ -296,28 +304,28 @@ class _Stream:
             self._changed.notify_all()
 
     async def _hold(self) -> None:
-        """Opens streams, one after the other, as long as there is something to send."""
+        """Opens streams, one after the other, as long as there is something to send; another does once all was sent."""
         while True:
             async with self._changed:
-                while not (self._book.done or self._book.to_send()):
+                while not (self._book.done or self._book.to_open()):
                     await self._wait()
                 if self._book.done:
                     return
-                self._open = True
-            ended = await self._stream()
+                number = self._book.opened()
+                self._open += 1
+            ended = await self._stream(number)
             async with self._changed:
-                self._open = False
-                wait = self._book.cut(ended)
-                self._changed.notify_all()
-                if wait is None:
+                self._open -= 1
+                if not self._book.cut(number, ended):
                     self._error = self._error or ended  # nothing more is taken: it would have no outcome
+                self._changed.notify_all()
+                if self._error is not None or number in self._closed:
                     return
-            await asyncio.sleep(wait)
 
-    async def _stream(self) -> JudgeError | None:
+    async def _stream(self, number: int) -> JudgeError | None:
         """One stream, from its beginning to its end; what it ended in."""
         call = self._client._court.JudgeStream(metadata=self._client._connection.metadata())
-        sending = asyncio.ensure_future(self._send(call))
+        sending = asyncio.ensure_future(self._send(call, number))
         try:
             async for response in call:
                 async with self._changed:
@@ -331,18 +339,22 @@ class _Stream:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
 
-    async def _send(self, call: grpc.aio.StreamStreamCall[wire.JudgeStreamRequest, wire.JudgeStreamResponse]) -> None:
+    async def _send(
+        self, call: grpc.aio.StreamStreamCall[wire.JudgeStreamRequest, wire.JudgeStreamResponse], number: int
+    ) -> None:
         # A stream that ends while something is written fails the reader too, which says what is wrong.
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             while True:
                 async with self._changed:
-                    while not self._book.to_send():
-                        if self._book.done:
-                            await call.done_writing()
-                            return
+                    while not (self._book.to_send() or self._book.all_sent):
                         await self._wait()
-                    message = self._book.send()
+                    if self._book.all_sent:
+                        self._closed.add(number)
+                        self._hold_on()
+                        break
+                    message = self._book.send(number)
                 await call.write(message)
+            await call.done_writing()
 
 
 async def _each(requests: Iterable[wire.JudgeRequest]) -> AsyncIterator[wire.JudgeRequest]:

@@ -327,23 +327,25 @@ class Client:
 
 
 class _Stream:
-    """One ``judge_many``: a thread that reads the requests, one that holds the stream, and who takes the outcomes."""
+    """One ``judge_many``: a thread that reads the requests, those that hold streams, and who takes the outcomes."""
 
     def __init__(self, client: Client, requests: Iterable[wire.JudgeRequest], timeout: float, at_once: int) -> None:
         self._client = client
         self._requests = requests
         self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
         self._changed = threading.Condition()  # guards all that follows, and the book
-        self._call: grpc.Call | None = None
+        self._open: set[grpc.Call] = set()
+        self._closed: set[int] = set()  # numbers of streams that take nothing more
+        self._holding: list[threading.Thread] = []
         self._stopped = False
         self._error: BaseException | None = None
         self._no_more: BaseException | None = None  # what reading the requests ended in
 
     def outcomes(self) -> Generator[Outcome, None, None]:
-        """As they come. Closing the generator ends the stream, and with it the trials."""
-        threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._guarded)]
-        for thread in threads:
-            thread.start()
+        """As they come. Closing the generator ends the streams, and with them the trials."""
+        # Not waited for at the end: it may sit in the caller's own iterator; it ends when that gives something.
+        threading.Thread(target=self._read, daemon=True).start()
+        self._hold_on()
         try:
             while True:
                 with self._changed:
@@ -355,7 +357,7 @@ class _Stream:
                             raise self._error
                         if self._book.done:
                             if not self._book.given_up:
-                                self._changed.wait_for(lambda: self._call is None, TO_END_S)
+                                self._changed.wait_for(lambda: not self._open, TO_END_S)
                             if self._no_more is not None:
                                 raise self._no_more
                             return
@@ -365,10 +367,17 @@ class _Stream:
         finally:
             with self._changed:
                 self._stopped = True
-                if self._call is not None:
-                    self._call.cancel()
+                for call in self._open:
+                    call.cancel()
                 self._changed.notify_all()
-            threads[1].join()  # the other may sit in the caller's own iterator; it ends when that gives something
+            for thread in self._holding:  # no more come: all have been told to stop
+                thread.join()
+
+    def _hold_on(self) -> None:
+        """Has the next stream opened once there is something to send in it."""
+        thread = threading.Thread(target=self._guarded, daemon=True)
+        self._holding.append(thread)
+        thread.start()
 
     def _guarded(self) -> None:
         try:
@@ -396,18 +405,17 @@ class _Stream:
             self._changed.notify_all()
 
     def _hold(self) -> None:
-        """Opens streams, one after the other, as long as there is something to send."""
-        wait: float | None = 0.0
+        """Opens streams, one after the other, as long as there is something to send; another does once all was sent."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopped, wait)
-                while not (self._stopped or self._book.done or self._book.to_send()):
+                while not (self._stopped or self._book.done or self._book.to_open()):
                     self._changed.wait(self._book.wait_s())
                 if self._stopped or self._book.done:
                     return
-                over = threading.Event()
+                over, number = threading.Event(), self._book.opened()
                 stub, metadata = self._client._court, self._client._connection.metadata()
-                self._call = call = stub.JudgeStream(self._messages(over), metadata=metadata)
+                call = stub.JudgeStream(self._messages(over, number), metadata=metadata)
+                self._open.add(call)
             ended: JudgeError | None = None
             try:
                 for response in call:
@@ -418,22 +426,25 @@ class _Stream:
                 ended = JudgeError.of(error)
             with self._changed:
                 over.set()
-                self._call = None
-                wait = self._book.cut(ended)
-                self._changed.notify_all()
-                if wait is None and ended is not None:
+                self._open.discard(call)
+                if not self._book.cut(number, ended):
+                    self._error = self._error or ended
                     self._stopped = True  # nothing more is taken: it would have no outcome
-                    raise ended
+                self._changed.notify_all()
+                if self._stopped or number in self._closed:
+                    return
 
-    def _messages(self, over: threading.Event) -> Iterator[wire.JudgeStreamRequest]:
+    def _messages(self, over: threading.Event, number: int) -> Iterator[wire.JudgeStreamRequest]:
         """What is sent in one stream; drawn by gRPC, in a thread of its own."""
         while True:
             with self._changed:
-                while not (over.is_set() or self._stopped or self._book.to_send()):
-                    if self._book.done:
-                        return
+                while not (over.is_set() or self._stopped or self._book.to_send() or self._book.all_sent):
                     self._changed.wait(self._book.wait_s())
                 if over.is_set() or self._stopped:
                     return
-                message = self._book.send()
+                if self._book.all_sent:
+                    self._closed.add(number)
+                    self._hold_on()
+                    return
+                message = self._book.send(number)
             yield message

@@ -41,7 +41,7 @@ class _Asked:
     message: wire.JudgeStreamRequest
     deadline: float  # by the clock
     attempts: int = 0
-    sent: bool = False  # in the stream that is open
+    sent: int = 0  # in the stream of that number, which owes the answer; 0: in none
     failure: JudgeError | None = None  # what was answered last, where it is asked again
 
 
@@ -73,20 +73,27 @@ class Book:
         self._later: list[tuple[float, str]] = []  # a heap, by when they are due
         self._cuts = 0  # streams that were cut since the last answer
         self._endings = Endings()  # theirs
+        self._streams = 0  # that were opened
+        self._not_before = 0.0  # the next is opened, by the clock
         self.closed = False
         """Whether no more requests will come."""
-        self.given_up = False
-        """Whether the stream that is open still owes an answer that nobody waits for any more."""
+        self.given_up: set[int] = set()
+        """Numbers of the streams that still owe an answer that nobody waits for any more."""
         self.outcomes: deque[Outcome] = deque()
         """Those to be told."""
 
     @property
     def done(self) -> bool:
-        """Whether every request has its outcome and no more will come, so that the stream may be closed on our side.
-
-        Not before: what fails in passing is asked again in the same stream.
-        """
+        """Whether every request has its outcome and no more will come."""
         return self.closed and not self._asked
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether nothing is left to be sent, so that our side of a stream may be closed.
+
+        At once: a server keeps memory for what may still come. What fails in passing later is asked again in another.
+        """
+        return self.closed and all(asked.sent for asked in self._asked.values())
 
     def room(self) -> bool:
         """Whether another request may be taken."""
@@ -135,19 +142,31 @@ class Book:
             self._ready.popleft()
         return bool(self._ready)
 
-    def send(self) -> wire.JudgeStreamRequest:
-        """What is to be sent now; only where :meth:`to_send` says so."""
+    def to_open(self) -> bool:
+        """Whether something is to be sent now, and a stream may be opened for it."""
+        return self.to_send() and self._clock() >= self._not_before
+
+    def opened(self) -> int:
+        """The number of a stream that is opened now."""
+        self._streams += 1
+        return self._streams
+
+    def send(self, stream: int) -> wire.JudgeStreamRequest:
+        """What is to be sent in a stream now; only where :meth:`to_send` says so."""
         asked = self._asked[self._ready.popleft()]
-        asked.sent = True
+        asked.sent = stream
         asked.attempts += 1
         asked.message.timeout.FromMilliseconds(max(1, round(1000 * (asked.deadline - self._clock()))))
         return asked.message
 
     def wait_s(self) -> float | None:
-        """Seconds until something is due by itself: a request to be sent again, or a deadline; None if nothing is."""
+        """Seconds until something is due by itself: a request to be sent again, a stream to be opened, or a deadline;
+        None if nothing is."""  # noqa: D205, D209
         times = [asked.deadline for asked in self._asked.values()]
         if self._later:
             times.append(self._later[0][0])
+        if self._asked and self._not_before > self._clock():
+            times.append(self._not_before)
         return max(0.0, min(times) - self._clock()) if times else None
 
     def hear(self, response: wire.JudgeStreamResponse) -> None:
@@ -164,7 +183,7 @@ class Book:
         if not response.HasField("failure"):
             self._tell(name, JudgeError(grpc.StatusCode.UNKNOWN, "An outcome that this version does not know."))
             return
-        asked.sent = False
+        asked.sent = 0
         asked.failure = error = JudgeError.of_failure(response.failure)
         now = self._clock()
         if asked.attempts < self._retries.attempts and passing(error):
@@ -174,34 +193,35 @@ class Book:
                 return
         self._tell(name, error)
 
-    def cut(self, error: CallError | None) -> float | None:
-        """The stream has ended: what was not answered is to be asked again.
+    def cut(self, stream: int, error: CallError | None) -> bool:
+        """A stream has ended: what was not answered in it is to be asked again.
 
         Args:
+            stream: Its number.
             error: What it ended in; None if with a polite end.
 
         Returns:
-            Seconds to wait before another is opened; None where that won't help: all requests have that error.
+            Whether another may be opened; False where that won't help: all requests have that error.
         """
-        self.given_up = False
+        self.given_up.discard(stream)
+        again = [name for name, asked in self._asked.items() if asked.sent == stream]
         if error is None:
-            if not any(asked.sent for asked in self._asked.values()):
-                return 0.0
+            if not again:
+                return True
             error = CallError(grpc.StatusCode.UNAVAILABLE, "The stream ended before all requests were answered.")
         if not is_cut(error):
             for name in tuple(self._asked):
                 self._tell(name, JudgeError.like(error))
-            return None
+            return False
         self._cuts += 1
         self._endings.add(error)
-        again = [name for name, asked in self._asked.items() if asked.sent]
         for name in again:
-            self._asked[name].sent = False
+            self._asked[name].sent = 0
         self._ready.extendleft(reversed(again))  # who asked first is asked for first
-        if error.reason == IDLE:
-            return 0.0
-        wait = self._retries.wait_s(self._cuts, error.retry_after, None, self._chance)
-        return 0.0 if wait is None else wait
+        wait = None if error.reason == IDLE else self._retries.wait_s(self._cuts, error.retry_after, None, self._chance)
+        if wait is not None:
+            self._not_before = max(self._not_before, self._clock() + wait)
+        return True
 
     def expire(self) -> None:
         """Gives up those whose time is up: the server, if there is one, had as long."""
@@ -212,7 +232,8 @@ class Book:
             if asked.failure is not None and not asked.sent:
                 self._tell(name, asked.failure)
                 continue
-            self.given_up = self.given_up or asked.sent
+            if asked.sent:
+                self.given_up.add(asked.sent)
             message = f"There was no verdict within {self._timeout:g} s."
             if asked.failure is not None:
                 message += f" It was answered before with {asked.failure}"

@@ -82,8 +82,8 @@ class Shared(Generic[T]):
             await asyncio.wait([self.task])
 
     def _over(self, task: asyncio.Task[T]) -> None:
-        # What failed when all callers had left is nobody's to hear of, nor the event loop's. Where it was cancelled this
-        # takes the error away, which remembers all that was under way, and by that the task: each would hold the other.
+        # What failed when all callers had left is nobody's to hear of, nor the event loop's. Where it was cancelled
+        # this takes the error away, which remembers all that was under way, and so the task: each would hold the other.
         with suppress(asyncio.CancelledError):
             task.exception()
         self._is_over = True

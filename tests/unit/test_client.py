@@ -171,11 +171,16 @@ def asked(name):
     return judge_request(b"image", text="x", request_id=name)
 
 
-def sent(book):
+def sent(book, stream=1):
     names = []
     while book.to_send():
-        names.append(book.send().request.request_id)
+        names.append(book.send(stream).request.request_id)
     return names
+
+
+def cut(book, error, stream=1):
+    """Seconds until another stream may be opened; None where that won't help."""
+    return max(0.0, book._not_before - book._clock()) if book.cut(stream, error) else None
 
 
 def verdict(name):
@@ -258,29 +263,39 @@ def test_what_passes_is_asked_again_when_the_server_wants_it():
     assert told(book)["a"].verdict_id == "of a"
 
 
-def test_a_stream_stays_open_on_our_side_only_while_an_outcome_is_owed():
+def test_our_side_of_a_stream_may_be_closed_once_all_is_sent_and_what_fails_then_is_asked_in_another():
     clock, book = taken("a", "b")
-    sent(book)
+    first = book.opened()
+    sent(book, first)
+    assert not book.all_sent
     book.closed = True
-    assert not book.done
-    book.hear(failure("a", after=1.0))  # asked again in the same stream, whatever becomes of the other
-    assert not book.done
+    assert book.all_sent and not book.done
+    book.hear(failure("a", after=1.0))  # whatever becomes of the other
+    assert not book.all_sent and not book.to_open()
     clock.now += 2
-    assert sent(book) == ["a"] and not book.done
+    assert book.to_open()
+    second = book.opened()
+    assert sent(book, second) == ["a"] and book.all_sent
+    assert cut(book, an_error(), second) > 0  # which is nothing to the first
+    clock.now += 2
+    assert sent(book, book.opened()) == ["a"]
     book.hear(verdict("a"))
     assert not book.done
     book.hear(verdict("b"))
     assert book.done and not book.given_up
+    assert cut(book, None, first) is not None and len(told(book)) == 2
 
 
 def test_a_server_that_owes_an_answer_that_nobody_waits_for_is_not_waited_for():
     clock, book = taken("a", "b")
-    sent(book)
+    sent(book, 1)
     book.hear(verdict("b"))
     clock.now += 11
     book.expire()
     assert book.given_up
-    book.cut(None)
+    book.cut(2, None)
+    assert book.given_up
+    book.cut(1, None)
     assert not book.given_up  # that is over
 
 
@@ -311,33 +326,36 @@ def test_repeats_in_a_stream_are_limited_too():
 
 
 def test_after_a_cut_what_is_unanswered_is_asked_again_in_order():
-    _, book = taken("a", "b", "c", at_once=4)
+    clock, book = taken("a", "b", "c", at_once=4)
     sent(book)
     book.hear(verdict("b"))
     book.take(asked("d"))
-    assert book.cut(an_error(reason="", kind=JudgeError)) == pytest.approx(0.5)
+    assert cut(book, an_error(reason="", kind=JudgeError)) == pytest.approx(0.5)
     assert sent(book) == ["a", "c", "d"]
     # A connection that can't be made is tried less and less often, until an answer comes.
-    assert [book.cut(an_error()) for _ in range(3)] == pytest.approx([1.0, 2.0, 4.0])
+    assert [cut(book, an_error()) for _ in range(3)] == pytest.approx([1.0, 2.0, 4.0])
+    assert not book.to_open() and book.wait_s() == pytest.approx(4.0)
+    clock.now += 4
+    assert book.to_open()
     sent(book)
     book.hear(verdict("a"))
-    assert book.cut(an_error()) == pytest.approx(0.5)
-    assert book.cut(an_error(after=3.0)) >= 3.0
+    assert cut(book, an_error()) == pytest.approx(0.5)
+    assert cut(book, an_error(after=3.0)) >= 3.0
     assert list(told(book)) == ["b", "a"]
 
 
 def test_a_server_that_waited_long_enough_is_asked_again_without_a_wait():
     _, book = taken("a")
     sent(book)
-    assert book.cut(an_error(Code.INVALID_ARGUMENT, reason="IDLE")) == 0.0
+    assert cut(book, an_error(Code.INVALID_ARGUMENT, reason="IDLE")) == 0.0
     assert sent(book) == ["a"] and not book.outcomes
 
 
 def test_a_polite_end_that_leaves_requests_unanswered_is_a_cut():
     _, book = taken("a")
-    assert book.cut(None) == 0.0
+    assert cut(book, None) == 0.0
     sent(book)
-    assert book.cut(None) > 0
+    assert cut(book, None) > 0
     assert sent(book) == ["a"]
 
 
@@ -345,16 +363,16 @@ def test_a_polite_end_that_leaves_requests_unanswered_is_a_cut():
 def test_a_proxy_may_cut_a_stream_but_our_own_faults_are_told(code):
     _, book = taken("a", "b")
     sent(book)
-    assert book.cut(an_error(code, reason="")) is not None
+    assert cut(book, an_error(code, reason="")) is not None
     assert sent(book) == ["a", "b"]
-    assert book.cut(an_error(code, reason="INTERNAL")) is None
+    assert cut(book, an_error(code, reason="INTERNAL")) is None
     assert {name: error.reason for name, error in told(book).items()} == {"a": "INTERNAL", "b": "INTERNAL"}
 
 
 def test_no_stream_to_be_had_is_the_outcome_of_all_that_were_taken():
     _, book = taken("a", "b")
     sent(book)
-    assert book.cut(an_error(Code.UNAUTHENTICATED, reason="NO_TOKEN")) is None
+    assert cut(book, an_error(Code.UNAUTHENTICATED, reason="NO_TOKEN")) is None
     outcomes = told(book)
     assert set(outcomes) == {"a", "b"}
     assert all(isinstance(error, JudgeError) and error.code is Code.UNAUTHENTICATED for error in outcomes.values())
@@ -374,7 +392,7 @@ def test_who_has_waited_long_enough_is_told_why():
 
     clock, book = taken("a", timeout=5.0)
     sent(book)
-    book.cut(an_error(Code.UNAVAILABLE, reason=""))
+    cut(book, an_error(Code.UNAVAILABLE, reason=""))
     clock.now += 6
     book.expire()
     error = told(book)["a"]
@@ -385,7 +403,7 @@ def test_who_has_waited_long_enough_is_told_why():
 
     clock, book = taken("a", timeout=5.0)
     sent(book)
-    book.cut(an_error(Code.UNAVAILABLE, reason=""))
+    cut(book, an_error(Code.UNAVAILABLE, reason=""))
     sent(book)
     book.hear(failure("a"))
     clock.now += 1
@@ -412,11 +430,11 @@ def test_the_server_is_told_how_long_is_left():
     clock, book = taken("a", timeout=5.0)
     clock.now += 1
     assert book.to_send()
-    assert book.send().timeout.ToMilliseconds() == 4000
-    book.cut(an_error())
+    assert book.send(1).timeout.ToMilliseconds() == 4000
+    cut(book, an_error())
     clock.now += 3
     assert book.to_send()
-    assert book.send().timeout.ToMilliseconds() == 1000
+    assert book.send(1).timeout.ToMilliseconds() == 1000
 
 
 def test_a_request_that_no_server_takes_does_not_end_the_stream_of_the_others():
