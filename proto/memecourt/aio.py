@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from memecourt.connection import Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
-from memecourt.many import TO_END_S, Book, Outcome
+from memecourt.many import TO_END_S, Book, Outcome, not_opened
 from memecourt.requests import Export, added, judge_request, named, named_precedent, watch_request
 from memecourt.retries import Attempts, Budget, Retries, patient
 from memecourt.v1 import court_pb2 as wire
@@ -246,15 +246,13 @@ class _Stream:
                     ready = list(self._book.outcomes)
                     self._book.outcomes.clear()
                     if not ready:
-                        if self._error is not None:
-                            raise self._error
                         if self._book.done:
                             if not self._book.given_up:
                                 with contextlib.suppress(TimeoutError):
                                     async with asyncio.timeout(TO_END_S):
                                         await self._changed.wait_for(lambda: not self._open)
-                            if self._no_more is not None:
-                                raise self._no_more
+                            if (error := self._error or self._book.refused or self._no_more) is not None:
+                                raise error
                             return
                         await self._wait()
                     self._changed.notify_all()
@@ -274,15 +272,7 @@ class _Stream:
 
     def _hold_on(self) -> None:
         """Has the next stream opened once there is something to send in it."""
-        self._holding.append(asyncio.ensure_future(self._guarded()))
-
-    async def _guarded(self) -> None:
-        try:
-            await self._hold()
-        except Exception as error:
-            async with self._changed:
-                self._error = self._error or error
-                self._changed.notify_all()
+        self._holding.append(asyncio.ensure_future(self._hold()))
 
     async def _read(self) -> None:
         requests = self._requests
@@ -291,8 +281,8 @@ class _Stream:
         try:
             async for request in source:
                 async with self._changed:
-                    await self._changed.wait_for(lambda: self._error is not None or self._book.room())
-                    if self._error is not None:
+                    await self._changed.wait_for(lambda: self._book.refused is not None or self._book.room())
+                    if self._book.refused is not None:
                         return
                     self._book.take(request)
                     self._changed.notify_all()
@@ -313,13 +303,15 @@ class _Stream:
                     return
                 number = self._book.opened()
                 self._open += 1
-            ended = await self._stream(number)
+            try:
+                ended = await self._stream(number)
+            except Exception as error:
+                self._error, ended = error, not_opened(error)
             async with self._changed:
                 self._open -= 1
-                if not self._book.cut(number, ended):
-                    self._error = self._error or ended  # nothing more is taken: it would have no outcome
+                self._book.cut(number, ended)
                 self._changed.notify_all()
-                if self._error is not None or number in self._closed:
+                if self._book.refused is not None or number in self._closed:
                     return
 
     async def _stream(self, number: int) -> JudgeError | None:
@@ -334,6 +326,11 @@ class _Stream:
             return None
         except grpc.RpcError as error:
             return JudgeError.of(error)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return JudgeError(grpc.StatusCode.CANCELLED, "The client was closed.")  # which cancels no task
         finally:
             call.cancel()
             sending.cancel()

@@ -25,7 +25,7 @@ from google.protobuf.message import Message
 from memecourt.aio import AsyncClient
 from memecourt.connection import MESSAGE_BYTES, Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
-from memecourt.many import TO_END_S, Book, Outcome
+from memecourt.many import TO_END_S, Book, Outcome, not_opened
 from memecourt.requests import Export, added, judge_request, named, named_precedent, watch_request
 from memecourt.retries import Attempts, Budget, Retries, patient
 from memecourt.v1 import court_pb2 as wire
@@ -334,7 +334,7 @@ class _Stream:
         self._requests = requests
         self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
         self._changed = threading.Condition()  # guards all that follows, and the book
-        self._open: set[grpc.Call] = set()
+        self._open: dict[int, grpc.Call] = {}  # streams, by their numbers
         self._closed: set[int] = set()  # numbers of streams that take nothing more
         self._holding: list[threading.Thread] = []
         self._stopped = False
@@ -353,13 +353,11 @@ class _Stream:
                     ready = list(self._book.outcomes)
                     self._book.outcomes.clear()
                     if not ready:
-                        if self._error is not None:
-                            raise self._error
                         if self._book.done:
                             if not self._book.given_up:
                                 self._changed.wait_for(lambda: not self._open, TO_END_S)
-                            if self._no_more is not None:
-                                raise self._no_more
+                            if (error := self._error or self._book.refused or self._no_more) is not None:
+                                raise error
                             return
                         self._changed.wait(self._book.wait_s())
                     self._changed.notify_all()
@@ -367,7 +365,7 @@ class _Stream:
         finally:
             with self._changed:
                 self._stopped = True
-                for call in self._open:
+                for call in self._open.values():
                     call.cancel()
                 self._changed.notify_all()
             for thread in self._holding:  # no more come: all have been told to stop
@@ -375,25 +373,17 @@ class _Stream:
 
     def _hold_on(self) -> None:
         """Has the next stream opened once there is something to send in it."""
-        thread = threading.Thread(target=self._guarded, daemon=True)
+        thread = threading.Thread(target=self._hold, daemon=True)
         self._holding.append(thread)
         thread.start()
-
-    def _guarded(self) -> None:
-        try:
-            self._hold()
-        except BaseException as error:
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
 
     def _read(self) -> None:
         no_more: BaseException | None = None
         try:
             for request in self._requests:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._stopped or self._book.room())
-                    if self._stopped:
+                    self._changed.wait_for(lambda: self._stopped or self._book.refused or self._book.room())
+                    if self._stopped or self._book.refused is not None:
                         return
                     self._book.take(request)
                     self._changed.notify_all()
@@ -412,27 +402,39 @@ class _Stream:
                     self._changed.wait(self._book.wait_s())
                 if self._stopped or self._book.done:
                     return
-                over, number = threading.Event(), self._book.opened()
-                stub, metadata = self._client._court, self._client._connection.metadata()
-                call = stub.JudgeStream(self._messages(over, number), metadata=metadata)
-                self._open.add(call)
-            ended: JudgeError | None = None
+                number = self._book.opened()
             try:
-                for response in call:
-                    with self._changed:
-                        self._book.hear(response)
-                        self._changed.notify_all()
-            except grpc.RpcError as error:
-                ended = JudgeError.of(error)
+                ended = self._stream(number)
+            except BaseException as error:
+                self._error, ended = error, not_opened(error)
+            with self._changed:
+                self._open.pop(number, None)
+                self._book.cut(number, ended)
+                self._changed.notify_all()
+                if self._stopped or self._book.refused is not None or number in self._closed:
+                    return
+
+    def _stream(self, number: int) -> JudgeError | None:
+        """One stream, from its beginning to its end; what it ended in."""
+        metadata = self._client._connection.metadata()  # a token may take its time: nobody is to wait for it here
+        over = threading.Event()
+        call = self._client._court.JudgeStream(self._messages(over, number), metadata=metadata)
+        with self._changed:
+            self._open[number] = call
+            if self._stopped:
+                call.cancel()
+        try:
+            for response in call:
+                with self._changed:
+                    self._book.hear(response)
+                    self._changed.notify_all()
+            return None
+        except grpc.RpcError as error:
+            return JudgeError.of(error)
+        finally:
             with self._changed:
                 over.set()
-                self._open.discard(call)
-                if not self._book.cut(number, ended):
-                    self._error = self._error or ended
-                    self._stopped = True  # nothing more is taken: it would have no outcome
                 self._changed.notify_all()
-                if self._stopped or number in self._closed:
-                    return
 
     def _messages(self, over: threading.Event, number: int) -> Iterator[wire.JudgeStreamRequest]:
         """What is sent in one stream; drawn by gRPC, in a thread of its own."""

@@ -45,6 +45,14 @@ class _Asked:
     failure: JudgeError | None = None  # what was answered last, where it is asked again
 
 
+def not_opened(error: BaseException) -> JudgeError:
+    """What a stream ended in that could not even be opened, as where no token is to be had."""
+    kind = type(error).__qualname__
+    return JudgeError(
+        grpc.StatusCode.FAILED_PRECONDITION, f"No stream could be opened ({kind}). The request was not sent."
+    )
+
+
 class Book:
     """Requests of one ``judge_many``, from when they are taken until their outcome is told."""
 
@@ -71,21 +79,25 @@ class Book:
         self._asked: dict[str, _Asked] = {}
         self._ready: deque[str] = deque()
         self._later: list[tuple[float, str]] = []  # a heap, by when they are due
-        self._cuts = 0  # streams that were cut since the last answer
-        self._endings = Endings()  # theirs
+        self._cuts = 0  # that came one after the other since the last answer
+        self._endings = Endings()  # of streams since then
         self._streams = 0  # that were opened
+        self._streams_cut = 0  # the last that was opened before the last cut
         self._not_before = 0.0  # the next is opened, by the clock
         self.closed = False
         """Whether no more requests will come."""
         self.given_up: set[int] = set()
         """Numbers of the streams that still owe an answer that nobody waits for any more."""
+        self.refused: CallError | None = None
+        """Why no other stream is to be had: no more requests are taken, and what is owed in those that are open is all
+        that there is to wait for."""
         self.outcomes: deque[Outcome] = deque()
         """Those to be told."""
 
     @property
     def done(self) -> bool:
         """Whether every request has its outcome and no more will come."""
-        return self.closed and not self._asked
+        return (self.closed or self.refused is not None) and not self._asked
 
     @property
     def all_sent(self) -> bool:
@@ -132,11 +144,8 @@ class Book:
         self._budget.call()
 
     def to_send(self) -> bool:
-        """Whether something is to be sent now; gives up those whose time is up, so that nobody waits for them."""
+        """Whether something is to be sent now; as :meth:`expire`."""
         self.expire()
-        now = self._clock()
-        while self._later and self._later[0][0] <= now:
-            self._ready.append(heapq.heappop(self._later)[1])
         # Those that have their outcome by now are no longer to be sent.
         while self._ready and (self._ready[0] not in self._asked or self._asked[self._ready[0]].sent):
             self._ready.popleft()
@@ -186,46 +195,57 @@ class Book:
         asked.sent = 0
         asked.failure = error = JudgeError.of_failure(response.failure)
         now = self._clock()
-        if asked.attempts < self._retries.attempts and passing(error):
+        if self.refused is None and asked.attempts < self._retries.attempts and passing(error):
             wait = self._retries.wait_s(asked.attempts, error.retry_after, asked.deadline - now, self._chance)
             if wait is not None and self._budget.repeat():
                 heapq.heappush(self._later, (now + wait, name))
                 return
         self._tell(name, error)
 
-    def cut(self, stream: int, error: CallError | None) -> bool:
-        """A stream has ended: what was not answered in it is to be asked again.
+    def cut(self, stream: int, error: CallError | None) -> None:
+        """A stream has ended: what was not answered in it is to be asked again, if that helps.
 
         Args:
             stream: Its number.
             error: What it ended in; None if with a polite end.
-
-        Returns:
-            Whether another may be opened; False where that won't help: all requests have that error.
         """
         self.given_up.discard(stream)
         again = [name for name, asked in self._asked.items() if asked.sent == stream]
         if error is None:
             if not again:
-                return True
+                return
             error = CallError(grpc.StatusCode.UNAVAILABLE, "The stream ended before all requests were answered.")
-        if not is_cut(error):
-            for name in tuple(self._asked):
-                self._tell(name, JudgeError.like(error))
-            return False
-        self._cuts += 1
-        self._endings.add(error)
         for name in again:
             self._asked[name].sent = 0
+        if not is_cut(error):
+            self.refuse(error)
+            return
+        self._endings.add(error)
+        if self.refused is not None:
+            self.refuse(self.refused)
+            return
         self._ready.extendleft(reversed(again))  # who asked first is asked for first
-        wait = None if error.reason == IDLE else self._retries.wait_s(self._cuts, error.retry_after, None, self._chance)
+        newest = stream == self._streams
+        if error.reason == IDLE or stream <= self._streams_cut or not (again or newest):
+            return  # nothing is wrong with the server; or what cut this stream has cut another too, and was counted
+        self._cuts += 1
+        self._streams_cut = self._streams
+        wait = self._retries.wait_s(self._cuts, error.retry_after, None, self._chance)
         if wait is not None:
-            self._not_before = max(self._not_before, self._clock() + wait)
-        return True
+            self._not_before = self._clock() + wait
+
+    def refuse(self, error: CallError) -> None:
+        """No other stream is to be had: what is in none has that error. What is in another may still be answered."""
+        self.refused = self.refused or error
+        for name, asked in tuple(self._asked.items()):
+            if not asked.sent:
+                self._tell(name, JudgeError.like(error))
 
     def expire(self) -> None:
-        """Gives up those whose time is up: the server, if there is one, had as long."""
+        """Gives up those whose time is up: the server, if any, had as long. Others are due to be asked again."""
         now = self._clock()
+        while self._later and self._later[0][0] <= now:
+            self._ready.append(heapq.heappop(self._later)[1])
         for name, asked in tuple(self._asked.items()):
             if asked.deadline > now:
                 continue

@@ -24,6 +24,7 @@ from eval.probe.mining import mine, narrate
 from eval.probe.refining import Limits, chosen_seeds, refine, usable
 from eval.probe.scoring import score_text
 from eval.probe.taxonomy import Category, Taxonomy
+from tests.cast import is_repair
 from tests.fakes import FakeReader
 from tests.pictures import captioned, encode
 from tests.probing import APPLIANCES, World, at_a_bench, fenced, role_of, scored, subject
@@ -282,8 +283,9 @@ def test_votes_that_can_not_be_read_are_no_finding_of_harmlessness(tmp_path):
         (found,), _, _, _ = mined(tmp_path / str(good), ["monday"], World(says={"miner": only(good)}))
         assert (found.outcome, found.miners) == (outcome, good)
     # One vote for it and one missing: it might have been two.
-    lines = iter([{"categories": ["race"], "new_name": "", "new_definition": ""}, "?", None, "?"])
-    (found,), _, _, _ = mined(tmp_path / "open", ["monday"], World(says={"miner": lambda _: next(lines)}))
+    lines = iter([{"categories": ["race"], "new_name": "", "new_definition": ""}, "?", None])
+    world = World(says={"miner": lambda request: "?" if is_repair(request) else next(lines)})
+    (found,), _, _, _ = mined(tmp_path / "open", ["monday"], world)
     assert (found.outcome, found.miners) == (Sorted.UNREAD, 2)
 
 
