@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from copy import copy
 from datetime import UTC, datetime, timedelta
 
 from court.events import AnyEvent, TextLine
@@ -77,7 +78,7 @@ class FakeFinder:
     async def find(self, **query: object) -> Findings:
         self.asked.append(query)
         if isinstance(self.result, Exception):
-            raise self.result
+            raise copy(self.result)  # one that was raised remembers who was told of it
         return self.result
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
@@ -101,7 +102,7 @@ class FakeReader:
         if self.wait is not None:
             await self.wait.wait()
         if isinstance(self.result, Exception):
-            raise self.result
+            raise copy(self.result)  # one that was raised remembers who was told of it
         box = ((0.0, 0.0), (9.0, 0.0), (9.0, 9.0), (0.0, 9.0))
         return Reading(
             tuple(TextLine(text=line, confidence=0.9, box=box, frame=0) for line in self.result.splitlines())

@@ -48,9 +48,7 @@ class _Asked:
 def not_opened(error: BaseException) -> JudgeError:
     """What a stream ended in that could not even be opened, as where no token is to be had."""
     kind = type(error).__qualname__
-    return JudgeError(
-        grpc.StatusCode.FAILED_PRECONDITION, f"No stream could be opened ({kind}). The request was not sent."
-    )
+    return JudgeError(grpc.StatusCode.FAILED_PRECONDITION, f"No stream could be opened ({kind}).")
 
 
 class Book:

@@ -75,9 +75,12 @@ def fault_of(error: Exception) -> CourtError:
     return CourtError("The server made a mistake.", reason="INTERNAL")
 
 
-async def abort(context: Context, error: Exception) -> NoReturn:
+async def abort(context: Context, error: CourtError) -> NoReturn:
     """Ends a call with the status of an error."""
-    status = rpc_status.to_status(status_of(fault_of(error)))
+    status = rpc_status.to_status(status_of(error))
+    # The library keeps what it raises now for as long as the call, which is in its frames: each holds the other. Let it
+    # be without the error, which remembers the request.
+    del error
     await context.abort(status.code, status.details, status.trailing_metadata)
 
 
@@ -94,7 +97,8 @@ async def answered(context: Context, answer: Awaitable[T]) -> T:
     except Exception as error:
         if _of_vanished(error):
             raise asyncio.CancelledError from None
-        await abort(context, error)
+        ending = abort(context, fault_of(error).with_traceback(None))
+    await ending  # out here, or what the library raises would remember the error
 
 
 def _of_vanished(error: Exception) -> bool:
@@ -211,12 +215,12 @@ class Responses:
                     await self._context.send_initial_metadata(())
                     self._begun = True
                 await self._context.write(response)
+            return
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise BadRequest(
-                f"No response was taken for {self._idle_s:g} seconds. {self._advice}", reason="IDLE"
-            ) from None
+        # Not above: with what the writing was ended with, it would remember the response, and who waited for it.
+        raise BadRequest(f"No response was taken for {self._idle_s:g} seconds. {self._advice}", reason="IDLE")
 
 
 @asynccontextmanager

@@ -67,10 +67,15 @@ async def judge_stream(
                     del came, request, lot
             except CourtError as error:
                 end = error
-    except* _NotTaken:
+    except* _NotTaken as group:
         end = stream.not_taken
+        for each in group.exceptions:  # the library's group holds itself, and these remember the stream
+            each.__traceback__ = None
     if end is not None:
-        raise end
+        try:
+            raise end
+        finally:
+            del end, stream  # what is raised remembers this frame, and they hold it
 
 
 class _NotTaken(Exception):
@@ -142,7 +147,7 @@ class _Stream:
         try:
             await self._responses.send(data)
         except BadRequest as error:
-            self.not_taken = error
+            self.not_taken = error.with_traceback(None)  # which holds this, and the answer
             raise _NotTaken from None
 
     async def _outcome(self, request: wire.JudgeStreamRequest) -> wire.JudgeStreamResponse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import replace
 
 import grpc
@@ -35,7 +36,7 @@ class FakePictures:
 
     async def read(self, data):
         if isinstance(self.result, Exception):
-            raise self.result
+            raise copy(self.result)  # one that was raised remembers who was told of it
         if self.result is not None:
             return self.result
         picture = a_picture("f" * 64 if data == IMAGE else hashlib.sha256(data).hexdigest())

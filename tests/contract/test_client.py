@@ -30,8 +30,8 @@ class Threads:
             return getattr(client, name)(*given, **options)
 
     @staticmethod
-    def each(address, name, *given, most=None, _client=None, **options):
-        found = []
+    def each(address, name, *given, most=None, _client=None, _found=None, **options):
+        found = [] if _found is None else _found
         with Client(address, **{"retries": QUICK, **(_client or {})}) as client:
             with closing(getattr(client, name)(*given, **options)) as items:
                 for item in items:
@@ -40,9 +40,32 @@ class Threads:
                         break
             return found
 
+    @staticmethod
+    def closing(address, requests, when, found):
+        """Closes the client once ``when`` is set, while it waits for outcomes."""
+        with Client(address, retries=QUICK) as client:
+            threading.Thread(target=lambda: when.wait(20) and client.close(), daemon=True).start()
+            for outcome in client.judge_many(requests, timeout=300):
+                found.append(outcome)
+
 
 class Loop:
     """The client for asyncio."""
+
+    @staticmethod
+    def closing(address, requests, when, found):
+        async def work():
+            async def close():
+                await asyncio.to_thread(when.wait, 20)
+                await client.close()
+
+            async with AsyncClient(address, retries=QUICK) as client:
+                ending = asyncio.ensure_future(close())
+                async for outcome in client.judge_many(requests, timeout=300):
+                    found.append(outcome)
+                await ending
+
+        asyncio.run(asyncio.wait_for(work(), 60))
 
     @staticmethod
     def call(address, name, *given, _client=None, **options):
@@ -53,9 +76,9 @@ class Loop:
         return asyncio.run(work())
 
     @staticmethod
-    def each(address, name, *given, most=None, _client=None, **options):
+    def each(address, name, *given, most=None, _client=None, _found=None, **options):
         async def work():
-            found = []
+            found = [] if _found is None else _found
             async with AsyncClient(address, **{"retries": QUICK, **(_client or {})}) as client:
                 async with aclosing(getattr(client, name)(*given, **options)) as items:
                     async for item in items:
@@ -508,6 +531,83 @@ def test_what_fails_in_passing_at_the_end_is_asked_again_at_once(client):
         found = client.each(address, "judge_many", asks(2), timeout=30)
     assert {name: outcome.verdict_id for name, outcome in found} == {"r0": "of r0", "r1": "of r1"}
     assert (ends, court.calls["JudgeStream"]) == ([True, True], 2)
+
+
+@pytest.mark.parametrize("lacking", ["a server's leave", "a token"])
+def test_what_can_be_answered_is_though_no_other_stream_is_to_be_had(client, lacking):
+    court, missed, tokens = FakeCourt(), threading.Event(), itertools.count(1)
+
+    def stream(requests, number, context):
+        if number > 1:
+            missed.set()
+            raise Refusal("UNAUTHENTICATED", reason="NO_TOKEN")
+        asked = list(requests)
+        yield refused(asked[1], Code.UNAVAILABLE, after=0.05)
+        assert missed.wait(20)
+        time.sleep(0.2)
+        yield answered(court, asked[0])
+
+    def token():
+        if next(tokens) > 1 and lacking == "a token":
+            missed.set()
+            raise OSError("nobody gives any")
+        return "t"
+
+    court.stream = stream
+    found = []
+    with served(court) as address, pytest.raises((JudgeError, OSError)) as caught:
+        client.each(address, "judge_many", asks(2), timeout=30, _client={"token": token}, _found=found)
+    outcomes = outcomes_of(found)
+    assert outcomes.pop("r0").verdict_id == "of r0"
+    if lacking == "a token":
+        assert caught.type is OSError and outcomes["r1"].code is Code.FAILED_PRECONDITION
+    else:
+        assert caught.value.reason == outcomes["r1"].reason == "NO_TOKEN"
+
+
+def test_a_token_that_takes_its_time_holds_up_no_answer():
+    court, heard, tokens = FakeCourt(), threading.Event(), itertools.count(1)
+
+    def stream(requests, number, context):
+        asked = list(requests)
+        if number == 1:
+            yield refused(asked.pop(), Code.UNAVAILABLE, after=0.05)
+            time.sleep(0.3)
+        yield from (answered(court, one) for one in asked)
+
+    def token():
+        if next(tokens) == 2:
+            heard.wait(20)
+        return "t"
+
+    court.stream = stream
+    with served(court) as address, Client(address, retries=QUICK, token=token) as client:
+        found = []
+        for outcome in client.judge_many(asks(2), timeout=30):
+            found.append((outcome, heard.is_set()))
+            heard.set()
+    assert [(name, response.verdict_id, was) for (name, response), was in found] == [
+        ("r0", "of r0", False),
+        ("r1", "of r1", True),
+    ]
+
+
+def test_who_closes_the_client_ends_its_streams(client):
+    court, asked = FakeCourt(), threading.Event()
+
+    def stream(requests, number, context):
+        list(requests)
+        asked.set()
+        while context.is_active():
+            time.sleep(0.01)
+        yield from ()
+
+    court.stream = stream
+    found = []
+    with served(court) as address, pytest.raises(Exception, match=r"[Cc]losed"):
+        client.closing(address, asks(2), asked, found)
+    assert {name for name, _ in found} == {"r0", "r1"}
+    assert all(isinstance(error, JudgeError) for _, error in found)
 
 
 def test_no_more_are_on_their_way_than_wanted(client):

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import gc
 from contextlib import suppress
 
 import grpc
@@ -30,11 +31,12 @@ from court.verdict import Label, ReviewReason, ScoreMeaning, Strength
 from memecourt.client import AsyncClient, Client, JudgeError, judge_request
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.store import TrialUnknown
-from serving.reception.receiving import MESSAGE_BYTES
+from serving.reception.receiving import MESSAGE_BYTES, Lot
+from serving.reception.request import Call
 from serving.services.service import SERVICE
 from serving.services.status import failure_of, status_of
 from tests.cast import RULING, Cast, full_court
-from tests.contract.scenes import IMAGE, a_scene, play, told
+from tests.contract.scenes import IMAGE, a_scene, play, told, until
 from tests.fakes import FakeReader, H, N, findings
 from tests.unit.test_trial import a_court
 
@@ -202,6 +204,49 @@ def test_policies_can_be_demanded(tmp_path):
     for refusal in refused:
         assert refusal.code is grpc.StatusCode.FAILED_PRECONDITION
         assert refusal.info.reason == "POLICY_NOT_LOADED"
+
+
+@pytest.mark.parametrize("end", ["verdict", "refusal", "failure", "fault", "deadline", "left"])
+def test_what_a_call_sent_is_gone_with_its_answer(tmp_path, end):
+    """At once: the collector looks for what holds itself by number alone, and a refused picture can be large."""
+    reader = FakeReader("read")
+    options = {
+        "verdict": {},
+        "deadline": {"reader": reader},
+        "left": {"reader": reader},
+        "refusal": {"pictures": BadPicture("It is cut.")},
+        "failure": {"found": Unavailable("Gone.")},
+        "fault": {"pictures": RuntimeError("a fault")},
+    }[end]
+
+    async def work(it):
+        def kept():
+            return [one for one in gc.get_objects() if type(one) in (Call, Lot)]
+
+        gc.collect()
+        gc.disable()
+        try:
+            others = kept()
+            if "reader" in options:
+                reader.wait = asyncio.Event()
+            for number in range(3):
+                request = judge_request(IMAGE, client_token=b"%d" % number)
+                call = it.stub.Judge(request, timeout=1 if end == "deadline" else 20)
+                if end == "left":
+                    reader.asked.clear()
+                    await reader.asked.wait()
+                    call.cancel()
+                try:
+                    await call
+                    assert end == "verdict"
+                except (grpc.aio.AioRpcError, asyncio.CancelledError):
+                    assert end != "verdict"
+                del call
+            await until(lambda: all(any(one is other for other in others) for one in kept()))
+        finally:
+            gc.enable()
+
+    play(work, tmp_path, **options)
 
 
 @pytest.mark.parametrize(

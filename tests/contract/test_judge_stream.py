@@ -1,6 +1,7 @@
 """JudgeStream through a real channel: every request has one response, whatever becomes of it."""
 
 import asyncio
+import gc
 from collections import Counter
 
 import grpc
@@ -11,6 +12,7 @@ from court.errors import BadLibrary
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.services.calls import answered
+from serving.services.judge_stream import _Stream
 from serving.services.service import SERVICE
 from tests.contract.scenes import IMAGE, play, rest_of, told, until
 from tests.fakes import FakeReader
@@ -198,9 +200,19 @@ def test_a_stream_whose_first_answer_is_not_taken_is_told_why_it_ends(tmp_path):
             call = CourtStub(channel).JudgeStream(iter([item("r", text="x" * 9000)]), timeout=60)
             await until(lambda: it.service.memory.held)
             await it.service.empty(20)
-            return await asyncio.to_thread(_end_of, call)
+            end = await asyncio.to_thread(_end_of, call)
+            await until(lambda: not streams())  # nothing of it waits for the collector
+            return end
 
-    responses, refusal = play(work, tmp_path, idle=1.0)
+    def streams():
+        return [one for one in gc.get_objects() if type(one) is _Stream]
+
+    gc.collect()
+    gc.disable()
+    try:
+        responses, refusal = play(work, tmp_path, idle=1.0)
+    finally:
+        gc.enable()
     assert [r.request_id for r in responses] == ["r"]  # the library had it already
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "IDLE"
 

@@ -171,16 +171,18 @@ def asked(name):
     return judge_request(b"image", text="x", request_id=name)
 
 
-def sent(book, stream=1):
-    names = []
+def sent(book, stream=0):
+    """What is sent in a stream; in a new one, where none is given."""
+    names, stream = [], stream or book.opened()
     while book.to_send():
         names.append(book.send(stream).request.request_id)
     return names
 
 
-def cut(book, error, stream=1):
-    """Seconds until another stream may be opened; None where that won't help."""
-    return max(0.0, book._not_before - book._clock()) if book.cut(stream, error) else None
+def cut(book, error, stream=0):
+    """Seconds until another stream may be opened, once one has ended, the newest where none is given; None: never."""
+    book.cut(stream or book._streams, error)
+    return None if book.refused else max(0.0, book._not_before - book._clock())
 
 
 def verdict(name):
@@ -333,14 +335,15 @@ def test_after_a_cut_what_is_unanswered_is_asked_again_in_order():
     assert cut(book, an_error(reason="", kind=JudgeError)) == pytest.approx(0.5)
     assert sent(book) == ["a", "c", "d"]
     # A connection that can't be made is tried less and less often, until an answer comes.
-    assert [cut(book, an_error()) for _ in range(3)] == pytest.approx([1.0, 2.0, 4.0])
+    assert cut(book, an_error()) == pytest.approx(1.0)
+    assert [cut(book, an_error(), book.opened()) for _ in range(2)] == pytest.approx([2.0, 4.0])
     assert not book.to_open() and book.wait_s() == pytest.approx(4.0)
     clock.now += 4
     assert book.to_open()
     sent(book)
     book.hear(verdict("a"))
     assert cut(book, an_error()) == pytest.approx(0.5)
-    assert cut(book, an_error(after=3.0)) >= 3.0
+    assert cut(book, an_error(after=3.0), book.opened()) >= 3.0
     assert list(told(book)) == ["b", "a"]
 
 
@@ -367,6 +370,55 @@ def test_a_proxy_may_cut_a_stream_but_our_own_faults_are_told(code):
     assert sent(book) == ["a", "b"]
     assert cut(book, an_error(code, reason="INTERNAL")) is None
     assert {name: error.reason for name, error in told(book).items()} == {"a": "INTERNAL", "b": "INTERNAL"}
+
+
+def test_no_other_stream_to_be_had_is_no_matter_of_those_that_work():
+    clock, book = taken("a", "b", "c", "d")
+    first = book.opened()
+    sent(book, first)
+    book.hear(failure("b", after=0.0))
+    clock.now += 1
+    second = book.opened()
+    assert sent(book, second) == ["b"]
+    assert cut(book, an_error(Code.UNAUTHENTICATED, reason="NO_TOKEN"), second) is None
+    assert {name: error.reason for name, error in told(book).items()} == {"b": "NO_TOKEN"}
+    book.hear(verdict("a"))
+    book.hear(failure("c", after=0.0))  # there is nothing to ask it in
+    assert {name: getattr(found, "reason", "verdict") for name, found in told(book).items()} == {
+        "a": "verdict",
+        "c": "BUSY",
+    }
+    assert not book.done
+    book.cut(first, an_error())
+    assert told(book)["d"].reason == "NO_TOKEN"
+    assert book.done and book.refused.reason == "NO_TOKEN" and not book.to_open()
+
+
+def test_what_cuts_several_streams_counts_once():
+    clock, book = taken("a", "b", "c")
+    for name in "abc":
+        sent(book)
+        book.hear(failure(name, after=0.0))
+        clock.now += 1
+    assert sent(book) == ["c"]
+    book.take(asked("d"))
+    assert sent(book) == ["d"]
+    assert [cut(book, an_error(), stream) for stream in (3, 5, 2, 4)] == pytest.approx([0.5] * 4)
+    clock.now += 0.5
+    assert set(sent(book)) == {"a", "b", "c", "d"}
+    assert cut(book, an_error()) == pytest.approx(1.0)
+
+
+def test_what_is_due_to_be_asked_again_is_waited_for_no_longer():
+    """Also where nothing can be sent now: else whoever waits would ask again and again."""
+    clock, book = taken("a", timeout=60.0)
+    sent(book)
+    book.hear(failure("a", after=1.0))
+    assert book.wait_s() == pytest.approx(1.5)
+    clock.now += 2
+    book.expire()
+    assert book.wait_s() == pytest.approx(58.0)
+    assert book.to_open()
 
 
 def test_no_stream_to_be_had_is_the_outcome_of_all_that_were_taken():
@@ -430,11 +482,11 @@ def test_the_server_is_told_how_long_is_left():
     clock, book = taken("a", timeout=5.0)
     clock.now += 1
     assert book.to_send()
-    assert book.send(1).timeout.ToMilliseconds() == 4000
+    assert book.send(book.opened()).timeout.ToMilliseconds() == 4000
     cut(book, an_error())
     clock.now += 3
     assert book.to_send()
-    assert book.send(1).timeout.ToMilliseconds() == 1000
+    assert book.send(book.opened()).timeout.ToMilliseconds() == 1000
 
 
 def test_a_request_that_no_server_takes_does_not_end_the_stream_of_the_others():

@@ -792,9 +792,11 @@ def test_what_was_sent_and_said_is_gone_with_its_answer(town, end):
 
         async def ended(ask):
             try:
-                await reception.answer(ask, within_s=0.5 if end == "deadline" else None)
+                await reception.answer(ask, within_s=1.0 if end == "deadline" else None)
             except BadPicture:
                 return "refusal"
+            except Overrun:
+                return "deadline"
             except TrialAborted as error:
                 return {"DEADLINE": "deadline", "INTERNAL": "fault"}.get(error.reason, "failure")
             except asyncio.CancelledError:
