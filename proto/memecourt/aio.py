@@ -251,7 +251,7 @@ class _Stream:
                                 with contextlib.suppress(TimeoutError):
                                     async with asyncio.timeout(TO_END_S):
                                         await self._changed.wait_for(lambda: not self._open)
-                            if (error := self._error or self._book.refused or self._no_more) is not None:
+                            if (error := self._error or self._no_more or self._book.refused) is not None:
                                 raise error
                             return
                         await self._wait()
@@ -279,11 +279,17 @@ class _Stream:
         source = requests if isinstance(requests, AsyncIterable) else _each(requests)
         no_more: Exception | None = None
         try:
-            async for request in source:
-                async with self._changed:
+            drawn = aiter(source)
+            while True:
+                async with self._changed:  # before one is drawn: none is drawn that is not taken
                     await self._changed.wait_for(lambda: self._book.refused is not None or self._book.room())
                     if self._book.refused is not None:
                         return
+                try:
+                    request = await anext(drawn)
+                except StopAsyncIteration:
+                    break
+                async with self._changed:
                     self._book.take(request)
                     self._changed.notify_all()
         except Exception as error:

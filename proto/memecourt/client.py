@@ -129,8 +129,8 @@ class Client:
             Pairs of request_id and outcome.
 
         Raises:
-            JudgeError: No stream can be had, and a later one could not either (no or another token, say); all that
-                were taken have had that error as their outcome.
+            JudgeError: No other stream can be had, and a later one could not either (no or another token, say); all
+                that were taken and were in none that works have had that error as their outcome.
             ValueError: ``timeout`` or ``at_once`` make no sense; or a request has no request_id, or that of another
                 one on its way. That, like what ``requests`` itself raises, is raised once all that were taken before
                 have had their outcome.
@@ -356,7 +356,7 @@ class _Stream:
                         if self._book.done:
                             if not self._book.given_up:
                                 self._changed.wait_for(lambda: not self._open, TO_END_S)
-                            if (error := self._error or self._book.refused or self._no_more) is not None:
+                            if (error := self._error or self._no_more or self._book.refused) is not None:
                                 raise error
                             return
                         self._changed.wait(self._book.wait_s())
@@ -380,11 +380,17 @@ class _Stream:
     def _read(self) -> None:
         no_more: BaseException | None = None
         try:
-            for request in self._requests:
-                with self._changed:
+            requests = iter(self._requests)
+            while True:
+                with self._changed:  # before one is drawn: none is drawn that is not taken
                     self._changed.wait_for(lambda: self._stopped or self._book.refused or self._book.room())
                     if self._stopped or self._book.refused is not None:
                         return
+                try:
+                    request = next(requests)
+                except StopIteration:
+                    break
+                with self._changed:
                     self._book.take(request)
                     self._changed.notify_all()
         except BaseException as error:

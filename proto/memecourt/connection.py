@@ -93,8 +93,15 @@ class Connection:
         return cls(address, credentials, tuple(merged.items()), token, metadata)
 
     def metadata(self) -> Metadata:
-        """What goes with a call. A token that is a function is asked for each time: tokens change."""
+        """What goes with a call. A token that is a function is asked for each time: tokens change.
+
+        Raises:
+            ValueError: The token can't go with a call. gRPC would say so in words that say nothing, and may be taken
+                for a broken connection.
+        """
         token = self.token() if callable(self.token) else self.token
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise ValueError("the token holds a character that no header may hold, such as a line break at its end")
         said = (("authorization", f"Bearer {token}"),) if token is not None else ()
         return (*said, *(self.further() if self.further else ()))
 

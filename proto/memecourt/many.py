@@ -121,7 +121,7 @@ class Book:
         if name in self._asked:
             raise ValueError(f"two requests at once have the request_id {name!r}; give each one of its own")
         asked = _Asked(wire.JudgeStreamRequest(request=request), self._clock() + self._timeout)
-        error = None
+        error = None if self.refused is None else JudgeError.like(self.refused)  # since it was asked for
         if asked.message.ByteSize() + _ROOM_FOR_TIMEOUT > MESSAGE_BYTES:
             # Sent, it would end the stream and with it all the others.
             error = JudgeError(
@@ -216,21 +216,25 @@ class Book:
         for name in again:
             self._asked[name].sent = 0
         if not is_cut(error):
-            self.refuse(error)
+            if not self.all_sent:  # else no other is needed
+                self.refuse(error)
             return
         self._endings.add(error)
         if self.refused is not None:
             self.refuse(self.refused)
             return
         self._ready.extendleft(reversed(again))  # who asked first is asked for first
-        newest = stream == self._streams
-        if error.reason == IDLE or stream <= self._streams_cut or not (again or newest):
-            return  # nothing is wrong with the server; or what cut this stream has cut another too, and was counted
-        self._cuts += 1
-        self._streams_cut = self._streams
-        wait = self._retries.wait_s(self._cuts, error.retry_after, None, self._chance)
-        if wait is not None:
-            self._not_before = self._clock() + wait
+        if error.reason == IDLE:
+            return  # nothing is wrong with the server
+        # What cuts several streams counts once.
+        counts = stream > self._streams_cut and (again or stream == self._streams)
+        if counts:
+            self._cuts += 1
+            self._streams_cut = self._streams
+        if counts or error.retry_after is not None:
+            wait = self._retries.wait_s(max(1, self._cuts), error.retry_after, None, self._chance)
+            if wait is not None:
+                self._not_before = max(self._not_before, self._clock() + wait)
 
     def refuse(self, error: CallError) -> None:
         """No other stream is to be had: what is in none has that error. What is in another may still be answered."""

@@ -565,6 +565,51 @@ def test_what_can_be_answered_is_though_no_other_stream_is_to_be_had(client, lac
         assert caught.value.reason == outcomes["r1"].reason == "NO_TOKEN"
 
 
+def test_where_no_stream_is_to_be_had_no_more_is_drawn_than_is_told(client):
+    court, found, drawn = FakeCourt(), [], []
+
+    def stream(requests, number, context):
+        next(requests)
+        raise Refusal("UNAUTHENTICATED", reason="NO_TOKEN")
+
+    def source():
+        for number in itertools.count():
+            drawn.append(f"r{number}")
+            yield judge_request(b"image", text="x", request_id=drawn[-1])
+
+    court.stream = stream
+    with served(court) as address, pytest.raises(JudgeError):
+        client.each(address, "judge_many", source(), at_once=2, _found=found)
+    assert sorted(outcomes_of(found)) == sorted(drawn)
+
+
+def test_what_the_caller_s_own_requests_raise_is_raised_whatever_a_stream_ends_in(client):
+    court = FakeCourt()
+
+    def stream(requests, number, context):
+        yield from (answered(court, asked) for asked in requests)
+        raise Refusal("UNAUTHENTICATED", reason="NO_TOKEN")
+
+    def source():
+        yield from asks(2)
+        raise KeyError("mine")
+
+    court.stream = stream
+    found = []
+    with served(court) as address, pytest.raises(KeyError, match="mine"):
+        client.each(address, "judge_many", source(), _found=found)
+    assert set(outcomes_of(found)) == {"r0", "r1"}
+
+
+@pytest.mark.parametrize("given", ["t\n", lambda: "t\u00e9"])
+def test_a_token_that_can_not_go_with_a_call_is_told_of(client, given):
+    with served(FakeCourt()) as address:
+        for name, what in (("judge", b"image"), ("judge_many", asks(1))):
+            use = client.call if name == "judge" else client.each
+            with pytest.raises(ValueError, match="the token holds a character"):
+                use(address, name, what, _client={"token": given})
+
+
 def test_a_token_that_takes_its_time_holds_up_no_answer():
     court, heard, tokens = FakeCourt(), threading.Event(), itertools.count(1)
 

@@ -409,6 +409,33 @@ def test_what_cuts_several_streams_counts_once():
     assert cut(book, an_error()) == pytest.approx(1.0)
 
 
+def test_a_server_that_wants_to_be_left_alone_is_whichever_stream_it_says_so_in():
+    clock, book = taken("a", "b")
+    sent(book)
+    book.hear(failure("a", after=0.0))
+    clock.now += 1
+    sent(book)
+    assert cut(book, an_error(), 1) == pytest.approx(0.5)
+    assert cut(book, an_error(after=3.0), 2) >= 3.0
+    assert cut(book, an_error(), book.opened()) >= 3.0  # no less because of another
+
+
+def test_a_stream_that_ends_badly_once_all_is_told_is_no_matter():
+    _, book = taken("a")
+    sent(book)
+    book.closed = True
+    book.hear(verdict("a"))
+    assert cut(book, an_error(Code.UNAUTHENTICATED, reason="NO_TOKEN")) is not None
+    assert book.done and book.refused is None
+
+
+def test_what_is_taken_when_no_stream_is_to_be_had_is_told_so():
+    _, book = taken()
+    cut(book, an_error(Code.UNAUTHENTICATED, reason="NO_TOKEN"), book.opened())
+    book.take(asked("a"))
+    assert told(book)["a"].reason == "NO_TOKEN" and book.done
+
+
 def test_what_is_due_to_be_asked_again_is_waited_for_no_longer():
     """Also where nothing can be sent now: else whoever waits would ask again and again."""
     clock, book = taken("a", timeout=60.0)
