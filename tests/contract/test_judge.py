@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import gc
 from contextlib import suppress
 
 import grpc
@@ -36,8 +35,9 @@ from serving.reception.request import Call
 from serving.services.service import SERVICE
 from serving.services.status import failure_of, status_of
 from tests.cast import RULING, Cast, full_court
-from tests.contract.scenes import IMAGE, a_scene, play, told, until
+from tests.contract.scenes import IMAGE, a_scene, play, told
 from tests.fakes import FakeReader, H, N, findings
+from tests.leftovers import soon, uncollected
 from tests.unit.test_trial import a_court
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -220,15 +220,9 @@ def test_what_a_call_sent_is_gone_with_its_answer(tmp_path, end):
     }[end]
 
     async def work(it):
-        def kept():
-            return [one for one in gc.get_objects() if type(one) in (Call, Lot)]
-
-        gc.collect()
-        gc.disable()
-        try:
-            others = kept()
-            if "reader" in options:
-                reader.wait = asyncio.Event()
+        if "reader" in options:
+            reader.wait = asyncio.Event()
+        with uncollected(Call, Lot) as left:
             for number in range(3):
                 request = judge_request(IMAGE, client_token=b"%d" % number)
                 call = it.stub.Judge(request, timeout=1 if end == "deadline" else 20)
@@ -242,11 +236,9 @@ def test_what_a_call_sent_is_gone_with_its_answer(tmp_path, end):
                 except (grpc.aio.AioRpcError, asyncio.CancelledError):
                     assert end != "verdict"
                 del call
-            await until(lambda: all(any(one is other for other in others) for one in kept()))
-        finally:
-            gc.enable()
+            return await soon(left)
 
-    play(work, tmp_path, **options)
+    assert play(work, tmp_path, **options) == []
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """JudgeStream through a real channel: every request has one response, whatever becomes of it."""
 
 import asyncio
-import gc
 from collections import Counter
 
 import grpc
@@ -16,6 +15,7 @@ from serving.services.judge_stream import _Stream
 from serving.services.service import SERVICE
 from tests.contract.scenes import IMAGE, play, rest_of, told, until
 from tests.fakes import FakeReader
+from tests.leftovers import soon, uncollected
 
 
 def item(request_id, *, text="some text", image=IMAGE, timeout=None, **fields):
@@ -200,19 +200,14 @@ def test_a_stream_whose_first_answer_is_not_taken_is_told_why_it_ends(tmp_path):
             call = CourtStub(channel).JudgeStream(iter([item("r", text="x" * 9000)]), timeout=60)
             await until(lambda: it.service.memory.held)
             await it.service.empty(20)
-            end = await asyncio.to_thread(_end_of, call)
-            await until(lambda: not streams())  # nothing of it waits for the collector
-            return end
+            return await asyncio.to_thread(_end_of, call)
 
-    def streams():
-        return [one for one in gc.get_objects() if type(one) is _Stream]
+    async def scene(it):
+        with uncollected(_Stream) as left:
+            return *await work(it), await soon(left)
 
-    gc.collect()
-    gc.disable()
-    try:
-        responses, refusal = play(work, tmp_path, idle=1.0)
-    finally:
-        gc.enable()
+    responses, refusal, left = play(scene, tmp_path, idle=1.0)
+    assert left == []
     assert [r.request_id for r in responses] == ["r"]  # the library had it already
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "IDLE"
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import gc
 import hashlib
 import logging
 import socket
@@ -33,6 +32,7 @@ from court.ports import ChatRequest, FinishReason
 from eval.perf.stand_in import StandIn, serving
 from eval.perf.stand_in_model import BLOCK
 from eval.perf.stand_in_settings import FEATURES, Settings
+from tests.leftovers import soon, uncollected
 
 MARKER = "marker-of-a-meme"
 KEY = "sk-very-secret"
@@ -326,24 +326,11 @@ def test_what_a_call_showed_is_gone_with_it(end):
             del call  # what it raises remembers this frame
         return "answered"
 
-    def kept():
-        return [one for one in gc.get_objects() if type(one) in (ChatRequest, Failure, httpx2.Request)]
-
     async def steps(chat, server):
         server.faults.script(script)
-        gc.collect()
-        gc.disable()
-        try:
-            others = kept()
+        with uncollected(ChatRequest, Failure, httpx2.Request) as left:
             assert await ended(chat) == end
-            for _ in range(100):  # a connection may be closed a little later
-                await asyncio.sleep(0.01)
-                left = [type(one).__name__ for one in kept() if not any(one is other for other in others)]
-                if not left:
-                    break
-            return left
-        finally:
-            gc.enable()
+            return await soon(left)
 
     assert talking(steps) == []
 

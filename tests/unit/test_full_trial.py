@@ -1,7 +1,6 @@
 """The full procedure with scripted models: the loop, the stop, who sees what, the ruling."""
 
 import asyncio
-import gc
 import itertools
 from dataclasses import replace
 
@@ -21,6 +20,7 @@ from court.trial import Case
 from court.verdict import Label, ReviewReason, ScoreMeaning
 from tests.cast import ACQUITTAL, RULING, Cast, frames_of, full_court, is_repair, shown, task_of, try_meme
 from tests.fakes import FakeReader, H, N, Notes, a_meme, findings
+from tests.leftovers import soon, uncollected
 
 TEXT = "the meme's own words"
 
@@ -400,21 +400,12 @@ def test_what_was_shown_is_gone_with_its_trial(end):
             del trial  # what it raises remembers this frame
         return "verdict"
 
-    def kept():
-        return [one for one in gc.get_objects() if type(one) in (Picture, FullTrial, Examination)]
-
     async def scene():
         court = full_court(Cast(delay_s=slow, **lines), settings=TrialSettings(call_s=0.3))
-        gc.collect()
-        gc.disable()
-        try:
-            others = kept()
+        with uncollected(Picture, FullTrial, Examination) as left:
             reason = await shown(court)
             errors.clear()
-            await asyncio.sleep(0)
-            return reason, [type(one).__name__ for one in kept() if not any(one is other for other in others)]
-        finally:
-            gc.enable()
+            return reason, await soon(left)
 
     reason, left = asyncio.run(scene())
     assert left == []

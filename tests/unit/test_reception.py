@@ -1,7 +1,6 @@
 """Ask twice, pay once: on a real docket, with stand-ins for all that is slow about a trial."""
 
 import asyncio
-import gc
 import hashlib
 import os
 import sqlite3
@@ -28,6 +27,7 @@ from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
 from serving.telemetry.metrics import Metrics
 from tests.fakes import LIBRARY, FakeFinder, FakeReader, H, Notes, findings, ticking
+from tests.leftovers import soon, uncollected
 
 
 class Pictures:
@@ -811,24 +811,10 @@ def test_what_was_sent_and_said_is_gone_with_its_answer(town, end):
                     caller.cancel()
             return await asyncio.gather(*callers)
 
-        def kept():
-            # By their types: some objects of libraries warn when they are asked for their class.
-            return [one for one in gc.get_objects() if type(one) in (Call, TrialRecord, Picture)]
-
-        gc.collect()
-        gc.disable()
-        try:
-            others = kept()  # of other tests, whose parameters are errors: these keep their tracebacks
+        with uncollected(Call, TrialRecord, Picture) as left:
             assert await all_ended() == [end] * len(asks)
-            town.finder.result, town.pictures.errors = None, {}  # an error remembers who was told of it
-            for _ in range(500):  # a trial may end after its caller
-                await asyncio.sleep(0.01)
-                left = [type(one).__name__ for one in kept() if not any(one is other for other in others)]
-                if not left:
-                    break
-            return left
-        finally:
-            gc.enable()
+            town.pictures.errors = {}  # an error remembers who was told of it
+            return await soon(left)
 
     assert on_one_server(town, scene) == []
 

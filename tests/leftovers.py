@@ -1,0 +1,35 @@
+"""What is left of work that is over, without the collector: of what holds itself it takes note by number alone."""
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def uncollected(*kinds: type) -> Iterator[Callable[[], list[str]]]:
+    """Without the collector. Gives what tells which objects of these kinds have come and are there yet, by their kinds.
+
+    Those of other tests are not told: parameters that are errors keep their tracebacks.
+    """
+
+    def kept() -> list[object]:
+        # By their types: some objects of libraries warn when they are asked for their class.
+        return [one for one in gc.get_objects() if type(one) in kinds]
+
+    gc.collect()
+    gc.disable()
+    try:
+        others = kept()
+        yield lambda: [type(one).__name__ for one in kept() if not any(one is other for other in others)]
+    finally:
+        gc.enable()
+
+
+async def soon(left: Callable[[], list[str]]) -> list[str]:
+    """What is left in the end: some work ends after its caller has gone on."""
+    for _ in range(500):
+        if not (found := left()):
+            break
+        await asyncio.sleep(0.01)
+    return found
