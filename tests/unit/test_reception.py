@@ -22,6 +22,7 @@ from serving.reception.claims import MEMES
 from serving.reception.pulse import Pulse
 from serving.reception.reception import Reception
 from serving.reception.request import Call, uncounted
+from serving.reception.shared import Shared
 from serving.services.status import Busy
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
@@ -817,6 +818,28 @@ def test_what_was_sent_and_said_is_gone_with_its_answer(town, end):
             return await soon(left)
 
     assert on_one_server(town, scene) == []
+
+
+def test_work_that_nobody_waits_for_any_more_is_gone():
+    class Held:
+        pass
+
+    async def work():
+        held = Held()
+        async with asyncio.timeout(60) as clock:  # holds the task, as this frame holds it
+            await asyncio.Event().wait()
+        return held, clock
+
+    async def scene():
+        with uncollected(Held) as left:
+            shared = Shared()
+            with shared:
+                shared.begin(work())
+                await asyncio.sleep(0.01)
+                assert left() == ["Held"]
+            return await soon(left)
+
+    assert asyncio.run(scene()) == []
 
 
 def test_a_request_that_can_not_be_tried_is_not_claimed(town):
