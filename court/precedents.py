@@ -159,5 +159,7 @@ class Findings(_Stored):
     """Where the vote alone will do; None where nowhere."""
     text_cut: bool = False
     """Whether the text was longer than the encoder reads."""
+    text_not_understood: bool = False
+    """True if the encoder can't read the script or signs of the text; the text half is then absent."""
     notes: tuple[str, ...] = ()
     """What was handled in a way that the caller should know: a missing half, an exclusion."""

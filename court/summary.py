@@ -213,10 +213,14 @@ def unsure_text(text: TextRead, settings: TrialSettings) -> tuple[Review, ...]:
 
 
 def _text_reasons(findings: Findings, text: TextRead, settings: TrialSettings) -> tuple[Review, ...]:
-    if not findings.text_cut:
-        return unsure_text(text, settings)
-    detail = "The text is longer than the encoder reads; its end was not compared with any precedent."
-    return (Review(reason=ReviewReason.TEXT_CUT, detail=detail), *unsure_text(text, settings))
+    reasons = []
+    if findings.text_not_understood:
+        detail = "The encoder can't read the text's script or signs, so that it was compared with no precedent."
+        reasons.append(Review(reason=ReviewReason.TEXT_NOT_UNDERSTOOD, detail=detail))
+    if findings.text_cut:
+        detail = "The text is longer than the encoder reads; its end was not compared with any precedent."
+        reasons.append(Review(reason=ReviewReason.TEXT_CUT, detail=detail))
+    return (*reasons, *unsure_text(text, settings))
 
 
 def _similarities(precedent: Precedent) -> str:

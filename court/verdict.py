@@ -91,6 +91,8 @@ class ReviewReason(StrEnum):
     """Something in the trial reads like an attempt to steer the court."""
     NEAR_DUPLICATE_HARMFUL = "NEAR_DUPLICATE_HARMFUL"
     """The meme was not found harmful, and one that is nearly the same was."""
+    TEXT_NOT_UNDERSTOOD = "TEXT_NOT_UNDERSTOOD"
+    """The encoder can't read the text's script or signs; the text was compared with no precedent."""
 
 
 class Review(BaseModel):

@@ -66,7 +66,8 @@ class TextEmbeddings:
     """Texts as vectors.
 
     Attributes:
-        vectors: float32 of shape (n, text_dim); rows of length 1, or of zeros where there is no text.
+        vectors: float32 of shape (n, text_dim); rows of length 1, or of zeros where there is no text, or none of which
+            the encoder understands enough to place it.
         cut: For each text, whether it is longer than the encoder reads.
     """
 

@@ -225,7 +225,12 @@ async def _gather(
             rows[len(memes), half.stop :] = seen[place].vector
         has_text, has_picture = rows[len(memes), half].any(), rows[len(memes), half.stop :].any()
         if not has_text and not has_picture:
-            nothing = Problem(row.source, row.line, row.id, "it has neither a text nor a picture")
+            lacking = (
+                "the encoder can't read its text, and it has no picture"
+                if row.text.strip()
+                else "it has neither a text nor a picture"
+            )
+            nothing = Problem(row.source, row.line, row.id, lacking)
             problems.append(without.get(place, nothing))
             continue
         memes.append(_labelled(row, seen.get(place), bool(has_text), bool(has_picture), known[row.source], now))

@@ -68,7 +68,10 @@ def add_precedent(
         looks = encoder.embed_pictures([[frame.png for frame in picture.frames]])[0]
     has_text, has_picture = bool(texts.vectors[0].any()), bool(looks.any())
     if not has_text and not has_picture:
-        raise BadRequest("A precedent needs a text or a picture that can be compared.", reason="NOTHING_TO_COMPARE")
+        raise BadRequest(
+            "A precedent needs a picture, or a text whose script and signs the encoder can read.",
+            reason="NOTHING_TO_COMPARE",
+        )
     known = provenance or Provenance()
     meme = LabelledMeme(
         id=id_,

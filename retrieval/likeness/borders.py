@@ -46,11 +46,14 @@ def peeled(a: Array, box: Box) -> Box:
     """
     x0, y0, x1, y1 = box
     for side in range(4):
+        if x1 <= x0 or y1 <= y0:
+            break
         lines = a[y0:y1, x0:x1]
         lines = lines if side < 2 else lines.transpose(1, 0, 2)
         lines = lines[::-1] if side % 2 else lines
         colour = _middle(lines[0])
-        limit = int(len(lines) * 0.45) + 2
+        # Never beyond the last line: of a side of one pixel the 45 % and two lines more would be sought for ever.
+        limit = min(int(len(lines) * 0.45) + 2, len(lines))
         cut, step = 0, 12
         while cut < limit:  # step by step: most pictures have no border at all
             chunk = lines[cut : min(cut + step, limit)]
@@ -58,7 +61,7 @@ def peeled(a: Array, box: Box) -> Box:
             cut += got
             if got < len(chunk):
                 break
-        if cut >= limit or cut >= len(lines):
+        if cut >= limit:
             cut = 0  # a plain field, not a border
         if side == 0:
             y0 += cut

@@ -112,6 +112,7 @@ class Query:
         text_key: To tell the same text.
         pixels_sha256: To tell the same picture.
         text_cut: Whether the text is longer than the encoder reads.
+        text_not_understood: True if there is a text and the encoder can't read it, so that ``text`` is None.
     """
 
     text: NDArray[np.float32] | None
@@ -119,17 +120,20 @@ class Query:
     text_key: str
     pixels_sha256: str
     text_cut: bool
+    text_not_understood: bool = False
 
     @classmethod
     def embedded(cls, encoder: Encoder, text: str, frames: Sequence[Frame], pixels_sha256: str) -> Query:
         """A meme, as this encoder sees it."""
         texts, pictures = encoder.embed_meme(text, [frame.png for frame in frames])
+        key, read = text_key(text), bool(texts.vectors[0].any())
         return cls(
-            text=texts.vectors[0] if texts.vectors[0].any() else None,
+            text=texts.vectors[0] if read else None,
             picture=pictures[0] if pictures is not None and pictures[0].any() else None,
-            text_key=text_key(text),
+            text_key=key,
             pixels_sha256=pixels_sha256,
-            text_cut=texts.cut[0],
+            text_cut=texts.cut[0] and read,
+            text_not_understood=bool(key) and not read,
         )
 
 
@@ -315,6 +319,7 @@ def _findings(shelf: Shelf, query: Query, wanted: Asked, silenced: _Silenced | N
         vote_settings=tuning.vote,
         settles=tuning.settles,
         text_cut=query.text_cut,
+        text_not_understood=query.text_not_understood,
         notes=tuple(notes),
     )
 
@@ -428,7 +433,9 @@ class _Nearest:
 def _weights(counts: Counts, query: Query, asked: float) -> tuple[float | None, list[str]]:
     """The weight of the text that can be used, None where nothing can be compared; and what to say of it."""
     notes = []
-    if query.text is None:
+    if query.text_not_understood:
+        notes.append("The encoder does not understand the meme's text: it is not compared by text.")
+    elif query.text is None:
         notes.append("The meme has no text: it is not compared by text.")
     elif not counts.with_text:
         notes.append("No precedent in the library has a text: the text is not compared.")

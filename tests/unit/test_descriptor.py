@@ -4,10 +4,12 @@ import io
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageOps
 
 from retrieval.encoders.descriptor import DIM, describe
-from retrieval.likeness.borders import boxes
+from retrieval.likeness.borders import boxes, peeled
 from retrieval.starter.draw import SCENES, draw_meme
 
 
@@ -55,3 +57,16 @@ def test_borders_and_caption_bars_are_found() -> None:
     ImageDraw.Draw(barred).text((10, 12), "a caption", fill="black")
     outer, inner = boxes(np.asarray(barred, np.int16))
     assert outer[1] <= 20 and inner == (0, 40, 100, 140)
+
+
+SIDES = st.one_of(st.integers(1, 8), st.sampled_from([12, 13, 900]))
+
+
+@given(SIDES, SIDES, st.booleans())
+def test_borders_of_a_picture_of_any_size_are_found_and_lie_within_it(width: int, height: int, plain: bool) -> None:
+    levels = np.random.default_rng(0).integers(0, 1 if plain else 256, (height, width, 3)).astype(np.int16)
+    box = (0, 0, width, height)
+    for _ in range(3):
+        x0, y0, x1, y1 = box = peeled(levels, box)
+        assert 0 <= x0 <= x1 <= width and 0 <= y0 <= y1 <= height
+    assert not plain or box == (0, 0, width, height)  # a plain field has no border

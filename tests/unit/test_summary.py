@@ -99,6 +99,13 @@ def test_a_cut_text_asks_for_a_person():
     assert reasons(judged(findings([N] * 5, text_cut=True))) == {ReviewReason.TEXT_CUT}
 
 
+def test_a_text_that_the_encoder_can_not_read_asks_for_a_person():
+    assert reasons(judged(findings([N] * 5, text_not_understood=True))) == {ReviewReason.TEXT_NOT_UNDERSTOOD}
+    far = judged(findings([], text_not_understood=True))
+    assert far.label is Label.UNDECIDED
+    assert reasons(far) == {ReviewReason.NO_SIMILAR_PRECEDENT, ReviewReason.TEXT_NOT_UNDERSTOOD}
+
+
 def test_text_read_with_little_confidence_asks_for_a_person():
     unsure = text_read(TextSource.OCR, [0.9, 0.3])
     assert reasons(judged(findings([N] * 5), text=unsure)) == {ReviewReason.TEXT_UNSURE}

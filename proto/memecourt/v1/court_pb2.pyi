@@ -211,6 +211,8 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """
     REVIEW_REASON_NEAR_DUPLICATE_HARMFUL: _ReviewReason.ValueType  # 12
     """The meme was not found harmful, and one that is nearly the same was."""
+    REVIEW_REASON_TEXT_NOT_UNDERSTOOD: _ReviewReason.ValueType  # 13
+    """The encoder can't read the text's script or signs; the text was compared with no precedent."""
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -243,6 +245,8 @@ what it would be without this reason.
 """
 REVIEW_REASON_NEAR_DUPLICATE_HARMFUL: ReviewReason.ValueType  # 12
 """The meme was not found harmful, and one that is nearly the same was."""
+REVIEW_REASON_TEXT_NOT_UNDERSTOOD: ReviewReason.ValueType  # 13
+"""The encoder can't read the text's script or signs; the text was compared with no precedent."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:
