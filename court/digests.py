@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 HASHED_AT_ONCE = 256 * 1024
@@ -28,3 +29,9 @@ async def digest_of_file(data: bytes) -> bytes:
     if len(data) <= HASHED_AT_ONCE:
         return hashlib.sha256(data).digest()
     return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hex. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

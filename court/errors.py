@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from court.record import TrialRecord
+    pass
 
 
 class CourtError(Exception):
@@ -148,19 +148,3 @@ class ReplyUnusable(CourtError):
         super().__init__(f"The {str(role).lower()}'s reply ({task}) could not be used: {what}.", reason=reason)
         self.role = str(role)
         self.task = task
-
-
-class TrialAborted(CourtError):
-    """A trial began and ended without a verdict.
-
-    Attributes:
-        record: What had been said until then; its last event is the ``TrialFailed``.
-        cause: The error that ended it.
-    """
-
-    default_reason = "TRIAL_ABORTED"
-
-    def __init__(self, cause: CourtError, record: TrialRecord) -> None:
-        super().__init__(cause.message, reason=cause.reason, field=cause.field)
-        self.cause = cause
-        self.record = record

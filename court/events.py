@@ -10,9 +10,9 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
+from court.injection.detector import Signal
 from court.policy import Policy
 from court.precedents import Findings, Vote
-from court.steering import Signal
 from court.verdict import Label, Verdict
 
 
@@ -87,7 +87,7 @@ class ModelCall(_Value):
     quoted: str = ""
     """What of that first reply was shown when it was asked for again."""
     messages_digest: str = ""
-    """SHA-256 of all messages as they were sent (:func:`court.asking.messages_digest`), which can be made again from
+    """SHA-256 of all messages as they were sent (:func:`court.messages.messages_digest`), which can be made again from
     the record; empty in records of before this was kept."""
     schema_in_words: bool = False
     """Whether the schema of the reply stood in the message, in words, because the server knows none."""

@@ -13,20 +13,20 @@ longest reply of the three.
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from court.agents import Advocate, Exchange, Proposer, Said
-from court.budget import Budget
-from court.clerk import Clerk
-from court.entropy import entropy
+from court.deadline import Deadline, completed
 from court.events import AnswerGiven, QuestionAsked, RestReason, SideRested, Summarised, SummarisedAhead
+from court.recorder import Recorder
 from court.replies import Argument
+from court.roles import Advocate, Exchange, Proposer, RoleReply
 from court.settings import TrialSettings
-from court.together import done
 
 History = tuple[Exchange, ...]
-_Summary = Said[Argument] | Summarised
+_Summary = RoleReply[Argument] | Summarised
 """One that was just written, or one that a trial which was cut off has on record."""
 
 _CALLS_BEFORE_VERDICT = 2  # this side's last summary and the Judge's ruling, one after the other
@@ -67,8 +67,8 @@ class Examination:
     advocate: Advocate
     proposer: Proposer
     settings: TrialSettings
-    budget: Budget
-    clerk: Clerk
+    budget: Deadline
+    clerk: Recorder
     room: Callable[[], bool]
 
     async def hold(self) -> SideCase:
@@ -88,7 +88,7 @@ class Examination:
         heard: list[asyncio.Task[History]] = []
         summaries: list[asyncio.Task[_Summary]] = []
         for number in range(1, last + 1):
-            heard.append(asyncio.create_task(self._hear(number, heard[-1] if heard else done(()), gone_on)))
+            heard.append(asyncio.create_task(self._hear(number, heard[-1] if heard else completed(()), gone_on)))
             # Before the next round's: what is needed is sent before what may be superfluous.
             summaries.append(asyncio.create_task(self._sum_up(number, heard[-1], gone_on)))
         try:
@@ -159,7 +159,7 @@ class Examination:
         if known := self.clerk.recall(Summarised, side=side, round=number):
             return known
         if early := self.clerk.recall(SummarisedAhead, side=side, round=number):
-            return Said(Argument(summary=early.summary, justification=early.justification), early.call)
+            return RoleReply(Argument(summary=early.summary, justification=early.justification), early.call)
         said = await self.advocate.summarise(history)
         if ahead():
             argument = said.value
@@ -196,3 +196,13 @@ class Examination:
         if rested is None:
             rested = await self.clerk.note(SideRested, side=side, rounds=rounds, reason=reason)
         return SideCase(argument, rested.rounds, rested.reason)
+
+
+def entropy(text: str) -> float:
+    """Shannon entropy of the characters of ``text``, in bits: ``-sum (n_i / N) log2 (n_i / N)``; 0 for an empty text.
+
+    The measure of the examination's stop (ChatCaptioner procedure; docs/trials.md).
+    """
+    total = len(text)
+    # max(): a text of one repeated character gives -0.0.
+    return max(0.0, -sum(n / total * math.log2(n / total) for n in Counter(text).values()))

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from court import judgment
-from court.agents import Advocate, Chairs, Exhibit, Judge, Proposer
-from court.budget import Budget
-from court.clerk import Clerk
+from court.deadline import Deadline, completed, gather_or_cancel
 from court.errors import Overrun
 from court.events import Described, Side, TextRead
 from court.examination import Examination, SideCase
 from court.meme import Frame, Meme
 from court.policy import Policy
 from court.precedents import Findings, Vote
+from court.recorder import Recorder
+from court.review_flags import give_verdict
+from court.roles import Advocate, Exhibit, Judge, Proposer, RoleModels
 from court.settings import TrialSettings
-from court.steering_evidence import give_verdict
-from court.together import done, together
 from court.untrusted import Fence
 
 Found = tuple[Findings, Vote | None]
@@ -56,12 +55,12 @@ class FullTrial:
     """
 
     meme: Meme
-    chairs: Chairs
+    chairs: RoleModels
     settings: TrialSettings
     policy: Policy
     fence: Fence
-    budget: Budget
-    clerk: Clerk
+    budget: Deadline
+    clerk: Recorder
     room: Callable[[], bool]
     read_text: Callable[[], Coroutine[Any, Any, TextRead]]
     find: Callable[[str], Coroutine[Any, Any, Found]]
@@ -95,10 +94,12 @@ class FullTrial:
         )
         self.clerk.step = "description"
         # Neither needs the other: the Proposer never sees the text.
-        description, text = await together(self._describe(proposer), done(known.text) if known else self.read_text())
+        description, text = await gather_or_cancel(
+            self._describe(proposer), completed(known.text) if known else self.read_text()
+        )
         self.clerk.step = "examination"
         if self.settings.query == "text":
-            sides, (exhibits, held) = await together(
+            sides, (exhibits, held) = await gather_or_cancel(
                 self._examine(proposer, text.text, description), self._search(text.text, known)
             )
         else:
@@ -123,7 +124,7 @@ class FullTrial:
             return ()
         stanced = self.settings.stance_at == "start"
         sides = ((Side.ACCUSER, self.chairs.accuser), (Side.DEFENDER, self.chairs.defender))
-        return await together(
+        return await gather_or_cancel(
             *(
                 Examination(
                     Advocate(
@@ -185,7 +186,7 @@ class FullTrial:
             held,
             self.settings.dull_judge,
         )
-        said, odds = await together(judge.rule(), judge.odds() if self.settings.score else done(None))
+        said, odds = await gather_or_cancel(judge.rule(), judge.odds() if self.settings.score else completed(None))
         return {
             "verdict": judgment.verdict_of(said.value, odds, held, sides, text, self.settings),
             "ruling": judgment.on_record(said.value, exhibits),

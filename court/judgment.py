@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from court.agents import Exhibit
-from court.asking import file_sha256
 from court.events import OddsGiven, RestReason, TextRead
 from court.events import PrecedentReading as Reading
 from court.events import Ruling as RulingOnRecord
 from court.examination import SideCase
+from court.messages import file_sha256
 from court.precedents import Vote
 from court.replies import Ruling
+from court.roles import Exhibit
 from court.settings import TrialSettings
 from court.summary import unsure_text
 from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strengths, Verdict, rule

@@ -1,6 +1,6 @@
 """A meme ``M = {T, G}``: its text and its picture, bounded, upright and digested.
 
-Nothing here decodes: turning bytes into a :class:`Picture` is the work of :mod:`court.backends.picture_reader`,
+Nothing here decodes: turning bytes into a :class:`Picture` is the work of :mod:`court.backends.pictures.reader`,
 which does it in a process that may be killed.
 """
 

@@ -16,7 +16,7 @@ from court.meme import Frame, Picture
 from court.precedents import Findings, LibraryIdentity
 
 
-class Keeper(Protocol):
+class EventSink(Protocol):
     """Is told of every event as it happens. The trial goes on only when it has returned: what keeps records, keeps
     them before anything is done about them."""  # noqa: D205, D209
 
@@ -28,7 +28,7 @@ class Keeper(Protocol):
         ...
 
 
-class Watcher(Protocol):
+class EventListener(Protocol):
     """Is told of every event once it is kept, one after the other."""
 
     async def __call__(self, event: AnyEvent, /) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
+from court.errors import CourtError
 from court.events import (
     AFTERWARDS,
     AnyEvent,
@@ -111,3 +112,19 @@ class TrialRecord:
     def last(self, kind: type[E]) -> E | None:
         """The last event of a kind, or None."""
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
+
+
+class TrialAborted(CourtError):
+    """A trial began and ended without a verdict.
+
+    Attributes:
+        record: What had been said until then; its last event is the ``TrialFailed``.
+        cause: The error that ended it.
+    """
+
+    default_reason = "TRIAL_ABORTED"
+
+    def __init__(self, cause: CourtError, record: TrialRecord) -> None:
+        super().__init__(cause.message, reason=cause.reason, field=cause.field)
+        self.cause = cause
+        self.record = record

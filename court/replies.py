@@ -16,7 +16,7 @@ _MOST_EVIDENCE = 6
 _MOST = 50_000  # characters of a reply: more than any that is asked for can have
 
 
-class Fault(Exception):
+class UnusableReply(Exception):
     """A reply that can't be used.
 
     Attributes:
@@ -202,7 +202,7 @@ def parse(kind: type[R], text: str) -> R:
 
 def _object(text: str) -> dict[str, Any]:
     if not text.strip():
-        raise Fault("REPLY_EMPTY", "it was empty")
+        raise UnusableReply("REPLY_EMPTY", "it was empty")
     if len(text) > _MOST:
         _malformed("it was far too long")
     try:
@@ -252,4 +252,4 @@ def _writable(text: str) -> str:
 
 
 def _malformed(what: str) -> NoReturn:
-    raise Fault("REPLY_MALFORMED", what)
+    raise UnusableReply("REPLY_MALFORMED", what)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from court.events import Side, TextRead, TextSource
-from court.precedents import Findings, Precedent, Vote
+from court.precedents import Findings, Precedent, Vote, vote
 from court.settings import TrialSettings
 from court.verdict import Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict, rule
-from court.vote import vote
 
 _LABEL_OF = {Side.ACCUSER: Label.HARMFUL, Side.DEFENDER: Label.NOT_HARMFUL}
 _WORDS = {Label.HARMFUL: "harmful", Label.NOT_HARMFUL: "not harmful", Label.UNDECIDED: "undecided"}
@@ -31,7 +30,7 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class Coverage:
     """How near the nearest precedents come, and which halves of the meme they can speak about.
 
     Attributes:
@@ -50,7 +49,7 @@ class Reach:
     enough: bool
 
     @classmethod
-    def of(cls, findings: Findings) -> Reach:
+    def of(cls, findings: Findings) -> Coverage:
         """The reach of what was found."""
         at_hand, alpha = _at_hand(findings), findings.search.alpha
         text = max((p.text_similarity for p in at_hand if p.text_similarity is not None), default=None)
@@ -61,12 +60,12 @@ class Reach:
         return cls(text, picture, text_weighed, picture_weighed, enough=weight >= 0.5)
 
 
-def hold_vote(findings: Findings) -> Vote | None:
+def vote_if_close(findings: Findings) -> Vote | None:
     """The vote of the precedents, or None where none is near enough to have one."""
-    return vote(findings.tally, findings.vote_settings) if findings.tally and Reach.of(findings).enough else None
+    return vote(findings.tally, findings.vote_settings) if findings.tally and Coverage.of(findings).enough else None
 
 
-def settled(findings: Findings, held: Vote | None) -> bool:
+def is_conclusive(findings: Findings, held: Vote | None) -> bool:
     """Whether the vote is sure enough to spare the full trial: by what the library's own held-out memes have shown."""
     settles = findings.settles
     if held is None or settles is None:
@@ -95,7 +94,7 @@ def argue(side: Side, findings: Findings, held: Vote | None) -> Statement:
 
 def weigh(findings: Findings, held: Vote | None, text: TextRead, settings: TrialSettings) -> Verdict:
     """The Judge of the summary procedure: strengths from the precedents' vote, the label from the strengths."""
-    reach = Reach.of(findings)
+    reach = Coverage.of(findings)
     if held is None:
         return Verdict(
             label=Label.UNDECIDED,
@@ -145,7 +144,7 @@ def _strengths(held: Vote) -> Strengths:
     return Strengths(harmful=harmful, benign=benign)
 
 
-def _rationale(label: Label, strengths: Strengths, findings: Findings, reach: Reach, held: Vote) -> str:
+def _rationale(label: Label, strengths: Strengths, findings: Findings, reach: Coverage, held: Vote) -> str:
     nearest = findings.exhibits[0]
     halves = {
         (True, True): "Text and picture were both weighed",
@@ -178,7 +177,7 @@ def _vote_reasons(held: Vote, settings: TrialSettings) -> tuple[Review, ...]:
     )
 
 
-def _half_reasons(findings: Findings, reach: Reach, settings: TrialSettings) -> tuple[Review, ...]:
+def _half_reasons(findings: Findings, reach: Coverage, settings: TrialSettings) -> tuple[Review, ...]:
     """A meme may be harmless in words and not in picture, or the other way round: half of it can't acquit unseen."""
     if not settings.review_one_sided:
         return ()
@@ -232,7 +231,7 @@ def _similarities(precedent: Precedent) -> str:
     return ", ".join(parts) or "no half in common"
 
 
-def _distance(findings: Findings, reach: Reach) -> str:
+def _distance(findings: Findings, reach: Coverage) -> str:
     parts = [
         f"{name} {value:.2f} (at least {floor:.2f} is needed, and it has {weight:.0%} of the weight)"
         for name, value, floor, weight in (

@@ -16,13 +16,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from court import summary
-from court.agents import Chairs
-from court.asking import file_sha256
-from court.budget import Budget, in_time
-from court.clerk import Clerk, Draft
+from court.deadline import Deadline, run_within
 from court.digests import digest
-from court.entropy import entropy
-from court.errors import CantResume, CourtError, NotLoaded, Overrun, TrialAborted, Unavailable
+from court.errors import CantResume, CourtError, NotLoaded, Overrun, Unavailable
 from court.events import (
     MemeIdentity,
     NearDuplicatesFound,
@@ -40,15 +36,19 @@ from court.events import (
     TrialResumed,
     Versions,
 )
+from court.examination import entropy
 from court.full import FullTrial, Known
 from court.meme import Frame, Meme, Picture
+from court.messages import file_sha256
 from court.policy import DEFAULT_POLICY, Policy
-from court.ports import DuplicateFinder, Keeper, PrecedentFinder, TextReader
+from court.ports import DuplicateFinder, EventSink, PrecedentFinder, TextReader
 from court.precedents import Findings, Vote
 from court.prompts import prompt_set_digest
-from court.record import TrialRecord, TrialState
+from court.record import TrialAborted, TrialRecord, TrialState
+from court.recorder import EventDraft, Recorder
+from court.review_flags import give_verdict
+from court.roles import RoleModels
 from court.settings import TrialSettings
-from court.steering_evidence import give_verdict
 from court.untrusted import Fence
 
 _log = logging.getLogger("memecourt.trial")
@@ -58,7 +58,7 @@ STOPPED = "SERVER_STOPPED"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class TrialCase:
     """One meme to be tried.
 
     Attributes:
@@ -105,7 +105,7 @@ class Court:
     software: str
     settings: TrialSettings = field(default_factory=TrialSettings)
     policy: Policy = DEFAULT_POLICY
-    chairs: Chairs | None = None
+    chairs: RoleModels | None = None
     room: Callable[[], bool] = lambda: True
     fence_mark: str | None = None
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -126,7 +126,7 @@ class Court:
                 field="procedure",
             )
 
-    async def hear(self, case: Case, keep: Keeper) -> TrialRecord:
+    async def hear(self, case: TrialCase, keep: EventSink) -> TrialRecord:
         """Tries a meme.
 
         Args:
@@ -142,15 +142,15 @@ class Court:
             asyncio.CancelledError: The caller gave up; recorded, and raised again.
         """
         self.require(case.procedure)
-        clerk = Clerk(case.trial_id, keep, self.now)
+        clerk = Recorder(case.trial_id, keep, self.now)
         fence = Fence(self.fence_mark)
-        beginning = [Draft(TrialOpened, self._opening(case, fence))]
+        beginning = [EventDraft(TrialOpened, self._opening(case, fence))]
         if case.meme.text is not None:
             beginning.append(_given_text(case.meme, case.meme.text))
         return await self._to_its_end(case, clerk, fence, *beginning)
 
     async def resume(
-        self, record: TrialRecord, picture: Picture, keep: Keeper, *, within_s: float | None = None
+        self, record: TrialRecord, picture: Picture, keep: EventSink, *, within_s: float | None = None
     ) -> TrialRecord:
         """Takes a trial up where it was cut off; nobody is asked again for what was said.
 
@@ -168,22 +168,22 @@ class Court:
         opened, text = record.opened, record.text
         self.require(opened.procedure)
         self._require_resumable(record, picture)
-        case = Case(
+        case = TrialCase(
             trial_id=record.trial_id,
             meme=Meme(picture, text=text.text if text and opened.meme.text_given else None),
             procedure=opened.procedure,
             namespace=opened.meme.namespace,
             within_s=within_s,
         )
-        clerk = Clerk(record.trial_id, keep, self.now, record.events)
+        clerk = Recorder(record.trial_id, keep, self.now, record.events)
         fence = Fence(self.fence_mark)
         values = {"software": self.software}
         if opened.procedure is not Procedure.SUMMARY:
             values["fence_mark"] = fence.mark
-        return await self._to_its_end(case, clerk, fence, Draft(TrialResumed, values))
+        return await self._to_its_end(case, clerk, fence, EventDraft(TrialResumed, values))
 
-    async def _to_its_end(self, case: Case, clerk: Clerk, fence: Fence, *beginning: Draft) -> TrialRecord:
-        budget, begun = Budget(case.within_s, self.settings.call_s, clerk.tally), False
+    async def _to_its_end(self, case: TrialCase, clerk: Recorder, fence: Fence, *beginning: EventDraft) -> TrialRecord:
+        budget, begun = Deadline(case.within_s, self.settings.call_s, clerk.tally), False
         try:
             with clerk.tally.counting():
                 await clerk.note_all(*beginning)
@@ -207,7 +207,7 @@ class Court:
             raise _our_fault() from error
         return clerk.record
 
-    async def _hold(self, case: Case, clerk: Clerk, fence: Fence, budget: Budget) -> None:
+    async def _hold(self, case: TrialCase, clerk: Recorder, fence: Fence, budget: Deadline) -> None:
         if case.procedure is Procedure.FULL:
             await self._full(case, clerk, fence, budget)
             return
@@ -218,7 +218,7 @@ class Court:
         clerk.step = "precedents"
         findings, held, untold = await self._search(case.meme, text.text, clerk, budget)
         untold[:0] = near
-        if case.procedure is Procedure.CASCADE and not summary.settled(findings, held):
+        if case.procedure is Procedure.CASCADE and not summary.is_conclusive(findings, held):
             await clerk.note_all(*untold)
             await self._full(case, clerk, fence, budget, Known(text, findings, held))
             return
@@ -233,14 +233,16 @@ class Court:
                     "entropy": entropy(statement.summary),
                     "cites": statement.cites,
                 }
-                untold.append(Draft(Summarised, {"side": side, "round": 0, **said}))
+                untold.append(EventDraft(Summarised, {"side": side, "round": 0, **said}))
             if clerk.recall(SideRested, side=side) is None:
                 resting = {"side": side, "rounds": 0, "reason": RestReason.NO_EXAMINATION}
-                untold.append(Draft(SideRested, resting))
+                untold.append(EventDraft(SideRested, resting))
         clerk.step = "verdict"
         await give_verdict(clerk, *untold, verdict=summary.weigh(findings, held, text, self.settings))
 
-    async def _full(self, case: Case, clerk: Clerk, fence: Fence, budget: Budget, known: Known | None = None) -> None:
+    async def _full(
+        self, case: TrialCase, clerk: Recorder, fence: Fence, budget: Deadline, known: Known | None = None
+    ) -> None:
         """The full procedure; what a cascade has found already is given."""
         assert self.chairs is not None, "checked by require()"
         meme = case.meme
@@ -303,7 +305,7 @@ class Court:
             settings |= self.chairs.settings(self.settings.reply_chars)
         return settings
 
-    def _opening(self, case: Case, fence: Fence) -> dict[str, Any]:
+    def _opening(self, case: TrialCase, fence: Fence) -> dict[str, Any]:
         picture = case.meme.picture
         asks_nobody = case.procedure is Procedure.SUMMARY
         return {
@@ -335,7 +337,7 @@ class Court:
             "fence_mark": "" if asks_nobody else fence.mark,
         }
 
-    async def _read_text(self, meme: Meme, clerk: Clerk, budget: Budget) -> TextRead:
+    async def _read_text(self, meme: Meme, clerk: Recorder, budget: Deadline) -> TextRead:
         if known := clerk.recall(TextRead):
             return known
         began = time.perf_counter()
@@ -343,7 +345,7 @@ class Court:
             "The text was not read off the picture in time. Try again later, or send the text with it.",
             reason="TEXT_TOO_SLOW",
         )
-        reading = await in_time(self.text_reader.read(meme.picture), budget.at_most(self.settings.read_s), late)
+        reading = await run_within(self.text_reader.read(meme.picture), budget.at_most(self.settings.read_s), late)
         return await clerk.note(
             TextRead,
             text=reading.text,
@@ -354,13 +356,15 @@ class Court:
             latency_s=time.perf_counter() - began,
         )
 
-    async def _read_and_compare(self, case: Case, clerk: Clerk, budget: Budget) -> TextRead:
+    async def _read_and_compare(self, case: TrialCase, clerk: Recorder, budget: Deadline) -> TextRead:
         """The text; what is near a meme depends on it. In a full trial the picture is described meanwhile."""
         text = await self._read_text(case.meme, clerk, budget)
         await clerk.note_all(*await self._find_duplicates(case, text, clerk, budget))
         return text
 
-    async def _find_duplicates(self, case: Case, text: TextRead, clerk: Clerk, budget: Budget) -> list[Draft]:
+    async def _find_duplicates(
+        self, case: TrialCase, text: TextRead, clerk: Recorder, budget: Deadline
+    ) -> list[EventDraft]:
         """What is to be kept of what was tried before and is nearly the same. Only the reasons for a person to look
         depend on it."""  # noqa: D205, D209
         if self.duplicates is None or clerk.recall(NearDuplicatesFound):
@@ -369,20 +373,20 @@ class Court:
         read = case.meme.text is None
         looking = self.duplicates.near(case.meme.picture, text.text, read, case.namespace)
         late = Overrun("Memes tried before were not searched in time. Try again later.", reason="SEARCH_TOO_SLOW")
-        near = await in_time(looking, budget.at_most(self.settings.find_s), late)
+        near = await run_within(looking, budget.at_most(self.settings.find_s), late)
         found = {"duplicates": tuple(near), "latency_s": time.perf_counter() - began}
-        return [Draft(NearDuplicatesFound, found)] if near else []
+        return [EventDraft(NearDuplicatesFound, found)] if near else []
 
     async def _find_precedents(
-        self, meme: Meme, query: str, clerk: Clerk, budget: Budget
+        self, meme: Meme, query: str, clerk: Recorder, budget: Deadline
     ) -> tuple[Findings, Vote | None]:
         findings, held, untold = await self._search(meme, query, clerk, budget)
         await clerk.note_all(*untold)
         return findings, held
 
     async def _search(
-        self, meme: Meme, query: str, clerk: Clerk, budget: Budget
-    ) -> tuple[Findings, Vote | None, list[Draft]]:
+        self, meme: Meme, query: str, clerk: Recorder, budget: Deadline
+    ) -> tuple[Findings, Vote | None, list[EventDraft]]:
         """What is found, its vote, and what is to be kept of that: nothing where it is on record."""
         if known := clerk.recall(PrecedentsCited):
             return known.findings, known.vote, []
@@ -395,19 +399,19 @@ class Court:
             tally=self.settings.tally,
             alpha=self.settings.alpha,
         )
-        findings = await in_time(finding, budget.at_most(self.settings.find_s), _search_late())
-        held = summary.hold_vote(findings)
+        findings = await run_within(finding, budget.at_most(self.settings.find_s), _search_late())
+        held = summary.vote_if_close(findings)
         cited = {"findings": findings, "vote": held, "latency_s": time.perf_counter() - began}
-        return findings, held, [Draft(PrecedentsCited, cited)]
+        return findings, held, [EventDraft(PrecedentsCited, cited)]
 
-    async def _pictures(self, ids: Sequence[str], budget: Budget) -> Sequence[Frame | None]:
-        return await in_time(self.finder.pictures(ids), budget.at_most(self.settings.find_s), _search_late())
+    async def _pictures(self, ids: Sequence[str], budget: Deadline) -> Sequence[Frame | None]:
+        return await run_within(self.finder.pictures(ids), budget.at_most(self.settings.find_s), _search_late())
 
 
-def _given_text(meme: Meme, text: str) -> Draft:
+def _given_text(meme: Meme, text: str) -> EventDraft:
     """What is kept of the text that the caller sent."""
     source = TextSource.CALLER if text.strip() else TextSource.NONE
-    return Draft(TextRead, {"text": text, "source": source, "language": meme.language or ""})
+    return EventDraft(TextRead, {"text": text, "source": source, "language": meme.language or ""})
 
 
 def _ended_by(cancelled: asyncio.CancelledError) -> CourtError:
@@ -421,7 +425,7 @@ def _search_late() -> Overrun:
     return Overrun("The precedents were not found in time. Try again later.", reason="SEARCH_TOO_SLOW")
 
 
-async def _abort(clerk: Clerk, cause: CourtError) -> None:
+async def _abort(clerk: Recorder, cause: CourtError) -> None:
     """Records the cause and raises TrialAborted; only returns where the trial had not begun."""
     await clerk.fail(cause)
     if clerk.opened:

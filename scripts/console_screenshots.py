@@ -18,9 +18,9 @@ from playwright.sync_api import Browser, sync_playwright
 
 from court.events import NearDuplicate
 from court.verdict import Label
-from serving.console.desk.parts import DESK
-from serving.docket.desk import Desk
-from serving.docket.sql import SqlDocket
+from serving.console.review.parts import DESK
+from serving.docket.review.queue import ReviewQueue
+from serving.docket.store.sql import SqlDocket
 from tests.browser.conftest import NAMES
 from tests.consoles import fill, listening
 from tests.shown_trials import drawn, full_trial
@@ -75,7 +75,7 @@ def main() -> None:
             for shot in SHOTS:
                 take(browser, console.url, shot, folder / shot.name)
             docket = SqlDocket.open(place)
-            with listening(place, parts={DESK: Desk(docket)}) as desk:
+            with listening(place, parts={DESK: ReviewQueue(docket)}) as desk:
                 for shot in DESK_SHOTS:
                     take(browser, desk.url, shot, folder / shot.name)
             browser.close()

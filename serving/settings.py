@@ -26,11 +26,11 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from court.agents import fewest_tokens
 from court.errors import BadRequest
 from court.events import Procedure, Role
+from court.roles import fewest_tokens
 from court.settings import TrialSettings
-from retrieval.postgres.address import Address
+from retrieval.library.postgres.address import Address
 
 CONFIG = "MEMECOURT_CONFIG"
 """Names the TOML file. Not a setting itself: it says where they are."""
@@ -150,7 +150,7 @@ class Settings(BaseSettings):
     ``home``, if not given."""
     encoder: str | None = None
     """What turns texts and pictures into vectors: ``builtin``, ``open_clip:MODEL/TAG``, ``hf-hub:ORG/NAME`` and others
-    (:mod:`retrieval.encoders.clip_source`). That of the library if not given, and ``builtin`` where there is no library
+    (:mod:`retrieval.embed.clip_names`). That of the library if not given, and ``builtin`` where there is no library
     yet."""
     picture_workers: int = Field(default_factory=lambda: min(4, _cores()), ge=1, le=64)
     """Processes that decode pictures."""

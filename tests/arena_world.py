@@ -13,15 +13,15 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from court.backends.scripted import ScriptedModel
+from court.backends.chat.scripted import ScriptedModel
 from court.errors import Unavailable
 from court.meme import Frame
 from eval.arena.folder import ArenaFolder, Manifest, MemeEntry, ModelEntry
 from eval.arena.hold import Plan, hold
 from eval.arena.settings import ArenaSettings
-from eval.judges.chair import Chair, Limit, Price
-from eval.judges.memes import ShownMeme
-from eval.runs.calls import Calls
+from eval.models.call_cache import CallCache
+from eval.models.memes import ShownMeme
+from eval.models.metered import Limit, MeteredModel, Price
 
 STRENGTHS = {"ash": 1.6, "beech": 0.8, "cedar": 0.0, "elm": -0.8, "fir": -1.6}
 DIMENSIONS = ("instruction_following", "correctness", "redundancy", "relevance", "accuracy", "overall")
@@ -98,7 +98,7 @@ class Voice:
         return said
 
 
-class Memory(Calls):
+class Memory(CallCache):
     """A store of calls that is gone with the test. The marks of its fences are always the same."""
 
     def __init__(self):
@@ -170,7 +170,9 @@ class Arena:
         """Holds what is missing; every call takes so long."""
         self.models = {name: ScriptedModel(voice, name=name, delay_s=delay_s) for name, voice in self.voices.items()}
         chairs = {
-            name: Chair(name, model, store=self.store, price=Price(1.0, 2.0), limit=self.limits.get(name, Limit()))
+            name: MeteredModel(
+                name, model, store=self.store, price=Price(1.0, 2.0), limit=self.limits.get(name, Limit())
+            )
             for name, model in self.models.items()
         }
         await hold(Plan(self.settings, self.memes, chairs, self.seed, **self.plan), self.folder)

@@ -7,12 +7,12 @@ import itertools
 import json
 import re
 
-from court.agents import Chair, Chairs
-from court.backends.scripted import ScriptedModel
+from court.backends.chat.scripted import ScriptedModel
 from court.events import Procedure
 from court.meme import Frame
 from court.ports import ChatRequest
-from court.trial import Case, Court
+from court.roles import RoleModel, RoleModels
+from court.trial import Court, TrialCase
 from tests.fakes import FakeFinder, FakeReader, H, Notes, a_meme, findings, ticking
 
 MARK = "mark"
@@ -112,8 +112,8 @@ class Cast:
                 return RULING
 
     @property
-    def chairs(self) -> Chairs:
-        return Chairs(**{role: Chair(model) for role, model in self.models.items()})
+    def chairs(self) -> RoleModels:
+        return RoleModels(**{role: RoleModel(model) for role, model in self.models.items()})
 
     def requests(self, *roles: str) -> list[ChatRequest]:
         return [asked.request for role in roles or self.models for asked in self.models[role].asked]
@@ -160,7 +160,7 @@ def full_court(cast: Cast, *, found=None, reader=None, settings=None, **changes)
 def try_meme(cast: Cast, *, meme=None, procedure=Procedure.FULL, watch=None, within_s=None, **options):
     """A whole trial; its record."""
     court = full_court(cast, **options)
-    case = Case("t", meme or a_meme("the meme's own words"), procedure, within_s=within_s)
+    case = TrialCase("t", meme or a_meme("the meme's own words"), procedure, within_s=within_s)
     return asyncio.run(court.hear(case, watch or Notes()))
 
 

@@ -19,8 +19,8 @@ from serving.access import tokens as token_file
 from serving.access.callers import Scope
 from serving.access.tokens import Tokens
 from serving.console.app import create_app
-from serving.console.serving import open_console
-from serving.docket.sql import SqlDocket
+from serving.console.serve import open_console
+from serving.docket.store.sql import SqlDocket
 from serving.settings import Settings
 from tests.dockets import append_all
 from tests.shown_trials import DrawnPrecedents

@@ -13,16 +13,16 @@ from urllib.parse import urlencode
 
 import httpx2
 
+from retrieval.library.postgres.address import Address
 from retrieval.library.writer import LibraryWriter
-from retrieval.postgres.address import Address
 from serving.access import tokens as token_file
 from serving.access.callers import Scope
 from serving.access.tokens import Tokens
 from serving.console.app import create_app
-from serving.console.desk.parts import BLIND_FIRST, DESK, NEAR, RULINGS
-from serving.docket.rulings import Overrulings, Rulings
-from serving.docket.sql import SqlDocket
-from serving.reception.near import NearMemes
+from serving.console.review.parts import BLIND_FIRST, DESK, NEAR, RULINGS
+from serving.docket.review.corrections import Corrections, Overrulings
+from serving.docket.store.sql import SqlDocket
+from serving.runner.near_duplicates import NearDuplicateIndex
 from serving.settings import Settings
 from tests.desks import NOBODY, Scene
 from tests.encoders import picture_of, png_of
@@ -117,7 +117,7 @@ async def desk_pages(
         docket = SqlDocket.open(place or path / "docket.sqlite")
         stack.push_async_callback(docket.close)
         await docket.keep_picture(PICTURE)
-        near = NearMemes(docket, Settings(home=path, reuse="everywhere"))
+        near = NearDuplicateIndex(docket, Settings(home=path, reuse="everywhere"))
         stack.push_async_callback(near.close)
         it = Pages(docket, NOBODY)
         it.stack = stack
@@ -126,7 +126,7 @@ async def desk_pages(
         parts: dict[str, object] = {DESK: it.desk, NEAR: near, BLIND_FIRST: blind_first}
         if library:
             it.writer = LibraryWriter(drawn_library(path / "library", 5, 12))
-            parts[RULINGS] = Rulings(lambda: nullcontext(it.writer), lambda: ENCODER, docket, overrulings)
+            parts[RULINGS] = Corrections(lambda: nullcontext(it.writer), lambda: ENCODER, docket, overrulings)
         it.app = create_app(docket, tokens=Tokens.of(file), parts=parts)
         yield it
 

@@ -24,10 +24,10 @@ from court.events import (
     Versions,
 )
 from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict
-from retrieval.postgres.address import Address
-from serving.docket.desk import Desk
-from serving.docket.desk_index import Rules
-from serving.docket.sql import SqlDocket
+from retrieval.library.postgres.address import Address
+from serving.docket.review.projection import Rules
+from serving.docket.review.queue import ReviewQueue
+from serving.docket.store.sql import SqlDocket
 from tests.dockets import NOON
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ class Scene:
     def __init__(self, docket: SqlDocket, rules: Rules) -> None:
         self.docket = docket
         self.clock = Clock()
-        self.desk = Desk(docket, rules, clock=self.clock, patience_s=60)
+        self.desk = ReviewQueue(docket, rules, clock=self.clock, patience_s=60)
 
     async def tried(self, trial_id: str, end: Verdict | str | None = None, **given: Any) -> str:
         """Keeps a trial."""

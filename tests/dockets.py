@@ -20,10 +20,10 @@ from court.events import (
     VerdictReviewed,
 )
 from court.record import TrialRecord, TrialState
-from court.trial import Case
+from court.trial import TrialCase
 from court.verdict import Label, Review, ReviewReason, Verdict
-from retrieval.postgres.address import Address
-from serving.docket.sql import SqlDocket
+from retrieval.library.postgres.address import Address
+from serving.docket.store.sql import SqlDocket
 from tests.fakes import Notes, a_meme
 from tests.unit.test_trial import a_court
 
@@ -33,7 +33,7 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 NIGHTLY = os.environ.get("MEMECOURT_NIGHTLY") == "1"
 
 
-_WHOLE = asyncio.run(a_court().hear(Case("t", a_meme()), Notes())).events
+_WHOLE = asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes())).events
 
 
 def events_of(trial_id: str = "t", at: datetime | None = None) -> list[AnyEvent]:

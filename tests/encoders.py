@@ -12,8 +12,8 @@ from PIL import Image
 
 from court.errors import BadPicture
 from court.meme import Frame, Picture, PictureFormat
-from court.precedents import Floors
-from retrieval.encoders.embedding import EncoderIdentity, Halves, TextEmbeddings, mean_direction, unit_rows
+from court.precedents import MinSimilarity
+from retrieval.embed.encoder import EncoderIdentity, Halves, TextEmbeddings, mean_direction, unit_rows
 
 
 class WordEncoder(Halves):
@@ -27,7 +27,7 @@ class WordEncoder(Halves):
             picture_dim=12,
             text_tokens=text_tokens,
         )
-        self.floors = Floors(text=0.3, picture=0.5)
+        self.floors = MinSimilarity(text=0.3, picture=0.5)
         self.broken: Exception | None = None
         """Raised by every call, once set."""
 

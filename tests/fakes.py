@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 from court.events import AnyEvent, TextLine
 from court.meme import Frame, Meme, Picture, PictureFormat
-from court.ports import Keeper, Reading, Watcher
+from court.ports import EventListener, EventSink, Reading
 from court.precedents import (
     Findings,
-    Floors,
     LibraryIdentity,
+    MinSimilarity,
     Precedent,
     Relation,
     Search,
@@ -56,7 +56,7 @@ def findings(
     values = {
         "library": LIBRARY,
         "search": Search(alpha_asked=0.5, alpha=0.5, has_text=True, has_picture=True, exhibits=3, tally=25),
-        "floors": Floors(text=0.3, picture=0.5),
+        "floors": MinSimilarity(text=0.3, picture=0.5),
         "exhibits": tuple(found[:3]),
         "nearest_harmful": next((p for p in found if p.label is H), None),
         "nearest_benign": next((p for p in found if p.label is N), None),
@@ -127,7 +127,7 @@ class Notes:
         return [event.kind for event in self.events]
 
 
-def telling(watch: Watcher) -> Keeper:
+def telling(watch: EventListener) -> EventSink:
     """A keeper that keeps nothing, and tells of each event."""
 
     async def tell(*events: AnyEvent) -> None:

@@ -3,8 +3,9 @@
 from datetime import UTC, datetime
 
 from court.events import Procedure
+from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Level, Protocol
-from eval.runs.folder import JudgedMeme, RunFolder, RunManifest
+from eval.runs.folder import RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results
 

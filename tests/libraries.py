@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from court.precedents import Floors, VoteSettings
+from court.precedents import MinSimilarity, VoteSettings
 from court.verdict import Label
-from retrieval.library.kept import Spool, shrink
 from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, LabelledMeme, Safeguards, Tuning
+from retrieval.library.thumbnails import ThumbnailWriter, shrink
 from tests.encoders import WordEncoder, picture_of, png_of
 
 ENCODER = WordEncoder()
@@ -25,7 +25,7 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 TUNING = Tuning(
     alpha=0.4,
     vote=VoteSettings(k=7, tau=0.1, prior=0.5),
-    floors=Floors(text=0.3, picture=0.5),
+    floors=MinSimilarity(text=0.3, picture=0.5),
     calibration=Calibration(method="defaults", n=0, majority=0.5),
 )
 
@@ -62,7 +62,7 @@ def drawn_library(
     """A library of memes ``{name}-0`` and so on; some keep their picture."""
     draw = random.Random(seed)
     root.mkdir(parents=True, exist_ok=True)
-    spool = Spool(root)
+    spool = ThumbnailWriter(root)
     memes, rows = [], []
     for number in range(size):
         meme, vector, png = drawn_meme(draw, f"{name}-{number}", harm=harm)

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from court.backends import worker_child
+from court.backends.sandbox import child as worker_child
 
 
 def handle(asked, payloads):

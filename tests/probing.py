@@ -9,12 +9,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from court.backends.scripted import ScriptedModel
+from court.backends.chat.scripted import ScriptedModel
 from court.meme import Frame
-from eval.judges.chair import Chair, Limit, Price
+from eval.models.call_cache import SqliteCallCache
+from eval.models.metered import Limit, MeteredModel, Price
 from eval.probe.agents import PROMPTS, Bench, Subject, prompt_of
 from eval.probe.folder import Outcome, Scored, Scoring
-from eval.runs.calls import CallStore
 from retrieval.starter.draw import draw_meme
 from tests.pictures import encode
 
@@ -117,14 +117,14 @@ def at_a_bench(path: Path, world: World, scene, *, controllers=1, limit=None, ta
     """What comes of a scene with a bench of scripted models, and the calls that were really made."""
 
     async def hold():
-        store = CallStore.open(path / "calls.sqlite")
+        store = SqliteCallCache.open(path / "calls.sqlite")
         try:
             probed = ScriptedModel(world.target, name=target)
             others = [ScriptedModel(world.controller, name=f"model-{n}") for n in range(controllers)]
             price = Price(1.0, 2.0)
-            chairs = {"target": Chair("target", probed, store=store, price=price, limit=limit or Limit())}
+            chairs = {"target": MeteredModel("target", probed, store=store, price=price, limit=limit or Limit())}
             for number, model in enumerate(others):
-                chairs[f"c{number}"] = Chair(f"c{number}", model, store=store, price=price)
+                chairs[f"c{number}"] = MeteredModel(f"c{number}", model, store=store, price=price)
             bench = Bench(chairs["target"], tuple(chair for name, chair in chairs.items() if name != "target"))
             came = await scene(bench, chairs)
             return came, sum(len(model.asked) for model in (probed, *others))

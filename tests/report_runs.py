@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from court.errors import TrialAborted
 from court.events import Procedure
 from court.meme import Frame, Meme, Picture, PictureFormat
-from court.trial import Case
+from court.record import TrialAborted
+from court.trial import TrialCase
+from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Level, Protocol
-from eval.runs.folder import DOCKET, LIBRARY, Excluded, JudgedMeme, RunFolder, RunManifest
+from eval.runs.folder import DOCKET, LIBRARY, Excluded, RunFolder, RunManifest
 from eval.runs.from_record import prediction_of
 from eval.runs.prediction import Cost, Prediction
-from retrieval.library.kept import Spool
 from retrieval.library.library import Library
+from retrieval.library.thumbnails import ThumbnailWriter
 from retrieval.starter.draw import draw_meme
-from serving.docket.sql import SqlDocket
+from serving.docket.store.sql import SqlDocket
 from tests.cast import ACQUITTAL, RULING, Cast, full_court
 from tests.fakes import H, N, findings
 from tests.unit.test_library import ENCODER, TUNING, content
@@ -163,7 +164,7 @@ async def _try(docket: SqlDocket, meme: JudgedMeme, one: Told) -> Prediction:
     picture = _picture(one)
     await docket.keep_picture(picture)
     procedure = Procedure.FULL if near else Procedure.SUMMARY
-    case = Case(f"trial-{hashlib.sha256(meme.id.encode()).hexdigest()[:8]}", Meme(picture, meme.text), procedure)
+    case = TrialCase(f"trial-{hashlib.sha256(meme.id.encode()).hexdigest()[:8]}", Meme(picture, meme.text), procedure)
     try:
         record = await court.hear(case, docket.append)
     except TrialAborted as error:
@@ -197,7 +198,7 @@ def _picture(one: Told) -> Picture:
 
 def _library(root: Path) -> None:
     """The precedents that the scripted finder cites, each with a picture."""
-    spool = Spool(root.parent)
+    spool = ThumbnailWriter(root.parent)
     ids = [f"p{number}" for number in range(5)]
     kept = {}
     for number, id_ in enumerate(ids):

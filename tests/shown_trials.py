@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
-from court.backends.picture_digest import pixels_sha256
-from court.entropy import entropy
+from court.backends.pictures.normalise import pixels_sha256
 from court.events import (
     AnswerGiven,
     AnyEvent,
@@ -37,20 +36,21 @@ from court.events import (
     VerdictGiven,
     Versions,
 )
+from court.examination import entropy
 from court.meme import Frame, Picture, PictureFormat
 from court.policy import DEFAULT_POLICY
 from court.precedents import (
     Findings,
-    Floors,
     LibraryIdentity,
+    MinSimilarity,
     Precedent,
     Search,
     TallyEntry,
     VoteSettings,
+    vote,
 )
 from court.settings import TrialSettings
 from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict
-from court.vote import vote
 from retrieval.starter.draw import draw_meme
 
 BEGAN = datetime(2026, 11, 21, 20, 44, tzinfo=UTC)
@@ -177,7 +177,7 @@ def findings(precedents: Sequence[Precedent]) -> Findings:
             name="starter", digest="sha256:" + "7" * 64, size=240, encoder="builtin/1", with_picture=240
         ),
         search=Search(alpha_asked=0.5, alpha=0.5, has_text=True, has_picture=True, exhibits=3, tally=25),
-        floors=Floors(text=0.3, picture=0.4),
+        floors=MinSimilarity(text=0.3, picture=0.4),
         exhibits=tuple(precedents),
         nearest_harmful=precedents[0],
         nearest_benign=precedents[1],

@@ -16,20 +16,19 @@ from PIL import Image
 from sqlalchemy import Connection, Table, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from court.backends.picture_digest import pixels_sha256
-from court.backends.picture_normal import as_png
+from court.backends.pictures.normalise import as_png, pixels_sha256
 from court.events import TrialOpened
 from court.meme import Frame, Picture, PictureFormat
-from retrieval.postgres.address import Address
-from serving.docket import tables as t
-from serving.docket.audit import FromEntries, Rows
+from retrieval.library.postgres.address import Address
+from serving.docket.audit.audit import FromEntries, Rows
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.entries import Entry
 from serving.docket.log.merkle import Frontier, Node, pieces
 from serving.docket.log.notes import SigningKey, VerifierKey, read_checkpoint, sign_checkpoint, split_note
 from serving.docket.log.verify import Report, verify, verify_pictures
-from serving.docket.sql import SqlDocket
-from serving.docket.stored import packed
+from serving.docket.store import tables as t
+from serving.docket.store.bodies import packed
+from serving.docket.store.sql import SqlDocket
 from tests.dockets import NOON, append_all, random_records, reviewing
 from tests.logs import make
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from eval.arena.events import Event, Judged
 from eval.arena.words import OVERALL
-from serving.docket.agreement import Kappa, cohen, fleiss
+from serving.docket.review.agreement import Kappa, cohen, fleiss
 
 Key = tuple[str, int, str, str]
 

@@ -1,4 +1,4 @@
-"""The figures of a leaderboard; see :mod:`eval.report.figures`."""
+"""The figures of a leaderboard; see :mod:`eval.reports.figures`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from eval.arena.bias import BiasReport
 from eval.arena.boards import Board
 from eval.arena.leaderboard import Target
-from eval.report import words
-from eval.report.svg import Ink, drawing, themed
+from eval.reports import words
+from eval.reports.svg import Ink, drawing, themed
 
 
 def rating_bars(board: Board, name: str) -> str | None:

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from court.deadline import gather_or_cancel
 from court.errors import ModelRefused, Overrun, ReplyUnusable
-from court.together import together
 from eval.arena.coverage import meetings
 from eval.arena.events import (
     Answered,
@@ -37,8 +37,8 @@ from eval.arena.folder import ArenaFolder, GivenTask, HumanReference, Spent
 from eval.arena.settings import ArenaSettings
 from eval.arena.speakers import Given, Speaker, style_of
 from eval.arena.words import Relevance, Setting
-from eval.judges.chair import Chair
-from eval.judges.memes import ShownMeme
+from eval.models.memes import ShownMeme
+from eval.models.metered import MeteredModel
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Plan:
 
     settings: ArenaSettings
     memes: tuple[ShownMeme, ...]
-    chairs: Mapping[str, Chair]
+    chairs: Mapping[str, MeteredModel]
     seed: int = 0
     given: Mapping[str, tuple[GivenTask, ...]] = field(default_factory=dict)
     references: Mapping[str, HumanReference] = field(default_factory=dict)
@@ -119,7 +119,7 @@ async def hold(plan: Plan, folder: ArenaFolder, progress: Callable[[int, int], N
         folder.write_spent(spent(plan.chairs, before))
 
 
-def spent(chairs: Mapping[str, Chair], before: Mapping[str, Spent]) -> dict[str, Spent]:
+def spent(chairs: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> dict[str, Spent]:
     """What each model was asked, this time and before."""
     told = {}
     for name, chair in chairs.items():
@@ -139,7 +139,7 @@ def spent(chairs: Mapping[str, Chair], before: Mapping[str, Spent]) -> dict[str,
 async def _all(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """What steps come to that run at once; the first one that fails ends the others."""
     coroutines = tuple(steps)
-    return list(await together(*coroutines)) if coroutines else []
+    return list(await gather_or_cancel(*coroutines)) if coroutines else []
 
 
 class _Meme:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eval.arena import figures
 from eval.arena.leaderboard import Leaderboard
-from eval.report.page import Drawn, need_page, render
+from eval.reports.page import Drawn, need_page, render
 
 DIMENSION_WORDS = {
     "overall": "overall",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from court.replies import Fault, Reply, Words, object_schema, parse
+from court.replies import Reply, UnusableReply, Words, object_schema, parse
 from eval.arena.words import DIMENSIONS, Relevance, Verdict, Verdicts, words_of
 
 _PROFILE, _QUESTION, _PART, _WHY = 1200, 800, 6000, 2000
@@ -116,7 +116,7 @@ def parse_verdicts(text: str, *, levels: int) -> Verdicts:
     offered: Mapping[str, Verdict] = words_of(levels)
     wrong = [name for name in DIMENSIONS if getattr(said, name) not in offered]
     if wrong:
-        raise Fault("REPLY_MALFORMED", f"{', '.join(wrong)} must be one of {', '.join(offered)}")
+        raise UnusableReply("REPLY_MALFORMED", f"{', '.join(wrong)} must be one of {', '.join(offered)}")
     return Verdicts(said.why, {name: offered[getattr(said, name)] for name in DIMENSIONS})
 
 

@@ -28,12 +28,12 @@ from eval.arena.hold import Plan, hold
 from eval.arena.settings import ArenaSettings
 from eval.arena.speakers import ROLES, prompt_of
 from eval.datasets.known import Dataset
-from eval.judges.chair import Chair
-from eval.judges.memes import Shown, shown_memes
-from eval.judges.models import ModelSpec, open_chairs
-from eval.runs import about
-from eval.runs.calls import CallStore
-from serving.assembly import SOFTWARE
+from eval.models.call_cache import SqliteCallCache
+from eval.models.memes import Shown, shown_memes
+from eval.models.metered import MeteredModel
+from eval.models.open import ModelSpec, open_chairs
+from eval.runs import environment as about
+from serving import SOFTWARE
 
 _LOCK = ".lock"
 
@@ -79,7 +79,7 @@ async def run(
     ask: Ask,
     tell: Callable[[str], None],
     progress: Callable[[int, int], None] = lambda *_: None,
-    chairs: Mapping[str, Chair] | None = None,
+    chairs: Mapping[str, MeteredModel] | None = None,
 ) -> None:
     """Holds an arena, or what is missing of it.
 
@@ -91,7 +91,7 @@ async def run(
 
     Raises:
         BadRequest: The files can't be read, or the folder holds something else than this arena.
-        CourtError: As :func:`eval.arena.hold.hold` and :func:`eval.judges.models.open_chairs`.
+        CourtError: As :func:`eval.arena.hold.hold` and :func:`eval.models.open.open_chairs`.
     """
     given = read_lines(ask.tasks, GivenTask) if ask.tasks else ()
     references = read_lines(ask.references, HumanReference) if ask.references else ()
@@ -118,7 +118,7 @@ async def run(
         if shown.without_picture:
             tell(f"{len(shown.without_picture):,} memes have no picture that can be used and are left out.")
         async with AsyncExitStack() as stack:
-            store = CallStore.open(ask.calls or ask.out / CALLS)
+            store = SqliteCallCache.open(ask.calls or ask.out / CALLS)
             stack.push_async_callback(store.close)
             if chairs is None:
                 most = LIMITS.representative_frames

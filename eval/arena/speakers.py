@@ -17,9 +17,9 @@ from eval.arena import replies
 from eval.arena.events import Call, Style, call_of
 from eval.arena.replies import Answer, Profiles
 from eval.arena.words import Verdicts
-from eval.judges import prompts
-from eval.judges.chair import Chair, Said
-from eval.judges.memes import ShownMeme
+from eval.models import prompts
+from eval.models.memes import ShownMeme
+from eval.models.metered import MeteredModel, Said
 
 _PACKAGE = "eval.arena.prompts"
 ROLES = ("controller", "target", "fuser", "judge")
@@ -53,7 +53,7 @@ class Speaker:
         chars: Longest part of a reply.
     """
 
-    chair: Chair
+    chair: MeteredModel
     meme: ShownMeme
     chars: int
     fence: Fence = field(init=False)
@@ -62,7 +62,7 @@ class Speaker:
         object.__setattr__(self, "fence", self.chair.fence(self.meme.id, self.meme.pixels_sha256))
 
     async def profiles(self, temperature: float) -> tuple[Profiles, Call]:
-        """Three people who come across the meme. Raises as :meth:`eval.judges.chair.Chair.say`."""
+        """Three people who come across the meme. Raises as :meth:`eval.models.metered.MeteredModel.say`."""
         prompt = prompt_of("controller")
         said = await self.chair.say(
             prompt,

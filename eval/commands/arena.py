@@ -126,10 +126,10 @@ def _asked(given: dict[str, Any]) -> Ask:
     from court.errors import BadRequest
     from eval.arena.run import Ask
     from eval.arena.settings import arena_settings
-    from eval.commands.choices import dataset_of
+    from eval.commands.options import dataset_of
     from eval.datasets.known import Role
     from eval.datasets.places import recognised
-    from eval.judges.models import read_models
+    from eval.models.open import read_models
 
     if not given["data"]:
         raise click.UsageError("Missing option --data.")

@@ -24,7 +24,7 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
     with 95 % intervals by paired bootstrap over memes (10,000 resamples); the p-value is the exact McNemar test's.
     """
     from court.errors import CourtError
-    from eval.commands.choices import protocols_of
+    from eval.commands.options import protocols_of
     from eval.runs.results import read_results
     from eval.scores.compare import compare as compared
     from eval.scores.compare import in_words

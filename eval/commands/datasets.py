@@ -82,7 +82,7 @@ def check(data: Path, id_: str | None, pictures: bool, as_json: bool) -> None:
 
 
 async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetCheck]:
-    from court.backends.picture_reader import GuardedPictureReader
+    from court.backends.pictures.reader import GuardedPictureReader
     from eval.datasets.check import check as check_dataset
     from eval.datasets.known import DATASETS
     from eval.datasets.places import recognised

@@ -20,7 +20,7 @@ def export(run: Path, target: Path) -> None:
     from court.errors import CourtError
 
     try:
-        from eval.runs.inspect_log import export_inspect
+        from eval.reports.inspect_log import export_inspect
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "inspect_ai":
             raise
@@ -29,7 +29,7 @@ def export(run: Path, target: Path) -> None:
         ) from None
     from eval.runs.folder import DOCKET
     from eval.runs.results import read_results
-    from serving.docket.sql import SqlDocket
+    from serving.docket.store.sql import SqlDocket
 
     async def write() -> int:
         results = read_results(run)

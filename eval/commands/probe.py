@@ -120,13 +120,13 @@ def figures_of(report: ProbeReport) -> dict[str, Any]:
 
 
 def _hold(plan: Plan, models: Path, calls: Path | None) -> None:
-    from court.backends.text_reader import OcrTextReader
+    from court.backends.ocr.reader import OcrTextReader
     from court.meme import LIMITS
-    from eval.judges.models import open_chairs, read_models
+    from eval.models.call_cache import SqliteCallCache
+    from eval.models.open import open_chairs, read_models
     from eval.probe.folder import ProbeFolder
     from eval.probe.run import NOTICE, refuse_place
     from eval.probe.run import probe as hold
-    from eval.runs.calls import CallStore
     from eval.runs.folder import CALLS
     from eval.runs.progress import watching
     from serving.cli.common import run as asyncio_run
@@ -148,7 +148,7 @@ def _hold(plan: Plan, models: Path, calls: Path | None) -> None:
         from contextlib import AsyncExitStack
 
         async with AsyncExitStack() as stack:
-            store = CallStore.open(calls or plan.out / CALLS)
+            store = SqliteCallCache.open(calls or plan.out / CALLS)
             stack.push_async_callback(store.close)
             reader = OcrTextReader()
             stack.push_async_callback(reader.aclose)
@@ -170,7 +170,7 @@ def _hold(plan: Plan, models: Path, calls: Path | None) -> None:
 
 
 def _planned(given: dict[str, Any]) -> Plan:
-    from eval.commands.choices import dataset_of
+    from eval.commands.options import dataset_of
     from eval.datasets.known import Role
     from eval.datasets.places import recognised
     from eval.probe.refining import Limits

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from eval.report.gather import Report
+    from eval.reports.gather import Report
 
 
 @click.command()
@@ -31,8 +31,8 @@ def report(
     pictures and words of memes are hidden there until asked for. It needs no network and no other file.
     """
     from court.errors import CourtError
-    from eval.report.gather import gather, runs_below
-    from eval.report.terminal import as_terminal
+    from eval.reports.gather import gather, runs_below
+    from eval.reports.terminal import as_terminal
     from eval.runs.results import read_results
 
     if show and html is None:
@@ -42,11 +42,11 @@ def report(
         gathered = asyncio.run(gather(results, records=bool(html or markdown), pictures=bool(html) and not no_pictures))
         click.echo(json.dumps(_plain(gathered)) if as_json else as_terminal(gathered))
         if markdown is not None:
-            from eval.report.markdown import as_markdown
+            from eval.reports.markdown import as_markdown
 
             _write(markdown, as_markdown(gathered))
         if html is not None:
-            from eval.report.html import as_html
+            from eval.reports.html import as_html
 
             _write(html, as_html(gathered))
     except CourtError as error:

@@ -31,7 +31,7 @@ def score(
     Intervals are 95 %, by bootstrap over memes (10,000 resamples).
     """
     from court.errors import CourtError
-    from eval.commands.choices import dataset_of, protocols_of
+    from eval.commands.options import dataset_of, protocols_of
     from eval.datasets.read import read_split
     from eval.scores.metrics import card
     from eval.scores.scored_file import read_predictions

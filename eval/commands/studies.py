@@ -101,7 +101,7 @@ def study_of(
     import sys
 
     from court.events import Procedure
-    from eval.commands.choices import dataset_of, protocols_of
+    from eval.commands.options import dataset_of, protocols_of
     from eval.studies.arms import Study, parse_setting
     from serving.cli.common import settings_of
 

@@ -17,7 +17,7 @@ from eval.datasets.known import Dataset, Split
 from eval.datasets.places import expected, files_of, mistaken_for, picture_path, pictures_of
 from retrieval.library.readers import format_of, read_source
 from retrieval.library.sources import Row, Source
-from retrieval.likeness.text import text_key
+from retrieval.text import text_key
 
 _AT_ONCE = 4
 """Pictures that are decoded at once, at most: as many as the reader has processes."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from court.errors import BadRequest
 from court.verdict import Label
+from eval.datasets.items import JudgedMeme
 from eval.datasets.known import DATASETS, SYNTHETIC_KEY, Dataset, Split
 from eval.datasets.places import Files, mistaken_for, must_be_there, pictures_of, recognised
 from eval.datasets.protocol import Level, Protocol
-from eval.runs.folder import JudgedMeme
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Problem, Row, Source, SourceFormat
 

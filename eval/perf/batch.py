@@ -34,10 +34,10 @@ from typing import Any
 
 from court.errors import BadRequest
 from eval.perf.bench import Result
-from eval.perf.play import play
-from eval.perf.stand_in import StandIn, serving
-from eval.perf.stand_in_settings import Settings
-from eval.perf.trials import Speed
+from eval.perf.model_server.replies import scripted_reply
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.perf.model_server.settings import Settings
+from eval.perf.trials.trials import Speed
 from eval.runs.folder import CALLS, PREDICTIONS
 from eval.synthetic.make import Layout, make
 
@@ -57,14 +57,14 @@ _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class Scale:
     """Memes of each job."""
 
     summary: int = 10_000
     full: int = 2_000
 
     @classmethod
-    def said(cls, words: str) -> Size:
+    def said(cls, words: str) -> Scale:
         """From ``summary,full``; the usual size for nothing. Raises BadRequest for something else."""
         if not words:
             return cls()
@@ -101,7 +101,7 @@ class Held:
     end: int
 
 
-def measure(size: Size | None = None) -> Result:
+def measure(size: Scale | None = None) -> Result:
     """Runs the benchmark.
 
     Args:
@@ -111,7 +111,7 @@ def measure(size: Size | None = None) -> Result:
         BadRequest: The environment asks for something else than two numbers.
         RuntimeError: A job ended with an error.
     """
-    size = size or Size.said(os.environ.get(SIZE_VARIABLE, ""))
+    size = size or Scale.said(os.environ.get(SIZE_VARIABLE, ""))
     with TemporaryDirectory(prefix="memecourt-batch-") as directory:
         place = Path(directory)
         _make(place / "data", max(size.summary, size.full))
@@ -198,7 +198,7 @@ class Counting:
         settings = Settings(
             call_s=SPEED.call_s, output_token_s=SPEED.output_token_s, capacity=CAPACITY, model="stand-in"
         )
-        self.server = StandIn(settings, answer=self._answer, odds=self._likely)
+        self.server = FakeModelServer(settings, answer=self._answer, odds=self._likely)
         self.asked: list[str] = []
         self._of_mass: dict[float, str] = {}
 
@@ -235,7 +235,7 @@ class Counting:
         return found | {self._of_mass[mass] for mass in masses if mass in self._of_mass}
 
     def _answer(self, body: dict[str, Any]) -> str | None:
-        said = play(body)
+        said = scripted_reply(body)
         if said is None:
             return None  # the client asks what the server can do
         tag = _tag(body)

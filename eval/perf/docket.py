@@ -41,9 +41,9 @@ from court.events import (
     Versions,
 )
 from eval.perf.bench import Result
-from serving.docket.sql import SqlDocket
-from serving.docket.tables import stamp
-from serving.docket.writer import sqlite_engine, transaction
+from serving.docket.store.group_commit import sqlite_engine, transaction
+from serving.docket.store.sql import SqlDocket
+from serving.docket.store.tables import stamp
 
 TRIALS = 32
 """That append at once."""

@@ -41,11 +41,11 @@ from court.events import (
 )
 from court.verdict import Label, Strength, Strengths, Verdict
 from eval.perf.bench import Result
-from serving.docket.audit import Rows, audit
+from serving.docket.audit.audit import Rows, audit
 from serving.docket.log.notes import VerifierKey
 from serving.docket.log.verify import Fault
-from serving.docket.sql import SqlDocket
-from serving.docket.stored import packed
+from serving.docket.store.bodies import packed
+from serving.docket.store.sql import SqlDocket
 
 _EVENTS = 100_000
 _ROUNDS = 10  # questions of a side

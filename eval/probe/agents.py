@@ -17,8 +17,8 @@ from court.ports import ChatReply, FinishReason
 from court.prompts import Prompt
 from court.replies import parse
 from court.untrusted import Fence
-from eval.judges.chair import Chair
-from eval.judges.prompts import load
+from eval.models.metered import MeteredModel
+from eval.models.prompts import load
 from eval.probe import replies
 from eval.probe.taxonomy import Category, Taxonomy
 
@@ -101,15 +101,15 @@ class Bench:
         controllers: Who probes; the first is the senior one.
     """
 
-    target: Chair
-    controllers: tuple[Chair, ...]
+    target: MeteredModel
+    controllers: tuple[MeteredModel, ...]
 
     @property
-    def senior(self) -> Chair:
+    def senior(self) -> MeteredModel:
         """Who speaks where one speaks alone."""
         return self.controllers[0]
 
-    def voice(self, number: int) -> Chair:
+    def voice(self, number: int) -> MeteredModel:
         """Who speaks where three speak of the same."""
         return self.controllers[number % len(self.controllers)]
 
@@ -267,7 +267,7 @@ async def rewrite(
 
 async def _explain(
     bench: Bench,
-    chair: Chair,
+    chair: MeteredModel,
     subject: Subject,
     text: str,
     category: Category,
@@ -294,7 +294,7 @@ async def _explain(
 
 
 async def _say(
-    chair: Chair,
+    chair: MeteredModel,
     prompt: Prompt,
     task: str,
     parts: Sequence[str | Frame],

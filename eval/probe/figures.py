@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from eval.probe.replies import HIGHEST, LOWEST
 from eval.probe.report import Row, StepRow
-from eval.report import words
-from eval.report.svg import Ink, drawing, themed
+from eval.reports import words
+from eval.reports.svg import Ink, drawing, themed
 from eval.scores.metrics import Figure as Estimate
 
 if TYPE_CHECKING:

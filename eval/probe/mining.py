@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from court.together import together
+from court.deadline import gather_or_cancel
 from eval.probe import agents
 from eval.probe.agents import VOICES, Bench, NoReply, Subject
 from eval.probe.folder import Mined, Pair, Proposal, Sorted
@@ -45,7 +45,7 @@ async def mine(
     mined: list[Mined] = []
     for start in range(0, len(subjects), batch):
         part = subjects[start : start + batch]
-        votes = await together(*(_votes(bench, subject, taxonomy) for subject in part))
+        votes = await gather_or_cancel(*(_votes(bench, subject, taxonomy) for subject in part))
         if not mined:
             _require_taken([vote for voted in votes for vote in voted])
         for subject, voted in zip(part, votes, strict=True):
@@ -85,7 +85,9 @@ async def narrate(
         return pair
 
     known = {subject.id: subject for subject in subjects}
-    return await together(*(one(known[each.meme], taxonomy[name]) for each in mined for name in each.categories))
+    return await gather_or_cancel(
+        *(one(known[each.meme], taxonomy[name]) for each in mined for name in each.categories)
+    )
 
 
 async def _votes(bench: Bench, subject: Subject, taxonomy: Taxonomy) -> tuple[Sorting | NoReply, ...]:
@@ -97,7 +99,7 @@ async def _votes(bench: Bench, subject: Subject, taxonomy: Taxonomy) -> tuple[So
         except NoReply as none:
             return none
 
-    return await together(*(one(number) for number in range(VOICES)))
+    return await gather_or_cancel(*(one(number) for number in range(VOICES)))
 
 
 def _require_taken(votes: Sequence[Sorting | NoReply]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from eval.probe import figures
 from eval.probe.folder import ERASED, StepOutcome
 from eval.probe.report import Failure, ProbeReport
-from eval.report.page import Drawn, need_page, render
-from eval.report.records import shrunk
+from eval.reports.page import Drawn, need_page, render
+from eval.reports.records import shrunk
 
 SHOWN = 100
 """Failures that are shown one by one; all are in the probe's files."""

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 from eval.probe import agents
 from eval.probe.agents import Bench, Example, NoReply, Subject
-from eval.probe.alike import most_alike
 from eval.probe.folder import Outcome, Scored, Step, StepOutcome
 from eval.probe.scoring import score_text
+from eval.probe.similarity import most_alike
 from eval.probe.taxonomy import Category
 
 

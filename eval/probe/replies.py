@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from court.replies import Fault, Reply, Words, object_schema, parse
+from court.replies import Reply, UnusableReply, Words, object_schema, parse
 from eval.probe.taxonomy import NAME, Category, Taxonomy
 
 LOWEST, HIGHEST = 1, 10
@@ -112,7 +112,7 @@ def parse_sorting(text: str, taxonomy: Taxonomy) -> Sorting:
     """A Miner's vote. A new category that is one of the list counts as a vote for that. Raises Fault."""
     said = parse(_Sorting, text)
     if unknown := set(said.categories) - set(taxonomy.names):
-        raise Fault("REPLY_MALFORMED", f"{len(unknown)} of its categories are not on the list")
+        raise UnusableReply("REPLY_MALFORMED", f"{len(unknown)} of its categories are not on the list")
     name, definition = " ".join(said.new_name.split()), " ".join(said.new_definition.split())
     voted = dict.fromkeys(said.categories)
     if name in taxonomy:
@@ -120,9 +120,9 @@ def parse_sorting(text: str, taxonomy: Taxonomy) -> Sorting:
     if not name:
         return Sorting(categories=tuple(voted), new=None)
     if not NAME.fullmatch(name):
-        raise Fault("REPLY_MALFORMED", "the new name must be one to three words in small letters, or empty")
+        raise UnusableReply("REPLY_MALFORMED", "the new name must be one to three words in small letters, or empty")
     if not definition:
-        raise Fault("REPLY_MALFORMED", "the new category needs a definition")
+        raise UnusableReply("REPLY_MALFORMED", "the new category needs a definition")
     return Sorting(categories=tuple(voted), new=Category(name=name, definition=definition))
 
 
@@ -130,7 +130,7 @@ def parse_rewriting(text: str, before: str) -> Rewriting:
     """A rewritten text that is another than the one before. Raises Fault."""
     said = parse(Rewriting, text)
     if said.rewritten.split() == before.split():
-        raise Fault("REPLY_MALFORMED", "the rewritten text is the one that was to be rewritten")
+        raise UnusableReply("REPLY_MALFORMED", "the rewritten text is the one that was to be rewritten")
     return said
 
 
@@ -146,10 +146,10 @@ def parse_rating(text: str) -> int:
     """
     found = _RATING.findall(text) or _PLAIN.findall(text)
     if not found:
-        raise Fault("REPLY_MALFORMED", "it ends with no rating like Rating: [[7]]")
+        raise UnusableReply("REPLY_MALFORMED", "it ends with no rating like Rating: [[7]]")
     last = found[-1].lower()
     if last == _REFUSED:
         raise Refused
     if not last.isdigit() or not LOWEST <= int(last) <= HIGHEST:
-        raise Fault("REPLY_MALFORMED", f"its rating is no whole number from {LOWEST} to {HIGHEST}")
+        raise UnusableReply("REPLY_MALFORMED", f"its rating is no whole number from {LOWEST} to {HIGHEST}")
     return int(last)

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from court.deadline import gather_or_cancel
 from court.errors import BadRequest
 from court.meme import Frame
 from court.ports import TextReader
-from court.together import together
 from eval.datasets.known import Dataset
-from eval.judges.chair import Chair
-from eval.judges.memes import Shown, ShownMeme, shown_memes
+from eval.models.memes import Shown, ShownMeme, shown_memes
+from eval.models.metered import MeteredModel
 from eval.probe.agents import Bench, Subject, prompt_digests
 from eval.probe.erasing import erase
 from eval.probe.folder import (
@@ -44,9 +44,9 @@ from eval.probe.mining import mine, narrate
 from eval.probe.refining import Limits, refine, usable
 from eval.probe.scoring import score_all
 from eval.probe.taxonomy import BEGIN, Category, Taxonomy
-from eval.runs import about
+from eval.runs import environment as about
 from eval.runs.progress import Progress
-from serving.assembly import SOFTWARE
+from serving import SOFTWARE
 
 NOTICE = (
     "This rewrites memes so that they are harder to recognise. The rewritten texts stay in the probe's folder, each "
@@ -95,7 +95,7 @@ class Plan:
 
 
 async def probe(
-    plan: Plan, chairs: Mapping[str, Chair], reader: TextReader, progress: Progress | None = None
+    plan: Plan, chairs: Mapping[str, MeteredModel], reader: TextReader, progress: Progress | None = None
 ) -> ProbeFolder:
     """Begins a probe, or goes on with it.
 
@@ -161,7 +161,7 @@ async def _go_through(
                     bench, category, good[category.name], known, limits=plan.limits, draw=plan.seed, tell=line
                 )
 
-        steps = await together(*(one(category) for category in taxonomy.categories))
+        steps = await gather_or_cancel(*(one(category) for category in taxonomy.categories))
     folder.write(REWRITTEN, (step for of_category in steps for step in of_category))
     progress.tell(f"{sum(map(len, steps)):,} texts were rewritten.")
 
@@ -191,7 +191,7 @@ async def _subjects(
             progress.step("erased", done, len(memes))
             return prepared
 
-        prepared = await together(*(one(number, meme) for number, meme in enumerate(memes, 1)))
+        prepared = await gather_or_cancel(*(one(number, meme) for number, meme in enumerate(memes, 1)))
         folder.write_memes(prepared)
         left = sum(meme.left > 0 for meme in prepared)
         progress.tell(

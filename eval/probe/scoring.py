@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from court.deadline import gather_or_cancel
 from court.ports import ChatReply, FinishReason
-from court.together import together
 from eval.probe import agents
 from eval.probe.agents import VOICES, Bench, NoReply, Subject
 from eval.probe.folder import Outcome, Pair, Scored, Scoring
@@ -21,7 +21,7 @@ async def score_text(bench: Bench, subject: Subject, text: str, category: Catego
     Raises:
         Unavailable, BudgetSpent: A model can't be asked now.
     """
-    *drafts, answered = await together(
+    *drafts, answered = await gather_or_cancel(
         *(_draft(bench, subject, text, category, number) for number in range(VOICES)),
         _answer(bench, subject, text, category),
     )
@@ -82,7 +82,7 @@ async def score_all(
         tell(scored)
         return scored
 
-    return await together(*(one(pair) for pair in pairs))
+    return await gather_or_cancel(*(one(pair) for pair in pairs))
 
 
 async def _draft(bench: Bench, subject: Subject, text: str, category: Category, number: int) -> ChatReply | NoReply:

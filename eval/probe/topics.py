@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from eval.probe.alike import words_of
 from eval.probe.folder import Scored, Step
+from eval.probe.similarity import words_of
 
 _LEAST = 2
 """Misbeliefs that must share a topic: what stands in one alone is none."""

@@ -21,53 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AwareDatetime, BaseModel, Field, JsonValue, ValidationError
 
 from court.errors import BadRequest
 from court.events import Procedure
-from eval.datasets.protocol import Level, Protocol, of_level
+from eval.datasets.items import JudgedMeme, _Stored
+from eval.datasets.protocol import Protocol
 from eval.runs.prediction import Prediction
 
 FORMAT = 1
 MANIFEST, MEMES, EXCLUDED, PREDICTIONS = "manifest.json", "memes.jsonl", "excluded.jsonl", "predictions.jsonl"
 DOCKET, LIBRARY, CALLS = "docket.sqlite", "library", "calls.sqlite"
-
-
-class _Stored(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class JudgedMeme(_Stored):
-    """A meme that is to be judged; one line of ``memes.jsonl``."""
-
-    id: str = Field(min_length=1)
-    split: str
-    line: int = Field(ge=0)
-    """Where it stands in its file, counted from 1."""
-    image: str
-    """Name of its picture's file, below the data set's folder of pictures."""
-    text: str
-    harmful: bool
-    """By the data set's own two classes, or ``merged`` where it has three."""
-    level: Level | None = None
-    """Where the data set has three."""
-    source_label: str
-    """In the data set's own words."""
-    targets: tuple[str, ...] = ()
-
-    def gold(self, protocol: Protocol) -> bool | None:
-        """Whether it is harmful; None where the protocol drops it.
-
-        Raises:
-            ValueError: The protocol is not for a data set of this kind.
-        """
-        if self.level is None:
-            if protocol is not Protocol.PLAIN:
-                raise ValueError(f"a data set of two classes has no protocol {protocol}")
-            return self.harmful
-        if protocol is Protocol.PLAIN:
-            raise ValueError("a data set of three levels needs the protocol merged or extreme")
-        return of_level(self.level, protocol)
 
 
 class Excluded(_Stored):
@@ -124,7 +88,7 @@ class RunManifest(_Stored):
     excluded: dict[str, int] = Field(default_factory=dict)
     """Precedents left out, by why."""
     checked: dict[str, JsonValue] = Field(default_factory=dict)
-    """From where on a precedent was too near to what is judged (:class:`retrieval.likeness.leakage.Nearness`)."""
+    """From where on a precedent was too near to what is judged (:class:`retrieval.audit.leakage.LeakThresholds`)."""
     control: str = ""
     """What was altered to see what it is worth: ``random precedents``, ``shuffled labels``, ``swapped sides``."""
     software: str

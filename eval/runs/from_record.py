@@ -19,11 +19,11 @@ from court.events import (
     Unused,
     VerdictGiven,
 )
+from court.precedents import vote
 from court.record import TrialRecord
 from court.verdict import Label, Strength, Verdict
-from court.vote import vote
+from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Level
-from eval.runs.folder import JudgedMeme
 from eval.runs.prediction import Cost, Outcome, Prediction, SideCourse
 
 

@@ -7,8 +7,9 @@ A precedent is left out for the first of these that holds (design, section 5: le
 ``same file``       ... its picture file, byte for byte
 ``same picture``    ... its normalised pixels: another file of the same picture
 ``same text``       ... its text, case and spacing aside; blank texts are not compared
-``near-duplicate``  ... a picture and a text that are both nearly its own (:class:`retrieval.likeness.leakage.Nearness`)
-==================  ===============================================================================================
+``near-duplicate``  ... a picture and a text that are both nearly its own
+(:class:`retrieval.audit.leakage.LeakThresholds`) ==================
+===============================================================================================
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
-from court.digests import digest
+from court.digests import digest, sha256_of
 from court.errors import BadRequest, Unavailable
 from court.ports import PictureReader
 from court.verdict import Label
-from eval.runs.folder import Excluded, JudgedMeme
+from eval.datasets.items import JudgedMeme
+from eval.runs.folder import Excluded
+from retrieval.audit.leakage import WHYS, Leaks, LeakThresholds, find_leaks
+from retrieval.build import Progress, build_library
 from retrieval.calibration.calibrate import calibrate
-from retrieval.encoders.choose import BUILTIN, load_encoder, name_of
-from retrieval.encoders.embedding import Encoder
-from retrieval.library.build import Progress, build_library
+from retrieval.calibration.thresholds import measure_min_similarity
+from retrieval.embed.encoder import Encoder
 from retrieval.library.library import Library
 from retrieval.library.manifest import FORMAT, USUAL, LabelledMeme
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Row, Source
-from retrieval.library.storage import CURRENT, sha256_of
-from retrieval.likeness.leakage import WHYS, Leaks, Nearness, find_leaks
-from retrieval.search.floors import floors_of
+from retrieval.library.storage import CURRENT
+from retrieval.open import BUILTIN, load_encoder, name_of
 
 SHUFFLED = "shuffled labels"
 """Stands in the name of a library whose labels were permuted, and so in every record that it was cited in."""
@@ -50,7 +52,7 @@ class _Prepared(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str
-    nearness: Nearness
+    nearness: LeakThresholds
     shuffled_labels: int | None
     notes: tuple[str, ...]
     excluded: tuple[Excluded, ...]
@@ -69,7 +71,7 @@ class Prepared:
 
     library: Library
     excluded: tuple[Excluded, ...]
-    nearness: Nearness
+    nearness: LeakThresholds
     notes: tuple[str, ...] = ()
 
     @property
@@ -93,7 +95,7 @@ async def prepare_precedents(
     encoder: Encoder,
     reader: PictureReader,
     shuffled_labels: int | None = None,
-    nearness: Nearness | None = None,
+    nearness: LeakThresholds | None = None,
     cache: Path | None = None,
     name: str = "",
     progress: Progress | None = None,
@@ -122,7 +124,7 @@ async def prepare_precedents(
         OSError: The disk will not have it.
     """
     tell: Progress = progress or (lambda step, done, total: None)
-    nearness = nearness or Nearness()
+    nearness = nearness or LeakThresholds()
     by = encoder if compared_by is None or compared_by.identity == encoder.identity else compared_by
     made_of = await asyncio.to_thread(_made_of, train, encoder)
     looked_at = await asyncio.to_thread(_looked_at, judged, pictures)
@@ -168,7 +170,7 @@ async def prepare_precedents(
             rows,
             memes,
             encoder.identity.text_dim,
-            floors_of(rows, memes, encoder.identity.text_dim, encoder.floors),
+            measure_min_similarity(rows, memes, encoder.identity.text_dim, encoder.floors),
             safeguards=whole.manifest.tuning.safeguards,
             progress=lambda done, total: tell("calibration", done, total),
         ),
@@ -269,7 +271,7 @@ def _digests(names: Iterable[str], folder: Path | None) -> str:
         return ""
     whole = hashlib.sha256()
     for name in names:
-        # As retrieval.library.pictures looks for them: with and without a directory of their own.
+        # As retrieval.library.picture_import looks for them: with and without a directory of their own.
         found = next((path for path in (folder / name, folder / Path(name).name) if name and path.is_file()), None)
         whole.update(f"{name}\0{sha256_of(found) if found else ''}\n".encode())
     return whole.hexdigest()
@@ -303,7 +305,7 @@ async def _compare(
     encoder: Encoder,
     reader: PictureReader,
     beside: Path,
-    nearness: Nearness,
+    nearness: LeakThresholds,
     tell: Progress,
 ) -> tuple[list[Excluded], Leaks]:
     """What is too near, in the order of the precedents, and all that was found."""

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bars
 
+from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Protocol
-from eval.runs.folder import JudgedMeme
 from eval.runs.prediction import Outcome, Prediction
 
 _EVERY_S = 30.0

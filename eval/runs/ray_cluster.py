@@ -5,8 +5,8 @@ Data spreads the memes over a pool of actors (:class:`eval.runs.ray_worker.Judge
 tries those again that were with a worker that died. What comes back is written into the run's docket, a whole record at
 a time, and then into its predictions. Whatever comes back twice is written once: a meme counts with the first answer.
 
-Calls of models are looked up and kept by the :class:`eval.runs.ray_worker.Desk`, an actor on this machine: this process
-has to be on a node of the cluster.
+Calls of models are looked up and kept by the :class:`eval.runs.ray_worker.Driver`, an actor on this machine: this
+process has to be on a node of the cluster.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from typing import Any
 from court.errors import BadRequest, NotLoaded, Unavailable
 from court.events import TrialOpened, parse_event
 from court.record import TrialRecord
-from eval.runs.folder import JudgedMeme
+from eval.datasets.items import JudgedMeme
+from eval.runs.attempt import Attempt
 from eval.runs.prediction import Prediction
-from eval.runs.ray_worker import Commission, Desk, Judge, Order, Told, clear_away, facts_of, packed
-from eval.runs.trying import Trier
-from serving.assembly import picture_of
-from serving.docket.store import Docket
+from eval.runs.ray_worker import Driver, Judge, JudgeTask, TaskResult, WorkerConfig, clear_away, facts_of, packed
+from serving.docket.ports import Docket
+from serving.docket.store.pictures import picture_of
 from serving.settings import Settings
 
 RAY_UNREACHABLE = "RAY_UNREACHABLE"
@@ -157,7 +157,7 @@ class Cluster:
         self,
         memes: Sequence[JudgedMeme],
         *,
-        trier: Trier,
+        trier: Attempt,
         known: Mapping[str, TrialRecord],
         pictures: Mapping[str, Path],
         calls: Path,
@@ -204,7 +204,7 @@ class Cluster:
             )
         await asyncio.to_thread(_clear_nodes, run)
 
-    def _dataset(self, orders: Sequence[Order], given: dict[str, Any]) -> Any:
+    def _dataset(self, orders: Sequence[JudgeTask], given: dict[str, Any]) -> Any:
         """The memes, as a data set that is judged when it is read."""
         import ray.data
 
@@ -226,8 +226,8 @@ class Cluster:
         )
 
 
-def _commission(run: str, trier: Trier, settings: Settings, control: str) -> Commission:
-    return Commission(
+def _commission(run: str, trier: Attempt, settings: Settings, control: str) -> WorkerConfig:
+    return WorkerConfig(
         run=run,
         settings=settings,
         policy=settings.policy.read_bytes() if settings.policy else None,
@@ -242,10 +242,10 @@ def _commission(run: str, trier: Trier, settings: Settings, control: str) -> Com
     )
 
 
-async def _order(meme: JudgedMeme, known: TrialRecord | None, docket: Docket) -> Order:
+async def _order(meme: JudgedMeme, known: TrialRecord | None, docket: Docket) -> JudgeTask:
     if known is None:
-        return Order(meme=meme)
-    return Order(
+        return JudgeTask(meme=meme)
+    return JudgeTask(
         meme=meme,
         events=tuple(event.model_dump_json() for event in known.events),
         frames=tuple(await docket.frames(known.opened.meme.pixels_sha256)),
@@ -258,7 +258,8 @@ async def received(
     """What came of each meme, once; its record is in the docket by then.
 
     Args:
-        answers: Of workers, :class:`eval.runs.ray_worker.Told` as JSON; of a meme that was tried again there may be
+        answers: Of workers, :class:`eval.runs.ray_worker.TaskResult` as JSON; of a meme that was tried again there may
+        be
             several.
         waiting: Memes that there is no answer for yet, by id; those that are answered are taken out.
         docket: Of the run.
@@ -270,7 +271,7 @@ async def received(
         Unavailable: A worker can't judge.
     """
     async for body in answers:
-        told = Told.model_validate_json(body)
+        told = TaskResult.model_validate_json(body)
         if told.meme not in waiting:
             continue  # again: the first answer counts, and its record is in the docket
         if told.prediction is None:
@@ -279,7 +280,7 @@ async def received(
         yield waiting.pop(told.meme), told.prediction, told.passing
 
 
-async def _keep(docket: Docket, told: Told) -> None:
+async def _keep(docket: Docket, told: TaskResult) -> None:
     """Puts a record into the docket, the picture first."""
     events = [parse_event(event) for event in told.events]
     opened = next((event for event in events if isinstance(event, TrialOpened)), None)
@@ -337,7 +338,7 @@ def _desk(pictures: Mapping[str, Path], calls: Path | None) -> Any:
 
     made: Any = ray.remote  # its types know of fewer strategies than it takes
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = made(num_cpus=0, scheduling_strategy=here, max_restarts=_RESTARTS, max_task_retries=_RESTARTS)(Desk)
+    actor = made(num_cpus=0, scheduling_strategy=here, max_restarts=_RESTARTS, max_task_retries=_RESTARTS)(Driver)
     return actor.remote(
         {meme: str(path.resolve()) for meme, path in pictures.items()}, None if calls is None else str(calls.resolve())
     )

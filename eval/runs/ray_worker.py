@@ -1,7 +1,7 @@
 """What runs on the nodes of a Ray cluster: a court that judges memes, and the desk that it leans on.
 
 Nodes need not share a file system with the machine that holds the run. What a worker needs comes to it: the
-:class:`Commission` and the library once, each meme with what is known of it. The :class:`Desk` is a process on the
+:class:`WorkerConfig` and the library once, each meme with what is known of it. The :class:`Driver` is a process on the
 machine of the run, which hands out pictures one by one and is the door to the store of calls: a reply is kept there
 before it is used, and so outlives the worker that asked for it. The records of trials go back with the prediction.
 """
@@ -35,14 +35,17 @@ from court.meme import Picture
 from court.prompts import prompt_set_digest
 from court.record import TrialRecord
 from court.trial import Court
-from eval.runs.calls import Calls, CallsError, CallStore
-from eval.runs.folder import JudgedMeme
+from eval.datasets.items import JudgedMeme
+from eval.models.call_cache import CallCache, CallsError, SqliteCallCache
+from eval.runs.attempt import Attempt
+from eval.runs.controls import with_control
 from eval.runs.prediction import Prediction
-from eval.runs.trying import Trier
-from eval.studies.controls import with_control
-from serving.assembly import SOFTWARE, Courthouse, open_courthouse, picture_of
-from serving.docket.store import Docket, TrialUnknown
+from serving import SOFTWARE
+from serving.docket.ports import Docket, TrialUnknown
+from serving.docket.store.pictures import picture_of
+from serving.runner.executor import TrialExecutor
 from serving.settings import Settings
+from serving.wiring import open_court
 
 _TRIES = 5
 """How often a meme is tried before what kills its workers is taken to do so for ever."""
@@ -54,7 +57,7 @@ class _Sent(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
 
-class Order(_Sent):
+class JudgeTask(_Sent):
     """A meme that is to be judged."""
 
     meme: JudgedMeme
@@ -64,7 +67,7 @@ class Order(_Sent):
     """Of its picture as the docket kept them, as PNG; likewise."""
 
 
-class Told(_Sent):
+class TaskResult(_Sent):
     """What came of it."""
 
     meme: str
@@ -83,7 +86,7 @@ class Told(_Sent):
 
 
 @dataclass(frozen=True)
-class Commission:
+class WorkerConfig:
     """What a worker has to know. It holds keys: it travels as an object of Ray and is shown to nobody.
 
     Attributes:
@@ -92,7 +95,7 @@ class Commission:
         policy: The file of the policy; None for MemeCourt's own.
         procedure: How memes are tried.
         dataset: Id of the data set.
-        control: What is altered, of :class:`eval.studies.controls.Control`; empty for nothing.
+        control: What is altered, of :class:`eval.runs.controls.Control`; empty for nothing.
         seed: Of the run.
         server: What model servers are called in the store of calls.
         retry_failed: Whether trials that failed for a passing reason are taken up again.
@@ -129,7 +132,7 @@ def facts_of(court: Court, procedure: Procedure) -> dict[str, str]:
     return facts
 
 
-class Desk:
+class Driver:
     """An actor on the machine of the run. Says what is wrong in its answers: errors of ours stay ours on the way."""
 
     def __init__(self, pictures: Mapping[str, str], calls: str | None) -> None:
@@ -140,7 +143,7 @@ class Desk:
             calls: File of the store of calls; None where no model is asked.
         """
         self._pictures = pictures
-        self._calls = CallStore.open(Path(calls)) if calls is not None else None
+        self._calls = SqliteCallCache.open(Path(calls)) if calls is not None else None
         self._tries: Counter[str] = Counter()
 
     async def begin(self, meme: str) -> int:
@@ -174,7 +177,7 @@ class Desk:
         return ""
 
 
-class _CallsAtDesk(Calls):
+class _CallsAtDesk(CallCache):
     """The store of calls as a worker sees it."""
 
     def __init__(self, desk: Any, fence_key: bytes) -> None:
@@ -182,14 +185,14 @@ class _CallsAtDesk(Calls):
         self._desk = desk
 
     async def read(self, key: str) -> str | None:
-        """See :meth:`eval.runs.calls.Calls.read`."""
+        """See :meth:`eval.models.call_cache.CallCache.read`."""
         body, wrong = await _answer(self._desk.read.remote(key))
         if wrong:
             raise CallsError(wrong)
         return body  # type: ignore[no-any-return]
 
     async def keep(self, key: str, model: str, body: str) -> None:
-        """See :meth:`eval.runs.calls.Calls.keep`."""
+        """See :meth:`eval.models.call_cache.CallCache.keep`."""
         wrong = await _answer(self._desk.keep.remote(key, model, body))
         if wrong:
             raise CallsError(wrong)
@@ -208,7 +211,7 @@ async def _answer(ref: Any) -> Any:
 
 
 class _OneTrial:
-    """What a trial needs of a :class:`~serving.docket.store.Docket`, in memory, for as long as one meme is judged.
+    """What a trial needs of a :class:`~serving.docket.ports.Docket`, in memory, for as long as one meme is judged.
 
     Nobody lists, claims or reviews there.
     """
@@ -218,7 +221,7 @@ class _OneTrial:
         self._frames: dict[str, list[bytes]] = {}
         self._before = 0
 
-    async def lay(self, order: Order) -> TrialRecord | None:
+    async def lay(self, order: JudgeTask) -> TrialRecord | None:
         """Puts in what was known before."""
         if not order.events:
             return None
@@ -254,25 +257,25 @@ class _OneTrial:
 class Judge:
     """A worker: a court of its own, opened once. Ray Data calls it in several threads at once, with a few memes each.
 
-    What goes wrong with the worker itself is told like everything else (:attr:`Told.fault`): as an exception, Ray would
-    try it again and again, or wrap it past recognition.
+    What goes wrong with the worker itself is told like everything else (:attr:`TaskResult.fault`): as an exception, Ray
+    would try it again and again, or wrap it past recognition.
     """
 
     def __init__(self, commission: Any, library: Any, desk: Any) -> None:
         """Opens the court.
 
         Args:
-            commission: Reference to a :class:`Commission`.
+            commission: Reference to a :class:`WorkerConfig`.
             library: Reference to the library of precedents, packed by :func:`packed`.
-            desk: Handle of the :class:`Desk`.
+            desk: Handle of the :class:`Driver`.
         """
         import ray
 
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         self._desk = desk
-        self._commission: Commission = ray.get(commission)
+        self._commission: WorkerConfig = ray.get(commission)
         self._fault: tuple[str, str] | None = None
-        self._trier: Trier | None = None
+        self._trier: Attempt | None = None
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
         self._place: _Place | None = None
@@ -286,12 +289,12 @@ class Judge:
         """Judges.
 
         Args:
-            batch: ``order``: :class:`Order` as JSON, an object array of shape (memes,).
+            batch: ``order``: :class:`JudgeTask` as JSON, an object array of shape (memes,).
 
         Returns:
-            ``told``: :class:`Told` as JSON, likewise.
+            ``told``: :class:`TaskResult` as JSON, likewise.
         """
-        orders = [Order.model_validate_json(body) for body in batch["order"]]
+        orders = [JudgeTask.model_validate_json(body) for body in batch["order"]]
         told = asyncio.run_coroutine_threadsafe(self._judge(orders), self._loop).result()
         column = np.empty(len(told), dtype=object)
         column[:] = [one.model_dump_json() for one in told]
@@ -311,7 +314,7 @@ class Judge:
         """Holds the court open; in one task, so that it is closed in the one that opened it."""
         try:
             settings = await asyncio.to_thread(self._settle, library)
-            async with open_courthouse(settings, read_text=False, duplicates=False) as house:
+            async with open_court(settings, read_text=False, duplicates=False) as house:
                 self._trier = self._trier_of(house)
                 opened.set_result(None)
                 await self._over.wait()
@@ -343,7 +346,7 @@ class Judge:
         }
         return self._commission.settings.model_copy(update=changes)
 
-    def _trier_of(self, house: Courthouse) -> Trier:
+    def _trier_of(self, house: TrialExecutor) -> Attempt:
         told = self._commission
         court = with_control(house.court, told.control, told.seed)
         facts = facts_of(court, told.procedure)
@@ -354,7 +357,7 @@ class Judge:
                 "nodes, and let all of them reach the same model servers.",
                 reason="WORKER_DIFFERS",
             )
-        return Trier(
+        return Attempt(
             house=replace(house, court=court),
             calls=None if told.fence_key is None else _CallsAtDesk(self._desk, told.fence_key),
             dataset=told.dataset,
@@ -364,12 +367,12 @@ class Judge:
             retry_failed=told.retry_failed,
         )
 
-    async def _judge(self, orders: Sequence[Order]) -> list[Told]:
+    async def _judge(self, orders: Sequence[JudgeTask]) -> list[TaskResult]:
         return list(await asyncio.gather(*map(self._judge_one, orders)))
 
-    async def _judge_one(self, order: Order) -> Told:
+    async def _judge_one(self, order: JudgeTask) -> TaskResult:
         if self._fault is not None:
-            return Told(meme=order.meme.id, fault=self._fault[0], reason=self._fault[1])
+            return TaskResult(meme=order.meme.id, fault=self._fault[0], reason=self._fault[1])
         assert self._trier is not None
         docket = _OneTrial()
         trier = replace(self._trier, house=replace(self._trier.house, docket=cast("Docket", docket)))
@@ -386,13 +389,13 @@ class Judge:
                 )
             prediction, passing = await trier.try_meme(order.meme, await docket.lay(order), picture)
         except CourtError as error:
-            return Told(meme=order.meme.id, fault=error.message, reason=error.reason)
+            return TaskResult(meme=order.meme.id, fault=error.message, reason=error.reason)
         except Exception as error:
             # Its words may be the meme's.
             said = f"A meme could not be tried: a fault of ours ({type(error).__qualname__})."
-            return Told(meme=order.meme.id, fault=said, reason="INTERNAL")
+            return TaskResult(meme=order.meme.id, fault=said, reason="INTERNAL")
         events, frames = docket.added()
-        return Told(
+        return TaskResult(
             meme=order.meme.id,
             prediction=prediction,
             passing=passing,

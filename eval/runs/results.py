@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Protocol
-from eval.runs.folder import JudgedMeme, RunFolder, RunManifest
+from eval.runs.folder import RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
 
 

@@ -22,27 +22,30 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import JsonValue
 
+from court.deadline import gather_or_cancel
 from court.digests import digest
 from court.errors import BadRequest, NotLoaded, Unavailable
 from court.events import Procedure, TrialFailed
 from court.prompts import prompt_set_digest
 from court.record import TrialRecord
-from court.together import together
 from court.trial import Court
+from eval.datasets.items import JudgedMeme
 from eval.datasets.known import Dataset, Role
 from eval.datasets.places import picture_path
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import read_split, source_of
-from eval.runs import about
-from eval.runs.calls import CallStore
-from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, Excluded, JudgedMeme, RunFolder, RunManifest
+from eval.datasets.sample import sample
+from eval.models.call_cache import SqliteCallCache
+from eval.runs import environment as about
+from eval.runs.attempt import PICTURE_MISSING, Attempt, may_pass
+from eval.runs.controls import Control, with_control
+from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, Excluded, RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, Tally
-from eval.runs.sample import sample
-from eval.runs.trying import PICTURE_MISSING, Trier, may_pass
-from eval.studies.controls import Control, with_control
-from serving.assembly import SOFTWARE, Courthouse, open_courthouse
+from serving import SOFTWARE
+from serving.runner.executor import TrialExecutor
 from serving.settings import ModelSettings, RoleName, Settings
+from serving.wiring import open_court
 
 if TYPE_CHECKING:
     from eval.runs.ray_cluster import Cluster
@@ -71,13 +74,13 @@ class Plan:
         protocols: Under which the run is scored; the first one is shown while it runs. All memes are judged, those too
             that a protocol drops.
         settings: Of the court: trial, models, policy, workers. Docket and library are the run's own.
-        limit: Judge so many memes only, as :func:`eval.runs.sample.sample` takes them; None for all.
+        limit: Judge so many memes only, as :func:`eval.datasets.sample.sample` takes them; None for all.
         seed: Of that sample, and of replies where a temperature makes them draws.
         concurrency: Memes on trial at once.
         calls: Store of calls that runs share; None for the run's own.
         library: Precedents that :func:`eval.runs.precedents.prepare_precedents` made before; None to have them made
             from the train split.
-        control: What is altered, of :class:`eval.studies.controls.Control`; empty for a court as it is served.
+        control: What is altered, of :class:`eval.runs.controls.Control`; empty for a court as it is served.
         command: As it was called.
         server: What to call the model servers in the store of calls; their addresses where empty. To be given where a
             server may move and is to be taken for the same.
@@ -139,7 +142,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
     Raises:
         BadRequest: The folder is not empty and holds no run; the data set can't be read or pictures are missing; or the
             run was begun with something else than is there now (reason RUN_DIFFERS; the message names what).
-        BadLibrary, NotLoaded, ModelRefused: As :func:`serving.assembly.open_courthouse`.
+        BadLibrary, NotLoaded, ModelRefused: As :func:`serving.wiring.open_court`.
         Unavailable: Somebody else is at this run; docket or store of calls can't be used; or the model server is gone
             for good (reason RUN_SERVER_GONE); or the Ray cluster is not there, or one of its workers can't judge. What
             was judged is kept.
@@ -161,13 +164,13 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             cluster = await stack.enter_async_context(_cluster(plan)) if plan.ray else None
             calls = None
             if plan.procedure is not Procedure.SUMMARY:
-                calls = CallStore.open(plan.calls or plan.out / CALLS)
+                calls = SqliteCallCache.open(plan.calls or plan.out / CALLS)
                 stack.push_async_callback(calls.close)
             checked = {} if begun else await _prepare(plan, folder, material, progress)
             settings = _settings(plan)
             # Each meme of a benchmark is tried as if it were the first: what others came to is not looked at.
             house = await stack.enter_async_context(
-                open_courthouse(settings, read_text=False, tell=progress.tell, duplicates=False)
+                open_court(settings, read_text=False, tell=progress.tell, duplicates=False)
             )
             house = replace(house, court=with_control(house.court, plan.control, plan.seed))
             manifest = _manifest(plan, material, house.court, folder.excluded(), checked)
@@ -267,9 +270,9 @@ def _settings(plan: Plan) -> Settings:
 
 async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress: Progress) -> dict[str, JsonValue]:
     """Has the precedents ready: the train split without what is too near to a judged meme. Says how that was told."""
-    from court.backends.picture_reader import GuardedPictureReader
+    from court.backends.pictures.reader import GuardedPictureReader
     from eval.runs.precedents import comparing, prepare_precedents, read_prepared
-    from retrieval.encoders.choose import load_encoder_for
+    from retrieval.open import load_encoder_for
 
     encoder = await asyncio.to_thread(load_encoder_for, plan.library, plan.settings.encoder)
     if plan.library is not None:
@@ -405,8 +408,8 @@ class _Judging:
         plan: Plan,
         folder: RunFolder,
         material: _Material,
-        house: Courthouse,
-        calls: CallStore | None,
+        house: TrialExecutor,
+        calls: SqliteCallCache | None,
         progress: Progress,
         manifest: RunManifest,
         *,
@@ -421,7 +424,7 @@ class _Judging:
         self._manifest = manifest
         self._again = again
         self._cluster = cluster
-        self._trier = Trier(house, calls, plan.dataset.id, plan.procedure, plan.seed, plan.server, plan.retry_failed)
+        self._trier = Attempt(house, calls, plan.dataset.id, plan.procedure, plan.seed, plan.server, plan.retry_failed)
         self._trials: Mapping[str, Sequence[str]] = {}
         self._tally = Tally(plan.protocols[0], total=len(material.memes))
         self._failures = 0  # in a row, for want of something
@@ -497,7 +500,7 @@ class _Judging:
                 known = await self._known(meme)
                 keep(meme, *await self._trier.try_meme(meme, known, partial(self._picture, meme)))
 
-        await together(*(work() for _ in range(min(self._plan.concurrency, len(todo)))))
+        await gather_or_cancel(*(work() for _ in range(min(self._plan.concurrency, len(todo)))))
 
     async def _there(
         self, cluster: Cluster, todo: Sequence[JudgedMeme], keep: Callable[[JudgedMeme, Prediction, bool], None]

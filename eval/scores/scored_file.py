@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest
+from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Level, Protocol
-from eval.runs.folder import JudgedMeme
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results, not_judged
 

@@ -24,20 +24,20 @@ from typing import Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from court.backends.picture_reader import GuardedPictureReader
+from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
 from court.events import Procedure
 from court.settings import TrialSettings
 from eval.datasets.known import Dataset, Role
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import read_split, source_of
+from eval.datasets.sample import sample
+from eval.runs.controls import Control
 from eval.runs.folder import CALLS, LIBRARY, MANIFEST, RunFolder
 from eval.runs.precedents import Prepared, comparing, prepare_precedents
 from eval.runs.progress import Progress
 from eval.runs.run import Plan, require_models, run
-from eval.runs.sample import sample
-from eval.studies.controls import Control
-from retrieval.encoders.choose import load_encoder_for
+from retrieval.open import load_encoder_for
 from serving.settings import ModelSettings, RoleSettings, Settings
 
 STUDY = "study.json"
@@ -79,7 +79,7 @@ class Arm(BaseModel):
     """Settings of the trial that differ from those of the study."""
     models: tuple[ModelOf, ...] = ()
     control: str = ""
-    """Of :class:`eval.studies.controls.Control`; empty for none."""
+    """Of :class:`eval.runs.controls.Control`; empty for none."""
 
 
 def _arm(name: str, what: str, control: str = "", **overlay: JsonValue) -> Arm:

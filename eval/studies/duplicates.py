@@ -2,7 +2,8 @@
 
 The set is drawn, the same for the same seed: photographs that scikit-image, scikit-learn and matplotlib ship, and the
 scenes of the starter library; tame captions on each; copies, and other memes made of them. One half of the photographs
-and scenes is for development (:class:`retrieval.likeness.duplicates.Nearness` was chosen on it), the other is held out.
+and scenes is for development (:class:`retrieval.near_duplicates.match.MatchThresholds` was chosen on it), the other is
+held out.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont, ImageOps
 
-from court.backends.text_reader import OcrTextReader
+from court.backends.ocr.reader import OcrTextReader
 from court.errors import NotLoaded
 from court.meme import Frame, Picture, PictureFormat
 from eval.studies.steering import Share
 from eval.synthetic.world import GROUPS, KIND, OPENERS, TIMES, text_of
-from retrieval.likeness.duplicates import (
+from retrieval.near_duplicates.match import (
     Agreement,
-    Look,
-    Nearness,
-    Words,
+    Fingerprint,
+    MatchThresholds,
+    MemeText,
     agreement_of,
-    look_at_pixels,
+    fingerprint_pixels,
     pictures_differ,
     texts_agree,
 )
-from retrieval.likeness.pdq import distance
+from retrieval.near_duplicates.pdq import distance
 from retrieval.starter.draw import SCENES, caption_lines, draw_caption, draw_meme
 
 USUAL_RADIUS = 31
@@ -174,7 +175,7 @@ class DuplicatesReport:
         read: Where texts were read off pictures.
     """
 
-    nearness: Nearness
+    nearness: MatchThresholds
     rows: list[Row]
     unrelated: Share
     read: list[ReadRow] = field(default_factory=list)
@@ -278,7 +279,7 @@ class _Plan:
     captions: int
     copied: int
     carried: int
-    nearness: Nearness
+    nearness: MatchThresholds
 
 
 def measure_duplicates(
@@ -289,7 +290,7 @@ def measure_duplicates(
     carried: int = 3,
     jobs: int = 1,
     read: int = 0,
-    nearness: Nearness | None = None,
+    nearness: MatchThresholds | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> DuplicatesReport:
     """Draws the set and matches it.
@@ -307,7 +308,7 @@ def measure_duplicates(
     Raises:
         NotLoaded: A package whose pictures are used, or pdqhash, is missing.
     """
-    nearness = nearness or Nearness()
+    nearness = nearness or MatchThresholds()
     _photos()  # all there, before anything is drawn
     plans = []
     for part in parts:
@@ -437,8 +438,8 @@ def _made(plan: _Plan, number: int) -> Iterator[tuple[Kind, str, Image.Image, st
         yield Kind.PICTURE, "a sign painted in", COPIES[carried](_with_sign(picture, rng)), text
 
 
-def _look(picture: Image.Image, text: str) -> Look:
-    return look_at_pixels([np.asarray(picture)], Words(text, read=False))
+def _look(picture: Image.Image, text: str) -> Fingerprint:
+    return fingerprint_pixels([np.asarray(picture)], MemeText(text, read=False))
 
 
 def _measured(plan: _Plan) -> tuple[list[Pair], list[np.ndarray]]:
@@ -446,7 +447,7 @@ def _measured(plan: _Plan) -> tuple[list[Pair], list[np.ndarray]]:
     pairs: list[Pair] = []
     marks: list[np.ndarray] = []
     for number in range(plan.captions):
-        known: Look | None = None
+        known: Fingerprint | None = None
         for kind, name, picture, text in _made(plan, number):
             if known is None:
                 known = _look(picture, text)
@@ -458,7 +459,7 @@ def _measured(plan: _Plan) -> tuple[list[Pair], list[np.ndarray]]:
     return pairs, marks
 
 
-def _pair(plan: _Plan, kind: Kind, name: str, known: Look, new: Look) -> Pair:
+def _pair(plan: _Plan, kind: Kind, name: str, known: Fingerprint, new: Fingerprint) -> Pair:
     bits = min(
         (distance(a.hash, mark) for a in known.frames[0] for b in new.frames[0] for mark in b.hashes), default=None
     )
@@ -494,7 +495,7 @@ def _rows(pairs: Sequence[Pair]) -> list[Row]:
     return rows
 
 
-async def _read(plans: Sequence[_Plan], memes: int, nearness: Nearness) -> list[ReadRow]:
+async def _read(plans: Sequence[_Plan], memes: int, nearness: MatchThresholds) -> list[ReadRow]:
     """The same with texts that the real reader reads, for the first meme of so many pictures, spread over all."""
     reader = OcrTextReader()
     outcomes: dict[tuple[Kind, str], list[tuple[bool, bool, bool]]] = {}
@@ -502,12 +503,12 @@ async def _read(plans: Sequence[_Plan], memes: int, nearness: Nearness) -> list[
         await reader.warm()
         step = max(1, len(plans) // memes)
         for place, plan in enumerate(plans[::step][:memes]):
-            known: Look | None = None
+            known: Fingerprint | None = None
             for kind, name, picture, _ in _made(plan, place % plan.captions):
                 if known is not None and name not in _READ:
                     continue
                 text = await _text_on(picture, reader)
-                new = look_at_pixels([np.asarray(picture)], Words(text, read=True))
+                new = fingerprint_pixels([np.asarray(picture)], MemeText(text, read=True))
                 known = known or new
                 agreement = agreement_of(known.words, new.words, nearness.misread)
                 agree, exactly = agreement is not Agreement.OTHER, agreement is Agreement.SAME

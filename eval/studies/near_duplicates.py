@@ -1,4 +1,4 @@
-"""What the thresholds of :class:`retrieval.likeness.leakage.Nearness` catch.
+"""What the thresholds of :class:`retrieval.audit.leakage.LeakThresholds` catch.
 
 As a command: ``python -m eval.studies.near_duplicates``.
 
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
 from court.errors import CourtError
-from retrieval.encoders.choose import BUILTIN, load_encoder
-from retrieval.encoders.embedding import Encoder
-from retrieval.library.build import STARTER_MEMES
-from retrieval.likeness.leakage import Nearness
+from retrieval.audit.leakage import LeakThresholds
+from retrieval.build import STARTER_MEMES
+from retrieval.embed.encoder import Encoder
+from retrieval.open import BUILTIN, load_encoder
 from retrieval.starter.draw import draw_meme
 
 _Picture = Callable[[Image.Image], Image.Image]
@@ -72,7 +72,7 @@ TEXTS: dict[str, _Text] = {
 }
 
 
-def caught(encoder: Encoder, nearness: Nearness) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
+def caught(encoder: Encoder, nearness: LeakThresholds) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
     """Share of edited copies that are caught, by edits of picture and text; and of other memes, by kind."""
     rows = [json.loads(line) for line in STARTER_MEMES.read_text("utf-8").splitlines()]
     drawn = [draw_meme(row["scene"], row["text"]) for row in rows]
@@ -122,13 +122,13 @@ def _looks(encoder: Encoder, pictures: list[Image.Image]) -> NDArray[np.float32]
 @click.option("--text", type=click.FloatRange(-1, 1), help="From which similarity on texts are near.")
 def main(encoder: str, picture: float | None, text: float | None) -> None:
     """Prints which share of edited copies, and of other memes, thresholds catch."""
-    known = Nearness()
+    known = LeakThresholds()
     if encoder != BUILTIN and (picture is None or text is None):
         raise click.UsageError(
             f"The thresholds {known.picture:g} and {known.text:g} are the built-in encoder's. "
             "For another give --picture and --text."
         )
-    nearness = Nearness(
+    nearness = LeakThresholds(
         picture=known.picture if picture is None else picture, text=known.text if text is None else text
     )
     try:

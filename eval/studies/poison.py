@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 
 from court.errors import BadRequest
 from court.precedents import Findings, LibraryIdentity
-from court.summary import hold_vote
+from court.summary import vote_if_close
 from court.verdict import Label
 from eval.scores.metrics import score
 from eval.scores.resampling import interval
-from retrieval.calibration.calibrate import heard
-from retrieval.calibration.left_out import neighbours
+from retrieval.calibration.calibrate import safeguarded_votes
+from retrieval.calibration.leave_one_out import leave_one_out_neighbours
+from retrieval.index.exact import FusedIndex, Hits
+from retrieval.index.segments import SegmentedIndex
+from retrieval.library.filters import Filter
 from retrieval.library.library import Library
 from retrieval.library.manifest import Counts, LabelledMeme, Tuning
-from retrieval.library.segments import SegmentedIndex
-from retrieval.likeness.text import normalise_text, text_key
-from retrieval.search.filters import Filter
-from retrieval.search.index import FusedIndex, Hits
-from retrieval.search.searching import Asked, Query, search_shelf
+from retrieval.precedents.search import Query, SearchRequest, search_library
+from retrieval.text import normalise_text, text_key
 
 CLONES = 20
 _OPEN: Mapping[str, Any] = {"no_sole_acquittal": False}
@@ -129,8 +129,10 @@ def measure_flipped(library: Library, share: float, *, seeds: int = 20, limit: i
         tuning = library.manifest.tuning
         dim = library.manifest.encoder.text_dim
         k, guarded = tuning.vote.k, tuning.safeguards
-        (near,) = neighbours(rows, voting, dim, alphas=[tuning.alpha], depth=k + 1, limit=limit, safeguards=guarded)
-        probabilities = heard(near.similarities, near.harmful, tuning.vote, guarded)
+        (near,) = leave_one_out_neighbours(
+            rows, voting, dim, alphas=[tuning.alpha], depth=k + 1, limit=limit, safeguards=guarded
+        )
+        probabilities = safeguarded_votes(near.similarities, near.harmful, tuning.vote, guarded)
         said = probabilities >= tuning.vote.threshold
         return score(true[near.rows].tolist(), said.tolist(), resamples=1).macro_f1.value
 
@@ -183,8 +185,8 @@ def measure_planted(
         one, clones = trial.judged(1, _OPEN, vector), trial.judged(CLONES, _OPEN, vector)
         found["one"] += _acquitted(one)
         found["clones"] += _acquitted(clones)
-        heard = sum(entry.id.startswith(_POISON) for entry in clones.tally)
-        found["twice"] += heard > 1 or hold_vote(one) != hold_vote(clones)
+        safeguarded_votes = sum(entry.id.startswith(_POISON) for entry in clones.tally)
+        found["twice"] += safeguarded_votes > 1 or vote_if_close(one) != vote_if_close(clones)
         found["sole one"] += _acquitted(trial.judged(1, _SOLE, vector))
         found["sole clones"] += _acquitted(trial.judged(CLONES, _SOLE, vector))
         variants = np.concatenate([_aside(vector[0], base.text_dim, 0.98, rng) for _ in range(CLONES)])
@@ -270,11 +272,11 @@ class _Trial:
         if vectors is not None and not varied:
             vectors = np.tile(vectors, (poison, 1))
         shelf = _Poisoned(self.library, self.memes, self.base, self.hidden, planted, vectors, safeguards)
-        return search_shelf(shelf, self.query, Asked(exhibits=3, tally=25, alpha=None))
+        return search_library(shelf, self.query, SearchRequest(exhibits=3, tally=25, alpha=None))
 
 
 class _Poisoned:
-    """A library with some precedents hidden and others planted; satisfies :class:`retrieval.search.searching.Shelf`."""
+    """A :class:`~retrieval.library.ports.LibraryView` with some precedents hidden and others planted."""
 
     def __init__(
         self,
@@ -340,7 +342,7 @@ class _Poisoned:
 
 
 def _acquitted(findings: Findings) -> bool:
-    held = hold_vote(findings)
+    held = vote_if_close(findings)
     return held is not None and held.probability < held.settings.threshold
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from scipy.stats import binomtest
 
 from court.errors import BadRequest
-from court.steering import SignalKind, signals
+from court.injection.detector import SignalKind, find_injection_signals
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source
 
@@ -83,7 +83,7 @@ def report_of(texts: Iterable[str], left_out: int = 0) -> SteeringReport:
     counts: Counter[SignalKind] = Counter()
     n = flagged = in_words = 0
     for text in texts:
-        kinds = {signal.kind for signal in signals(text)}
+        kinds = {signal.kind for signal in find_injection_signals(text)}
         n += 1
         flagged += bool(kinds)
         in_words += bool(kinds - FORMS)

@@ -12,24 +12,23 @@ from typing import TypedDict
 
 import numpy as np
 
-from court.backends.picture_reader import GuardedPictureReader
+from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadPicture, BadRequest
 from court.meme import Picture
-from court.precedents import Relation
-from court.summary import hold_vote
+from court.precedents import Relation, vote
+from court.summary import vote_if_close
 from court.verdict import Label
-from court.vote import vote
 from eval.datasets.protocol import Protocol, of_level
 from eval.datasets.read import LEVELS
 from eval.scores.metrics import Scores, score
-from retrieval.calibration.calibrate import calibrate, heard
-from retrieval.calibration.left_out import neighbours
-from retrieval.encoders.choose import load_encoder_for
-from retrieval.encoders.embedding import Encoder
+from retrieval.calibration.calibrate import calibrate, safeguarded_votes
+from retrieval.calibration.leave_one_out import leave_one_out_neighbours
+from retrieval.embed.encoder import Encoder
 from retrieval.library.library import Library
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Problem, Row, Source
-from retrieval.search.finder import LibraryFinder
+from retrieval.open import load_encoder_for
+from retrieval.precedents.finder import LibraryFinder
 
 _SPARE = 75
 """Precedents found beyond those that vote, in the place of near-duplicates by text."""
@@ -158,7 +157,7 @@ async def measure_plain_votes(
         source: The memes.
         ks: Odd numbers of voters, so that there is no tie.
         without_near: Whether precedents that are the same as the meme or nearly so give no vote: see
-            :meth:`retrieval.search.finder.LibraryFinder.find`; and where no pictures are compared, those whose text
+            :meth:`retrieval.precedents.finder.LibraryFinder.find`; and where no pictures are compared, those whose text
             lies at :data:`NEAR_TEXT` or nearer.
         seed: Of the bootstrap.
         progress: Told how many memes of how many are judged.
@@ -244,7 +243,7 @@ async def _measured(
             gold.append(row.label is Label.HARMFUL)
             said.append(held.probability >= held.settings.threshold)
             probabilities.append(held.probability)
-            undecided += hold_vote(findings) is None
+            undecided += vote_if_close(findings) is None
             without_picture += picture is None
             same = (Relation.SAME_TEXT, Relation.SAME_MEME)
             same_text += any(exhibit.relation in same for exhibit in findings.exhibits)
@@ -289,7 +288,7 @@ def measure_left_out(
 
 def _left_out(library: Library, twins_too: bool, protocol: Protocol, seed: int) -> Scores:
     tuning = library.manifest.tuning
-    (near,) = neighbours(
+    (near,) = leave_one_out_neighbours(
         library.rows,
         library.memes,
         library.manifest.encoder.text_dim,
@@ -299,7 +298,7 @@ def _left_out(library: Library, twins_too: bool, protocol: Protocol, seed: int) 
         twins_too=twins_too,
         safeguards=tuning.safeguards,
     )
-    probabilities = heard(near.similarities, near.harmful, tuning.vote, tuning.safeguards).tolist()
+    probabilities = safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards).tolist()
     kept = [_kept(library.memes[row].source_label, protocol) for row in near.rows.tolist()]
     gold = [label for label, keep in zip(near.labels.tolist(), kept, strict=True) if keep]
     probabilities = [p for p, keep in zip(probabilities, kept, strict=True) if keep]

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any
 
 from court import prompts
-from court.backends.scripted import ScriptedModel
+from court.backends.chat.scripted import ScriptedModel
 from court.meme import Frame
 from court.ports import ChatRequest
 from eval.datasets.protocol import Level

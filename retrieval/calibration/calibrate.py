@@ -1,11 +1,11 @@
 """How a library is to be searched and how its precedents are to vote, chosen on the library itself.
 
-Every meme is tried before the rest (:mod:`retrieval.calibration.left_out`), by every setting of a grid, and the
+Every meme is tried before the rest (:mod:`retrieval.calibration.leave_one_out`), by every setting of a grid, and the
 likeliest is taken; then the threshold that maximises the mean of accuracy and macro-F1. The figures that are kept are
 measured by choosing on four fifths of the memes and voting on the last, in turn: the best of many settings flatters
 itself on the memes it was chosen by.
 
-So with the probabilities at which the vote settles a meme (:mod:`retrieval.calibration.settling`): they are chosen by
+So with the probabilities at which the vote settles a meme (:mod:`retrieval.calibration.thresholds`): they are chosen by
 such votes on memes that the settings have not seen, and what they are worth is measured on a fifth that neither has.
 """
 
@@ -18,9 +18,9 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from court.precedents import Floors, VoteSettings
-from retrieval.calibration.left_out import Neighbours, neighbours
-from retrieval.calibration.settling import ERROR, choose_settles, settled
+from court.precedents import MinSimilarity, VoteSettings
+from retrieval.calibration.leave_one_out import Neighbours, leave_one_out_neighbours
+from retrieval.calibration.thresholds import ERROR, choose_sure_range, settled
 from retrieval.library.manifest import Calibration, LabelledMeme, Safeguards, Tuning
 
 # Each grid begins with what is preferred where several are equally good.
@@ -70,7 +70,7 @@ def calibrate(
     rows: NDArray[np.float32],
     memes: Sequence[LabelledMeme],
     text_dim: int,
-    floors: Floors,
+    floors: MinSimilarity,
     *,
     error: float = ERROR,
     safeguards: Safeguards | None = None,
@@ -102,7 +102,9 @@ def calibrate(
         frozenset(left): [] for size in range(3) for left in combinations(range(_FOLDS), size)
     }
     tried: dict[float, tuple[Neighbours, NDArray[np.int64]]] = {}
-    found = neighbours(rows, memes, text_dim, alphas=alphas, depth=max(_KS) + 1, limit=_MOST_TRIED, safeguards=guarded)
+    found = leave_one_out_neighbours(
+        rows, memes, text_dim, alphas=alphas, depth=max(_KS) + 1, limit=_MOST_TRIED, safeguards=guarded
+    )
     for number, (alpha, near) in enumerate(zip(alphas, found, strict=True)):
         if near.labels.size < _FEWEST or min(near.labels.sum(), (~near.labels).sum()) < _FEWEST_OF_A_LABEL:
             return defaults  # many memes, but most of them twins of each other
@@ -120,13 +122,13 @@ def calibrate(
         choice = chosen[left]
         near, folds = tried[choice.alpha]
         part = folds == fold
-        p = heard(near.similarities[part], near.harmful[part], choice.settings, guarded)
+        p = safeguarded_votes(near.similarities[part], near.harmful[part], choice.settings, guarded)
         return _Votes(p, p >= choice.settings.threshold, near.labels[part])
 
     best = chosen[frozenset()]
     votes = _Votes.joined([held_out(fold, frozenset({fold})) for fold in range(_FOLDS)])
     accuracy, macro_f1 = _scores(votes.labels[None], votes.said[None])
-    settles = choose_settles(votes.probabilities, votes.labels, best.settings.threshold, error)
+    settles = choose_sure_range(votes.probabilities, votes.labels, best.settings.threshold, error)
     settled_share, settled_error = _settling(held_out, chosen, error)
     return Tuning(
         alpha=best.alpha,
@@ -157,7 +159,7 @@ def _settling(
     for fold in range(_FOLDS):
         alone = frozenset({fold})
         others = _Votes.joined([held_out(other, alone | {other}) for other in range(_FOLDS) if other != fold])
-        settles = choose_settles(others.probabilities, others.labels, chosen[alone].settings.threshold, error)
+        settles = choose_sure_range(others.probabilities, others.labels, chosen[alone].settings.threshold, error)
         votes = held_out(fold, alone)
         sure = settled(votes.probabilities, settles)
         n, done = n + sure.size, done + int(sure.sum())
@@ -168,7 +170,7 @@ def _settling(
 def shares(
     similarities: NDArray[np.float64], harmful: NDArray[np.bool_], settings: VoteSettings
 ) -> NDArray[np.float64]:
-    """:func:`court.vote.share` of many memes at once: arrays of shape (q, depth) give one of shape (q,)."""
+    """:func:`court.precedents.share` of many memes at once: arrays of shape (q, depth) give one of shape (q,)."""
     weights = np.exp((similarities[:, : settings.k] - similarities[:, :1]) / settings.tau)
     for_harm = (weights * harmful[:, : settings.k]).sum(axis=1)
     m = settings.prior_weight
@@ -176,12 +178,12 @@ def shares(
     return together
 
 
-def heard(
+def safeguarded_votes(
     similarities: NDArray[np.float64], harmful: NDArray[np.bool_], settings: VoteSettings, safeguards: Safeguards
 ) -> NDArray[np.float64]:
     """The vote's probabilities of harm as a search would have them, shape (q,).
 
-    Where sole acquittals are left out (:func:`retrieval.search.searching.search_shelf`), a vote for acquittal counts
+    Where sole acquittals are left out (:func:`retrieval.precedents.search.search_library`), a vote for acquittal counts
     only if it stands without any one of its voters; else it is what is left without the one that matters most.
 
     Args:
@@ -215,7 +217,7 @@ def heard(
 
 
 def probabilities_of(share: NDArray[np.float64], settings: VoteSettings) -> NDArray[np.float64]:
-    """:func:`court.vote.probability` of many shares at once, shape (q,)."""
+    """:func:`court.precedents.probability` of many shares at once, shape (q,)."""
     return _sigmoid(settings.intercept + settings.slope * _logit(share))
 
 
@@ -226,7 +228,7 @@ def _alphas(memes: Sequence[LabelledMeme]) -> tuple[float, ...]:
 
 
 def _defaults(
-    alpha: float, prior: float, floors: Floors, n: int, majority: float, error: float, guarded: Safeguards
+    alpha: float, prior: float, floors: MinSimilarity, n: int, majority: float, error: float, guarded: Safeguards
 ) -> Tuning:
     return Tuning(
         alpha=alpha,

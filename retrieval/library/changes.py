@@ -96,14 +96,19 @@ class Recorded(BaseModel):
     """The number of the change that undid it."""
 
 
-def told(changes: list[Change]) -> list[Recorded]:
+def with_revocations(changes: list[Change]) -> list[Recorded]:
     """The changes, in order, each with what became of it."""
     revoked = {change.revokes: change.number for change in changes if change.revokes is not None}
     return [Recorded(change=change, revoked_by=revoked.get(change.number)) for change in changes]
 
 
-def last_that_holds(changes: list[Change]) -> Change | None:
+def last_effective(changes: list[Change]) -> Change | None:
     """Of the changes of one meme, in order, the last that is neither revoked nor revokes; None where there is none."""
     return next(
-        (one.change for one in reversed(told(changes)) if one.revoked_by is None and one.change.revokes is None), None
+        (
+            one.change
+            for one in reversed(with_revocations(changes))
+            if one.revoked_by is None and one.change.revokes is None
+        ),
+        None,
     )

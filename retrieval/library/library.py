@@ -23,12 +23,13 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from court.digests import sha256_of
 from court.errors import BadLibrary, BadRequest
 from court.precedents import LibraryIdentity
-from retrieval.encoders.embedding import EncoderIdentity
+from retrieval.embed.encoder import EncoderIdentity
 from retrieval.library import journal, storage, verify
-from retrieval.library.changes import Change, Effect, Recorded, told
-from retrieval.library.kept import JoinedPictures, KeptPictures, PictureFile
+from retrieval.library.changes import Change, Effect, Recorded, with_revocations
+from retrieval.library.filters import Filter
 from retrieval.library.manifest import (
     FLAGS,
     FORMAT,
@@ -44,16 +45,16 @@ from retrieval.library.manifest import (
     Manifest,
     Tuning,
 )
-from retrieval.library.memes import Kept, Memes, MemeWriter, refuse_ids
-from retrieval.library.overlay import Draft, Overlay
+from retrieval.library.meme_table import Kept, Memes, MemeWriter, refuse_ids
+from retrieval.library.overlay import Delta, DeltaBuilder
 from retrieval.library.storage import Pointer, damaged
+from retrieval.library.thumbnails import JoinedPictures, PictureFile, ThumbnailStore
 from retrieval.library.verify import Base, Check, Progress
-from retrieval.search.filters import Filter
 
 _BLOCK = 8192
 """Rows written at once."""
 
-Shelved = tuple[LabelledMeme, KeptPictures | None]
+Shelved = tuple[LabelledMeme, ThumbnailStore | None]
 """A meme, and where its picture is now."""
 
 
@@ -74,8 +75,8 @@ class Library:
     pointer: Pointer
     manifest: Manifest
     base: Base
-    overlay: Overlay
-    pictures: KeptPictures
+    overlay: Delta
+    pictures: ThumbnailStore
 
     @property
     def generation(self) -> str:
@@ -192,7 +193,7 @@ class Library:
     def history(self, meme: str | None = None) -> list[Recorded]:
         """Every change that is recorded, of one meme or of all, in order. Raises BadLibrary."""
         since = self.overlay.changes if meme is None else self.overlay.by_meme.get(meme, ())
-        return told([*self.base.table.changes(meme), *since])
+        return with_revocations([*self.base.table.changes(meme), *since])
 
     @classmethod
     def create(
@@ -204,7 +205,7 @@ class Library:
         memes: Iterable[LabelledMeme],
         rows: NDArray[np.float32],
         tuning: Tuning,
-        pictures: KeptPictures | None = None,
+        pictures: ThumbnailStore | None = None,
         replace: bool = False,
     ) -> Self:
         """Writes a library and opens it.
@@ -302,7 +303,7 @@ class Library:
             BadLibrary: They are not what they were when written.
         """
         try:
-            sha256 = storage.sha256_of(self.directory / PICTURES)
+            sha256 = sha256_of(self.directory / PICTURES)
         except OSError as error:
             raise damaged(f"{PICTURES} can't be read") from error
         if sha256 != self.manifest.files[PICTURES].sha256:
@@ -313,7 +314,7 @@ class Library:
         memes: Iterable[LabelledMeme],
         rows: NDArray[np.float32],
         tuning: Tuning | None = None,
-        pictures: KeptPictures | None = None,
+        pictures: ThumbnailStore | None = None,
     ) -> Self:
         """A new generation with these memes behind the old ones, opened. All is written anew: for many at once.
 
@@ -444,7 +445,7 @@ class Library:
             )
         base = verify.read_base(directory, manifest, check, progress)
         bare = Pointer(pointer.generation, pointer.manifest_sha256)
-        library = cls(root, bare, manifest, base, Overlay.none(manifest.encoder.dim), JoinedPictures(base.pictures))
+        library = cls(root, bare, manifest, base, Delta.none(manifest.encoder.dim), JoinedPictures(base.pictures))
         return library if pointer == bare else library._with_journal(pointer)
 
     def _with_journal(self, pointer: Pointer) -> Self:
@@ -469,11 +470,11 @@ class Library:
         """Where the pictures of the journal are said to begin: behind those of the generation."""
         return self.manifest.files[PICTURES].size
 
-    def draft(self) -> Draft:
+    def draft(self) -> DeltaBuilder:
         """To change it."""
-        return Draft(self.base, self.base.flags, self.overlay, self.manifest.encoder)
+        return DeltaBuilder(self.base, self.base.flags, self.overlay, self.manifest.encoder)
 
-    def with_draft(self, draft: Draft, pointer: Pointer) -> Self:
+    def with_draft(self, draft: DeltaBuilder, pointer: Pointer) -> Self:
         """What a draft of this one has become, once the disk has it. Raises BadLibrary."""
         try:
             pictures = JoinedPictures(self.base.pictures, PictureFile.open(self.directory / JOURNAL))

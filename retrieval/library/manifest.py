@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from court.precedents import Floors, PrecedentLabel, Settles, VoteSettings
+from court.precedents import MinSimilarity, PrecedentLabel, SureRange, VoteSettings
 from court.verdict import Label
-from retrieval.encoders.embedding import EncoderIdentity
+from retrieval.embed.encoder import EncoderIdentity
 
 FORMAT = 3
 """Version of the format on disk. A court reads this one, and says of any other what to do.
@@ -197,9 +197,9 @@ class Tuning(_Stored):
     alpha: float = Field(ge=0, le=1)
     """Weight of the text where the caller names none."""
     vote: VoteSettings
-    floors: Floors
+    floors: MinSimilarity
     calibration: Calibration
-    settles: Settles | None = None
+    settles: SureRange | None = None
     """Where the vote alone will do; None where nowhere."""
     settle_error: float = Field(default=0.05, gt=0, lt=1)
     """Share of wrong labels that was put up with there; all libraries of before this was kept put up with the same."""

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.encoders.embedding import UNIT_TOLERANCE, EncoderIdentity
+from retrieval.embed.encoder import UNIT_TOLERANCE, EncoderIdentity
 from retrieval.library.changes import Change, Effect
 from retrieval.library.journal import Entry
 from retrieval.library.manifest import JOURNAL, LabelledMeme
@@ -37,7 +37,7 @@ class BaseRows(Protocol):
         ...
 
 
-class _Room:
+class _RowBuffer:
     """Rows that overlays share; whoever holds the last of them may write behind it."""
 
     def __init__(self, dim: int, rows: NDArray[np.float32] | None = None) -> None:
@@ -49,7 +49,7 @@ class _Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Overlay:
+class Delta:
     """The changes of a generation up to some point of its journal.
 
     Attributes:
@@ -73,18 +73,18 @@ class Overlay:
     changes: tuple[Change, ...] = ()
     by_meme: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
     bytes_added: int = 0
-    room: _Room | None = None
+    room: _RowBuffer | None = None
 
     @classmethod
-    def none(cls, dim: int) -> Overlay:
+    def none(cls, dim: int) -> Delta:
         """Of a generation that nothing was changed in."""
         return cls(rows=np.zeros((0, dim), dtype=np.float32))
 
 
-class Draft:
+class DeltaBuilder:
     """Changes on their way to the next overlay; one thread at a time."""
 
-    def __init__(self, base: BaseRows, flags: NDArray[np.uint8], overlay: Overlay, encoder: EncoderIdentity) -> None:
+    def __init__(self, base: BaseRows, flags: NDArray[np.uint8], overlay: Delta, encoder: EncoderIdentity) -> None:
         """``flags`` are those of the base."""
         self._base = base
         self._flags = flags
@@ -171,7 +171,7 @@ class Draft:
         self._changes.append(change)
         self._by_meme[change.meme] = (*self.changes_of(change.meme), change)
 
-    def done(self) -> Overlay:
+    def done(self) -> Delta:
         """The next overlay; the draft must not be used again."""
         before = self._overlay
         room, rows = self._grown()
@@ -199,19 +199,19 @@ class Draft:
             room=room,
         )
 
-    def _grown(self) -> tuple[_Room | None, NDArray[np.float32]]:
+    def _grown(self) -> tuple[_RowBuffer | None, NDArray[np.float32]]:
         before = self._overlay
         if not self._vectors:
             return before.room, before.rows
         there, more = len(before.rows), len(self._vectors)
-        room = before.room or _Room(self._encoder.dim)
+        room = before.room or _RowBuffer(self._encoder.dim)
         with room.lock:
             # Who does not hold the last rows, or finds no room behind them, takes a copy and grows that.
             if room.count == there and there + more <= len(room.rows):
                 room.rows[there : there + more] = self._vectors
                 room.count += more
                 return room, room.rows[: room.count]
-        room = _Room(self._encoder.dim, np.concatenate([before.rows, self._vectors]))
+        room = _RowBuffer(self._encoder.dim, np.concatenate([before.rows, self._vectors]))
         return room, room.rows[: room.count]
 
 

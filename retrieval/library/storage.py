@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from court.digests import sha256_of
 from court.errors import BadLibrary, Unavailable
 
 CURRENT = "CURRENT"
@@ -98,12 +99,6 @@ def read_pointer(root: Path) -> Pointer:
     if raw != f"{pointer}\n".encode():
         raise damaged(f"{CURRENT} does not name a generation")
     return pointer
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hex. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

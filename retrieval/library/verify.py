@@ -19,8 +19,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from court.errors import BadLibrary
-from retrieval.encoders.embedding import UNIT_TOLERANCE, EncoderIdentity
-from retrieval.library.kept import PictureFile
+from retrieval.embed.encoder import UNIT_TOLERANCE, EncoderIdentity
 from retrieval.library.manifest import (
     FLAGS,
     FORMAT,
@@ -34,8 +33,9 @@ from retrieval.library.manifest import (
     FileEntry,
     Manifest,
 )
-from retrieval.library.memes import MemeTable
+from retrieval.library.meme_table import MemeTable
 from retrieval.library.storage import Pointer, damaged
+from retrieval.library.thumbnails import PictureFile
 
 FILES = frozenset({VECTORS, FLAGS, MEMES, PICTURES})
 """Of a generation, as its manifest lists them."""

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from court.errors import BadRequest, CourtError
 from court.precedents import PrecedentLabel
-from retrieval.encoders.embedding import EncoderIdentity
+from retrieval.embed.encoder import EncoderIdentity
 from retrieval.library import journal, storage
 from retrieval.library.changes import (
     CantChange,
@@ -31,13 +31,13 @@ from retrieval.library.changes import (
     NoSuchPrecedent,
     PrecedentExists,
     Recorded,
-    last_that_holds,
-    told,
+    last_effective,
+    with_revocations,
 )
 from retrieval.library.journal import Entry
 from retrieval.library.library import Library
 from retrieval.library.manifest import JOURNAL, LabelledMeme
-from retrieval.library.overlay import Draft, fits
+from retrieval.library.overlay import DeltaBuilder, fits
 
 MOST = 100_000
 """Changes that the journal of a generation may hold: all of them are read when the library is opened."""
@@ -62,7 +62,7 @@ class _Planned:
     picture: bytes | None = None
 
 
-_Plan = Callable[[Library, Draft, int], _Planned]
+_Plan = Callable[[Library, DeltaBuilder, int], _Planned]
 """Given the library, what became of it since, and the change's number; raises BadRequest if it does not fit."""
 
 
@@ -118,7 +118,7 @@ class LibraryWriter:
         """
         vector = np.array(vector, dtype=np.float32)
 
-        def plan(library: Library, draft: Draft, number: int) -> _Planned:
+        def plan(library: Library, draft: DeltaBuilder, number: int) -> _Planned:
             if not fits(vector, meme, library.manifest.encoder):
                 raise ValueError("the vector of a meme has halves of length 1, or 0 where it has none")
             if draft.row_of(meme.id) is not None:
@@ -148,7 +148,7 @@ class LibraryWriter:
             And as :meth:`add`.
         """
 
-        def plan(library: Library, draft: Draft, number: int) -> _Planned:
+        def plan(library: Library, draft: DeltaBuilder, number: int) -> _Planned:
             row = _row_of(draft, id_)
             _refuse_to_empty(draft)
             return _Planned(
@@ -169,7 +169,7 @@ class LibraryWriter:
             And as :meth:`add`.
         """
 
-        def plan(library: Library, draft: Draft, number: int) -> _Planned:
+        def plan(library: Library, draft: DeltaBuilder, number: int) -> _Planned:
             row = _row_of(draft, id_)
             before = _meme_in(library, draft, row)
             if before.label is label and before.verified:
@@ -192,7 +192,7 @@ class LibraryWriter:
                 it is a revocation itself; or what is needed was forgotten.
         """
 
-        def plan(library: Library, draft: Draft, next_number: int) -> _Planned:
+        def plan(library: Library, draft: DeltaBuilder, next_number: int) -> _Planned:
             change, vector, picture = _to_revoke(library, draft, number)
             effect, row, after = _undone(library, draft, change)
             if effect is Effect.HIDE:
@@ -339,27 +339,27 @@ def _change(**values: object) -> Change:
         ) from None
 
 
-def _row_of(draft: Draft, id_: str) -> int:
+def _row_of(draft: DeltaBuilder, id_: str) -> int:
     row = draft.row_of(id_)
     if row is None:
         raise NoSuchPrecedent(f"There is no precedent with the id {id_}.", field="id")
     return row
 
 
-def _refuse_to_empty(draft: Draft) -> None:
+def _refuse_to_empty(draft: DeltaBuilder) -> None:
     if draft.size <= 1:
         raise CantChange("It is the only precedent in the library. Add another first.", reason="LIBRARY_EMPTY")
 
 
-def _meme_in(library: Library, draft: Draft, row: int) -> LabelledMeme:
+def _meme_in(library: Library, draft: DeltaBuilder, row: int) -> LabelledMeme:
     return draft.said_of(row) or library.read([row])[0]
 
 
-def _changes_of(library: Library, draft: Draft, meme: str) -> list[Change]:
+def _changes_of(library: Library, draft: DeltaBuilder, meme: str) -> list[Change]:
     return [*library.base.table.changes(meme), *draft.changes_of(meme)]
 
 
-def _to_revoke(library: Library, draft: Draft, number: int) -> tuple[Change, bytes | None, bytes | None]:
+def _to_revoke(library: Library, draft: DeltaBuilder, number: int) -> tuple[Change, bytes | None, bytes | None]:
     since = draft.change(number)
     found = (since, None, None) if since is not None else library.base.table.change(number)
     if found is None:
@@ -368,16 +368,16 @@ def _to_revoke(library: Library, draft: Draft, number: int) -> tuple[Change, byt
     if change.revokes is not None:
         raise BadRequest(f"Change {number} is a revocation itself. Make the change that you want anew.")
     others = _changes_of(library, draft, change.meme)
-    by = next((one.revoked_by for one in told(others) if one.change.number == number), None)
+    by = next((one.revoked_by for one in with_revocations(others) if one.change.number == number), None)
     if by is not None:
         raise BadRequest(f"Change {number} was revoked already, by change {by}.")
-    last = last_that_holds(others)
+    last = last_effective(others)
     if last is not None and last.number != number:
         raise BadRequest(f"Change {last.number} was made to the same precedent since. Revoke that first.")
     return found
 
 
-def _undone(library: Library, draft: Draft, change: Change) -> tuple[Effect, int, LabelledMeme | None]:
+def _undone(library: Library, draft: DeltaBuilder, change: Change) -> tuple[Effect, int, LabelledMeme | None]:
     """What undoes a change: the effect, on which row, and the meme as it is then."""
     if change.kind is Kind.REMOVE:
         if change.number > library.manifest.changes:

@@ -1,6 +1,6 @@
 """Who is calling, and what that caller may do.
 
-The server finds out who calls before a method runs (:mod:`serving.access.access`); the methods ask :func:`current`.
+The server finds out who calls before a method runs (:mod:`serving.rpc.auth`); the methods ask :func:`current`.
 Where the server knows no callers, because it was given no file of tokens, whoever can connect is :data:`ANYBODY`.
 """
 

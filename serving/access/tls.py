@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 
 from court.errors import BadRequest
-from serving.access.following import Contents, read_all
+from serving.access.reload import Contents, read_all
 from serving.settings import Settings
 
 _TO_BEGIN_S = 0.1

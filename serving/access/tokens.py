@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from court.errors import BadRequest
 from serving.access.callers import Caller, Scope
-from serving.access.following import Contents, read_all
+from serving.access.reload import Contents, read_all
 
 WHAT = "The file of tokens"
 _PREFIX = "memecourt_"

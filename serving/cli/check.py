@@ -14,7 +14,7 @@ import click
 from serving.cli.common import place_on_disk, printable, settings_of, tell
 
 if TYPE_CHECKING:
-    from retrieval.likeness.check import LibraryCheck
+    from retrieval.audit.library_check import LibraryCheck
 
 EXIT_FINDINGS, EXIT_UNCHECKED = 1, 2
 _SHOWN = 10  # ids that are listed of each kind; --json lists all
@@ -81,14 +81,14 @@ async def _check(
 ) -> LibraryCheck:
     from tempfile import TemporaryDirectory
 
-    from court.backends.picture_reader import GuardedPictureReader
+    from court.backends.pictures.reader import GuardedPictureReader
     from court.errors import BadRequest
-    from retrieval.encoders.choose import load_encoder_for
+    from retrieval.audit.leakage import LeakThresholds, find_leaks
+    from retrieval.audit.library_check import check_library
     from retrieval.library.library import Library
     from retrieval.library.readers import read_source
     from retrieval.library.sources import Source
-    from retrieval.likeness.check import check_library
-    from retrieval.likeness.leakage import Nearness, find_leaks
+    from retrieval.open import load_encoder_for
 
     leaks = None
     if against is None:
@@ -107,7 +107,7 @@ async def _check(
         try:
             with TemporaryDirectory(prefix="memecourt-") as folder:
                 leaks = await find_leaks(
-                    library, rows.good, pictures, encoder, reader, Path(folder), Nearness(), lambda *_: None
+                    library, rows.good, pictures, encoder, reader, Path(folder), LeakThresholds(), lambda *_: None
                 )
         finally:
             await reader.aclose()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from retrieval.postgres.address import Address
+    from retrieval.library.postgres.address import Address
     from serving.settings import Settings
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ EXIT_UNDECIDED = 11
 
 def _library_place(_: click.Context, __: click.Parameter, value: str | None) -> Any:
     """The address of a database stays as it is: as a path two of its slashes would become one."""
-    from retrieval.postgres.address import Address
+    from retrieval.library.postgres.address import Address
 
     return value if value is None or Address.named_by(value) else Path(value)
 
@@ -34,7 +34,7 @@ def _library_place(_: click.Context, __: click.Parameter, value: str | None) -> 
 def changed_place(_: click.Context, __: click.Parameter, value: str) -> Path | Address:
     """A place on disk, or the address of a database: of a library that is to be changed, or of a docket."""
     from court.errors import BadRequest
-    from retrieval.postgres.address import Address
+    from retrieval.library.postgres.address import Address
 
     if not Address.named_by(value):
         return Path(value)
@@ -53,7 +53,7 @@ def place_on_disk(instead: str) -> Callable[[click.Context, click.Parameter, str
     """Where a library is of which a command needs the files; of one in a database says what to do ``instead``."""
 
     def callback(context: click.Context, _: click.Parameter, value: str) -> Path:
-        from retrieval.postgres.address import Address
+        from retrieval.library.postgres.address import Address
 
         if Address.named_by(value):
             raise click.ClickException(

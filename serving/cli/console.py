@@ -60,14 +60,14 @@ async def _serve(settings: Settings, address: str) -> None:
     from contextlib import AsyncExitStack
 
     from court.errors import NotLoaded
-    from serving.access.following import follow_files
+    from serving.access.reload import follow_files
     from serving.access.tokens import WHAT, Tokens
-    from serving.docket.sql import docket_of
-    from serving.server import stop_signals
+    from serving.app import stop_signals
+    from serving.docket.open import docket_of
 
     try:
-        from serving.console.desk.wiring import parts_alone
-        from serving.console.serving import open_console, pictures_of
+        from serving.console.serve import open_console, pictures_of
+        from serving.wiring import parts_alone
     except ModuleNotFoundError as error:
         raise NotLoaded(
             f"The console is not installed ({error.name} is missing): pip install 'memecourt[console]'."

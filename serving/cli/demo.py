@@ -14,10 +14,10 @@ import click
 
 from memecourt.client import Client
 from serving.cli.common import docket_option, settings_of
-from serving.cli.show import show_verdict
+from serving.cli.judge import show_verdict
 
 if TYPE_CHECKING:
-    from retrieval.postgres.address import Address
+    from retrieval.library.postgres.address import Address
 
 # Drawn when it runs; none of them stands in the starter library.
 _MEMES = (

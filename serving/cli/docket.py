@@ -13,10 +13,10 @@ import click
 from serving.cli.common import docket_option, library_option, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
-    from retrieval.postgres.address import Address
+    from retrieval.library.postgres.address import Address
     from serving.docket.log.entries import Erased
     from serving.docket.log.verify import Report
-    from serving.docket.sql import SqlDocket
+    from serving.docket.store.sql import SqlDocket
     from serving.settings import Settings
 
 EXIT_CLEAN = 0
@@ -167,14 +167,14 @@ def erase_precedent(
 async def _opened(docket: Path | Address | None) -> SqlDocket:
     import asyncio
 
-    from serving.docket.sql import docket_of
+    from serving.docket.open import docket_of
 
     settings = settings_of(docket=docket)
     return await asyncio.to_thread(lambda: docket_of(settings, create=False))
 
 
 async def _verified(place: Path | Address | None, keys: Path, anchors: Sequence[Path]) -> Report:
-    from serving.docket.audit import audit
+    from serving.docket.audit.audit import audit
     from serving.docket.log.anchors import read_anchor, read_keys
 
     verifiers = read_keys(keys)
@@ -187,7 +187,7 @@ async def _verified(place: Path | Address | None, keys: Path, anchors: Sequence[
 
 
 async def _bundled(place: Path | Address | None, trial_id: str, with_access: bool, anchors: Sequence[Path]) -> str:
-    from serving.docket.audit import bundled
+    from serving.docket.audit.audit import bundled
     from serving.docket.log.anchors import read_anchor
 
     known = [read_anchor(path) for path in anchors]
@@ -218,7 +218,7 @@ async def _erased(
     place: Path | Address | None, library: Path | Address | None, trial_id: str, who: str, why: str
 ) -> tuple[Erased, bool]:
     """What was erased, and whether there was anything of it in the library."""
-    from serving.docket.rulings import name_of
+    from serving.docket.review.corrections import name_of
 
     name = name_of(trial_id)
     store = await _opened(place)
@@ -243,8 +243,8 @@ async def _erased_precedent(
 
 
 async def _out_of_library(library: Path | Address | None, precedent_id: str, who: str, why: str) -> bool:
-    from retrieval.library.writers import open_writer
-    from serving.docket.rulings import forget_precedent
+    from retrieval.open import open_writer
+    from serving.docket.review.corrections import forget_precedent
 
     settings = settings_of(library=library)
     place = settings.library or _starter(settings)

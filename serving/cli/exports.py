@@ -14,9 +14,9 @@ import click
 from serving.cli.common import docket_option, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
-    from retrieval.postgres.address import Address
-    from serving.docket.sql import SqlDocket
-    from serving.docket.store import TrialFilter
+    from retrieval.library.postgres.address import Address
+    from serving.docket.ports import TrialFilter
+    from serving.docket.store.sql import SqlDocket
     from serving.settings import Settings
 
 _OF_ONE = ("html", "json", "pdf", "dsa")
@@ -156,7 +156,7 @@ def _filter(options: dict[str, Any]) -> TrialFilter:
 
     from court.record import TrialState
     from court.verdict import Label
-    from serving.docket.store import TrialFilter
+    from serving.docket.ports import TrialFilter
 
     def utc(at: datetime | None) -> datetime | None:
         return None if at is None else at.replace(tzinfo=UTC)
@@ -176,9 +176,9 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
     import asyncio
     from functools import partial
 
-    from serving.console.pictures import LibraryPictures
-    from serving.docket.sql import docket_of
-    from serving.export.kept import Pictures, gather
+    from serving.docket.open import docket_of
+    from serving.export.source import Pictures, gather
+    from serving.views.blur import LibraryPictures
 
     wanted = Pictures(options["pictures"] or ("veiled" if form in ("html", "pdf") else "none"))
     library = LibraryPictures((options["library"],)) if options["library"] else None
@@ -229,7 +229,7 @@ async def _note(store: SqlDocket, trial_id: str, form: str) -> None:
 
 
 async def _many(settings: Settings, form: str, which: TrialFilter, out: Path) -> tuple[int, list[str]]:
-    from serving.docket.sql import docket_of
+    from serving.docket.open import docket_of
     from serving.export.tables import Form, Selection
 
     store = docket_of(settings, create=False)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from serving.cli.changes import COMMANDS
 from serving.cli.check import check
 from serving.cli.common import excerpt, library_option, place_on_disk, printable, run, settings_of, tell
+from serving.cli.edit_precedents import COMMANDS
 from serving.cli.push import push
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from court.ports import PictureReader
     from court.precedents import Findings
-    from retrieval.encoders.embedding import Encoder
-    from retrieval.library.build import BuildReport
+    from retrieval.build import BuildReport
+    from retrieval.embed.encoder import Encoder
+    from retrieval.library.filters import Filter
     from retrieval.library.library import Library
     from retrieval.library.manifest import Safeguards
     from retrieval.library.sources import Source
-    from retrieval.search.filters import Filter
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -328,7 +328,7 @@ def _of_dataset(dataset: str, data: Path, split: str) -> Source:
 def _filter_of(since: datetime | None, until: datetime | None, verified: bool, **names: tuple[str, ...]) -> Filter:
     from datetime import UTC
 
-    from retrieval.search.filters import Filter
+    from retrieval.library.filters import Filter
 
     bounds = [bound and bound.replace(tzinfo=UTC) for bound in (since, until)]
     return Filter(**names, since=bounds[0], until=bounds[1], verified=verified)
@@ -339,7 +339,7 @@ async def _tools(load: Callable[[], Encoder]) -> AsyncIterator[tuple[Encoder, Pi
     """The encoder, loaded in a thread, and a picture reader."""
     import asyncio
 
-    from court.backends.picture_reader import GuardedPictureReader
+    from court.backends.pictures.reader import GuardedPictureReader
 
     tell("Loading the encoder …")
     pictures = GuardedPictureReader(workers=settings_of().picture_workers)
@@ -359,8 +359,8 @@ async def _build(
     asked: str | None,
     texts: Literal["builtin", "clip"] | None,
 ) -> tuple[Library, BuildReport]:
-    from retrieval.encoders.choose import BUILTIN, load_encoder
-    from retrieval.library.build import build_library
+    from retrieval.build import build_library
+    from retrieval.open import BUILTIN, load_encoder
 
     chosen = settings_of(encoder=asked).encoder or BUILTIN
     async with _tools(lambda: load_encoder(chosen, texts=texts or "auto")) as (encoder, pictures):
@@ -378,9 +378,9 @@ async def _build(
 
 
 async def _add(place: Path, sources: list[Source], asked: str | None) -> tuple[Library, BuildReport]:
-    from retrieval.encoders.choose import load_encoder_for
-    from retrieval.library.build import add_to_library
+    from retrieval.build import add_to_library
     from retrieval.library.library import Library
+    from retrieval.open import load_encoder_for
 
     async with _tools(lambda: load_encoder_for(place, settings_of(encoder=asked).encoder)) as (encoder, pictures):
         library = Library.open(place, encoder.identity)
@@ -401,8 +401,8 @@ async def _search(
 
     from court.errors import BadPicture
     from court.meme import check_text
-    from retrieval.encoders.choose import load_encoder_for
-    from serving.assembly import open_finder
+    from retrieval.open import load_encoder_for
+    from serving.wiring import open_finder
 
     check_text(text)
     settings = settings_of(library=place, encoder=asked)
@@ -431,10 +431,10 @@ async def _search(
 
 async def _info(place: Path | None) -> Library:
     from court.errors import BadRequest
-    from retrieval.encoders.choose import load_encoder_for
     from retrieval.library.library import Library
-    from retrieval.postgres.address import Address
-    from serving.assembly import open_library
+    from retrieval.library.postgres.address import Address
+    from retrieval.open import load_encoder_for
+    from serving.wiring import open_library
 
     if named := settings_of(library=place).library:
         if isinstance(named, Address):

@@ -11,7 +11,7 @@ import click
 from serving.cli.common import run, tell
 
 if TYPE_CHECKING:
-    from retrieval.postgres.push import Pushed
+    from retrieval.library.postgres.push import Pushed
 
 _STEP = 20  # of how many times it is told how far a push is
 
@@ -55,8 +55,8 @@ async def _push(place: Path, database: str, replace: bool) -> Pushed:
 
     from court.errors import BadLibrary
     from retrieval.library.library import Library
-    from retrieval.postgres.address import Address
-    from retrieval.postgres.push import push_library
+    from retrieval.library.postgres.address import Address
+    from retrieval.library.postgres.push import push_library
 
     address = Address(database)
     told = 0

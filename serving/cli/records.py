@@ -25,8 +25,8 @@ from serving.cli.exports import export
 if TYPE_CHECKING:
     from court.events import AnyEvent, NearDuplicate, Unused
     from court.record import TrialRecord
-    from retrieval.postgres.address import Address
-    from serving.docket.store import DocketLine
+    from retrieval.library.postgres.address import Address
+    from serving.docket.ports import DocketLine
     from serving.settings import Settings
 
 
@@ -300,14 +300,14 @@ def _line_json(line: DocketLine) -> dict[str, object]:
 
 
 async def _resumed(settings: Settings, trial_id: str, watch: bool) -> TrialRecord:
-    from serving.assembly import open_courthouse
+    from serving.wiring import open_court
 
-    async with open_courthouse(settings, tell=tell) as courthouse:
+    async with open_court(settings, tell=tell) as courthouse:
         return await courthouse.resume(trial_id, show_event if watch else None)
 
 
 async def _record(docket: Path | Address | None, trial_id: str) -> TrialRecord:
-    from serving.docket.sql import docket_of
+    from serving.docket.open import docket_of
 
     store = docket_of(settings_of(docket=docket), create=False)
     try:
@@ -317,7 +317,7 @@ async def _record(docket: Path | Address | None, trial_id: str) -> TrialRecord:
 
 
 async def _lines(docket: Path | Address | None, limit: int) -> list[DocketLine]:
-    from serving.docket.sql import docket_of
+    from serving.docket.open import docket_of
 
     store = docket_of(settings_of(docket=docket), create=False)
     try:

@@ -85,7 +85,7 @@ def serve(
 
     Whatever else can be set stands in the file of settings or in the environment: see `memecourt settings`.
     """
-    from serving.server import serve as serve_until_stopped
+    from serving.app import serve as serve_until_stopped
     from serving.telemetry.logs import set_up
 
     given = {**{name: options.pop(name) for name in _SERVING}, **trial_settings(**options)}
@@ -116,8 +116,7 @@ async def _models(
     if model is None:
         yield settings_of(**given), None
         return
-    from serving.models.vllm import VllmFailed, VllmServer
-    from serving.models.vllm_settings import VllmSettings
+    from serving.models.vllm import VllmFailed, VllmServer, VllmSettings
 
     settings_of(**given)  # what is wrong with them is said before minutes are spent on a model
     tell(f"Starting vLLM with {model}; this can take minutes, longer where the model must be fetched …")

@@ -18,16 +18,16 @@ from starlette.staticfiles import StaticFiles
 from court.errors import BadInput, CourtError, NotLoaded, Unavailable
 from serving.access.callers import NotAllowed
 from serving.access.tokens import Tokens
-from serving.console import desk, exports, pages
+from serving.console import exports, pages, review
 from serving.console.guard import Guard, guarded, only_here
 from serving.console.ports import ConsoleDocket, PrecedentPictures
 from serving.console.registry import Console, Page
 from serving.console.rendering import render
 from serving.console.visitors import Sessions
-from serving.docket.desk_locks import CaseError
-from serving.docket.store import NotDecided, TrialUnknown
+from serving.docket.ports import NotDecided, TrialUnknown
+from serving.docket.review.locks import CaseError
 
-PAGES: Sequence[Page] = (*pages.PAGES, *desk.PAGES, *exports.PAGES)
+PAGES: Sequence[Page] = (*pages.PAGES, *review.PAGES, *exports.PAGES)
 """All of them, in the order of the navigation."""
 
 _STATIC = Path(__file__).with_name("static")

@@ -16,13 +16,13 @@ from starlette.responses import Response, StreamingResponse
 from court.errors import BadRequest
 from court.record import TrialState
 from court.verdict import Label
-from serving.console.desk.parts import note_shown, note_told
 from serving.console.pages.pictures import note
 from serving.console.registry import Page, console_of, form_of, trial_of, visitor_of
 from serving.console.rendering import render
+from serving.console.review.parts import note_shown, note_told
 from serving.console.visitors import Role
-from serving.docket.store import TrialFilter, TrialUnknown
-from serving.export.kept import Kept, Pictures, gather
+from serving.docket.ports import TrialFilter, TrialUnknown
+from serving.export.source import Kept, Pictures, gather
 
 FONTS = "fonts"
 """Name of the console's part that holds font files for PDFs, of scripts that the packaged fonts lack."""

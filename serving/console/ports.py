@@ -10,13 +10,13 @@ from court.events import AnyEvent, ReviewOutcome, VerdictReviewed
 from court.meme import Frame
 from court.record import TrialRecord
 from court.verdict import Label
-from serving.docket.store import DocketLine, Receipt, TrialFilter
+from serving.docket.ports import DocketLine, Receipt, TrialFilter
 
 _ALL = TrialFilter()
 
 
 class ConsoleDocket(Protocol):
-    """The part of a :class:`~serving.docket.store.Docket` that the console uses: it reads, and writes reviews."""
+    """The part of a :class:`~serving.docket.ports.Docket` that the console uses: it reads, and writes reviews."""
 
     async def record(self, trial_id: str) -> TrialRecord:
         """See the docket."""

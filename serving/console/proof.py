@@ -11,14 +11,14 @@ from pydantic import ValidationError
 from sqlalchemy import Connection
 
 from serving.console.ports import ConsoleDocket
-from serving.docket import proofs
+from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import NO_SEQ, Entry, check, event_of
 from serving.docket.log.errors import LogError
-from serving.docket.log.loggable import parse
 from serving.docket.log.merkle import inclusion_proof, verify_inclusion
 from serving.docket.log.notes import Checkpoint, VerifierKey, open_checkpoint
-from serving.docket.sql import SqlDocket
-from serving.docket.stored import PART
+from serving.docket.store import log_queries as proofs
+from serving.docket.store.bodies import PART
+from serving.docket.store.sql import SqlDocket
 
 
 class Standing(StrEnum):

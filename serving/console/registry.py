@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from court.record import TrialRecord
 from serving.console.visitors import Role, Session, Sessions, Visitor
-from serving.docket.store import TrialErased, TrialUnknown
+from serving.docket.ports import TrialErased, TrialUnknown
 
 if TYPE_CHECKING:
     from serving.console.ports import ConsoleDocket, PrecedentPictures

@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from serving.console import guard
-from serving.console.filters import FILTERS
 from serving.console.registry import console_of
 from serving.console.visitors import Role, Visitor
+from serving.views.text import FILTERS
 
 
 def render(request: Request, template: str, *, status: int = 200, **values: object) -> HTMLResponse:

@@ -17,9 +17,9 @@ from court.errors import BadRequest
 from court.events import VerdictGiven, VerdictReviewed, parse_event
 from court.record import TrialRecord
 from court.verdict import Label
-from serving.console.pictures import veiled
-from serving.export.kept import Kept, Pictures
-from serving.export.messages import PictureShown, messages_of
+from serving.export.source import Kept, Pictures
+from serving.views.blur import blurred
+from serving.views.messages import PictureShown, messages_of
 
 FORMAT = "memecourt-trial/1"
 
@@ -111,7 +111,7 @@ def _part(part: str | PictureShown) -> dict[str, Any]:
 
 
 def _picture(png: bytes, index: int, pictures: Pictures) -> dict[str, Any]:
-    shown = png if pictures is Pictures.SHARP else veiled(png)
+    shown = png if pictures is Pictures.SHARP else blurred(png)
     return {
         "frame": index,
         "sha256": hashlib.sha256(png).hexdigest(),

@@ -18,7 +18,7 @@ from court.events import Procedure, TextSource, VerdictGiven, VerdictReviewed
 from court.policy import DEFAULT_POLICY, Clause
 from court.record import TrialRecord
 from court.verdict import Finding, Label, ScoreMeaning
-from serving.docket.store import NotDecided
+from serving.docket.ports import NotDecided
 from serving.export import dsa_schema as schema
 from serving.export.document import holds
 

@@ -1,6 +1,6 @@
 """One trial as one HTML file that needs nothing else: no script, no other file, no request to anywhere.
 
-It is laid out by what the console lays its page out with (:mod:`serving.console.telling`): the same curves, the same
+It is laid out by what the console lays its page out with (:mod:`serving.views.trial_view`): the same curves, the same
 sums, the same differences where something comes out otherwise than it stands in the record.
 """
 
@@ -16,11 +16,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from court.events import Side
-from serving.console.filters import FILTERS
-from serving.console.pictures import veiled
-from serving.console.telling import tell
-from serving.export.kept import Kept, Pictures, data_uri
-from serving.export.messages import PictureShown, messages_of
+from serving.export.source import Kept, Pictures, data_uri
+from serving.views.blur import blurred
+from serving.views.messages import PictureShown, messages_of
+from serving.views.text import FILTERS
+from serving.views.trial_view import view_of
 
 
 def page(
@@ -43,7 +43,7 @@ def page(
         .render(
             style=Markup(style),
             style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii"),
-            told=tell(record),
+            told=view_of(record),
             record=record,
             receipt=kept.receipt,
             sides=tuple(Side),
@@ -62,7 +62,7 @@ def page(
 
 
 def _shown(png: bytes, pictures: Pictures) -> dict[str, str]:
-    return {"veiled": data_uri(veiled(png)), "sharp": data_uri(png) if pictures is Pictures.SHARP else ""}
+    return {"veiled": data_uri(blurred(png)), "sharp": data_uri(png) if pictures is Pictures.SHARP else ""}
 
 
 @cache

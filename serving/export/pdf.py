@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from court.errors import NotLoaded
+from court.errors import BadRequest, NotLoaded
 from court.events import Side, VerdictReviewed
 from court.precedents import Precedent
 from court.transcript import Turn
-from serving.console.filters import seconds, word
-from serving.console.pictures import veiled
-from serving.console.telling import Told, tell
-from serving.export.fonts import FAMILY, font_files, printed
-from serving.export.kept import Kept, Pictures
-from serving.export.messages import PictureShown, messages_of
+from serving.export.source import Kept, Pictures
+from serving.views.blur import blurred
+from serving.views.messages import PictureShown, messages_of
+from serving.views.text import seconds, split_hidden, word
+from serving.views.trial_view import TrialView, view_of
 
 if TYPE_CHECKING:
     from fpdf import FPDF
@@ -54,7 +55,7 @@ def pdf(
     """
     with font_files(fonts) as (main, bold, others):
         paper = _Paper(_open(main, bold, others, kept.record.trial_id, now or datetime.now(UTC)))
-        _tell(paper, kept, tell(kept.record), pictures, now or datetime.now(UTC))
+        _tell(paper, kept, view_of(kept.record), pictures, now or datetime.now(UTC))
         if messages:
             _messages(paper, kept)
         if pictures is Pictures.SHARP:
@@ -136,7 +137,7 @@ class _Paper:
             self.pdf.write(size * 0.5, f"[{piece}]" if ours else piece)
 
 
-def _tell(paper: _Paper, kept: Kept, told: Told, pictures: Pictures, now: datetime) -> None:
+def _tell(paper: _Paper, kept: Kept, told: TrialView, pictures: Pictures, now: datetime) -> None:
     record, opened, verdict = kept.record, kept.record.opened, told.told.verdict
     paper.heading(told.outcome.title, 0)
     paper.fact("Trial", record.trial_id)
@@ -180,7 +181,7 @@ def _tell(paper: _Paper, kept: Kept, told: Told, pictures: Pictures, now: dateti
             paper.line(f"Worked out again, {one.what} is {one.found}; event {one.seq} says {one.kept}.")
     paper.heading("The meme")
     for png in () if pictures is Pictures.NONE else kept.frames:
-        paper.picture(veiled(png), 40)
+        paper.picture(blurred(png), 40)
     if pictures is Pictures.VEILED and kept.frames:
         paper.line("Veiled: small, grey, without detail. The file holds no more of it than this.", soft=True)
     paper.fact("Picture", f"{opened.meme.format}, {opened.meme.width} × {opened.meme.height} pixels")
@@ -236,7 +237,7 @@ def _all_said(paper: _Paper, said: Iterable[str]) -> None:
         paper.said("–")
 
 
-def _sides(paper: _Paper, told: Told) -> None:
+def _sides(paper: _Paper, told: TrialView) -> None:
     if not any(told.told.arguments.values()) and not told.told.rounds:
         return
     paper.heading("The two sides")
@@ -265,14 +266,14 @@ def _turn(paper: _Paper, turn: Turn) -> None:
         paper.line(f"entropy {turn.entropy:.3f} bit{change}", soft=True)
 
 
-def _precedents(paper: _Paper, told: Told, kept: Kept, pictures: Pictures) -> None:
+def _precedents(paper: _Paper, told: TrialView, kept: Kept, pictures: Pictures) -> None:
     paper.heading("Precedents")
     if told.told.searched:
         paper.line(f"Searched: {told.told.searched}", soft=True)
     for number, precedent in enumerate(told.told.precedents, 1):
         paper.heading(f"{number}. {precedent.id}: {word(precedent.label)}", 2)
         if pictures is not Pictures.NONE and precedent.id in kept.precedents:
-            paper.picture(veiled(kept.precedents[precedent.id]), 25)
+            paper.picture(blurred(kept.precedents[precedent.id]), 25)
         paper.said(precedent.text)
         paper.line(_likeness(precedent, told.readings.get(precedent.id, "")), soft=True)
     if vote := told.told.vote:
@@ -292,7 +293,7 @@ def _likeness(precedent: Precedent, reading: str) -> str:
     return "; ".join([", ".join(halves), *filed, *made])
 
 
-def _costs(paper: _Paper, told: Told) -> None:
+def _costs(paper: _Paper, told: TrialView) -> None:
     if not told.steps:
         return
     paper.heading("What it took")
@@ -342,3 +343,64 @@ def _sharp(paper: _Paper, kept: Kept) -> None:
         paper.pdf.add_page()
         paper.line(what)
         paper.pdf.image(io.BytesIO(png), w=paper.pdf.epw, h=paper.pdf.eph - 20, keep_aspect_ratio=True)
+
+
+if TYPE_CHECKING:
+    from fpdf import FPDF
+
+FAMILY = "text"
+_PACKAGED = ("figo", "symbol2", "math")
+"""Where the main font has no glyph, these are asked in turn; names of the package ``pymupdf-fonts``."""
+_MAIN, _BOLD = "notos", "notosbo"
+_OF_EMOJI = "\ufe0e\ufe0f"
+
+
+@contextmanager
+def font_files(more: Sequence[Path] = ()) -> Iterator[tuple[Path, Path, Sequence[Path]]]:
+    """The main font, the same in bold, and those that are asked where it has no glyph: files, until the block is left.
+
+    Args:
+        more: Further font files (TTF, OTF or TTC), asked first.
+
+    Raises:
+        NotLoaded: The packaged fonts are not installed.
+        BadRequest: A font file is not there.
+    """
+    for path in more:
+        if not path.is_file():
+            raise BadRequest(f"There is no font file {path.name} at that place.", reason="FONT_MISSING", field="fonts")
+    try:
+        from pymupdf_fonts import fontbuffers
+    except ModuleNotFoundError:
+        raise NotLoaded(
+            "PDFs need fonts. Install them with: pip install 'memecourt[export]'.", reason="EXPORT_NOT_LOADED"
+        ) from None
+    with tempfile.TemporaryDirectory(prefix="memecourt-fonts-") as folder:
+        written = []
+        for name in (_MAIN, _BOLD, *_PACKAGED):
+            written.append(Path(folder) / f"{name}.ttf")
+            written[-1].write_bytes(fontbuffers[name]())
+        yield written[0], written[1], (*more, *written[2:])
+
+
+def printed(text: str, pdf: FPDF) -> Iterator[tuple[str, bool]]:
+    """Text in pieces that the fonts of a PDF have, and whether each stands for what is not there to be seen.
+
+    What can't be seen, and what no font has, comes as its code point (``U+202E``, ``U+4E2D``).
+    """
+    has = [font.cmap for font in pdf.fonts.values()]  # type: ignore[union-attr]
+    for piece, hidden in split_hidden(text):
+        if hidden:
+            yield piece, True
+            continue
+        plain: list[str] = []
+        for character in piece:
+            if character in "\n\t" or any(ord(character) in glyphs for glyphs in has):
+                plain.append(character)
+            elif character not in _OF_EMOJI:
+                if plain:
+                    yield "".join(plain), False
+                    plain.clear()
+                yield f"U+{ord(character):04X}", True
+        if plain:
+            yield "".join(plain), False

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from court.errors import NotLoaded
 from court.events import ModelCall, Summarised, SummarisedAhead, TrialFailed, VerdictGiven, VerdictReviewed
 from court.record import TrialRecord
-from serving.docket.store import DocketLine, TrialErased, TrialFilter
+from serving.docket.ports import DocketLine, TrialErased, TrialFilter
 from serving.export.document import document, holds
-from serving.export.kept import Kept
+from serving.export.source import Kept
 
 if TYPE_CHECKING:
     import pyarrow
@@ -40,7 +40,7 @@ class TrialSource(Protocol):
     """The part of a docket that selections are exported from."""
 
     async def record(self, trial_id: str) -> TrialRecord:
-        """See :class:`serving.docket.store.Docket`."""
+        """See :class:`serving.docket.ports.Docket`."""
         ...
 
     async def list(
@@ -51,7 +51,7 @@ class TrialSource(Protocol):
         which: TrialFilter = _ALL,
         oldest_first: bool = False,
     ) -> Sequence[DocketLine]:
-        """See :class:`serving.docket.store.Docket`."""
+        """See :class:`serving.docket.ports.Docket`."""
         ...
 
 

@@ -1,6 +1,7 @@
 """What an operator sees of a running court: metrics, traces and logs.
 
-None of them holds anything of a meme, but for traces of an operator who wants it (:mod:`serving.telemetry.contents`).
+None of them holds anything of a meme, but for traces of an operator who wants it
+(:mod:`serving.telemetry.span_contents`).
 
 The parts of the server are given a :class:`Telemetry` and tell it what happens; :data:`SILENT` listens and does
 nothing. OpenTelemetry is imported only where traces are asked for, and need not be installed where they are not.
@@ -21,7 +22,7 @@ import grpc
 from court.errors import NotLoaded
 from court.events import AnyEvent, ReviewOutcome, TrialFailed, TrialOpened, TrialResumed, VerdictGiven
 from court.record import TrialRecord
-from serving.telemetry.trials import Seen
+from serving.telemetry.trial_state import ObservedTrial
 
 if TYPE_CHECKING:
     from serving.settings import Settings
@@ -52,7 +53,7 @@ class Telemetry:
         self._metrics = metrics
         self._tracing = tracing
         self._logs = log
-        self._trials: OrderedDict[str, Seen] = OrderedDict()
+        self._trials: OrderedDict[str, ObservedTrial] = OrderedDict()
 
     @property
     def metrics_port(self) -> int | None:
@@ -64,7 +65,7 @@ class Telemetry:
 
         It goes first: what a later interceptor refuses is counted too.
         """
-        from serving.telemetry.calls import CallsInterceptor
+        from serving.telemetry.rpc_calls import CallsInterceptor
 
         return CallsInterceptor(self._metrics, self._tracing)
 
@@ -76,7 +77,7 @@ class Telemetry:
         return self._tracing.trace_id() if self._tracing else ""
 
     async def watch(self, event: AnyEvent) -> None:
-        """Takes note of an event of a trial, once it is kept; a :class:`~court.ports.Watcher`."""
+        """Takes note of an event of a trial, once it is kept; a :class:`~court.ports.EventListener`."""
         try:
             self._take_note(event)
         except Exception as error:
@@ -88,7 +89,7 @@ class Telemetry:
         """Is told what was said before, when a trial is taken up again: its events to come don't say it once more."""
         if self._metrics is None and self._tracing is None and not self._logs:
             return
-        self._follow(Seen.of(record))
+        self._follow(ObservedTrial.of(record))
 
     def decoded(self, seconds: float) -> None:
         """A picture was decoded, in so many seconds."""
@@ -135,11 +136,11 @@ class Telemetry:
         if self._metrics is None and self._tracing is None and not self._logs:
             return
         if isinstance(event, TrialOpened):
-            self._follow(Seen.opened(event))
+            self._follow(ObservedTrial.opened(event))
         elif isinstance(event, TrialResumed):
-            self._follow(self._trials.get(event.trial_id) or Seen.unknown(event))
+            self._follow(self._trials.get(event.trial_id) or ObservedTrial.unknown(event))
             self._trials[event.trial_id].began = event.at
-        seen = self._trials.get(event.trial_id) or Seen.unknown(event)
+        seen = self._trials.get(event.trial_id) or ObservedTrial.unknown(event)
         if self._logs:
             seen.log(_trials_log, event)
         calls = seen.calls(event)
@@ -150,7 +151,7 @@ class Telemetry:
         if isinstance(event, VerdictGiven | TrialFailed):
             self._trials.pop(event.trial_id, None)
 
-    def _follow(self, seen: Seen) -> None:
+    def _follow(self, seen: ObservedTrial) -> None:
         self._trials[seen.trial_id] = seen
         while len(self._trials) > _MOST_TRIALS:
             self._trials.popitem(last=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+import grpc
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
@@ -27,9 +28,8 @@ from court.events import (
     VerdictGiven,
 )
 from court.record import TrialState
-from serving.assembly import SOFTWARE
-from serving.telemetry.calls import CODES
-from serving.telemetry.trials import Asked, Seen
+from serving import SOFTWARE
+from serving.telemetry.trial_state import ObservedModelCall, ObservedTrial
 
 if TYPE_CHECKING:
     from serving.settings import Settings
@@ -233,7 +233,7 @@ class Metrics:
             if look is not None:
                 gauge.set_function(look)
 
-    def note(self, event: AnyEvent, seen: Seen, asked: Sequence[Asked]) -> None:
+    def note(self, event: AnyEvent, seen: ObservedTrial, asked: Sequence[ObservedModelCall]) -> None:
         """An event of a trial was kept; ``asked`` are the calls that it is the first to tell of."""
         for each in asked:
             self._asked(each, seen)
@@ -267,7 +267,7 @@ class Metrics:
                 self._end(event, seen, TrialState.FAILED, "")
                 self._failures.labels(seen.procedure, event.step, event.reason).inc()
 
-    def _asked(self, asked: Asked, seen: Seen) -> None:
+    def _asked(self, asked: ObservedModelCall, seen: ObservedTrial) -> None:
         call = asked.call
         # The name that it was asked by: what a server calls itself in its replies is not ours to bound.
         labels = (call.role.value, seen.models.get(call.role.value, "unknown"))
@@ -279,7 +279,7 @@ class Metrics:
         self._tokens_cached.labels(*labels).inc(call.tokens_cached)
         self._tokens_out.labels(*labels).inc(call.tokens_out)
 
-    def _end(self, event: VerdictGiven | TrialFailed, seen: Seen, outcome: TrialState, label: str) -> None:
+    def _end(self, event: VerdictGiven | TrialFailed, seen: ObservedTrial, outcome: TrialState, label: str) -> None:
         self._trials.labels(seen.procedure, outcome.value, label).inc()
         if seen.began is not None:
             seconds = max(0.0, (event.at - seen.began).total_seconds())  # the machine's clock may have been set back
@@ -290,3 +290,7 @@ class Metrics:
             self._unused_cached.inc(event.unused.tokens_cached)
             self._unused_out.inc(event.unused.tokens_out)
             self._unanswered.inc(event.unused.unanswered)
+
+
+CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+"""Names of gRPC status codes, which are those of google.rpc, by number."""

@@ -1,7 +1,7 @@
 """Spans for OpenTelemetry: a call of the wire, the trial that is held for it, and each call of a model in that.
 
 Those of a trial are made of its events, after the fact: what a record tells, a trace shows, and no more. Unless an
-operator asks for it (:mod:`serving.telemetry.contents`), no attribute holds anything of a meme. Names follow
+operator asks for it (:mod:`serving.telemetry.span_contents`), no attribute holds anything of a meme. Names follow
 OpenTelemetry's conventions for generative AI (which left the common conventions for a repository of their own,
 open-telemetry/semantic-conventions-genai, and are in development) and for RPC (release candidate); what they have no
 name for stands under ``memecourt.``. Beside them stand OpenInference's, by which Phoenix and others tell calls of
@@ -33,9 +33,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from court.events import AnyEvent, PrecedentsCited, TextRead, TrialFailed, TrialOpened, TrialResumed, VerdictGiven
 from court.record import TrialRecord
-from serving.assembly import SOFTWARE
-from serving.telemetry import contents
-from serving.telemetry.trials import Asked, Seen
+from serving import SOFTWARE
+from serving.telemetry import span_contents as contents
+from serving.telemetry.trial_state import ObservedModelCall, ObservedTrial
 
 _SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 """Codes that make a server's span one of an error, by the conventions; the others are the caller's own doing."""
@@ -133,7 +133,7 @@ class Tracing:
             span.set_status(Status(StatusCode.ERROR))
         span.end()
 
-    def note(self, event: AnyEvent, seen: Seen, asked: Sequence[Asked]) -> None:
+    def note(self, event: AnyEvent, seen: ObservedTrial, asked: Sequence[ObservedModelCall]) -> None:
         """An event of a trial was kept; ``asked`` are the calls that it is the first to tell of."""
         if isinstance(event, TrialOpened | TrialResumed):
             seen.span = self._trial(event, seen)
@@ -168,7 +168,7 @@ class Tracing:
             seen.span.set_status(Status(StatusCode.ERROR))
             seen.span.end(_ns(event.at))
 
-    def _trial(self, event: TrialOpened | TrialResumed, seen: Seen) -> Span:
+    def _trial(self, event: TrialOpened | TrialResumed, seen: ObservedTrial) -> Span:
         """A trial, in the trace that its record names: as a child of the call that it is held for, where that is its.
 
         One that is resumed, and one whose record names another trace, has no parent there, but a link to the call.
@@ -201,7 +201,7 @@ class Tracing:
         finally:
             _wanted_trace.reset(token)
 
-    def _asked(self, asked: Asked, event: AnyEvent, seen: Seen) -> None:
+    def _asked(self, asked: ObservedModelCall, event: AnyEvent, seen: ObservedTrial) -> None:
         """A call of a model. An event says how long it took and not when it ended: that is when it was kept, at most
         as much too late as the call waited for its turn in the record."""  # noqa: D205, D209
         call = asked.call
@@ -245,7 +245,7 @@ class Tracing:
         name: str,
         ended: datetime,
         seconds: float,
-        seen: Seen,
+        seen: ObservedTrial,
         told: Mapping[str, Any],
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> None:

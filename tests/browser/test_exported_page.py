@@ -3,8 +3,8 @@
 import pytest
 
 from court.record import TrialRecord
-from serving.export.kept import Kept, Pictures
 from serving.export.page import page
+from serving.export.source import Kept, Pictures
 from tests.hostile_trials import PAYLOADS, hostile
 from tests.shown_trials import drawn, full_trial
 

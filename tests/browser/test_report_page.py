@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
-from eval.report.gather import gather
-from eval.report.html import as_html
+from eval.reports.gather import gather
+from eval.reports.html import as_html
 from eval.runs.results import read_results
 from tests.report_runs import MARKUP, NOT, USUAL, VERY, Told, a_run
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eval.perf.postgres import PostgresServer, programs
-from retrieval.postgres.address import Address
+from retrieval.library.postgres.address import Address
 
 
 @pytest.fixture(scope="session")

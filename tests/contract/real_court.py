@@ -12,16 +12,16 @@ import grpc
 from court.errors import BadPicture
 from court.meme import Picture
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
-from retrieval.search.finder import LibraryFinder
+from retrieval.precedents.finder import LibraryFinder
 from serving.access.tokens import Tokens
-from serving.assembly import Courthouse
-from serving.docket.sql import SqlDocket
-from serving.reception.receiving import Memory
-from serving.reception.reception import Reception
-from serving.server import make_server, say_serving
-from serving.services.docket_service import DocketService
-from serving.services.precedents_service import PrecedentsService
-from serving.services.service import CourtService
+from serving.docket.store.sql import SqlDocket
+from serving.rpc.docket import DocketService
+from serving.rpc.flow_control import ReceiveBudget
+from serving.rpc.judge import CourtService
+from serving.rpc.precedents import PrecedentsService
+from serving.rpc.server import make_server, say_serving
+from serving.runner.executor import TrialExecutor
+from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from serving.telemetry import SILENT
 from tests.encoders import picture_of, png_of
@@ -66,7 +66,7 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
     """Serves from this folder, with these settings."""
     settings = Settings(home=path, **given)
     library = drawn_library(path / "library", 7, 40)
-    memory = Memory(settings.picture_memory, settings.idle)
+    memory = ReceiveBudget(settings.picture_memory, settings.idle)
     court = CourtService(settings, SILENT, memory)
     docket, precedents = DocketService(SILENT, memory), PrecedentsService(memory)
     tokens = Tokens.of(settings.tokens) if settings.tokens else None
@@ -80,8 +80,8 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
         records = SqlDocket.open(path / "docket.sqlite")
         stack.push_async_callback(records.close)
         reader = FakeReader("as read")
-        house = Courthouse(replace(a_court(reader=reader), finder=finder), OnePicture(), records)
-        reception = await stack.enter_async_context(Reception(house, settings))
+        house = TrialExecutor(replace(a_court(reader=reader), finder=finder), OnePicture(), records)
+        reception = await stack.enter_async_context(TrialRunner(house, settings))
         court.open(house, reception)
         docket.open(house, reception.forget)
         precedents.open(house, reception.decoders)

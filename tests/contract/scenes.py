@@ -15,11 +15,11 @@ from grpc_status import rpc_status
 
 from court.meme import Frame
 from memecourt.v1.court_pb2_grpc import CourtStub
-from serving.assembly import Courthouse
-from serving.docket.sql import SqlDocket
-from serving.reception.reception import Reception
-from serving.server import make_server, say_serving
-from serving.services.service import CourtService
+from serving.docket.store.sql import SqlDocket
+from serving.rpc.judge import CourtService
+from serving.rpc.server import make_server, say_serving
+from serving.runner.executor import TrialExecutor
+from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from tests.fakes import a_picture
 from tests.unit.test_trial import a_court
@@ -105,10 +105,10 @@ async def a_scene(
     server, healthy = await make_server(service)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    house = Courthouse(court or a_court(found, reader), FakePictures(pictures), docket)
+    house = TrialExecutor(court or a_court(found, reader), FakePictures(pictures), docket)
     address = f"127.0.0.1:{port}"
     try:
-        async with Reception(house, settings) as reception:
+        async with TrialRunner(house, settings) as reception:
             if open_court:
                 service.open(house, reception)
                 await say_serving(healthy)

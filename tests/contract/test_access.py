@@ -19,15 +19,16 @@ from court.errors import BadRequest
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from serving.access import tokens as token_file
-from serving.access.access import SCOPES
 from serving.access.callers import ANYBODY, Caller, NotAllowed, Scope, check_namespace, current, set_current
-from serving.access.following import follow_files
+from serving.access.reload import follow_files
 from serving.access.tls import Certificates
 from serving.access.tokens import Tokens
-from serving.server import MESSAGE_BYTES, make_server
-from serving.services.docket_service import DocketService
-from serving.services.precedents_service import PrecedentsService
-from serving.services.service import CourtService
+from serving.app import MESSAGE_BYTES
+from serving.rpc.auth import SCOPES
+from serving.rpc.docket import DocketService
+from serving.rpc.judge import CourtService
+from serving.rpc.precedents import PrecedentsService
+from serving.rpc.server import make_server
 from serving.settings import Settings
 from tests.contract.real_court import IMAGE, real_court
 
@@ -609,8 +610,8 @@ def test_a_renewed_certificate_is_shown_without_a_restart_and_connections_go_on(
 HANDSHAKES = """
 import asyncio, ssl, socket, sys, threading
 from serving.access.tls import Certificates
-from serving.server import make_server
-from serving.services.service import CourtService
+from serving.app import make_server
+from serving.rpc.judge import CourtService
 from serving.settings import Settings
 
 def shake_hands(port, trusted):

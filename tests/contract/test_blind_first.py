@@ -9,9 +9,9 @@ from sqlalchemy import delete
 from court.events import NearDuplicate, NearDuplicatesFound
 from court.verdict import Label, ReviewReason, Strength
 from serving.console.app import PAGES
-from serving.docket import desk_tables
-from serving.docket.desk_blind import knows
-from serving.docket.desk_index import Why
+from serving.docket.review.blinding import has_seen_verdict
+from serving.docket.review.projection import ReviewPriority
+from serving.docket.store import review_tables as desk_tables
 from tests.desk_pages import PICTURE, form_of, play_pages, said
 from tests.desks import trial, verdict
 from tests.dockets import NOON
@@ -36,9 +36,9 @@ QUERIES = {
         *(f"?label={label}" for label in Label), "?look=1", *(f"?label={label}&look=1" for label in Label),
         *(f"?state={state}" for state in ("OPEN", "DECIDED", "FAILED")),
     ],
-    "/desk": [f"?why={why}" for why in Why],
+    "/desk": [f"?why={why}" for why in ReviewPriority],
     "/desk/find": [
-        *(f"?label={label}" for label in Label), *(f"?why={why}" for why in Why),
+        *(f"?label={label}" for label in Label), *(f"?why={why}" for why in ReviewPriority),
         *(f"?text={word}" for word in ("monday", "zebra", "quagga")), "?category=nationality",
         "?label=HARMFUL&text=monday",
         "?reviewer=bea",
@@ -92,7 +92,7 @@ async def visited(it, ended):
         answer = await ada.client.request(method, path, **options)
         if answer.status_code == 303:
             answer = await ada.get(answer.headers["location"])
-        blind = not await it.docket.read(lambda connection: knows(connection, "a", "ada"))
+        blind = not await it.docket.read(lambda connection: has_seen_verdict(connection, "a", "ada"))
         text = re.sub(r"\b[0-9a-f]{64}\b|shown=[\w-]+|/sharp/[\w-]+", "", answer.text)
         found[method, path] = answer.status_code, text, blind
     return found

@@ -13,14 +13,14 @@ from click.testing import CliRunner
 
 from court.errors import BadLibrary, BadRequest
 from court.verdict import Label
-from retrieval.encoders import choose
+from retrieval import open as choose
 from retrieval.library.changes import Kind, Recorded
+from retrieval.library.edit import add_precedent
 from retrieval.library.manifest import LabelledMeme
-from retrieval.library.single import add_precedent
+from retrieval.library.postgres.address import Address
+from retrieval.library.postgres.push import push_library
 from retrieval.library.sources import Provenance
-from retrieval.library.writers import open_writer
-from retrieval.postgres.address import Address
-from retrieval.postgres.push import push_library
+from retrieval.open import open_writer
 from serving.cli.main import cli
 from tests.encoders import WordEncoder, picture_of
 from tests.libraries import ENCODER, PICTURES, drawn_library

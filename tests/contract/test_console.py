@@ -23,7 +23,7 @@ from serving.console.app import PAGES, create_app
 from serving.console.guard import POLICY
 from serving.console.registry import Page
 from serving.console.visitors import LONGEST_S, Role, Sessions
-from serving.docket.stored import packed, unpacked
+from serving.docket.store.bodies import packed, unpacked
 from tests.consoles import NotingDocket, Visit, app_of, fill, proof_in, tokens_for
 from tests.dockets import events_of
 from tests.hostile_trials import PAYLOADS, hostile
@@ -681,7 +681,7 @@ def test_two_trials_are_compared(scene):
         "x", picture=drawn(), label=Label.HARMFUL, model="another-model", rationale="The flag decides it."
     )
     from court.record import TrialRecord
-    from serving.console.compare import compare
+    from serving.views.compare import compare
 
     groups = {g.name: g for g in compare(TrialRecord.of(full_trial("y", picture=drawn())), TrialRecord.of(other))}
     differ = {row.name for group in groups.values() for row in group.rows if not row.same}

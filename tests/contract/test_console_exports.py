@@ -13,8 +13,8 @@ from court.errors import Unavailable
 from court.events import ReviewOutcome
 from court.verdict import Label
 from serving.export.document import read_document
-from serving.export.messages import PictureShown
-from serving.telemetry.contents import link_of
+from serving.telemetry.span_contents import link_of
+from serving.views.messages import PictureShown
 from tests.consoles import NotingDocket, Visit, app_of, fill, tokens_for
 from tests.dockets import events_of
 from tests.shown_trials import TEXT, drawn, full_trial

@@ -8,10 +8,10 @@ import grpc
 import pytest
 
 import memecourt.connection
-import serving.server
+import serving.app
 from memecourt.client import AsyncClient, judge_request
 from memecourt.v1 import court_pb2 as wire
-from serving.server import make_server
+from serving.rpc.server import make_server
 from tests.contract.fake_court import FakeCourt, served
 from tests.contract.test_client import Loop, Threads, answered
 from tests.freezing import a_way
@@ -104,8 +104,8 @@ class Watched:
 
 def hastened(monkeypatch, *names):
     """So many of the server's options, all where none is named, are a tenth."""
-    alive = [(name, value // 10 if name in names or not names else value) for name, value in serving.server._ALIVE]
-    monkeypatch.setattr(serving.server, "_ALIVE", alive)
+    alive = [(name, value // 10 if name in names or not names else value) for name, value in serving.rpc.server._ALIVE]
+    monkeypatch.setattr(serving.app, "_ALIVE", alive)
 
 
 def with_watcher(work, options=()):

@@ -12,11 +12,11 @@ from court.errors import Unavailable
 from court.events import ReviewOutcome, VerdictReviewed
 from court.verdict import Label, ReviewReason, Strength
 from memecourt.v1 import court_pb2 as wire
-from serving.console.desk.parts import REVIEWED
-from serving.docket.desk_locks import LOCK_MINUTES
-from serving.docket.rulings import Overrulings
-from serving.docket.sql import SqlDocket
-from serving.services.docket_service import DocketService
+from serving.console.review.parts import REVIEWED
+from serving.docket.review.corrections import Overrulings
+from serving.docket.review.locks import LOCK_MINUTES
+from serving.docket.store.sql import SqlDocket
+from serving.rpc.docket import DocketService
 from tests.contract.test_docket_service import Noted, a_scene
 from tests.desk_pages import PICTURE, form_of, play_pages, said
 from tests.desks import verdict

@@ -6,11 +6,12 @@ import pytest
 from sqlalchemy import Column, MetaData, String, Table, text
 
 from court.verdict import Label, Strength
-from serving.docket import desk_tables, tables
-from serving.docket.desk import Desk, Search
-from serving.docket.desk_locks import CaseTaken
-from serving.docket.postgres import SCHEMA
-from serving.docket.sql import SqlDocket
+from serving.docket.review.locks import CaseTaken
+from serving.docket.review.queue import ReviewQueue, Search
+from serving.docket.store import review_tables as desk_tables
+from serving.docket.store import tables
+from serving.docket.store.postgres import SCHEMA
+from serving.docket.store.sql import SqlDocket
 from tests.desks import NOBODY, play, verdict
 from tests.dockets import place_of
 
@@ -25,7 +26,7 @@ def place(docket_place):
 def test_two_servers_share_the_queue_the_locks_and_what_is_drawn(place):
     async def work(it):
         other = SqlDocket.open(place)
-        theirs = Desk(other, NOBODY, clock=it.clock, patience_s=60)
+        theirs = ReviewQueue(other, NOBODY, clock=it.clock, patience_s=60)
         try:
             for number in range(12):
                 await it.tried(

@@ -24,11 +24,11 @@ from court.errors import Unavailable
 from court.events import VerdictReviewed
 from court.record import TrialState
 from eval.perf.postgres import PostgresServer
-from retrieval.postgres.address import Address
-from serving.docket.audit import audit
+from retrieval.library.postgres.address import Address
+from serving.docket.audit.audit import audit
 from serving.docket.log.notes import VerifierKey
-from serving.docket.sql import SqlDocket
-from serving.docket.store import DocketError, RequestName
+from serving.docket.ports import DocketError, RequestName
+from serving.docket.store.sql import SqlDocket
 from tests.dockets import NIGHTLY, NOON, append_all, events_of, place_of, reviewing, shown, with_docket
 from tests.fakes import a_picture
 from tests.tampering import drawn

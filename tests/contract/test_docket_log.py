@@ -10,10 +10,7 @@ from sqlalchemy import select
 from court.events import PrecedentReading, PrecedentsCited, ReviewOutcome, Ruling, VerdictGiven
 from court.verdict import Label
 from memecourt.verify import verify_bundle
-from serving.docket import desk_tables
-from serving.docket import tables as t
-from serving.docket.audit import audit, bundled
-from serving.docket.keys import KeyFile
+from serving.docket.audit.audit import audit, bundled
 from serving.docket.log.entries import check
 from serving.docket.log.merkle import (
     Frontier,
@@ -24,10 +21,13 @@ from serving.docket.log.merkle import (
     verify_inclusion,
 )
 from serving.docket.log.notes import VerifierKey, open_checkpoint
-from serving.docket.proofs import nodes
-from serving.docket.sql import SqlDocket
-from serving.docket.store import DocketError, NotDecided, RequestName, TrialErased, TrialUnknown
-from serving.docket.stored import GONE, PART, unpacked
+from serving.docket.ports import DocketError, NotDecided, RequestName, TrialErased, TrialUnknown
+from serving.docket.store import review_tables as desk_tables
+from serving.docket.store import tables as t
+from serving.docket.store.bodies import GONE, PART, unpacked
+from serving.docket.store.keys import KeyFile
+from serving.docket.store.log_queries import nodes
+from serving.docket.store.sql import SqlDocket
 from tests.dockets import NOON, append_all, events_of, place_of, reviewing, with_docket
 from tests.fakes import a_picture
 from tests.unit.test_erasing import Marked
@@ -138,7 +138,7 @@ def test_claims_alone_sign_nothing_and_many_appends_are_signed_once(docket_place
             signed.append(1)
             return super().__call__(known)
 
-    monkeypatch.setattr("serving.docket.sql.KeyFile", Counting)
+    monkeypatch.setattr("serving.docket.store.sql.KeyFile", Counting)
 
     async def scene(docket):
         async def claim(number):

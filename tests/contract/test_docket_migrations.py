@@ -14,12 +14,13 @@ from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import DatabaseError
 
 from court.record import TrialRecord
-from retrieval.postgres.address import Address
-from serving.docket import desk_tables, schema, triggers
-from serving.docket import tables as t
-from serving.docket.keys import KeyFile
-from serving.docket.postgres import SCHEMA
-from serving.docket.store import DocketError
+from retrieval.library.postgres.address import Address
+from serving.docket.ports import DocketError
+from serving.docket.store import review_tables as desk_tables
+from serving.docket.store import schema, triggers
+from serving.docket.store import tables as t
+from serving.docket.store.keys import KeyFile
+from serving.docket.store.postgres import SCHEMA
 from tests.contract.test_docket_log import checked
 from tests.dockets import NOON, append_all, events_of, random_records, shown, with_docket
 
@@ -93,7 +94,7 @@ def old_docket(docket_place):
 
 
 def fill(engine, trials):
-    from serving.docket.writes import trial_change, trial_row
+    from serving.docket.store.writes import trial_change, trial_row
 
     name = t.Name()
     with engine.begin() as connection:
@@ -119,7 +120,7 @@ def fill(engine, trials):
 
 
 def test_a_docket_of_format_2_is_upgraded_where_it_stands(old_docket, using, monkeypatch):
-    monkeypatch.setattr("serving.docket.schema.CHUNK", 11)
+    monkeypatch.setattr("serving.docket.store.schema.CHUNK", 11)
     trials = [*random_records(random.Random(3), 60, NOON), events_of("a")]
     fill(old_docket, trials)
 
@@ -148,7 +149,7 @@ def test_a_docket_of_format_2_is_upgraded_where_it_stands(old_docket, using, mon
 
 
 def test_an_upgraded_docket_has_the_tables_and_triggers_of_a_new_one(old_docket, docket_place, using):
-    """And new ones those that :mod:`serving.docket.tables` says."""
+    """And new ones those that :mod:`serving.docket.store.tables` says."""
 
     def looked_at():
         with old_docket.connect() as connection:

@@ -39,12 +39,12 @@ from court.record import TrialState
 from court.verdict import Label, Review, ReviewReason, Strength, Strengths, Verdict
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import DocketStub
-from retrieval.postgres.address import Address
+from retrieval.library.postgres.address import Address
 from serving.access.callers import Caller, Scope
-from serving.docket.sql import SqlDocket
-from serving.reception.receiving import Memory
-from serving.services.docket_service import SERVICE, DocketService
-from serving.services.listings import place_of, token_of, which_of
+from serving.docket.store.sql import SqlDocket
+from serving.rpc.docket import SERVICE, DocketService
+from serving.rpc.flow_control import ReceiveBudget
+from serving.rpc.listings import place_of, token_of, which_of
 from tests.service_calls import Refusal, a_channel, by, refused
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ async def a_scene(place: Path | Address, *, docket: Any = None) -> AsyncIterator
     docket = docket or SqlDocket.open(place)
     noted = Noted()
     overruled: list[str] = []
-    service = DocketService(noted, Memory(64 * 2**20, 20.0))  # type: ignore[arg-type]
+    service = DocketService(noted, ReceiveBudget(64 * 2**20, 20.0))  # type: ignore[arg-type]
     service.open(SimpleNamespace(docket=docket), overruled.append)  # type: ignore[arg-type]
     try:
         async with a_channel(service.handler(), callers=CALLERS) as channel:
@@ -306,7 +306,7 @@ def test_a_page_has_fifty_unless_asked_otherwise_and_at_most_a_thousand(sqlite: 
 
 def forged(which: Any, said: bytes) -> str:
     """A token sealed like ours: the seal needs no key."""
-    from serving.services.listings import _seal
+    from serving.rpc.listings import _seal
 
     return base64.urlsafe_b64encode(_seal(said, which) + said).decode().rstrip("=")
 

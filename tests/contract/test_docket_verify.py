@@ -13,9 +13,9 @@ from sqlalchemy import Engine, text
 
 from court.events import TrialOpened
 from memecourt.verify import verify_bundle, verify_receipt
-from serving.docket.audit import audit, bundled
+from serving.docket.audit.audit import audit, bundled
 from serving.docket.log.notes import VerifierKey
-from serving.docket.sql import SqlDocket
+from serving.docket.store.sql import SqlDocket
 from tests.contract.test_docket_migrations import fill
 from tests.contract.test_docket_migrations import old_docket as old_docket
 from tests.dockets import NIGHTLY, NOON, append_all, place_of, random_records, with_docket

@@ -9,17 +9,18 @@ import pytest
 from court.events import ModelCall, Procedure, ReviewOutcome, Role, TrialFailed, TrialResumed, VerdictReviewed
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
-from serving.assembly import Ask, Courthouse
-from serving.docket.sql import SqlDocket
-from serving.docket.store import (
-    Claim,
+from serving.docket.ports import (
     DocketError,
+    Lease,
     NotDecided,
     RequestConflict,
     RequestName,
     TrialFilter,
     TrialUnknown,
 )
+from serving.docket.store.sql import SqlDocket
+from serving.runner.executor import TrialExecutor
+from serving.runner.request import TrialRequest
 from tests.contract.scenes import IMAGE, FakePictures
 from tests.dockets import NOON, append_all, events_of, place_of, random_records, reviewing, shown, with_docket
 from tests.fakes import a_picture
@@ -120,11 +121,11 @@ def test_a_summary_trial_takes_no_more_commits_than_it_has_to_wait_for(using, mo
             told.append(event)
             assert event in await docket.events(event.trial_id)
 
-        house = Courthouse(a_court(), FakePictures(), docket)
+        house = TrialExecutor(a_court(), FakePictures(), docket)
         picture = await house.pictures.read(IMAGE)
         await docket.keep_picture(picture)
         commits.clear()
-        hearing = await house.hear(Ask(IMAGE, text=text), watch, picture=picture)
+        hearing = await house.hear(TrialRequest(IMAGE, text=text), watch, picture=picture)
         return hearing.record, await docket.record(hearing.record.trial_id), told, len(commits)
 
     record, kept, told, commits = using(scene)
@@ -138,8 +139,8 @@ def test_a_summary_trial_goes_on_wherever_it_was_cut_off(using, kept):
     """Those of earlier versions may have been cut off between any two events."""
 
     async def scene(docket):
-        house = Courthouse(a_court(), FakePictures(), docket)
-        whole = (await house.hear(Ask(IMAGE, text="given"))).record
+        house = TrialExecutor(a_court(), FakePictures(), docket)
+        whole = (await house.hear(TrialRequest(IMAGE, text="given"))).record
         await append_all(docket, [event.model_copy(update={"trial_id": "cut"}) for event in whole.events[:kept]])
         await house.resume("cut")
         return whole, await docket.record("cut")
@@ -317,10 +318,10 @@ def test_a_request_is_claimed_once_and_another_under_its_name_is_refused(using):
         )
 
     stands, again, refused, elsewhere, twice, kept, odd = using(scene)
-    assert stands == again == kept == Claim(NAME, "p", "t1", "A")
+    assert stands == again == kept == Lease(NAME, "p", "t1", "A")
     assert (refused.reason, refused.field) == ("REQUEST_ID_TAKEN", "request_id")
     assert elsewhere.trial_id == "t4"
-    assert twice == odd == Claim(strange, "s", "x", "A")
+    assert twice == odd == Lease(strange, "s", "x", "A")
 
 
 def test_a_claim_is_taken_over_by_one_of_many(using):
@@ -335,7 +336,7 @@ def test_a_claim_is_taken_over_by_one_of_many(using):
     won, stale, anew, kept, late = using(scene)
     assert len(won) == 1 and won[0].trial_id == "t1"
     assert stale is None and late is None
-    assert anew == kept == Claim(NAME, "p", "t2", "C")
+    assert anew == kept == Lease(NAME, "p", "t2", "C")
 
 
 def claim_many(place, owner, names, start, results):

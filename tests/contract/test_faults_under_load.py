@@ -22,7 +22,7 @@ from court.record import TrialState
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
-from serving.reception import loose_ends
+from serving.runner import reaper as loose_ends
 from tests.contract.scenes import a_scene, rest_of, told, until
 from tests.dockets import NIGHTLY, place_of
 from tests.fakes import FakeReader

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from memecourt.client import judge_request
 from memecourt.v1.court_pb2_grpc import CourtStub
-from serving.services.health import COURT, LIVENESS
+from serving.rpc.health import COURT, LIVENESS
 from tests.contract.scenes import play
 from tests.fakes import FakeReader
 from tests.flooder import ACK, FLOODS, MAX_CONCURRENT_STREAMS, PREFACE, SETTINGS, flood, frame, headers_only, ping

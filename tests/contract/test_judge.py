@@ -19,21 +19,20 @@ from court.errors import (
     ModelRefused,
     Overrun,
     ReplyUnusable,
-    TrialAborted,
     Unavailable,
 )
 from court.events import NearDuplicate, Procedure, TextSource
 from court.precedents import Relation
-from court.record import TrialState
+from court.record import TrialAborted, TrialState
 from court.settings import TrialSettings
 from court.verdict import Label, ReviewReason, ScoreMeaning, Strength
 from memecourt.client import AsyncClient, Client, JudgeError, judge_request
 from memecourt.v1 import court_pb2 as wire
-from serving.docket.store import TrialUnknown
-from serving.reception.receiving import MESSAGE_BYTES, Lot
-from serving.reception.request import Call
-from serving.services.service import SERVICE
-from serving.services.status import failure_of, status_of
+from serving.docket.ports import TrialUnknown
+from serving.rpc.flow_control import MESSAGE_BYTES, Reservation
+from serving.rpc.judge import SERVICE
+from serving.rpc.status import failure_of, status_of
+from serving.runner.request import Call
 from tests.cast import RULING, Cast, full_court
 from tests.contract.scenes import IMAGE, a_scene, play, told
 from tests.fakes import FakeReader, H, N, findings
@@ -222,7 +221,7 @@ def test_what_a_call_sent_is_gone_with_its_answer(tmp_path, end):
     async def work(it):
         if "reader" in options:
             reader.wait = asyncio.Event()
-        with uncollected(Call, Lot) as left:
+        with uncollected(Call, Reservation) as left:
             for number in range(3):
                 request = judge_request(IMAGE, client_token=b"%d" % number)
                 call = it.stub.Judge(request, timeout=1 if end == "deadline" else 20)
@@ -638,7 +637,7 @@ def test_every_kind_of_error_has_its_code():
     ours = {k for k in _kinds(CourtError) if k.__module__.split(".")[0] in ("court", "serving", "retrieval")}
     ours -= {TrialAborted}  # carries another error, whose code it has
     # Of no call: what ends the command that starts a vLLM, and what the console alone is told.
-    ours = {kind for kind in ours if kind.__module__ not in ("serving.models.vllm", "serving.docket.desk_locks")}
+    ours = {kind for kind in ours if kind.__module__ not in ("serving.models.vllm", "serving.docket.review.locks")}
     assert {kind.__name__ for kind in ours} - expected.keys() == set()
     for kind in ours:
         error = special.get(kind.__name__) or kind("What is wrong, and what to do.")

@@ -10,9 +10,9 @@ from google.rpc import code_pb2, error_details_pb2
 from court.errors import BadLibrary
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
-from serving.services.calls import answered
-from serving.services.judge_stream import _Stream
-from serving.services.service import SERVICE
+from serving.rpc.calls import finish_call
+from serving.rpc.judge import SERVICE
+from serving.rpc.judge_stream import _Stream
 from tests.contract.scenes import IMAGE, play, rest_of, told, until
 from tests.fakes import FakeReader
 from tests.leftovers import soon, uncollected
@@ -385,7 +385,7 @@ def test_what_the_library_raises_where_a_caller_is_gone_cancels_the_call_and_a_f
         async def answer():
             raise error
 
-        return await answered(Context(), answer())
+        return await finish_call(Context(), answer())
 
     gone = grpc.aio.InternalError("Failed to send")
     for error in (gone, ExceptionGroup("", [gone, ExceptionGroup("", [gone])])):

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import grpc
 
-from court.agents import Chair, Chairs
-from court.backends.chat_completions import ChatCompletions, http_client
-from court.backends.chat_wire import Capabilities
-from court.backends.scripted import ScriptedModel
+from court.backends.chat.client import ChatCompletions, http_client
+from court.backends.chat.scripted import ScriptedModel
+from court.backends.chat.wire import Capabilities
 from court.record import TrialState
+from court.roles import RoleModel, RoleModels
 from court.trial import Court
-from eval.perf.stand_in import StandIn, serving
-from eval.perf.stand_in_faults import Faults
-from eval.perf.stand_in_settings import Settings as StandInSettings
+from eval.perf.model_server.faults import Faults
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.perf.model_server.settings import Settings as StandInSettings
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from tests.cast import Cast, PictureFinder, full_court
@@ -30,7 +30,7 @@ CANCELS = 200 if NIGHTLY else 30
 TICK_S = 0.01
 
 
-class TickingStandIn(StandIn):
+class TickingStandIn(FakeModelServer):
     """Answers no call by itself, and knows by its own clock how long each stayed after its caller had left.
 
     The clock counts how often the loop that it shares with everybody here came round after a sleep: a machine that is
@@ -68,12 +68,12 @@ def test_the_model_call_of_a_caller_that_leaves_is_gone_within_a_second_by_the_m
         async with serving(server) as port, http_client() as http:
             model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="stand-in", http=http)
             model.capabilities = Capabilities()
-            chair = Chair(model)
+            chair = RoleModel(model)
             court = Court(
                 finder=PictureFinder(findings([H] * 5)),
                 text_reader=FakeReader("as read"),
                 software="test",
-                chairs=Chairs(chair, chair, chair, chair),
+                chairs=RoleModels(chair, chair, chair, chair),
             )
             async with a_scene(tmp_path, court=court, concurrent_trials=CANCELS) as it:
 

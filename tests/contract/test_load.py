@@ -9,12 +9,12 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from court.backends.scripted import ScriptedModel
+from court.backends.chat.scripted import ScriptedModel
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
-from serving.reception.receiving import MESSAGE_BYTES
-from serving.services.service import SERVICE
+from serving.rpc.flow_control import MESSAGE_BYTES
+from serving.rpc.judge import SERVICE
 from tests.cast import Cast, full_court
 from tests.contract.real_court import IMAGE as DRAWN
 from tests.contract.real_court import real_court

@@ -19,15 +19,15 @@ from court.precedents import Findings
 from court.verdict import Label
 from eval.perf.postgres import PostgresServer, postgres
 from retrieval.library.changes import Kind
+from retrieval.library.filters import duplicate_key
 from retrieval.library.journal import frame_of, next_head
 from retrieval.library.library import Library
+from retrieval.library.postgres import connections
+from retrieval.library.postgres.address import Address
+from retrieval.library.postgres.push import push_library
+from retrieval.library.postgres.writer import PostgresWriter
 from retrieval.library.writer import LibraryWriter
-from retrieval.likeness.clones import clone_key
-from retrieval.postgres import connections
-from retrieval.postgres.address import Address
-from retrieval.postgres.push import push_library
-from retrieval.postgres.writer import PostgresWriter
-from retrieval.search.pgvector import PgvectorFinder, encoder_of
+from retrieval.precedents.postgres_finder import PgvectorFinder, encoder_of
 from tests.encoders import WordEncoder
 from tests.libraries import ENCODER, drawn_library, drawn_meme
 
@@ -181,7 +181,7 @@ def test_a_search_sees_one_library_whole_while_libraries_are_replaced(database: 
         for seed, (name, size) in enumerate([("a", 30), ("b", 55)])
     }
     # Of clones one is heard.
-    heard = {name: len({clone_key(meme) for meme in library.memes}) for name, library in libraries.items()}
+    heard = {name: len({duplicate_key(meme) for meme in library.memes}) for name, library in libraries.items()}
     push_library(libraries["a"], database)
     finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
     done = threading.Event()
@@ -392,7 +392,7 @@ def test_who_waits_too_long_for_another_writer_is_told_so(
     database: Address, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push_library(library, database)
-    monkeypatch.setattr("retrieval.postgres.writer._WAIT_S", 0.2)
+    monkeypatch.setattr("retrieval.library.postgres.writer._WAIT_S", 0.2)
     with psycopg.connect(**database.parameters()) as blocker:
         blocker.execute("SELECT pg_advisory_xact_lock(hashtext('memecourt.precedents'))")
         with pytest.raises(Unavailable) as locked:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from retrieval.encoders.builtin import BuiltinEncoder
-from retrieval.postgres.address import Address
+from retrieval.embed.builtin import BuiltinEncoder
+from retrieval.library.postgres.address import Address
 from serving.cli.main import cli
 from serving.settings import Settings
 from tests.libraries import drawn_library

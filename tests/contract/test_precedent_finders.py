@@ -18,16 +18,16 @@ from court.meme import Frame
 from court.precedents import Findings
 from court.verdict import Label
 from retrieval.library.changes import Kind
-from retrieval.library.kept import shrink
+from retrieval.library.filters import Filter
 from retrieval.library.library import Library
 from retrieval.library.manifest import Safeguards
+from retrieval.library.postgres.address import Address
+from retrieval.library.postgres.push import push_library
+from retrieval.library.postgres.writer import PostgresWriter
+from retrieval.library.thumbnails import shrink
 from retrieval.library.writer import LibraryWriter
-from retrieval.postgres.address import Address
-from retrieval.postgres.push import push_library
-from retrieval.postgres.writer import PostgresWriter
-from retrieval.search.filters import Filter
-from retrieval.search.finder import LibraryFinder
-from retrieval.search.pgvector import PgvectorFinder
+from retrieval.precedents.finder import LibraryFinder
+from retrieval.precedents.postgres_finder import PgvectorFinder
 from tests.encoders import picture_of
 from tests.libraries import ENCODER, EPOCH, PICTURES, WORDS, drawn_library, drawn_meme
 
@@ -248,7 +248,7 @@ def test_the_last_precedent_stays(request: pytest.FixtureRequest, tmp_path: Path
 
 
 def test_pictures_are_those_that_were_kept(place: Place, tmp_path: Path) -> None:
-    from retrieval.library.kept import frame_of
+    from retrieval.library.thumbnails import frame_of
 
     library = drawn_library(tmp_path / "again", 7, 40)
     kept = {meme.id: library.picture_of(meme) for meme in library.memes}

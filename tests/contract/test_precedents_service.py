@@ -17,28 +17,28 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2
 
-from court.backends.picture_reader import GuardedPictureReader
+from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadLibrary, Unavailable
 from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import PrecedentsStub
 from retrieval.library import journal, storage
 from retrieval.library.changes import Kind
-from retrieval.library.following import follow
+from retrieval.library.filters import duplicate_key
 from retrieval.library.library import Library
 from retrieval.library.manifest import LabelledMeme
+from retrieval.library.postgres.address import Address
+from retrieval.library.postgres.push import push_library
+from retrieval.library.reload import follow
 from retrieval.library.writer import LibraryWriter
-from retrieval.library.writers import open_writer
-from retrieval.likeness.clones import clone_key
-from retrieval.postgres.address import Address
-from retrieval.postgres.push import push_library
-from retrieval.search.finder import LibraryFinder
-from retrieval.search.pgvector import PgvectorFinder
+from retrieval.open import open_writer
+from retrieval.precedents.finder import LibraryFinder
+from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.access.callers import Caller, Scope
-from serving.reception.decoders import Decoders
-from serving.reception.quarantine import Quarantine
-from serving.reception.receiving import Memory
-from serving.services.precedents_service import SERVICE, PrecedentsService
+from serving.rpc.flow_control import ReceiveBudget
+from serving.rpc.precedents import SERVICE, PrecedentsService
+from serving.runner.decoding import DecodingPool
+from serving.runner.quarantine import Quarantine
 from tests.encoders import PlainPictureReader, picture_of, png_of
 from tests.fakes import FakeFinder, H, findings
 from tests.libraries import ENCODER, EPOCH, PICTURES, TUNING, drawn_library, drawn_meme
@@ -162,9 +162,9 @@ async def a_scene(place: Path | Address, *, pictures: Any = None, finder: Any = 
     elif own:
         finder = LibraryFinder(Library.open(place, ENCODER.identity), ENCODER)
         following = asyncio.create_task(follow(finder, lambda _: None, every_s=0.02))
-    service = PrecedentsService(Memory(64 * 2**20, 20.0))
+    service = PrecedentsService(ReceiveBudget(64 * 2**20, 20.0))
     house = SimpleNamespace(court=SimpleNamespace(finder=finder), pictures=pictures or PlainPictureReader())
-    service.open(house, Decoders(house.pictures, Quarantine(None), 2))  # type: ignore[arg-type]
+    service.open(house, DecodingPool(house.pictures, Quarantine(None), 2))  # type: ignore[arg-type]
     try:
         async with a_channel(
             service.handler(), callers=CALLERS, options=[("grpc.max_receive_message_length", -1)]
@@ -283,7 +283,7 @@ FILTERS = (
 
 def test_filters_let_through_what_they_ask_for(place: Path | Address, drawn: Library) -> None:
     def one_of(meme: LabelledMeme) -> object:
-        return clone_key(meme) or meme.id  # of clones the nearest is found
+        return duplicate_key(meme) or meme.id  # of clones the nearest is found
 
     async def work(it: Scene) -> int:
         memes = {meme.id: meme for meme in drawn.memes}

@@ -11,7 +11,7 @@ from google.protobuf import json_format
 
 import memecourt.verify as alone
 from memecourt.v1 import court_pb2 as wire
-from serving.docket.audit import audit, bundled
+from serving.docket.audit.audit import audit, bundled
 from serving.docket.log.anchors import read_anchor
 from serving.docket.log.notes import VerifierKey
 from tests.contract.scenes import IMAGE, a_scene

@@ -2,7 +2,7 @@
 
 import pytest
 
-from retrieval.postgres.address import Address
+from retrieval.library.postgres.address import Address
 from tests.unit.test_reception import (  # noqa: F401 - collected here too, with the fixture below
     Town,
     test_a_meme_whose_trial_came_to_nothing_gets_one_more_at_whichever_server_and_no_others,

@@ -8,8 +8,8 @@ import pytest
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import Scope
 from serving.access.tokens import add
-from serving.docket.store import RequestName
-from serving.reception.reception import Reception
+from serving.docket.ports import RequestName
+from serving.runner.runner import TrialRunner
 from tests.contract.real_court import IMAGE, real_court
 from tests.libraries import drawn_library
 from tests.service_calls import refused
@@ -25,14 +25,14 @@ def asked(**fields):
 @pytest.fixture
 def again(monkeypatch):
     """What came of each request that was taken for a repeat: whether it was answered as one."""
-    answered, really = [], Reception.again
+    answered, really = [], TrialRunner.again
 
     async def again(self, given, request_id):
         record = await really(self, given, request_id)
         answered.append(record is not None)
         return record
 
-    monkeypatch.setattr(Reception, "again", again)
+    monkeypatch.setattr(TrialRunner, "again", again)
     return answered
 
 

@@ -14,7 +14,7 @@ import pytest
 from court.errors import Unavailable
 from memecourt.v1 import court_pb2 as wire
 from retrieval.library.writer import LibraryWriter
-from serving.docket.rulings import Overrulings, Rulings
+from serving.docket.review.corrections import Corrections, Overrulings
 from tests.contract.test_docket_service import Scene, a_scene
 from tests.libraries import ENCODER, drawn_library
 
@@ -32,7 +32,7 @@ def play(path: Path, work: Any, overrulings: Overrulings, *, gone: bool = False)
             yield writer
 
         async with a_scene(path / "docket.sqlite") as it:
-            rulings = Rulings(opened, lambda: ENCODER, it.docket, overrulings)
+            rulings = Corrections(opened, lambda: ENCODER, it.docket, overrulings)
             it.service.open(SimpleNamespace(docket=it.docket), it.overruled.append, rulings)  # type: ignore[arg-type]
             return await work(it, writer)
 

@@ -22,21 +22,21 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, rpc_
 from PIL import ExifTags, Image, PngImagePlugin
 from prometheus_client.parser import text_string_to_metric_families
 
-from court.backends.picture_reader import GuardedPictureReader
+from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest, Unavailable
 from court.events import Procedure
 from court.meme import Meme
 from court.record import TrialRecord
-from court.trial import Case
+from court.trial import TrialCase
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub
-from serving.assembly import Courthouse
-from serving.docket.sql import SqlDocket
-from serving.reception.reception import Reception
-from serving.server import make_server
-from serving.services.calls import streaming, unary
-from serving.services.docket_service import DocketService
-from serving.services.service import CourtService
+from serving.docket.store.sql import SqlDocket
+from serving.rpc.calls import streaming, unary
+from serving.rpc.docket import DocketService
+from serving.rpc.judge import CourtService
+from serving.rpc.server import make_server
+from serving.runner.executor import TrialExecutor
+from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from serving.telemetry import open_telemetry
 from tests.cast import Cast, full_court
@@ -93,7 +93,7 @@ class Stand:
                 await asyncio.sleep(60)
             case "fine":
                 return wire.JudgeResponse()
-        case = Case(
+        case = TrialCase(
             trial_id=f"trial of {request.request_id}",
             meme=Meme(self.picture, request.text if request.HasField("text") else None),
             procedure=Procedure.FULL,
@@ -421,7 +421,7 @@ def test_a_trial_that_fails_says_where_and_why(collector):
 
 
 def test_a_trial_that_is_resumed_goes_on_in_the_trace_that_its_record_names(collector):
-    case = Case("t", a_meme(), Procedure.FULL, trace_id=TRACE, request_id="r-1")
+    case = TrialCase("t", a_meme(), Procedure.FULL, trace_id=TRACE, request_id="r-1")
     whole = asyncio.run(a_court().hear(case, Notes()))
     cut = TrialRecord.of(whole.events[:8])
 
@@ -587,7 +587,7 @@ def test_without_a_console_a_picture_is_named_by_its_digest(collector):
 
 
 def test_a_trial_that_is_taken_up_again_still_shows_what_was_sent(collector):
-    whole = asyncio.run(a_court().hear(Case("t", Meme(a_picture(), "x"), Procedure.FULL), Notes()))
+    whole = asyncio.run(a_court().hear(TrialCase("t", Meme(a_picture(), "x"), Procedure.FULL), Notes()))
     cut = TrialRecord.of(whole.events[:6])
 
     async def work(it):
@@ -658,8 +658,8 @@ async def a_server(path, court):
         stack.push_async_callback(docket.close)
         pictures = GuardedPictureReader(workers=1)
         stack.push_async_callback(pictures.aclose)
-        house = Courthouse(court, pictures, docket)
-        reception = await stack.enter_async_context(Reception(house, settings, telemetry))
+        house = TrialExecutor(court, pictures, docket)
+        reception = await stack.enter_async_context(TrialRunner(house, settings, telemetry))
         services = CourtService(settings, telemetry), DocketService(telemetry)
         services[0].open(house, reception)
         services[1].open(house, reception.forget)

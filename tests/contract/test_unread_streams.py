@@ -8,9 +8,9 @@ import pytest
 
 from memecourt.client import AsyncClient
 from memecourt.v1 import court_pb2 as wire
-from serving.reception.receiving import Memory
-from serving.server import make_server
-from serving.services.calls import streaming
+from serving.rpc.calls import streaming
+from serving.rpc.flow_control import ReceiveBudget
+from serving.rpc.server import make_server
 from tests.service_calls import refused
 
 COUNT = 40
@@ -23,7 +23,7 @@ class Exporting:
 
     def __init__(self, idle_s):
         self.ended = asyncio.Event()
-        self.memory = Memory(2**28, idle_s)
+        self.memory = ReceiveBudget(2**28, idle_s)
         self.calls = 0
 
     async def export(self, request, context):
@@ -54,7 +54,7 @@ async def serving(idle_s):
 
 
 def test_a_stream_that_nobody_reads_ends_and_another_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.services.calls._MOST_STREAMS", 1)
+    monkeypatch.setattr("serving.rpc.calls._MOST_STREAMS", 1)
 
     async def work():
         async with serving(0.5) as (service, address), grpc.aio.insecure_channel(address, options=NARROW) as channel:

@@ -14,8 +14,9 @@ from court.events import ReviewOutcome
 from court.verdict import Label
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
-from serving.assembly import Ask, Courthouse
-from serving.docket.sql import SqlDocket
+from serving.docket.store.sql import SqlDocket
+from serving.runner.executor import TrialExecutor
+from serving.runner.request import TrialRequest
 from tests.cast import Cast, full_court
 from tests.contract.scenes import IMAGE, FakePictures, play, rest_of, told
 from tests.fakes import FakeReader
@@ -54,8 +55,8 @@ async def held_elsewhere(it, path, reader):
     """Another server holds a trial, which waits for its text: the trial's id, and what comes of it."""
     reader.wait, reader.asked = asyncio.Event(), asyncio.Event()
     docket = SqlDocket.open(path / "docket.sqlite")
-    elsewhere = Courthouse(a_court(None, reader), FakePictures(), docket)
-    hearing = asyncio.create_task(elsewhere.hear(Ask(image=IMAGE)))
+    elsewhere = TrialExecutor(a_court(None, reader), FakePictures(), docket)
+    hearing = asyncio.create_task(elsewhere.hear(TrialRequest(image=IMAGE)))
     await reader.asked.wait()
     (trial_id,) = await it.docket.open_trials()
     try:

@@ -15,8 +15,8 @@ from google.rpc import error_details_pb2
 
 from memecourt.client import AsyncClient
 from memecourt.v1 import court_pb2 as wire
-from serving.docket.sql import SqlDocket
-from serving.docket.store import DocketError
+from serving.docket.ports import DocketError
+from serving.docket.store.sql import SqlDocket
 from tests.contract.test_docket_service import AT, TIMEOUT, Scene, a_scene
 from tests.service_calls import by, refused
 
@@ -51,7 +51,7 @@ async def told(call: Any, count: int) -> Sequence[wire.WatchReviewsResponse]:
 
 
 def test_so_many_watch_at_once_and_others_are_told_to_come_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.services.calls._MOST_STREAMS", 2)
+    monkeypatch.setattr("serving.rpc.calls._MOST_STREAMS", 2)
 
     async def work(it: Scene) -> Any:
         await it.tried("t-1")

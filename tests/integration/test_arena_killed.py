@@ -24,7 +24,7 @@ AT_ONCE = 3 * 8  # calls under way: models, and what a chair asks at once
 CHILD = """
 import asyncio, os, sys
 from pathlib import Path
-from eval.runs.calls import CallStore
+from eval.models.call_cache import CallStore
 from tests.integration.test_arena_killed import DELAY_S, arena_in
 
 root = Path(sys.argv[1])

@@ -24,13 +24,13 @@ from click.testing import CliRunner
 
 from eval.cli import cli
 from eval.datasets.protocol import Level
-from eval.perf.stand_in import StandIn, serving
-from eval.perf.stand_in_settings import FEATURES, Settings
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.perf.model_server.settings import FEATURES, Settings
 from eval.runs.folder import RunFolder
 from eval.runs.prediction import Outcome
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import Ability, expected, rounds_of
-from serving.docket.sql import SqlDocket
+from serving.docket.store.sql import SqlDocket
 
 pytestmark = pytest.mark.integration
 
@@ -225,7 +225,7 @@ class Served:
 
     def __init__(self):
         # Without ids of pictures: with them the same request looks different once the server has the picture.
-        self.server = StandIn(Settings(play="synthetic", features=FEATURES - {"picture_ids"}), keep=True)
+        self.server = FakeModelServer(Settings(play="synthetic", features=FEATURES - {"picture_ids"}), keep=True)
 
     @contextlib.contextmanager
     def listening(self):
@@ -460,7 +460,7 @@ def test_an_exported_run_says_what_the_run_says(harmeme, study, due):
 
 def test_in_the_layout_of_fhm_before_a_server_of_its_own(tmp_path):
     bench = Bench(tmp_path, "fhm")
-    command = [sys.executable, "-m", "eval.perf.stand_in", "--play", "synthetic", "--port", "0"]
+    command = [sys.executable, "-m", "eval.perf.model_server.server", "--play", "synthetic", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
         try:
             address = f"http://127.0.0.1:{json.loads(process.stdout.readline())['port']}"

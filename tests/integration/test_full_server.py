@@ -45,7 +45,7 @@ class ModelServer:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "eval.perf.stand_in", "--port", str(self.port), *self.options],
+            [sys.executable, "-m", "eval.perf.model_server.server", "--port", str(self.port), *self.options],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -9,10 +9,11 @@ import pytest
 
 from court.errors import NotLoaded
 from court.record import TrialState
-from serving.assembly import Ask, Pins, open_courthouse
-from serving.docket.store import RequestName
-from serving.reception.reception import Reception
+from serving.docket.ports import RequestName
+from serving.runner.request import RequiredVersions, TrialRequest
+from serving.runner.runner import TrialRunner
 from serving.settings import Settings
+from serving.wiring import open_court
 from tests.pictures import captioned, encode
 
 MEME = captioned("A picture", "with two lines")
@@ -24,7 +25,7 @@ def settings_for(home, tmp_path, **given):
 
 def served(settings, work):
     async def scene():
-        async with open_courthouse(settings, read_text=False) as house, Reception(house, settings) as reception:
+        async with open_court(settings, read_text=False) as house, TrialRunner(house, settings) as reception:
             return await work(reception)
 
     return asyncio.run(scene())
@@ -37,7 +38,7 @@ def test_the_same_pixels_in_another_file_are_known_and_other_pixels_are_not(home
     assert len(set(files)) == 5
 
     async def scene(reception):
-        return [await reception.answer(Ask(image=file, text="two lines")) for file in files]
+        return [await reception.answer(TrialRequest(image=file, text="two lines")) for file in files]
 
     first, *others = served(settings, scene)
     assert not first.reused and first.record.state is TrialState.DECIDED
@@ -54,7 +55,7 @@ def test_the_same_picture_with_other_text_is_not_given_an_earlier_verdict(home, 
     file = encode(MEME, "PNG")
 
     async def scene(reception):
-        return [await reception.answer(Ask(image=file, text=f"text number {number}")) for number in range(3)]
+        return [await reception.answer(TrialRequest(image=file, text=f"text number {number}")) for number in range(3)]
 
     answers = served(settings, scene)
     assert len({answer.record.trial_id for answer in answers}) == 3 and not any(each.reused for each in answers)
@@ -64,14 +65,16 @@ def test_where_the_operator_allows_it_a_nearly_same_meme_is_given_the_earlier_ve
     first, nearly = encode(MEME, "PNG"), encode(MEME, "JPEG", quality=95)
 
     async def scene(reception):
-        first_of = await reception.answer(Ask(image=first, text="two lines", request_id="first"))
+        first_of = await reception.answer(TrialRequest(image=first, text="two lines", request_id="first"))
         results = [first_of]
         for number in range(2):
-            results.append(await reception.answer(Ask(image=nearly, text="two lines", request_id=f"near {number}")))
-        results.append(await reception.answer(Ask(image=nearly, text="two lines", request_id="near 0")))
-        results.append(await reception.answer(Ask(image=nearly, text="other words", request_id="other")))
+            results.append(
+                await reception.answer(TrialRequest(image=nearly, text="two lines", request_id=f"near {number}"))
+            )
+        results.append(await reception.answer(TrialRequest(image=nearly, text="two lines", request_id="near 0")))
+        results.append(await reception.answer(TrialRequest(image=nearly, text="other words", request_id="other")))
         results.append(
-            await reception.answer(Ask(image=nearly, text="two lines", language="de", request_id="language"))
+            await reception.answer(TrialRequest(image=nearly, text="two lines", language="de", request_id="language"))
         )
         return results
 
@@ -94,11 +97,13 @@ def test_a_pin_on_the_library_that_is_searched_holds(home, tmp_path):
     settings, file = settings_for(home, tmp_path), encode(MEME, "PNG")
 
     async def scene(reception):
-        first = await reception.answer(Ask(image=file, text="x"))
+        first = await reception.answer(TrialRequest(image=file, text="x"))
         loaded = first.record.opened.versions.library
-        assert (await reception.answer(Ask(image=file, text="x", pins=Pins(library=loaded)))).reused
+        assert (
+            await reception.answer(TrialRequest(image=file, text="x", pins=RequiredVersions(library=loaded)))
+        ).reused
         with pytest.raises(NotLoaded) as caught:
-            await reception.answer(Ask(image=file, text="x", pins=Pins(library="sha256:0")))
+            await reception.answer(TrialRequest(image=file, text="x", pins=RequiredVersions(library="sha256:0")))
         return caught.value
 
     assert served(settings, scene).field == "pins.library"
@@ -107,8 +112,8 @@ def test_a_pin_on_the_library_that_is_searched_holds(home, tmp_path):
 CRASH = """
     import asyncio, os, sys
     from pathlib import Path
-    from serving.assembly import Ask, open_courthouse
-    from serving.reception.reception import Reception
+    from serving.wiring import Ask, open_courthouse
+    from serving.runner.runner import Reception
     from serving.settings import Settings
 
     async def main():
@@ -129,8 +134,8 @@ CRASH = """
 
 
 def test_what_a_killed_process_left_is_taken_over_by_the_next(home, tmp_path, monkeypatch):
-    monkeypatch.setattr("serving.reception.pulse.DEAD_S", 1.0)
-    monkeypatch.setattr("serving.reception.pulse.BEAT_S", 0.1)
+    monkeypatch.setattr("serving.runner.heartbeat.DEAD_S", 1.0)
+    monkeypatch.setattr("serving.runner.heartbeat.BEAT_S", 0.1)
     settings, file = settings_for(home, tmp_path), tmp_path / "meme.png"
     file.write_bytes(encode(MEME, "PNG"))
     command = [sys.executable, "-c", textwrap.dedent(CRASH), str(home), str(settings.docket), str(file)]
@@ -140,7 +145,7 @@ def test_what_a_killed_process_left_is_taken_over_by_the_next(home, tmp_path, mo
 
     async def scene(reception):
         assert await reception.trial_of(RequestName("", "cut")) == trial_id
-        return await reception.answer(Ask(image=file.read_bytes(), text="two lines", request_id="cut"))
+        return await reception.answer(TrialRequest(image=file.read_bytes(), text="two lines", request_id="cut"))
 
     answer = served(settings, scene)
     assert answer.record.trial_id == trial_id and answer.record.state is TrialState.DECIDED

@@ -21,12 +21,12 @@ from collections import Counter
 
 import pytest
 
-from eval.perf.play import play
-from eval.perf.stand_in import StandIn, serving
-from eval.perf.stand_in_settings import FEATURES, Settings
+from eval.perf.model_server.replies import scripted_reply
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.perf.model_server.settings import FEATURES, Settings
 from eval.runs.folder import CALLS, DOCKET, RunFolder
 from eval.synthetic.make import Layout, make
-from serving.docket.stored import unpacked
+from serving.docket.store.bodies import unpacked
 from tests.dockets import NIGHTLY
 
 pytestmark = pytest.mark.integration
@@ -48,10 +48,10 @@ class Server:
         self.asked = []  # tags, in the order in which calls were begun to be answered
         # Without ids of pictures: with them, the same request looks different once the server has the picture.
         settings = Settings(call_s=call_s, features=FEATURES - {"picture_ids"})
-        self.server = StandIn(settings, keep=True, answer=self.answer)
+        self.server = FakeModelServer(settings, keep=True, answer=self.answer)
 
     def answer(self, body):
-        said = play(body)
+        said = scripted_reply(body)
         if said is None:
             return None
         tag = tag_of(body)

@@ -244,7 +244,17 @@ def test_a_run_on_a_cluster_of_which_a_worker_is_killed_says_what_a_run_here_say
 
 def test_a_full_run_ends_with_its_model_server_and_goes_on_without_asking_anything_twice(cluster, place):
     port, key = free_port(), secrets.token_hex(8)
-    stand_in = (sys.executable, "-m", "eval.perf.stand_in", "--play", "synthetic", "--port", port, "--api-key", key)
+    stand_in = (
+        sys.executable,
+        "-m",
+        "eval.perf.model_server.server",
+        "--play",
+        "synthetic",
+        "--port",
+        port,
+        "--api-key",
+        key,
+    )
     url = ("--llm-url", f"http://127.0.0.1:{port}/v1", "--model", "stand-in")
     env = {**cluster.env, "MEMECOURT_LLM__API_KEY": key}
     server = Started((*stand_in, "--call-s", "0.2"), os.environ)

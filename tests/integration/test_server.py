@@ -21,7 +21,7 @@ from memecourt.client import Client, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
 from retrieval.starter.draw import draw_meme
-from serving.docket.sql import SqlDocket
+from serving.docket.store.sql import SqlDocket
 
 pytestmark = pytest.mark.integration
 
@@ -249,9 +249,7 @@ def encoder_of(server):
     """Id of the process that a server's encoder runs in; None where there is none."""
     tasks = pathlib.Path(f"/proc/{server.process.pid}/task")
     children = [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
-    named = [
-        pid for pid in children if b"retrieval.encoders.apart" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    named = [pid for pid in children if b"retrieval.embed.process" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
     return named[0] if named else None
 
 

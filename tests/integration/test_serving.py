@@ -20,23 +20,23 @@ import trustme
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from court.agents import Chair, Chairs
-from court.backends.chat_completions import ChatCompletions, http_client
-from court.backends.load import Load
+from court.backends.chat.client import ChatCompletions, http_client
+from court.backends.chat.http import Load
 from court.errors import BadRequest, CourtError, Unavailable
 from court.events import Procedure, TrialFailed, VerdictGiven
 from court.record import TrialState
-from eval.perf import bombs
-from eval.perf.stand_in import StandIn, serving
-from eval.perf.stand_in_faults import Faults
-from eval.perf.stand_in_settings import Settings as StandInSettings
+from court.roles import RoleModel, RoleModels
+from eval.perf.load import bombs
+from eval.perf.model_server.faults import Faults
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.perf.model_server.settings import Settings as StandInSettings
 from memecourt.client import AsyncClient, Client, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
+from serving.app import serve
 from serving.cli.main import cli
-from serving.server import make_server, serve
-from serving.services import health as wellness
-from serving.services.health import (
+from serving.rpc import health as wellness
+from serving.rpc.health import (
     COURT,
     DOCKET,
     LIVENESS,
@@ -45,8 +45,9 @@ from serving.services.health import (
     PRECEDENTS,
     SERVING,
     Health,
-    ModelLook,
+    ModelProbe,
 )
+from serving.rpc.server import make_server
 from serving.settings import Settings
 from tests.integration.test_full_server import ModelServer
 from tests.integration.test_server import HARMFUL, HARMLESS, drawn, records
@@ -147,7 +148,7 @@ class ModelHost:
     """The stand-in, in this process, on a port that stays the same."""
 
     def __init__(self):
-        self.model = StandIn(StandInSettings())
+        self.model = FakeModelServer(StandInSettings())
         self.port = 0
         self._stack = contextlib.AsyncExitStack()
 
@@ -182,10 +183,10 @@ async def a_watched_court(procedure=Procedure.FULL, hosts=1):
     """Health of a court whose models and docket can go away."""
     docket, health = FakeDocket(), Health()
     async with served_models(hosts) as (served, model):
-        chair = Chair(model)
-        house = SimpleNamespace(court=SimpleNamespace(chairs=Chairs(chair, chair, chair, chair)), docket=docket)
+        chair = RoleModel(model)
+        house = SimpleNamespace(court=SimpleNamespace(chairs=RoleModels(chair, chair, chair, chair)), docket=docket)
         looks = wellness.looks_of(house, Settings(procedure=procedure))
-        async with beside(wellness.look_after(health, looks)) as looking:
+        async with beside(wellness.run_health_checks(health, looks)) as looking:
             await asyncio.wait_for(health.until_serving(COURT), 20)
             yield SimpleNamespace(health=health, hosts=served, docket=docket)
             assert not looking.done()
@@ -288,7 +289,7 @@ def test_a_model_that_answers_other_calls_is_there_however_late_it_is_with_ours(
     async def work():
         async with served_models(1) as ((host,), model):
             (server,) = model._servers
-            look = ModelLook(model)
+            look = ModelProbe(model)
             await host.spoil("hang")
 
             async def answer_another():
@@ -334,8 +335,8 @@ def test_a_model_that_is_gone_is_so_whatever_answers_at_its_url(often, monkeypat
             assert "dead" in await dead.listed(within_s=20)
             for _ in range(2):  # before the second look the other has just answered, too
                 with pytest.raises(CourtError):
-                    await ModelLook(dead)()
-            await ModelLook(alive)()
+                    await ModelProbe(dead)()
+            await ModelProbe(alive)()
 
     alive, load = None, Load(64)
     asyncio.run(work())

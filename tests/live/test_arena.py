@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from eval.arena.events import Answered, FusionRound, Judged, TaskFormulated
 from eval.arena.folder import ArenaFolder
 from eval.cli import cli
-from eval.runs.calls import CallStore
+from eval.models.call_cache import SqliteCallCache
 from eval.synthetic.make import Layout, make
 
 MODEL = """
@@ -90,7 +90,7 @@ def _kept(path):
     import asyncio
 
     async def count():
-        store = CallStore.open(path)
+        store = SqliteCallCache.open(path)
         try:
             return await store.count()
         finally:

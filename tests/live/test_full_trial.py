@@ -13,12 +13,11 @@ from dataclasses import replace
 
 import pytest
 
-from court.agents import Chair, Chairs
-from court.backends import chat_wire as wire
-from court.backends.chat_probe import probe
-from court.backends.chat_wire import Capabilities, LogProbs
-from court.backends.picture_reader import GuardedPictureReader
-from court.errors import TrialAborted, Unavailable
+from court.backends.chat import wire
+from court.backends.chat.capabilities import probe
+from court.backends.chat.wire import Capabilities, LogProbs
+from court.backends.pictures.reader import GuardedPictureReader
+from court.errors import Unavailable
 from court.events import (
     AnswerGiven,
     Described,
@@ -34,14 +33,15 @@ from court.events import (
 )
 from court.meme import Frame, Meme
 from court.ports import ChatRequest, FinishReason
-from court.record import TrialRecord, TrialState
+from court.record import TrialAborted, TrialRecord, TrialState
+from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
-from court.trial import Case, Court
-from eval.perf.prefix_cache import prompts_sent
-from eval.perf.vllm_cpu.court import PICTURES, Recorded
-from eval.perf.vllm_cpu.prefixes import share, tokenize_body
-from eval.perf.vllm_cpu.server import BLOCK
-from eval.perf.vllm_cpu.tiny_model import SPECIAL
+from court.trial import Court, TrialCase
+from eval.perf.vllm.court import PICTURES, Recorded
+from eval.perf.vllm.prefix_cache import prompts_sent
+from eval.perf.vllm.prefixes import share, tokenize_body
+from eval.perf.vllm.server import BLOCK
+from eval.perf.vllm.tiny_model import SPECIAL
 from retrieval.starter.draw import draw_meme
 from tests.cast import Cast
 from tests.fakes import FakeFinder, FakeReader, H, N, Notes, findings
@@ -86,19 +86,19 @@ class Finder(FakeFinder):
 
 
 def court_of(model, settings=BRIEF, temperature=0.0, **options):
-    chair = Chair(model, temperature)
+    chair = RoleModel(model, temperature)
     return Court(
         finder=Finder(findings([H, N, H, H, N])),
         text_reader=FakeReader("read off the picture"),
         software="test",
         settings=settings,
-        chairs=Chairs(proposer=chair, accuser=chair, defender=chair, judge=chair),
+        chairs=RoleModels(proposer=chair, accuser=chair, defender=chair, judge=chair),
         **options,
     )
 
 
 def a_case(picture, text, **options):
-    return Case("t", Meme(picture, text=text), Procedure.FULL, **options)
+    return TrialCase("t", Meme(picture, text=text), Procedure.FULL, **options)
 
 
 def read(*drawn):

@@ -22,7 +22,7 @@ import pytest
 from court.events import Procedure
 from court.meme import Meme
 from court.settings import TrialSettings
-from court.trial import Case
+from court.trial import TrialCase
 from serving.models.vllm import free_port
 from serving.settings import Settings
 from serving.telemetry import open_telemetry
@@ -124,7 +124,7 @@ def traced(phoenix, monkeypatch, project, **settings):
 
     async def work():
         async with open_telemetry(Settings(traces=True, **settings)) as telemetry:
-            case = Case("a-trial", Meme(a_picture(), TEXT), Procedure.FULL)
+            case = TrialCase("a-trial", Meme(a_picture(), TEXT), Procedure.FULL)
             return await court.hear(case, telling(telemetry.watch))
 
     return asyncio.run(work())

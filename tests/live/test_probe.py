@@ -10,18 +10,18 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from court.backends.chat_completions import ChatCompletions
-from court.backends.scripted import ScriptedModel
-from court.backends.text_reader import OcrTextReader
+from court.backends.chat.client import ChatCompletions
+from court.backends.chat.scripted import ScriptedModel
+from court.backends.ocr.reader import OcrTextReader
 from court.ports import ChatReply, FinishReason
 from eval.cli import cli
 from eval.datasets.known import DATASETS
-from eval.judges.chair import Chair
+from eval.models.call_cache import SqliteCallCache
+from eval.models.metered import MeteredModel
 from eval.probe.folder import MARK, REWRITTEN, Outcome, ProbeFolder, Sorted, Step, StepOutcome
 from eval.probe.refining import Limits
 from eval.probe.report import read_report
 from eval.probe.run import NOTICE, Plan, probe
-from eval.runs.calls import CallStore
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 from tests.probing import a_data_set, role_of
 
@@ -129,11 +129,11 @@ def test_texts_are_rewritten_by_a_real_model(vllm, data, tmp_path):
 
     async def hold():
         plan.out.mkdir()
-        store, reader = CallStore.open(plan.out / "calls.sqlite"), OcrTextReader()
+        store, reader = SqliteCallCache.open(plan.out / "calls.sqlite"), OcrTextReader()
         model = ChatCompletions(base_url=vllm.base_url, model=vllm.model, api_key=vllm.api_key)
         partly = Partly(model, script)
         try:
-            chairs = {name: Chair(name, partly, store=store, max_tokens=48) for name in ("target", "controller")}
+            chairs = {name: MeteredModel(name, partly, store=store, max_tokens=48) for name in ("target", "controller")}
             await probe(plan, chairs, reader)
             return partly.real
         finally:

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from eval.perf.vllm_cpu.server import ENVIRONMENT, FLAGS
+from eval.perf.vllm.server import ENVIRONMENT, FLAGS
 from serving.models.vllm import VllmFailed, VllmServer
 from tests.live.processes import group, processes
 from tests.pictures import captioned, encode, quarters

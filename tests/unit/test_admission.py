@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from court.errors import Unavailable
-from serving.reception.admission import Admission
-from serving.services.status import Busy
+from serving.errors import Busy
+from serving.runner.admission import Admission
 
 
 class Clock:

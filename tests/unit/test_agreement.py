@@ -5,7 +5,7 @@ import random
 import pytest
 from statsmodels.stats.inter_rater import cohens_kappa, fleiss_kappa
 
-from serving.docket.agreement import agreement, cohen, fleiss
+from serving.docket.review.agreement import agreement, cohen, fleiss
 
 # Fleiss (1971), as printed in his example's reprints: 10 subjects, 14 raters, 5 categories; kappa 0.210.
 FOURTEEN = [

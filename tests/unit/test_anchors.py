@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from court.errors import BadRequest, Unavailable
-from serving.docket.anchoring import FilePlace, HttpPlace, Place, keep_anchored, open_place
+from serving.docket.audit.anchoring import CheckpointWitness, FileWitness, HttpWitness, keep_anchored, open_witness
 from serving.docket.log.anchors import read_anchor, read_keys
 from serving.docket.log.errors import BadNote
 from serving.docket.log.notes import SigningKey, open_checkpoint, sign_checkpoint
@@ -91,7 +91,7 @@ def test_a_file_is_added_to_and_never_rewritten(tmp_path: Path) -> None:
     path = tmp_path / "anchor"
 
     async def scene() -> None:
-        place = FilePlace(path)
+        place = FileWitness(path)
         await place.push(NOTES[0])
         first = path.read_bytes()
         # Somebody pulled the plug in the middle of a line.
@@ -100,7 +100,7 @@ def test_a_file_is_added_to_and_never_rewritten(tmp_path: Path) -> None:
         assert path.read_bytes().startswith(first)
         assert [note for note in read_anchor(path).notes if note in NOTES] == [NOTES[0], NOTES[2]]
         with pytest.raises(Unavailable, match="does not take them"):
-            await FilePlace(tmp_path / "none" / "anchor").push(NOTES[0])
+            await FileWitness(tmp_path / "none" / "anchor").push(NOTES[0])
 
     asyncio.run(scene())
 
@@ -140,8 +140,8 @@ def test_an_address_is_posted_to() -> None:
     taker = Taker(204, 500, 302)
 
     async def work(url: str) -> None:
-        place = open_place(url)
-        assert isinstance(place, HttpPlace)
+        place = open_witness(url)
+        assert isinstance(place, HttpWitness)
         await place.push(NOTES[0])
         for status in (500, 302):
             with pytest.raises(Unavailable, match=f"status {status}"):
@@ -154,10 +154,10 @@ def test_an_address_is_posted_to() -> None:
 
 
 def test_places_are_named(tmp_path: Path) -> None:
-    assert isinstance(open_place(str(tmp_path / "file")), FilePlace)
+    assert isinstance(open_witness(str(tmp_path / "file")), FileWitness)
     for bad in ("ftp://a.example/x", "https://", "https://user:key@a.example/x"):
         with pytest.raises(BadRequest, match="place for checkpoints"):
-            open_place(bad)
+            open_witness(bad)
 
 
 class Growing:
@@ -191,7 +191,7 @@ class Shelf:
 
 def test_each_newer_checkpoint_arrives_and_the_last_one_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     docket, shelf = Growing(), Shelf()
-    place: Place = shelf
+    place: CheckpointWitness = shelf
 
     async def scene() -> None:
         keeping = asyncio.create_task(keep_anchored(docket, place, every_s=1))

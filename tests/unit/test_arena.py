@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from court.backends.scripted import ScriptedModel
+from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest, ModelRefused, Unavailable
 from eval.arena.boards import Estimate, table_of
 from eval.arena.coverage import meetings
@@ -36,9 +36,9 @@ from eval.arena.terminal import as_text
 from eval.arena.words import DIMENSIONS, Relevance, Setting, Verdict, words_of
 from eval.cli import cli
 from eval.datasets.known import DATASETS
-from eval.judges.chair import BudgetSpent, Chair, Limit
-from eval.judges.models import ModelSpec
-from eval.runs.calls import CallStore
+from eval.models.call_cache import SqliteCallCache
+from eval.models.metered import BudgetSpent, Limit, MeteredModel
+from eval.models.open import ModelSpec
 from eval.synthetic.make import Layout, make
 from tests.arena_world import STRENGTHS, Arena, Voice, breaks_off_after
 
@@ -499,9 +499,9 @@ def on_disk(out, data, strengths=THREE, **changes):
     ask = Ask(**{**given, "data": data, "split": "test", **changes})
 
     async def go():
-        store = CallStore.open(out.parent / "store.sqlite")
+        store = SqliteCallCache.open(out.parent / "store.sqlite")
         chairs = {
-            name: Chair(name, ScriptedModel(numbered(Voice(name, strengths)), name=name), store=store)
+            name: MeteredModel(name, ScriptedModel(numbered(Voice(name, strengths)), name=name), store=store)
             for name in strengths
         }
         told = []

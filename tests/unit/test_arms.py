@@ -12,25 +12,25 @@ import pytest
 from click.testing import CliRunner
 from pydantic import SecretStr
 
-from court.agents import Chair, Chairs
-from court.backends.scripted import ScriptedModel
+from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
 from court.events import Procedure
+from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court
 from eval.cli import cli
 from eval.datasets.known import DATASETS
 from eval.datasets.protocol import Protocol
+from eval.runs.controls import Control, RandomFinder, with_control
 from eval.runs.progress import Progress
 from eval.runs.results import read_results
 from eval.studies.arms import ARMS, Arm, ModelOf, Study, arms_named, parse_setting, run_study, settings_of
-from eval.studies.controls import Control, RandomFinder, with_control
 from eval.synthetic.make import Layout, make
 from eval.synthetic.oracle import oracle
-from retrieval.library.build import build_library
+from retrieval.build import build_library
 from retrieval.library.library import Library
 from retrieval.library.sources import Source
-from retrieval.search.finder import LibraryFinder
+from retrieval.precedents.finder import LibraryFinder
 from serving.settings import ModelSettings, RoleSettings, Settings
 from tests.cast import MARK, Cast, full_court, shown, try_meme
 from tests.encoders import PlainPictureReader, WordEncoder
@@ -50,14 +50,14 @@ def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
     """Plays all roles in every court that is opened, with a cheap encoder."""
     played = oracle()
 
-    async def bench(settings: Settings, stack: AsyncExitStack, tell: object, **_: object) -> Chairs | None:
+    async def bench(settings: Settings, stack: AsyncExitStack, tell: object, **_: object) -> RoleModels | None:
         if settings.llm.url is None:
             return None
-        chair = Chair(played)
-        return Chairs(chair, chair, chair, chair)
+        chair = RoleModel(played)
+        return RoleModels(chair, chair, chair, chair)
 
-    monkeypatch.setattr("serving.assembly.open_bench", bench)
-    monkeypatch.setattr("retrieval.encoders.builtin.BuiltinEncoder", WordEncoder)
+    monkeypatch.setattr("serving.wiring.open_bench", bench)
+    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
     return played
 
 

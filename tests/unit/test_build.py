@@ -20,12 +20,12 @@ from PIL import Image, PngImagePlugin
 from court.errors import BadRequest, Unavailable
 from court.meme import Picture
 from court.verdict import Label
-from retrieval.encoders.embedding import TextEmbeddings
-from retrieval.library.build import BuildReport, add_to_library, build_library, build_starter
-from retrieval.library.kept import SIDE, Spool
+from retrieval.build import BuildReport, add_to_library, build_library, build_starter
+from retrieval.embed.encoder import TextEmbeddings
 from retrieval.library.library import Library
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Provenance, Source, SourceFormat
+from retrieval.library.thumbnails import SIDE, ThumbnailWriter
 from tests.encoders import PlainPictureReader, WordEncoder, picture_of, png_of
 
 ENCODER = WordEncoder()
@@ -476,8 +476,8 @@ def test_pictures_are_put_down_batch_by_batch(tmp_path: Path, monkeypatch: pytes
         (tmp_path / f"{i}.png").write_bytes(png_of((i, 0, 0)))
     source = lines(tmp_path / "data", *(harmeme(str(i), "not harmful", f"w{i}") for i in range(70)))
     put: list[int] = []
-    real = Spool.append
-    monkeypatch.setattr(Spool, "append", lambda spool, data: (put.append(1), real(spool, data))[1])
+    real = ThumbnailWriter.append
+    monkeypatch.setattr(ThumbnailWriter, "append", lambda spool, data: (put.append(1), real(spool, data))[1])
     after: list[int] = []
     build(
         tmp_path,

@@ -17,14 +17,14 @@ from court.errors import NotLoaded
 from court.events import TextRead, TextSource
 from court.precedents import VoteSettings
 from court.settings import TrialSettings
-from court.summary import hold_vote, weigh
+from court.summary import vote_if_close, weigh
 from court.verdict import Label, ReviewReason
-from retrieval.encoders import builtin, descriptor
-from retrieval.encoders.builtin import BuiltinEncoder
-from retrieval.encoders.embedding import TextEmbeddings
+from retrieval.embed import builtin, descriptor
+from retrieval.embed.builtin import BuiltinEncoder
+from retrieval.embed.encoder import TextEmbeddings
 from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, LabelledMeme, Tuning
-from retrieval.search.finder import LibraryFinder
+from retrieval.precedents.finder import LibraryFinder
 from tests.encoders import png_of
 
 
@@ -254,7 +254,7 @@ def test_asks_nobody_on_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_loads_without_a_word_and_leaves_the_environment_alone() -> None:
     code = (
         "import os; before = dict(os.environ)\n"
-        "from retrieval.encoders.builtin import BuiltinEncoder; import sys\n"
+        "from retrieval.embed.builtin import BuiltinEncoder; import sys\n"
         "assert 'torch' not in sys.modules\n"
         "BuiltinEncoder().embed_texts(['word ' * 300])\n"
         "print({k for k in os.environ.keys() | before.keys() if os.environ.get(k) != before.get(k)})"
@@ -297,6 +297,6 @@ def test_a_text_that_can_not_be_read_is_never_acquitted_by_others_of_its_kind(
     finder.close()
     assert found.text_not_understood and not found.exhibits
     read = TextRead(trial_id="t", seq=1, at="2026-01-01T00:00:00Z", text=text, source=TextSource.CALLER)
-    verdict = weigh(found, hold_vote(found), read, TrialSettings())
+    verdict = weigh(found, vote_if_close(found), read, TrialSettings())
     assert verdict.label is Label.UNDECIDED
     assert {review.reason for review in verdict.review} >= {ReviewReason.TEXT_NOT_UNDERSTOOD}

@@ -6,16 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from court.precedents import Floors, Settles, VoteSettings
+from court.precedents import MinSimilarity, SureRange, VoteSettings, probability, share
 from court.verdict import Label
-from court.vote import probability, share
-from retrieval.calibration.calibrate import calibrate, fit_logistic, heard, probabilities_of, shares
-from retrieval.calibration.left_out import neighbours
-from retrieval.calibration.settling import CONFIDENCE, choose_settles, settled, within
-from retrieval.encoders.embedding import unit_rows
+from retrieval.calibration.calibrate import calibrate, fit_logistic, probabilities_of, safeguarded_votes, shares
+from retrieval.calibration.leave_one_out import leave_one_out_neighbours
+from retrieval.calibration.thresholds import CONFIDENCE, choose_sure_range, settled, within
+from retrieval.embed.encoder import unit_rows
 from retrieval.library.manifest import LabelledMeme, Safeguards, Tuning
 
-FLOORS = Floors(text=0.3, picture=0.5)
+FLOORS = MinSimilarity(text=0.3, picture=0.5)
 DIM = 8
 
 
@@ -138,7 +137,7 @@ def test_a_meme_is_tried_without_its_twins() -> None:
         meme(4, True, text="", pixels="s"),
         meme(5, True, text="", pixels="t"),  # no text is no twin of no text
     ]
-    (found,) = neighbours(rows, memes, DIM, alphas=[0.5], depth=6, limit=100)
+    (found,) = leave_one_out_neighbours(rows, memes, DIM, alphas=[0.5], depth=6, limit=100)
     others = [int(np.isfinite(row).sum()) for row in found.similarities]
     assert others == [3, 4, 4, 5, 5, 5]
     assert found.labels.tolist() == [m.harmful for m in memes]
@@ -148,14 +147,14 @@ def test_a_meme_without_a_half_is_compared_by_the_other() -> None:
     rows = np.zeros((3, 2 * DIM), np.float32)
     rows[0, 0] = rows[1, 0] = rows[1, DIM] = rows[2, DIM] = 1
     memes = [meme(0, True), meme(1, False, pixels="p"), meme(2, True, text="", pixels="q")]
-    (found,) = neighbours(rows, memes, DIM, alphas=[0.5], depth=2, limit=100)
+    (found,) = leave_one_out_neighbours(rows, memes, DIM, alphas=[0.5], depth=2, limit=100)
     assert found.similarities[:, 0].tolist() == [1.0, 0.5, 1.0]
 
 
 def test_memes_with_nobody_else_left_are_not_voted_on() -> None:
     rows = np.tile(np.eye(2 * DIM, dtype=np.float32)[0], (3, 1))
     twins = [meme(i, True, text="same") for i in range(3)]
-    assert next(neighbours(rows, twins, DIM, alphas=[1.0], depth=3, limit=9)).labels.size == 0
+    assert next(leave_one_out_neighbours(rows, twins, DIM, alphas=[1.0], depth=3, limit=9)).labels.size == 0
     # All alike: nothing to choose by, and no failure.
     memes = [meme(i, i % 2 == 0, text="same") for i in range(30)]
     assert calibrate(np.tile(rows[:1], (30, 1)), memes, DIM, FLOORS).calibration.method == "defaults"
@@ -163,7 +162,7 @@ def test_memes_with_nobody_else_left_are_not_voted_on() -> None:
 
 def test_a_large_library_is_tried_by_an_even_sample() -> None:
     rows, memes = world(100, text=1.0)
-    (found,) = neighbours(rows, memes, DIM, alphas=[1.0], depth=5, limit=10)
+    (found,) = leave_one_out_neighbours(rows, memes, DIM, alphas=[1.0], depth=5, limit=10)
     assert found.labels.tolist() == [memes[i].harmful for i in range(0, 100, 11)]
 
 
@@ -207,7 +206,7 @@ def test_without_an_error_it_takes_45_memes_to_say_five_percent() -> None:
 
 def test_settles_what_can_be_settled_and_no_more() -> None:
     p, labels = votes_of(4000)
-    settles = choose_settles(p, labels, 0.5, 0.05)
+    settles = choose_sure_range(p, labels, 0.5, 0.05)
     assert settles is not None and settles.error == 0.05 and settles.n == 4000
     # Among votes that are right in their own measure, 5 % are wrong up to about p = 0.13.
     assert 0.05 < settles.below < 0.2 and 0.8 < settles.above < 0.95
@@ -215,13 +214,13 @@ def test_settles_what_can_be_settled_and_no_more() -> None:
     assert settles.share == pytest.approx(sure.mean()) and settles.share > 0.3
     for side, wrong in ((p <= settles.below, labels), (p >= settles.above, ~labels)):
         assert wrong[side].mean() < 0.05
-    wider = choose_settles(p, labels, 0.5, 0.2)
+    wider = choose_sure_range(p, labels, 0.5, 0.2)
     assert wider is not None and wider.below > settles.below and wider.above < settles.above
 
 
 def test_nothing_is_settled_where_nothing_can_be() -> None:
-    assert choose_settles(*votes_of(4000, honest=False), 0.5, 0.05) is None
-    assert choose_settles(*votes_of(60), 0.5, 0.05) is None
+    assert choose_sure_range(*votes_of(4000, honest=False), 0.5, 0.05) is None
+    assert choose_sure_range(*votes_of(60), 0.5, 0.05) is None
     assert not settled(np.array([0.0, 0.5, 1.0]), None).any()
 
 
@@ -231,7 +230,7 @@ def test_one_side_may_settle_alone_and_the_other_has_its_bound_where_no_probabil
     sure = p >= 0.8 if harmful else p <= 0.2
     # Sure of one label where it is sure, and a coin elsewhere.
     labels = np.where(sure, harmful, np.arange(p.size) % 2 == 0)
-    settles = choose_settles(p, labels, 0.5, 0.05)
+    settles = choose_sure_range(p, labels, 0.5, 0.05)
     assert settles is not None
     assert (settles.below, settles.above > 1) == (-1.0, False) if harmful else (settles.below > 0, settles.above == 2)
     assert settled(np.array([0.0, 1.0]), settles).tolist() == [not harmful, harmful]
@@ -239,16 +238,16 @@ def test_one_side_may_settle_alone_and_the_other_has_its_bound_where_no_probabil
 
 def test_no_side_reaches_across_the_threshold() -> None:
     p = np.linspace(0, 1, 1001)
-    settles = choose_settles(p, np.zeros(p.size, np.bool_), 0.4, 0.05)
+    settles = choose_sure_range(p, np.zeros(p.size, np.bool_), 0.4, 0.05)
     assert settles is not None and (settles.below, settles.above) == (0.39, 2.0)
-    settles = choose_settles(p, np.ones(p.size, np.bool_), 0.4, 0.05)
+    settles = choose_sure_range(p, np.ones(p.size, np.bool_), 0.4, 0.05)
     assert settles is not None and (settles.below, settles.above) == (-1.0, 0.4)
 
 
 def test_what_is_settled_is_seldom_more_wrong_than_was_said() -> None:
     over = sides = 0
     for seed in range(200):
-        settles = choose_settles(*votes_of(800, seed), 0.5, 0.05)
+        settles = choose_sure_range(*votes_of(800, seed), 0.5, 0.05)
         if settles is None:
             continue
         p, labels = votes_of(100_000, 1000)
@@ -261,7 +260,7 @@ def test_what_is_settled_is_seldom_more_wrong_than_was_said() -> None:
 
 def test_bounds_that_cross_are_refused() -> None:
     with pytest.raises(ValueError, match="both ways"):
-        Settles(error=0.05, below=0.5, above=0.5, share=1, n=1)
+        SureRange(error=0.05, below=0.5, above=0.5, share=1, n=1)
 
 
 def test_a_library_that_tells_the_labels_apart_settles_and_says_what_it_was_worth() -> None:
@@ -286,9 +285,9 @@ def test_what_was_settled_is_measured_on_memes_that_had_no_say(monkeypatch: pyte
     rows, memes = world(300, text=0.3)
     seen: list[list[bool]] = []
 
-    def settle_all(p: NDArray[np.float64], labels: NDArray[np.bool_], threshold: float, error: float) -> Settles:
+    def settle_all(p: NDArray[np.float64], labels: NDArray[np.bool_], threshold: float, error: float) -> SureRange:
         seen.append(labels.tolist())
-        return Settles(error=error, below=threshold - 1e-9, above=threshold, share=1, n=p.size)
+        return SureRange(error=error, below=threshold - 1e-9, above=threshold, share=1, n=p.size)
 
     monkeypatch.setattr("retrieval.calibration.calibrate.choose_settles", settle_all)
     figures = calibrate(rows, memes, DIM, FLOORS).calibration
@@ -328,7 +327,7 @@ def test_a_vote_that_hangs_on_one_voter_is_none_for_acquittal(voters):
         return most if most >= settings.threshold else plain
 
     expected = np.array([guarded(row) for row in range(300)])
-    assert heard(near, harm, settings, Safeguards(no_sole_acquittal=True)) == pytest.approx(expected)
-    plain = heard(near, harm, settings, Safeguards())
+    assert safeguarded_votes(near, harm, settings, Safeguards(no_sole_acquittal=True)) == pytest.approx(expected)
+    plain = safeguarded_votes(near, harm, settings, Safeguards())
     assert plain == pytest.approx([of(row) for row in range(300)])
     assert ((plain < settings.threshold) & (expected >= settings.threshold)).any()

@@ -4,12 +4,12 @@ import sqlite3
 
 import pytest
 
-from court.agents import Chair, Chairs
 from court.errors import Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, FinishReason, Odds
-from eval.runs.calls import CallsError, CallStore, Hits, StoredModel, key_of, stored_chairs
-from serving.docket.sql import SqlDocket
+from court.roles import RoleModel, RoleModels
+from eval.models.call_cache import CachedModel, CallsError, HitCounter, SqliteCallCache, key_of, stored_chairs
+from serving.docket.store.sql import SqlDocket
 
 FRAME = Frame(b"a picture", 4, 3)
 REQUEST = ChatRequest(
@@ -58,7 +58,7 @@ class Model:
 
 def with_store(path, scene):
     async def hold():
-        store = CallStore.open(path)
+        store = SqliteCallCache.open(path)
         try:
             return await scene(store)
         finally:
@@ -68,14 +68,14 @@ def with_store(path, scene):
 
 
 def stored(model, store, **given):
-    return StoredModel(model, store, SERVER, **given)
+    return CachedModel(model, store, SERVER, **given)
 
 
 def test_what_was_answered_is_not_asked_again_not_even_by_another_process(tmp_path):
     path = tmp_path / "calls.sqlite"
 
     async def twice(store):
-        model, hits = Model(), Hits()
+        model, hits = Model(), HitCounter()
         asked = stored(model, store, hits=hits)
         replies = [await asked.reply(REQUEST, within_s=9) for _ in range(2)]
         odds = [await asked.odds(REQUEST, ("A", "B"), within_s=9) for _ in range(2)]
@@ -150,7 +150,7 @@ def test_that_a_server_can_not_say_is_not_kept(tmp_path):
 
 def test_equal_calls_in_flight_are_one_call(tmp_path):
     async def scene(store):
-        model, hits = Model(), Hits()
+        model, hits = Model(), HitCounter()
         model.let.clear()
         asked = stored(model, store, hits=hits)
         waiting = [asyncio.create_task(asked.reply(REQUEST, within_s=9)) for _ in range(5)]
@@ -274,14 +274,14 @@ class Replicas(Model):
 def test_roles_that_share_their_servers_still_do_so_through_the_store(tmp_path):
     async def scene(store):
         shared, own = Replicas(), Model()
-        chair, other = Chair(shared, servers=shared), Chair(own, temperature=0.5)
-        hits = Hits()
-        chairs = stored_chairs(Chairs(chair, chair, other, chair), store, seed=3, hits=hits)
+        chair, other = RoleModel(shared, servers=shared), RoleModel(own, temperature=0.5)
+        hits = HitCounter()
+        chairs = stored_chairs(RoleModels(chair, chair, other, chair), store, seed=3, hits=hits)
         pinned = chairs.pinned("a key")
         for asked in (pinned.proposer, pinned.judge, pinned.defender):
             await asked.model.reply(REQUEST, within_s=9)
         assert shared.key == "a key" and not chairs.room()
-        assert chairs.settings(1200) == Chairs(chair, chair, other, chair).settings(1200)
+        assert chairs.settings(1200) == RoleModels(chair, chair, other, chair).settings(1200)
         assert chairs.servers == {"PROPOSER": shared.urls, "ACCUSER": shared.urls, "JUDGE": shared.urls}
         return pinned.proposer.model is pinned.judge.model, len(shared.asked), len(own.asked), hits.count
 
@@ -294,8 +294,8 @@ def test_a_server_that_is_called_by_a_name_may_move(tmp_path):
         for url in ("http://a", "http://b"):
             model = Replicas()
             model.urls = (url,)
-            chair = Chair(model, servers=model)
-            chairs = stored_chairs(Chairs(chair, chair, chair, chair), store, server="ours", hits=Hits())
+            chair = RoleModel(model, servers=model)
+            chairs = stored_chairs(RoleModels(chair, chair, chair, chair), store, server="ours", hits=HitCounter())
             await chairs.judge.model.reply(REQUEST, within_s=9)
             asked.append(len(model.asked))
         return asked
@@ -321,14 +321,14 @@ def test_a_file_that_is_damaged_or_something_else_is_refused_with_what_to_do(tmp
     path = tmp_path / "calls.sqlite"
     path.write_bytes(b"no database at all, but long enough to be looked at " * 40)
     with pytest.raises(CallsError, match="damaged, locked, or something else"):
-        CallStore.open(path)
+        SqliteCallCache.open(path)
 
     async def docket():
         await SqlDocket.open(tmp_path / "docket.sqlite").close()
 
     asyncio.run(docket())
     with pytest.raises(CallsError, match="no store of calls"):
-        CallStore.open(tmp_path / "docket.sqlite")
+        SqliteCallCache.open(tmp_path / "docket.sqlite")
 
 
 def test_a_store_of_a_later_format_is_refused(tmp_path):
@@ -338,7 +338,7 @@ def test_a_store_of_a_later_format_is_refused(tmp_path):
         file.execute("PRAGMA user_version = 99")
     file.close()
     with pytest.raises(CallsError, match="has format 99"):
-        CallStore.open(path)
+        SqliteCallCache.open(path)
 
 
 def test_a_store_that_can_not_be_written_ends_the_call(tmp_path):

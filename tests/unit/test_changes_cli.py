@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from retrieval.library.library import Library
-from retrieval.library.writers import open_writer
+from retrieval.open import open_writer
 from serving.cli.main import cli
 from tests.libraries import drawn_library
 

@@ -13,10 +13,10 @@ import httpx2
 import openai
 import pytest
 
-from court.backends.chat_completions import ChatCompletions, http_client
-from court.backends.chat_failures import MAPPED, Again, Failure, of_sdk, of_status, retry_after
-from court.backends.chat_probe import probe
-from court.backends.chat_wire import (
+from court.backends.chat.capabilities import probe
+from court.backends.chat.client import ChatCompletions, http_client
+from court.backends.chat.failures import MAPPED, Again, Failure, of_sdk, of_status, retry_after
+from court.backends.chat.wire import (
     Capabilities,
     LogProbs,
     digest,
@@ -29,9 +29,9 @@ from court.backends.chat_wire import (
 from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatRequest, FinishReason
-from eval.perf.stand_in import StandIn, serving
-from eval.perf.stand_in_model import BLOCK
-from eval.perf.stand_in_settings import FEATURES, Settings
+from eval.perf.model_server.replies import BLOCK
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.perf.model_server.settings import FEATURES, Settings
 from tests.leftovers import soon, uncollected
 
 MARKER = "marker-of-a-meme"
@@ -49,7 +49,7 @@ SCHEMA = {
 
 @asynccontextmanager
 async def court_and_server(settings=None, **model):
-    server = StandIn(settings or Settings(api_key=KEY), keep=True)
+    server = FakeModelServer(settings or Settings(api_key=KEY), keep=True)
     given = {"model": "stand-in", "api_key": KEY, "pause_s": 0.01, "pause_max_s": 0.02, **model}
     async with serving(server) as port:
         chat = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", **given)

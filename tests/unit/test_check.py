@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from court.precedents import Floors, VoteSettings
+from court.precedents import MinSimilarity, VoteSettings
 from court.verdict import Label
+from retrieval.audit.library_check import Conflict, check_library
 from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, LabelledMeme, Tuning
-from retrieval.likeness.check import Conflict, check_library
 from serving.cli.main import cli
 from tests.encoders import WordEncoder, png_of
 
@@ -37,7 +37,7 @@ def library_of(root, memes):
     tuning = Tuning(
         alpha=0.5,
         vote=VoteSettings(k=5, tau=0.1, prior=0.5, prior_weight=0.2),
-        floors=Floors(text=0.3, picture=0.5),
+        floors=MinSimilarity(text=0.3, picture=0.5),
         calibration=Calibration(method="defaults", n=0, majority=0.5),
     )
     return Library.create(root, name="n", encoder=ENCODER.identity, memes=labelled, rows=rows, tuning=tuning)
@@ -108,7 +108,7 @@ def checked(*arguments):
 
 
 def test_the_command_prints_ids_and_no_texts_and_says_by_its_code_what_it_found(tmp_path, monkeypatch):
-    monkeypatch.setattr("retrieval.encoders.builtin.BuiltinEncoder", lambda: ENCODER)
+    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", lambda: ENCODER)
     library_of(tmp_path / "l", CLEAN)
     assert checked(tmp_path / "l").exit_code == 0
     other = rows(tmp_path / "other.csv", ["x", "harmful", "something else entirely"])
@@ -128,7 +128,7 @@ def test_the_command_prints_ids_and_no_texts_and_says_by_its_code_what_it_found(
 
 
 def test_what_can_not_be_checked_is_told_from_what_was_found(tmp_path, monkeypatch):
-    monkeypatch.setattr("retrieval.encoders.builtin.BuiltinEncoder", lambda: ENCODER)
+    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", lambda: ENCODER)
     assert checked(tmp_path / "none").exit_code == 2
     library_of(tmp_path / "l", CLEAN)
     assert checked(tmp_path / "l", "--against", tmp_path / "none.csv").exit_code == 2

@@ -13,14 +13,13 @@ from court.events import Side
 from court.record import TrialRecord
 from court.transcript import transcript
 from serving.access.callers import Caller, Scope
-from serving.console.charts import Point, bar, curve
-from serving.console.checks import differences
-from serving.console.compare import Row
-from serving.console.filters import seconds
-from serving.console.rests import Statement, sentences, statements
-from serving.console.telling import tell
-from serving.console.unseen import pieces
 from serving.console.visitors import Role, Sessions, role_of
+from serving.views.charts import Point, bar, curve
+from serving.views.citations import Statement, sentences, statements
+from serving.views.compare import Row
+from serving.views.recheck import differences
+from serving.views.text import seconds, split_hidden
+from serving.views.trial_view import view_of
 from tests.shown_trials import RATIONALE, drawn, full_trial
 
 
@@ -73,21 +72,21 @@ def test_every_character_that_shows_nothing_is_shown():
         character = chr(code)
         kind = unicodedata.category(character)
         if kind in ("Cc", "Cf", "Cs", "Co", "Cn") and character not in "\n\t":
-            assert list(pieces(character)) == [(f"U+{code:04X}", True)]
+            assert list(split_hidden(character)) == [(f"U+{code:04X}", True)]
         elif kind[0] in "LNPS" and character not in "\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0":
-            assert list(pieces(character)) == [(character, False)]
+            assert list(split_hidden(character)) == [(character, False)]
 
 
 def test_an_emoji_is_left_as_it_is_and_nothing_rides_on_it():
-    assert list(pieces("❤\ufe0f")) == [("❤\ufe0f", False)]
-    assert list(pieces("❤\ufe0f\ufe0f")) == [("❤\ufe0f", False), ("U+FE0F", True)]
-    assert list(pieces("a\ufe0f")) == [("a", False), ("U+FE0F", True)]
-    assert [hidden for _, hidden in pieces("a\U000e0101\u200db")] == [False, True, True, False]
+    assert list(split_hidden("❤\ufe0f")) == [("❤\ufe0f", False)]
+    assert list(split_hidden("❤\ufe0f\ufe0f")) == [("❤\ufe0f", False), ("U+FE0F", True)]
+    assert list(split_hidden("a\ufe0f")) == [("a", False), ("U+FE0F", True)]
+    assert [hidden for _, hidden in split_hidden("a\U000e0101\u200db")] == [False, True, True, False]
 
 
 def test_pieces_joined_are_the_text_but_for_those_marks():
     text = "a\u202eb\n\tc\u200b"
-    assert "".join(piece for piece, hidden in pieces(text) if not hidden) == "ab\n\tc"
+    assert "".join(piece for piece, hidden in split_hidden(text) if not hidden) == "ab\n\tc"
 
 
 # Drawings
@@ -119,7 +118,7 @@ def test_a_bar_begins_when_its_step_did():
 
 
 def test_steps_lie_where_they_were():
-    told = tell(record())
+    told = view_of(record())
     assert [step.begin for step in told.steps] == sorted(step.begin for step in told.steps)
     judge = next(step for step in told.steps if step.name == "Judge rules")
     given = told.given

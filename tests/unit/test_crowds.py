@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from retrieval.search.searching import NEARLY, _Crowds
+from retrieval.precedents.search import NEARLY, _ClusterCap
 
 
 def unit(rows):
@@ -43,7 +43,7 @@ def test_what_is_chosen_in_one_run_counts_in_the_next(seed, most):
             chosen.append(row)
     assert 0 < len(chosen) < 60
 
-    crowds, found = _Crowds(most), []
+    crowds, found = _ClusterCap(most), []
     for start, end in ((0, 25), (25, 26), (26, 60)):
         crowds.look(texts[start:end], pictures[start:end])
         for row in range(start, end):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from court.backends.picture_reader import GuardedPictureReader
+from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.datasets.check import Kind, check
@@ -19,12 +19,12 @@ from eval.datasets.protocol import Level, Protocol
 from eval.datasets.read import LEVELS, read_split, source_of
 from eval.studies.vote import measure_left_out, measure_vote
 from eval.synthetic.make import Layout, Plant, make
+from retrieval.build import build_library
 from retrieval.calibration.calibrate import calibrate
-from retrieval.library.build import build_library
 from retrieval.library.library import Library
 from retrieval.library.manifest import Safeguards
 from retrieval.library.readers import read_source
-from retrieval.likeness.text import normalise_text
+from retrieval.text import normalise_text
 from serving.cli.main import cli as memecourt
 from tests.encoders import WordEncoder, png_of
 
@@ -357,7 +357,7 @@ def voting(request, tmp_path_factory):
     ("protocol", "drop"), [(Protocol.MERGED, False), (Protocol.EXTREME, False), (Protocol.EXTREME, True)]
 )
 def test_the_vote_is_worth_what_numpy_says(voting, monkeypatch, protocol, drop):
-    monkeypatch.setattr("retrieval.encoders.builtin.BuiltinEncoder", words)
+    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", words)
     place, source = voting
     library = Library.open(place, words().identity)
     everything = read_source(source).good
@@ -381,7 +381,7 @@ def test_the_vote_is_worth_what_numpy_says(voting, monkeypatch, protocol, drop):
 
 
 def test_the_protocol_needs_three_labels(tmp_path, monkeypatch):
-    monkeypatch.setattr("retrieval.encoders.builtin.BuiltinEncoder", words)
+    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", words)
     harmeme(tmp_path / "train.jsonl", *many(30))
     train = source_of(DATASETS["harm-c"], tmp_path, "train")
     asyncio.run(build_library(tmp_path / "library", [train], name="l", encoder=words()))

@@ -6,9 +6,9 @@ import pytest
 
 from court.digests import digest_of_file
 from court.errors import BadPicture
-from serving.reception.decoders import Decoders
-from serving.reception.quarantine import Quarantine
-from serving.reception.request import size_of
+from serving.runner.decoding import DecodingPool
+from serving.runner.quarantine import Quarantine
+from serving.runner.request import size_of
 from tests.unit.test_reception import Pictures
 
 
@@ -16,7 +16,7 @@ def test_a_file_is_decoded_once_for_all_who_wait_for_it_and_for_as_long_as_one_d
     async def scene():
         pictures = Pictures()
         pictures.gate = asyncio.Event()
-        decoders = Decoders(pictures, Quarantine(None), 1)
+        decoders = DecodingPool(pictures, Quarantine(None), 1)
         file = await digest_of_file(b"file")
         waiting = [asyncio.ensure_future(decoders.read(b"file", file, name)) for name in "abc"]
         await asyncio.sleep(0)
@@ -35,7 +35,7 @@ def test_namespaces_take_turns():
     async def scene():
         pictures = Pictures()
         pictures.gate = asyncio.Event()
-        decoders = Decoders(pictures, Quarantine(None), 1)
+        decoders = DecodingPool(pictures, Quarantine(None), 1)
 
         async def read(data, namespace):
             return await decoders.read(data, await digest_of_file(data), namespace)
@@ -58,7 +58,7 @@ def test_what_killed_its_process_is_not_decoded_again_for_whomever(reason):
         pictures = Pictures()
         pictures.errors[b"poison"] = BadPicture("no", reason=reason)
         quarantine = Quarantine(None)
-        decoders = Decoders(pictures, quarantine, 1)
+        decoders = DecodingPool(pictures, quarantine, 1)
         reasons = []
         for name in "abc":
             with pytest.raises(BadPicture) as caught:
@@ -75,7 +75,7 @@ def test_what_killed_its_process_is_not_decoded_again_for_whomever(reason):
 def test_a_picture_is_counted_while_it_is_held():
     async def scene():
         counted = []
-        decoders = Decoders(Pictures(), Quarantine(None), 1, count=counted.append)
+        decoders = DecodingPool(Pictures(), Quarantine(None), 1, count=counted.append)
         with pytest.raises(ZeroDivisionError):
             async with decoders.picture(b"file", "a") as picture:
                 assert counted == [size_of(picture)] and counted[0] > 0

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageOps
 
-from retrieval.encoders.descriptor import DIM, describe
-from retrieval.likeness.borders import boxes, peeled
+from retrieval.borders import boxes, peeled
+from retrieval.embed.descriptor import DIM, describe
 from retrieval.starter.draw import SCENES, draw_meme
 
 

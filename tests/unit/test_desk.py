@@ -11,12 +11,12 @@ from sqlalchemy import text
 from court.errors import BadRequest
 from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.verdict import Label, ReviewReason, Strength
-from serving.docket import desk_tables
-from serving.docket.desk import Desk, Search, place_of
-from serving.docket.desk_index import Rules, Why, begin_anew, drawn, folded, reasons_of
-from serving.docket.desk_locks import LOCK_MINUTES, AnotherWanted, CaseClosed, CaseTaken, NotHeld
-from serving.docket.store import NotDecided, TrialUnknown
-from serving.docket.stored import packed
+from serving.docket.ports import NotDecided, TrialUnknown
+from serving.docket.review.locks import LOCK_MINUTES, AnotherWanted, CaseClosed, CaseTaken, NotHeld
+from serving.docket.review.projection import ReviewPriority, Rules, begin_anew, folded, is_sampled, reasons_of
+from serving.docket.review.queue import ReviewQueue, Search, place_of
+from serving.docket.store import review_tables as desk_tables
+from serving.docket.store.bodies import packed
 from tests.desks import NOBODY, play, verdict
 from tests.dockets import NIGHTLY, NOON
 
@@ -39,20 +39,20 @@ def at(tmp_path):
     [
         (verdict(H), []),
         (verdict(N, score=0.1), []),
-        (verdict(U), [Why.UNDECIDED]),
-        (verdict(H, strengths=TIE), [Why.DISAGREE]),
-        (verdict(H, reasons=[ReviewReason.VOTE_DISAGREES]), [Why.DISAGREE]),
-        (verdict(H, reasons=[ReviewReason.PRECEDENTS_DISAGREE]), [Why.DISAGREE]),
-        (verdict(N, reasons=[ReviewReason.NEAR_DUPLICATE_HARMFUL]), [Why.DISAGREE]),
-        (verdict(H, reasons=[ReviewReason.TEXT_UNSURE]), [Why.COURT_ASKS]),
-        (verdict(H, score=0.59), [Why.LOW_SCORE]),
+        (verdict(U), [ReviewPriority.UNDECIDED]),
+        (verdict(H, strengths=TIE), [ReviewPriority.DISAGREE]),
+        (verdict(H, reasons=[ReviewReason.VOTE_DISAGREES]), [ReviewPriority.DISAGREE]),
+        (verdict(H, reasons=[ReviewReason.PRECEDENTS_DISAGREE]), [ReviewPriority.DISAGREE]),
+        (verdict(N, reasons=[ReviewReason.NEAR_DUPLICATE_HARMFUL]), [ReviewPriority.DISAGREE]),
+        (verdict(H, reasons=[ReviewReason.TEXT_UNSURE]), [ReviewPriority.COURT_ASKS]),
+        (verdict(H, score=0.59), [ReviewPriority.LOW_SCORE]),
         (verdict(H, score=0.61), []),
-        (verdict(N, score=0.41), [Why.LOW_SCORE]),
+        (verdict(N, score=0.41), [ReviewPriority.LOW_SCORE]),
         (verdict(N, score=0.39), []),
-        (verdict(U, score=0.5), [Why.UNDECIDED]),  # that says it already
+        (verdict(U, score=0.5), [ReviewPriority.UNDECIDED]),  # that says it already
         (
             verdict(H, score=0.3, strengths=TIE, reasons=[ReviewReason.CUT_SHORT, ReviewReason.SCORE_DISAGREES]),
-            [Why.DISAGREE, Why.DISAGREE, Why.COURT_ASKS, Why.LOW_SCORE],
+            [ReviewPriority.DISAGREE, ReviewPriority.DISAGREE, ReviewPriority.COURT_ASKS, ReviewPriority.LOW_SCORE],
         ),
     ],
 )
@@ -64,11 +64,11 @@ def test_each_case_says_why_the_most_urgent_first(given, whys):
 
 def test_chance_picks_its_share_and_says_the_same_to_everybody():
     ids = [f"t{number}" for number in range(20_000)]
-    few, more = {t for t in ids if drawn(t, 0.02)}, {t for t in ids if drawn(t, 0.1)}
+    few, more = {t for t in ids if is_sampled(t, 0.02)}, {t for t in ids if is_sampled(t, 0.1)}
     assert 300 < len(few) < 500 and 1800 < len(more) < 2200
     assert few < more
-    assert not any(drawn(t, 0.0) for t in ids) and all(drawn(t, 1.0) for t in ids[:50])
-    assert [why for why, _ in reasons_of(verdict(H), "t", Rules(sampled=1.0))] == [Why.SAMPLED]
+    assert not any(is_sampled(t, 0.0) for t in ids) and all(is_sampled(t, 1.0) for t in ids[:50])
+    assert [why for why, _ in reasons_of(verdict(H), "t", Rules(sampled=1.0))] == [ReviewPriority.SAMPLED]
 
 
 def test_rules_that_mean_nothing_are_refused():
@@ -95,7 +95,7 @@ def test_the_queue_has_what_needs_a_person_in_the_order_of_urgency(at):
             after = place_of(page[-1])
         return (
             pages,
-            await it.waiting(why=Why.LOW_SCORE),
+            await it.waiting(why=ReviewPriority.LOW_SCORE),
             await it.waiting(namespaces=frozenset({"forum"})),
             await it.waiting(namespaces=frozenset()),
             await it.desk.counts(),
@@ -105,8 +105,8 @@ def test_the_queue_has_what_needs_a_person_in_the_order_of_urgency(at):
     pages, low, forum, nothing, counts, tie = play(at, work)
     assert pages == [["undecided", "undecided late"], ["tie", "low"]]
     assert (low, forum, nothing) == (["low"], ["tie"], [])
-    assert counts == {Why.UNDECIDED: 2, Why.DISAGREE: 1, Why.LOW_SCORE: 1}
-    assert tie.reasons[0][0] is Why.DISAGREE and "both moderate" in tie.reasons[0][1]
+    assert counts == {ReviewPriority.UNDECIDED: 2, ReviewPriority.DISAGREE: 1, ReviewPriority.LOW_SCORE: 1}
+    assert tie.reasons[0][0] is ReviewPriority.DISAGREE and "both moderate" in tie.reasons[0][1]
     assert (tie.label, tie.holds, tie.outcome, tie.namespace) == (H, H, None, "forum")
 
 
@@ -121,7 +121,7 @@ def test_what_happens_later_is_on_the_desk_at_once(at):
 
 def test_two_desks_of_one_docket_draw_each_entry_once(at):
     async def work(it):
-        other = Desk(it.docket, NOBODY, clock=it.clock, patience_s=60)
+        other = ReviewQueue(it.docket, NOBODY, clock=it.clock, patience_s=60)
         for number in range(30):
             await it.tried(f"t{number:02}", verdict(U))
         await asyncio.gather(*(desk.catch_up() for desk in (it.desk, other, it.desk, other)))
@@ -169,7 +169,7 @@ def test_nobody_waits_long_for_a_large_docket_to_be_drawn(at):
         for name in ("a", "b", "c"):
             await it.tried(name, verdict(U))
         slow = Slow(it.docket)
-        desk = Desk(slow, NOBODY, clock=it.clock, patience_s=0.3)
+        desk = ReviewQueue(slow, NOBODY, clock=it.clock, patience_s=0.3)
         drawn_ = await desk.catch_up()
         meanwhile, behind = [case.trial_id for case in await desk.queue("ada", limit=9)], await desk.behind()
         slow.gate.set()
@@ -335,7 +335,7 @@ def test_a_review_closes_the_case_and_says_what_came_of_it(at):
     assert (upheld.outcome, overruled.outcome) == (ReviewOutcome.UPHELD, ReviewOutcome.OVERRULED)
     assert left == [] and all(case.lock is None and not case.waiting for case in cases.values())
     assert (cases["a"].holds, cases["b"].holds, cases["b"].label) == (H, N, H)
-    assert cases["b"].reasons[0][0] is Why.DISAGREE  # why it was here can still be read
+    assert cases["b"].reasons[0][0] is ReviewPriority.DISAGREE  # why it was here can still be read
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_a_second_opinion_is_another_person_s(at):
     asked, lists, case, still, left, events = play(at, work)
     assert lists == ([], ["a"]) and still == ["a"] and left == []
     assert case.asked_by == "ada" and case.lock is None
-    assert [why for why, _ in case.reasons] == [Why.SECOND_OPINION, Why.UNDECIDED]
+    assert [why for why, _ in case.reasons] == [ReviewPriority.SECOND_OPINION, ReviewPriority.UNDECIDED]
     assert "Is the costume meant?" in case.reasons[0][1]
     assert events[0] == asked and isinstance(asked, SecondOpinionAsked) and asked.by == "ada"
     assert [event.reviewer for event in events[1:]] == ["ada", "bea"]
@@ -427,7 +427,7 @@ def test_where_two_disagree_a_third_decides(at):
     assert closed == left == [] and holds is N
     assert lists == ([], [], ["a"])
     assert case.reasons[0] == (
-        Why.REVIEWERS_DISAGREE,
+        ReviewPriority.REVIEWERS_DISAGREE,
         "ada says harmful, bea says not harmful: a third person decides.",
     )
 
@@ -478,7 +478,7 @@ def test_what_is_found_is_what_all_that_was_asked_holds_for(at):
             "no part of a model": await ids(model="vl-7"),
             "category": await ids(category="nationality"),
             "reviewer": await ids(reviewer="ada"),
-            "why": await ids(why=Why.UNDECIDED),
+            "why": await ids(why=ReviewPriority.UNDECIDED),
             "both": await ids(text="monday", model="vl-72b", reviewer="ada"),
         }
         page = await it.desk.find(Search(), limit=2)
@@ -548,7 +548,7 @@ def test_who_must_not_know_a_verdict_finds_nothing_by_it(at):
         )
         await it.tried("fine", verdict(H, rationale="zebra stripes", category="c"), words="spots", pixels="2" * 64)
         asked = [Search(text="zebra"), Search(text="stripes"), Search(text="zebra stripes"), Search(label=H),
-                 Search(category="c"), Search(why=Why.LOW_SCORE)]  # fmt: skip
+                 Search(category="c"), Search(why=ReviewPriority.LOW_SCORE)]  # fmt: skip
 
         async def found(**how):
             return [[case.trial_id for case in await it.desk.find(one, limit=9, **how)] for one in asked]

@@ -15,13 +15,13 @@ from sqlalchemy import Engine, event
 from court.errors import BadRequest, Unavailable
 from court.record import TrialRecord
 from court.verdict import Label
-from retrieval.postgres.address import Address
+from retrieval.library.postgres.address import Address
 from serving.cli.records import records
-from serving.docket.sql import SqlDocket
-from serving.docket.sqlite import SqliteDatabase
-from serving.docket.store import DocketError, TrialFilter
-from serving.docket.tables import FORMAT
-from serving.docket.writer import sqlite_engine
+from serving.docket.ports import DocketError, TrialFilter
+from serving.docket.store.group_commit import sqlite_engine
+from serving.docket.store.sql import SqlDocket
+from serving.docket.store.sqlite import SqliteDatabase
+from serving.docket.store.tables import FORMAT
 from serving.settings import Settings
 from tests.dockets import NOON, append_all, events_of, random_records, reviewing, shown, with_docket
 
@@ -143,7 +143,7 @@ def format_1(path, trials):
 
 
 def test_a_docket_of_format_1_is_upgraded_where_it_stands(tmp_path, monkeypatch):
-    monkeypatch.setattr("serving.docket.schema.CHUNK", 7)
+    monkeypatch.setattr("serving.docket.store.schema.CHUNK", 7)
     path, trials = tmp_path / "d.sqlite", random_records(random.Random(1), 60, NOON)
     format_1(path, trials)
 

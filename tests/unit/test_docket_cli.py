@@ -19,7 +19,7 @@ from retrieval.library.library import Library
 from retrieval.library.writer import LibraryWriter
 from serving.cli.main import cli
 from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint
-from serving.docket.sql import SqlDocket
+from serving.docket.store.sql import SqlDocket
 from tests.dockets import with_docket
 from tests.tampering import scene_of
 from tests.unit.test_library import ENCODER, content, create

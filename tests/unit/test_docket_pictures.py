@@ -11,8 +11,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from court.errors import BadRequest, Unavailable
-from serving.docket.pictures import ObjectPictures
-from serving.docket.sql import SqlDocket, docket_of
+from serving.docket.open import docket_of
+from serving.docket.store.pictures import ObjectPictures
+from serving.docket.store.sql import SqlDocket
 from serving.settings import Settings
 from tests.dockets import NOON, append_all, events_of, with_docket
 from tests.fakes import a_picture

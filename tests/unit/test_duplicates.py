@@ -13,23 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 
-from court.backends.picture_reader import GuardedPictureReader
+from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import NotLoaded
 from eval.studies.duplicates import CAPTIONS, COPIES, Caption, Kind, Part, bases_of, drawn, measure_duplicates
-from retrieval.likeness.duplicates import (
+from retrieval.near_duplicates.match import (
     Agreement,
-    Look,
-    Nearness,
-    WhyNot,
-    Words,
+    Difference,
+    Fingerprint,
+    MatchThresholds,
+    MemeText,
     agreement_of,
-    look_at,
-    look_at_pixels,
+    fingerprint,
+    fingerprint_pixels,
     pictures_differ,
     texts_agree,
 )
-from retrieval.likeness.pdq import PdqIndex, Position, distance, hashes_of, turned
-from retrieval.likeness.tiles import Seen, Tolerance, compare
+from retrieval.near_duplicates.pdq import PdqIndex, Position, distance, hashes_of, turned
+from retrieval.near_duplicates.tiles import Seen, Tolerance, compare
 from tests.pictures import decode, encode, exif
 
 PHOTO = "chelsea.png"
@@ -41,8 +41,8 @@ def pixels(picture: Image.Image) -> np.ndarray:
     return np.asarray(picture.convert("RGB"))
 
 
-def look(picture: Image.Image, text: str = TEXT, *, read: bool = False) -> Look:
-    return look_at_pixels([pixels(picture)], Words(text, read))
+def look(picture: Image.Image, text: str = TEXT, *, read: bool = False) -> Fingerprint:
+    return fingerprint_pixels([pixels(picture)], MemeText(text, read))
 
 
 def bits(one: Image.Image, other: Image.Image) -> int:
@@ -131,7 +131,7 @@ def test_a_picture_with_too_little_in_it_has_no_hash():
     assert quality < 50
     nothing = look(plain)
     assert nothing.frames == ((),)
-    assert pictures_differ(nothing, nothing) is WhyNot.FRAMES_DIFFER
+    assert pictures_differ(nothing, nothing) is Difference.FRAMES_DIFFER
 
 
 def test_without_pdqhash_the_way_to_get_it_is_told(monkeypatch):
@@ -254,8 +254,8 @@ def test_a_word_in_the_border_is_not_trimmed_away(meme):
     ImageDraw.Draw(with_word).text((300, 15), "no", fill="black")
     assert len(look(framed).frames[0]) > len(look(with_word).frames[0])
     assert pictures_differ(look(meme), look(framed)) is None
-    assert pictures_differ(look(meme), look(with_word), Nearness(radius=256)) is not None
-    assert pictures_differ(look(framed), look(with_word)) is WhyNot.TILE_DIFFERS
+    assert pictures_differ(look(meme), look(with_word), MatchThresholds(radius=256)) is not None
+    assert pictures_differ(look(framed), look(with_word)) is Difference.TILE_DIFFERS
 
 
 # Texts
@@ -275,10 +275,10 @@ def test_a_word_in_the_border_is_not_trimmed_away(meme):
     ],
 )
 def test_texts_agree(one, other, given, read):
-    assert texts_agree(Words(one, False), Words(other, False)) is given
+    assert texts_agree(MemeText(one, False), MemeText(other, False)) is given
     for pair in ((True, False), (False, True), (True, True)):
-        assert texts_agree(Words(one, pair[0]), Words(other, pair[1])) is read
-        assert texts_agree(Words(other, pair[0]), Words(one, pair[1])) is read
+        assert texts_agree(MemeText(one, pair[0]), MemeText(other, pair[1])) is read
+        assert texts_agree(MemeText(other, pair[0]), MemeText(one, pair[1])) is read
 
 
 @settings(deadline=None)
@@ -288,24 +288,24 @@ def test_misread_letters_are_counted_as_levenshtein_has_it(a, b, misread):
     table[:, 0], table[0] = np.arange(len(a) + 1), np.arange(len(b) + 1)
     for i, j in np.ndindex(len(a), len(b)):
         table[i + 1, j + 1] = min(table[i, j] + (a[i] != b[j]), table[i, j + 1] + 1, table[i + 1, j] + 1)
-    assert texts_agree(Words(a, True), Words(b, False), misread) == (
+    assert texts_agree(MemeText(a, True), MemeText(b, False), misread) == (
         table[-1, -1] <= int(misread * max(len(a), len(b)))
     )
 
 
 def test_what_may_be_misread_is_told_from_what_is_the_same():
-    read = Words("People from Blueland bring soup to the neighbours", True)
-    assert agreement_of(read, Words("people from B1ueland bring soup, to the neighbours", True)) is Agreement.SAME
-    assert agreement_of(read, Words("people from Blueland bring soap to the neighbours", True)) is Agreement.MISREAD
-    assert agreement_of(read, Words("people from Redhill bring soup to the neighbours", True)) is Agreement.OTHER
+    read = MemeText("People from Blueland bring soup to the neighbours", True)
+    assert agreement_of(read, MemeText("people from B1ueland bring soup, to the neighbours", True)) is Agreement.SAME
+    assert agreement_of(read, MemeText("people from Blueland bring soap to the neighbours", True)) is Agreement.MISREAD
+    assert agreement_of(read, MemeText("people from Redhill bring soup to the neighbours", True)) is Agreement.OTHER
 
 
 def test_a_text_that_may_be_misread_needs_a_closer_picture(meme):
     known = look(meme, read=True)
     edited = [look(ImageEnhance.Brightness(meme).enhance(by), read=True) for by in np.arange(1.1, 1.6, 0.05)]
-    tight = Nearness(tiles=Nearness().tiles_if_misread)
+    tight = MatchThresholds(tiles=MatchThresholds().tiles_if_misread)
     new = next(e for e in edited if not pictures_differ(known, e) and pictures_differ(known, e, tight))
-    assert pictures_differ(known, new, agreement=Agreement.MISREAD) is WhyNot.TILE_DIFFERS
+    assert pictures_differ(known, new, agreement=Agreement.MISREAD) is Difference.TILE_DIFFERS
 
 
 # Whole memes
@@ -325,18 +325,18 @@ def test_another_caption_is_another_text_and_another_picture(change, meme):
     other = drawn(PHOTO, Caption("", "", "", "", text=text or " "))
     assert not texts_agree(look(meme).words, look(other, text).words)
     # A caller who sends the known text with it gains nothing.
-    assert pictures_differ(look(meme), look(other)) is WhyNot.TILE_DIFFERS
+    assert pictures_differ(look(meme), look(other)) is Difference.TILE_DIFFERS
 
 
 def test_every_frame_must_be_the_same(meme):
     second = COPIES["mirrored"](drawn("rocket.jpg", CAPTION))
-    words = Words(TEXT, False)
-    both = look_at_pixels([pixels(meme), pixels(second)], words)
-    assert pictures_differ(both, look_at_pixels([pixels(meme), pixels(second)], words)) is None
-    assert pictures_differ(both, look(meme)) is WhyNot.FRAMES_DIFFER
-    assert pictures_differ(both, look_at_pixels([pixels(meme), pixels(meme)], words)) is WhyNot.FRAMES_DIFFER
-    turned_apart = look_at_pixels([pixels(meme), pixels(COPIES["mirrored"](second))], words)
-    assert pictures_differ(both, turned_apart) is WhyNot.FRAMES_DIFFER
+    words = MemeText(TEXT, False)
+    both = fingerprint_pixels([pixels(meme), pixels(second)], words)
+    assert pictures_differ(both, fingerprint_pixels([pixels(meme), pixels(second)], words)) is None
+    assert pictures_differ(both, look(meme)) is Difference.FRAMES_DIFFER
+    assert pictures_differ(both, fingerprint_pixels([pixels(meme), pixels(meme)], words)) is Difference.FRAMES_DIFFER
+    turned_apart = fingerprint_pixels([pixels(meme), pixels(COPIES["mirrored"](second))], words)
+    assert pictures_differ(both, turned_apart) is Difference.FRAMES_DIFFER
 
 
 def test_a_meme_of_the_court_s_own_is_looked_at(meme):
@@ -347,18 +347,18 @@ def test_a_meme_of_the_court_s_own_is_looked_at(meme):
         finally:
             await reader.aclose()
 
-    seen = look_at(asyncio.run(run()), Words(TEXT, False))
+    seen = fingerprint(asyncio.run(run()), MemeText(TEXT, False))
     (view, *_), (same, *_) = seen.frames[0], look(meme).frames[0]
     assert np.array_equal(view.hashes, same.hashes)
 
 
 def test_what_can_t_be_is_refused():
     with pytest.raises(ValueError, match="radius"):
-        Nearness(radius=257)
+        MatchThresholds(radius=257)
     with pytest.raises(ValueError, match="misread"):
-        Nearness(misread=1.0)
+        MatchThresholds(misread=1.0)
     with pytest.raises(ValueError, match="at least one frame"):
-        look_at_pixels([], Words("", False))
+        fingerprint_pixels([], MemeText("", False))
 
 
 # Its measurement

@@ -16,8 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 from court.errors import BadLibrary, Unavailable
-from retrieval.encoders.apart import EncoderApart
-from retrieval.encoders.embedding import Encoder, TextEmbeddings
+from retrieval.embed.encoder import Encoder, TextEmbeddings
+from retrieval.embed.process import EncoderProcess
 from tests.encoders import WordEncoder, png_of
 
 
@@ -109,20 +109,20 @@ def _named_by(file: Path) -> Encoder:
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[EncoderApart]:
-    encoder = EncoderApart(Odd)
+def shared() -> Iterator[EncoderProcess]:
+    encoder = EncoderProcess(Odd)
     yield encoder
     encoder.close()
 
 
 @pytest.fixture
-def encoder() -> Iterator[EncoderApart]:
-    encoder = EncoderApart(Odd)
+def encoder() -> Iterator[EncoderProcess]:
+    encoder = EncoderProcess(Odd)
     yield encoder
     encoder.close()
 
 
-def pid_of(encoder: EncoderApart) -> int:
+def pid_of(encoder: EncoderProcess) -> int:
     return int(encoder.embed_texts(["pid"]).vectors[0, 0])
 
 
@@ -140,7 +140,7 @@ def wait_until(true: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.01)
 
 
-def test_it_gives_what_the_encoder_gives_from_a_process_of_its_own(shared: EncoderApart) -> None:
+def test_it_gives_what_the_encoder_gives_from_a_process_of_its_own(shared: EncoderProcess) -> None:
     here = Odd()
     assert shared.identity == here.identity and shared.floors == here.floors
     texts = ["a cat on a mat", "", "a dog " * 40]
@@ -157,7 +157,7 @@ def test_it_gives_what_the_encoder_gives_from_a_process_of_its_own(shared: Encod
 
 def test_all_of_its_threads_are_behind_what_needs_no_encoder(tmp_path: Path) -> None:
     """But not while it loads: on a busy machine a server would not be ready within minutes."""
-    encoder = EncoderApart(functools.partial(_with_a_thread, tmp_path / "nice"))
+    encoder = EncoderProcess(functools.partial(_with_a_thread, tmp_path / "nice"))
     try:
         with ThreadPoolExecutor(4) as threads:
             waiting = [threads.submit(encoder.embed_texts, ["wait", "0.5"]) for _ in range(4)]
@@ -171,7 +171,7 @@ def test_all_of_its_threads_are_behind_what_needs_no_encoder(tmp_path: Path) -> 
     assert int((tmp_path / "nice").read_text()) == niceness(Path("/proc/self"))
 
 
-def test_callers_of_many_threads_get_their_own(shared: EncoderApart) -> None:
+def test_callers_of_many_threads_get_their_own(shared: EncoderProcess) -> None:
     here = Odd()
     with ThreadPoolExecutor(24) as threads:
         texts = [f"word{number} and {number % 7} more" for number in range(300)]
@@ -179,7 +179,7 @@ def test_callers_of_many_threads_get_their_own(shared: EncoderApart) -> None:
             assert np.array_equal(found.vectors, here.embed_texts([text]).vectors)
 
 
-def test_a_call_does_not_wait_for_another(shared: EncoderApart) -> None:
+def test_a_call_does_not_wait_for_another(shared: EncoderProcess) -> None:
     with ThreadPoolExecutor(1) as threads:
         slow = threads.submit(shared.embed_texts, ["wait", "2"])
         for _ in range(20):
@@ -188,7 +188,7 @@ def test_a_call_does_not_wait_for_another(shared: EncoderApart) -> None:
         slow.result()
 
 
-def test_what_the_encoder_raises_is_raised(shared: EncoderApart) -> None:
+def test_what_the_encoder_raises_is_raised(shared: EncoderProcess) -> None:
     with pytest.raises(ValueError, match="it was told to"):
         shared.embed_texts(["fail"])
     with pytest.raises(ValueError, match="picture 0 has no frame"):
@@ -199,23 +199,23 @@ def test_what_the_encoder_raises_is_raised(shared: EncoderApart) -> None:
 
 def test_why_it_can_not_be_loaded_is_told() -> None:
     with pytest.raises(BadLibrary, match="no library here") as caught:
-        EncoderApart(_no_library)
+        EncoderProcess(_no_library)
     assert caught.value.reason == "LIBRARY_MISSING"
     with pytest.raises(Unavailable, match="exit status 4") as died:
-        EncoderApart(functools.partial(WordEncoder, Refusing(_die)))  # type: ignore[arg-type]
+        EncoderProcess(functools.partial(WordEncoder, Refusing(_die)))  # type: ignore[arg-type]
     assert died.value.reason == "ENCODER_ENDED"
 
 
 def test_what_lies_in_the_working_folder_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "numpy.py").write_text("import os; os._exit(5)")
     monkeypatch.chdir(tmp_path)
-    encoder = EncoderApart(Odd)
+    encoder = EncoderProcess(Odd)
     assert pid_of(encoder)
     encoder.close()
 
 
 def test_when_its_process_ends_while_nobody_asks_the_next_call_starts_it_again(
-    encoder: EncoderApart, caplog: pytest.LogCaptureFixture
+    encoder: EncoderProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = pid_of(encoder)
     os.kill(first, signal.SIGKILL)
@@ -225,7 +225,7 @@ def test_when_its_process_ends_while_nobody_asks_the_next_call_starts_it_again(
     assert "signal SIGKILL" in caplog.text
 
 
-def test_calls_under_way_when_it_ends_are_made_once_more(encoder: EncoderApart) -> None:
+def test_calls_under_way_when_it_ends_are_made_once_more(encoder: EncoderProcess) -> None:
     first = pid_of(encoder)
     with ThreadPoolExecutor(4) as threads:
         waiting = [threads.submit(encoder.embed_texts, ["wait", "2"]) for _ in range(4)]
@@ -236,7 +236,7 @@ def test_calls_under_way_when_it_ends_are_made_once_more(encoder: EncoderApart) 
     assert pid_of(encoder) != first and gone(first)
 
 
-def test_a_call_that_ends_it_twice_is_told_and_the_next_is_answered(encoder: EncoderApart) -> None:
+def test_a_call_that_ends_it_twice_is_told_and_the_next_is_answered(encoder: EncoderProcess) -> None:
     first = pid_of(encoder)
     with pytest.raises(Unavailable, match=r"exit status 3.*Try again") as caught:
         encoder.embed_texts(["die"])
@@ -247,7 +247,7 @@ def test_a_call_that_ends_it_twice_is_told_and_the_next_is_answered(encoder: Enc
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("how", ["oddly", "unreadably"])
-def test_nobody_waits_for_an_answer_that_can_not_be_sent_or_read(encoder: EncoderApart, how: str) -> None:
+def test_nobody_waits_for_an_answer_that_can_not_be_sent_or_read(encoder: EncoderProcess, how: str) -> None:
     with ThreadPoolExecutor(1) as threads:
         failed = threads.submit(encoder.embed_texts, ["answer", how]).exception(timeout=60)
     assert isinstance(failed, Unavailable) and failed.reason == "ENCODER_ENDED"
@@ -258,7 +258,7 @@ def test_one_that_comes_back_as_another_is_not_asked(tmp_path: Path) -> None:
     file = tmp_path / "name"
     file.write_text("words")
     now = [0.0]
-    encoder = EncoderApart(functools.partial(_named_by, file), clock=lambda: now[0])
+    encoder = EncoderProcess(functools.partial(_named_by, file), clock=lambda: now[0])
     file.write_text("other-words")
     first = pid_of(encoder)
     os.kill(first, signal.SIGKILL)
@@ -286,7 +286,7 @@ def test_all_who_wait_share_a_start_that_fails_and_the_next_is_made_after_a_paus
 ) -> None:
     told, starts, now = tmp_path / "how", tmp_path / "starts", [0.0]
     told.write_text("well")
-    encoder = EncoderApart(functools.partial(_counting, tmp_path), clock=lambda: now[0])
+    encoder = EncoderProcess(functools.partial(_counting, tmp_path), clock=lambda: now[0])
 
     def kill() -> None:
         number = pid_of(encoder)
@@ -320,7 +320,7 @@ def test_all_who_wait_share_a_start_that_fails_and_the_next_is_made_after_a_paus
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_ends_the_parent_in_good_order_does_not_end_it_before(
-    encoder: EncoderApart, number: signal.Signals
+    encoder: EncoderProcess, number: signal.Signals
 ) -> None:
     first = pid_of(encoder)
     os.kill(first, number)
@@ -328,7 +328,7 @@ def test_what_ends_the_parent_in_good_order_does_not_end_it_before(
     assert pid_of(encoder) == first
 
 
-def test_once_closed_it_is_gone_and_says_so(encoder: EncoderApart) -> None:
+def test_once_closed_it_is_gone_and_says_so(encoder: EncoderProcess) -> None:
     first = pid_of(encoder)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(encoder.embed_texts, ["wait", "60"])
@@ -343,7 +343,7 @@ def test_once_closed_it_is_gone_and_says_so(encoder: EncoderApart) -> None:
 
 def test_it_ends_when_its_parent_is_killed() -> None:
     program = (
-        "import time; from retrieval.encoders.apart import EncoderApart; from tests.unit.test_encoder_apart import *;"
+        "import time; from retrieval.embed.process import EncoderApart; from tests.unit.test_encoder_apart import *;"
         "encoder = EncoderApart(Odd); print(pid_of(encoder), flush=True); encoder.embed_texts(['wait', '60'])"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -359,7 +359,7 @@ def test_it_ends_when_its_parent_is_killed() -> None:
 def test_it_ends_when_its_parent_is_killed_while_it_loads(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     program = (
-        "import functools, pathlib, sys; from retrieval.encoders.apart import EncoderApart;"
+        "import functools, pathlib, sys; from retrieval.embed.process import EncoderApart;"
         "from tests.unit.test_encoder_apart import _slowly;"
         "EncoderApart(functools.partial(_slowly, pathlib.Path(sys.argv[1])))"
     )

@@ -15,10 +15,10 @@ import pytest
 import rfc8785
 
 from court.events import TrialOpened, VerdictGiven
+from serving.docket.log.canonical_json import canonical, from_canonical, parse, to_canonical
 from serving.docket.log.entries import Entry, Erased, body_of, check, erased_of, event_of
 from serving.docket.log.errors import BadEntry
-from serving.docket.log.loggable import canonical, loggable, parse, plain
-from serving.docket.stored import sealed, unpacked
+from serving.docket.store.bodies import seal_bodies, unpacked
 from tests.dockets import NIGHTLY, NOON, events_of
 
 # RFC 8785, appendix B: an IEEE 754 number in hex, and how it is written.
@@ -87,7 +87,7 @@ def test_anything_is_written_as_the_library_writes_it_and_comes_back() -> None:
     for _ in range(100_000 if NIGHTLY else 3_000):
         value = something(chance)
         written = canonical(value)
-        assert written.encode() == rfc8785.dumps(loggable(value))
+        assert written.encode() == rfc8785.dumps(to_canonical(value))
         assert same(parse(written), value)
 
 
@@ -100,21 +100,21 @@ def test_what_is_nested_deeply_is_written_all_the_same() -> None:
 
 
 def test_what_json_does_not_have_is_marked() -> None:
-    assert loggable(math.nan) == {"$float": "nan"} and loggable(2**53) == {"$int": "9007199254740992"}
-    assert loggable("a\\b\ud800") == {"$text": "a\\\\b\\ud800"} and loggable(2**53 - 1) == 2**53 - 1
-    assert loggable({"$int": "5"}) == {"$$int": "5"}  # a model that says so is not taken at its word
+    assert to_canonical(math.nan) == {"$float": "nan"} and to_canonical(2**53) == {"$int": "9007199254740992"}
+    assert to_canonical("a\\b\ud800") == {"$text": "a\\\\b\\ud800"} and to_canonical(2**53 - 1) == 2**53 - 1
+    assert to_canonical({"$int": "5"}) == {"$$int": "5"}  # a model that says so is not taken at its word
     many = {f"{'$' * (number % 2)}{number}": number for number in range(200)}
-    assert canonical(many) == rfc8785.dumps(loggable(many)).decode() and plain(loggable(many)) == many
+    assert canonical(many) == rfc8785.dumps(to_canonical(many)).decode() and from_canonical(to_canonical(many)) == many
     # What is derived from a kind is written as that kind.
     word = Enum("word", {"ONE": "one"}, type=str)
     derived = [word.ONE, HTTPStatus.OK, OrderedDict(b=1, a=2.0), type("Size", (float,), {})(0.5)]
     assert canonical(derived) == '["one",200,{"a":2,"b":1},0.5]'
     for bad in ({"$int": 5}, {"$new": 1}, {"$float": "five"}):
         with pytest.raises(ValueError, match=r"mark|could not convert"):
-            plain(bad)
+            from_canonical(bad)
     for no_json in ({1: 2}, b"bytes", object()):
         with pytest.raises(TypeError):
-            loggable(no_json)
+            to_canonical(no_json)
 
 
 def test_an_event_comes_back_out_of_its_body() -> None:
@@ -130,7 +130,7 @@ def test_an_event_comes_back_out_of_its_body() -> None:
 def test_a_header_holds_nothing_of_the_body() -> None:
     (given,) = (event for event in events_of() if isinstance(event, VerdictGiven))
     body = body_of(given)
-    (seal,) = sealed([body.encode()])
+    (seal,) = seal_bodies([body.encode()])
     at = "2026-01-02T12:00:00.000000+00:00"
     entry = Entry(7, given.kind, "t", given.seq, at, seal.commitment, unpacked(seal.stored), seal.salt)
     header = entry.header().decode()
@@ -141,7 +141,7 @@ def test_a_header_holds_nothing_of_the_body() -> None:
     check(entry)
     check(replace(entry, body=None, salt=None))
     # The same body twice: nobody can tell from the headers.
-    assert sealed([body.encode()])[0].commitment != entry.commitment
+    assert seal_bodies([body.encode()])[0].commitment != entry.commitment
     for altered in (
         replace(entry, body=body[:-1] + " }"),
         replace(entry, body=None),
@@ -165,7 +165,7 @@ def test_erasures() -> None:
 def test_many_bodies_are_sealed_as_each_would_be(count: int, size: int) -> None:
     """Where they are many, threads share them: each must get its own back."""
     bodies = [canonical([number, "é" * size]).encode() for number in range(count)]
-    seals = sealed(bodies)
+    seals = seal_bodies(bodies)
     assert len(seals) == count == len({seal.salt for seal in seals})
     for body, seal in zip(bodies, seals, strict=True):
         assert unpacked(seal.stored).encode() == body

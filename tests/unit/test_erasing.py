@@ -10,8 +10,8 @@ import pytest
 from court.errors import Unavailable
 from court.events import PrecedentsCited, ReviewOutcome, TextRead, VerdictGiven
 from court.verdict import Label
-from serving.docket.sql import SqlDocket
-from serving.docket.store import RequestName, TrialErased
+from serving.docket.ports import RequestName, TrialErased
+from serving.docket.store.sql import SqlDocket
 from tests.dockets import NIGHTLY, NOON, append_all, events_of, reviewing, with_docket
 from tests.fakes import a_picture
 
@@ -123,7 +123,7 @@ def test_nothing_of_erased_memes_is_in_any_file(tmp_path):
 
 
 def test_where_somebody_goes_on_reading_it_is_said_that_files_still_hold_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("serving.docket.sql._READERS_S", 0.2)
+    monkeypatch.setattr("serving.docket.store.sql._READERS_S", 0.2)
     meme = Marked(1, random.Random(12))
 
     async def scene(docket):

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.studies.vote import measure_left_out, measure_plain_votes, measure_vote
-from retrieval.library.build import build_library
+from retrieval.build import build_library
 from retrieval.library.sources import Source
 from tests.encoders import WordEncoder
 
@@ -52,7 +52,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def words_instead_of_a_model(monkeypatch):
-    monkeypatch.setattr("retrieval.encoders.builtin.BuiltinEncoder", wide)
+    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", wide)
 
 
 def test_a_vote_is_scored_against_labels_it_has_not_seen(library, tmp_path):

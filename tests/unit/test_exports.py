@@ -21,14 +21,14 @@ from court.events import PrecedentsCited, QuestionAsked, Side, Summarised, TextR
 from court.record import TrialRecord
 from memecourt import verify
 from serving.cli.main import cli
-from serving.console.pictures import veiled
-from serving.docket.store import DocketError, DocketLine, TrialErased, TrialFilter, TrialUnknown
+from serving.docket.ports import DocketError, DocketLine, TrialErased, TrialFilter, TrialUnknown
 from serving.export import tables
 from serving.export.document import document, holds, read_document, write_document
-from serving.export.kept import Kept, Pictures, gather
-from serving.export.messages import messages_of
 from serving.export.page import page
+from serving.export.source import Kept, Pictures, gather
 from serving.export.tables import Form, Selection
+from serving.views.blur import blurred
+from serving.views.messages import messages_of
 from tests.cast import Cast
 from tests.dockets import NOON, append_all, random_records, with_docket
 from tests.fakes import a_picture
@@ -129,7 +129,7 @@ def test_pictures_are_veiled_in_a_file_that_holds_no_more_of_them_than_that():
     kept = Kept(record, (SHARP,), {"p1": SHARP})
     shown = page(kept)
     images = [a["src"] for tag, a, _ in Parts(shown).tags if tag == "img"]
-    assert images == [f"data:image/png;base64,{base64.b64encode(veiled(SHARP)).decode()}"] * 2
+    assert images == [f"data:image/png;base64,{base64.b64encode(blurred(SHARP)).decode()}"] * 2
     assert "img" not in {tag for tag, _, _ in Parts(page(kept, pictures=Pictures.NONE)).tags}
     sharp = Parts(page(kept, pictures=Pictures.SHARP))
     whole = f"data:image/png;base64,{base64.b64encode(SHARP).decode()}"
@@ -181,7 +181,7 @@ def test_a_document_gives_the_same_record_back(hostile):
         assert read_document(text) == hostile
     told = document(kept, pictures=Pictures.VEILED, messages=True)
     assert told["label"] == told["court_label"] == "HARMFUL" and told["reviewed"] == "UPHELD"
-    assert base64.b64decode(told["pictures"][0]["png_base64"]) == veiled(SHARP) and told["pictures"][0]["veiled"]
+    assert base64.b64decode(told["pictures"][0]["png_base64"]) == blurred(SHARP) and told["pictures"][0]["veiled"]
     assert told["pictures"][0]["sha256"] == hashlib.sha256(SHARP).hexdigest()
     assert all(call["exact"] for call in told["messages"])
     assert "pictures" not in document(kept) and "messages" not in document(kept)

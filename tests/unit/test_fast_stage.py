@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from retrieval.encoders.embedding import unit_rows
-from retrieval.search.fast_stage import FastStage, UnfitFastStage, one_thread, open_or_build
-from retrieval.search.index import FusedIndex
+from retrieval.embed.encoder import unit_rows
+from retrieval.index.candidates import CandidateIndex, UnfitCandidateIndex, load_or_build, one_thread
+from retrieval.index.exact import FusedIndex
 
 DIGEST = "sha256:" + "0" * 64
 TEXT_DIM, DIM = 20, 43  # neither half ends with a whole part
@@ -33,12 +33,12 @@ def rows() -> NDArray[np.float32]:
 
 
 @pytest.fixture(scope="module")
-def stage(rows: NDArray[np.float32]) -> FastStage:
-    return FastStage.build(rows, TEXT_DIM)
+def stage(rows: NDArray[np.float32]) -> CandidateIndex:
+    return CandidateIndex.build(rows, TEXT_DIM)
 
 
 @pytest.fixture
-def saved(stage: FastStage, tmp_path: Path) -> Path:
+def saved(stage: CandidateIndex, tmp_path: Path) -> Path:
     path = tmp_path / "fast"
     stage.save(path, DIGEST)
     return path
@@ -63,7 +63,7 @@ def test_the_best_rows_are_not_lost_where_the_weight_lies_evenly_on_many_parts()
     signs = np.sign(np.random.default_rng(0).normal(size=(600, 1024))).astype(np.float32) / np.sqrt(
         512, dtype=np.float32
     )
-    stage = FastStage.build(signs, 512)
+    stage = CandidateIndex.build(signs, 512)
     for alpha in (0.3, 0.5, 0.7):
         query = np.concatenate([alpha * signs[7, :512], (1 - alpha) * signs[7, 512:]])
         found, rough = stage.candidates(query, 3)
@@ -76,7 +76,7 @@ def test_a_half_that_is_not_there_scores_nothing_even_where_all_others_lie_to_on
     text[::1000] = 0
     rows = np.ascontiguousarray(np.hstack([text, unit_rows(random.normal(size=(3000, 96)))]))
     query = np.concatenate([text[1], np.zeros(96, np.float32)])
-    found, rough = FastStage.build(rows, 96).candidates(query, 3000)
+    found, rough = CandidateIndex.build(rows, 96).candidates(query, 3000)
     assert np.abs(rough[found % 1000 == 0]).max(initial=0) < 0.02
     assert rough[found % 1000 != 0].min() > 0.5
 
@@ -84,27 +84,27 @@ def test_a_half_that_is_not_there_scores_nothing_even_where_all_others_lie_to_on
 @pytest.mark.parametrize("n", [2, 15, 17])
 def test_few_rows_are_enough_to_learn_from(n):
     rows = drawn(n)
-    found, rough = FastStage.build(rows, TEXT_DIM).candidates(rows[n - 1], 5)
+    found, rough = CandidateIndex.build(rows, TEXT_DIM).candidates(rows[n - 1], 5)
     assert found[0] == n - 1 and rough[0] == pytest.approx(2, abs=0.1)
 
 
 def test_one_row_is_enough_to_learn_from():
     rows = drawn(1)
-    index = FusedIndex(rows, TEXT_DIM, FastStage.build(rows, TEXT_DIM))
+    index = FusedIndex(rows, TEXT_DIM, CandidateIndex.build(rows, TEXT_DIM))
     assert index.search(rows[0, :TEXT_DIM], rows[0, TEXT_DIM:], alpha=0.5, k=3).rows.tolist() == [0]
 
 
 def test_no_rows_and_no_half_are_refused(rows):
     with pytest.raises(ValueError, match="no fast stage"):
-        FastStage.build(rows[:0], TEXT_DIM)
+        CandidateIndex.build(rows[:0], TEXT_DIM)
     with pytest.raises(ValueError, match="no fast stage"):
-        FastStage.build(rows, DIM)
+        CandidateIndex.build(rows, DIM)
 
 
 def test_building_tells_how_far_it_is(rows, monkeypatch):
-    monkeypatch.setattr("retrieval.search.fast_stage._BLOCK", 400)
+    monkeypatch.setattr("retrieval.index.candidates._BLOCK", 400)
     told = []
-    FastStage.build(rows, TEXT_DIM, lambda done, total: told.append((done, total)))
+    CandidateIndex.build(rows, TEXT_DIM, lambda done, total: told.append((done, total)))
     assert told == [(0, 900), (400, 900), (800, 900), (900, 900)]
 
 
@@ -129,7 +129,7 @@ def test_one_thread_is_for_the_calling_thread_and_only_for_a_while():
 
 
 def test_what_is_saved_finds_the_same_again(rows, stage, saved):
-    again = FastStage.open(saved, DIGEST)
+    again = CandidateIndex.open(saved, DIGEST)
     assert (again.rows, again.dim, again.text_dim) == (900, DIM, TEXT_DIM)
     for row in rows[:10]:
         assert all((a == b).all() for a, b in zip(again.candidates(row, 30), stage.candidates(row, 30), strict=True))
@@ -144,41 +144,41 @@ def test_a_bit_flipped_anywhere_is_found(saved):
             flipped[place] ^= 1 << int(place) % 8
             path.write_bytes(flipped)
             try:
-                opened = FastStage.open(saved, DIGEST)
-            except UnfitFastStage:
+                opened = CandidateIndex.open(saved, DIGEST)
+            except UnfitCandidateIndex:
                 continue
             # White space of the sidecar means nothing.
             assert path != saved and chr(content[place]).isspace() and opened.rows == 900
         path.write_bytes(content)
-    FastStage.open(saved, DIGEST)
+    CandidateIndex.open(saved, DIGEST)
 
 
 def test_what_does_not_fit_is_refused(rows, saved, tmp_path):
-    with pytest.raises(UnfitFastStage, match="other vectors"):
-        FastStage.open(saved, "sha256:" + "1" * 64)
-    with pytest.raises(UnfitFastStage, match="not there"):
-        FastStage.open(tmp_path / "elsewhere", DIGEST)
+    with pytest.raises(UnfitCandidateIndex, match="other vectors"):
+        CandidateIndex.open(saved, "sha256:" + "1" * 64)
+    with pytest.raises(UnfitCandidateIndex, match="not there"):
+        CandidateIndex.open(tmp_path / "elsewhere", DIGEST)
     said = sidecar(saved).read_text()
     sidecar(saved).write_text(said.replace('"format": 1', '"format": 2'))
-    with pytest.raises(UnfitFastStage, match="another version"):
-        FastStage.open(saved, DIGEST)
+    with pytest.raises(UnfitCandidateIndex, match="another version"):
+        CandidateIndex.open(saved, DIGEST)
     sidecar(saved).write_text(said.replace('"rows": 900', '"rows": 901'))
-    with pytest.raises(UnfitFastStage, match="not what it was"):
-        FastStage.open(saved, DIGEST)
+    with pytest.raises(UnfitCandidateIndex, match="not what it was"):
+        CandidateIndex.open(saved, DIGEST)
     sidecar(saved).write_text("{}")
-    with pytest.raises(UnfitFastStage, match="understood"):
-        FastStage.open(saved, DIGEST)
+    with pytest.raises(UnfitCandidateIndex, match="understood"):
+        CandidateIndex.open(saved, DIGEST)
     saved.write_bytes(saved.read_bytes()[:-1])
     sidecar(saved).write_text(said)
-    with pytest.raises(UnfitFastStage, match="not what it was"):
-        FastStage.open(saved, DIGEST)
+    with pytest.raises(UnfitCandidateIndex, match="not what it was"):
+        CandidateIndex.open(saved, DIGEST)
 
 
 def test_an_index_of_another_kind_is_refused_even_where_the_digest_is_right(saved, stage, monkeypatch):
     monkeypatch.setattr(stage, "_index", faiss.IndexFlatIP(DIM))
     stage.save(saved, DIGEST)
-    with pytest.raises(UnfitFastStage, match="something else"):
-        FastStage.open(saved, DIGEST)
+    with pytest.raises(UnfitCandidateIndex, match="something else"):
+        CandidateIndex.open(saved, DIGEST)
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "unsaid", "other vectors"])
@@ -192,12 +192,12 @@ def test_what_does_not_fit_is_built_again_and_kept(rows, stage, saved, harm):
     elif harm == "unsaid":
         sidecar(saved).unlink()
     else:
-        FastStage.build(rows[:300], TEXT_DIM).save(saved, DIGEST)
+        CandidateIndex.build(rows[:300], TEXT_DIM).save(saved, DIGEST)
     told = []
-    rebuilt = open_or_build(saved, rows, TEXT_DIM, DIGEST, lambda done, total: told.append(done))
+    rebuilt = load_or_build(saved, rows, TEXT_DIM, DIGEST, lambda done, total: told.append(done))
     assert told[-1] == 900
     told.clear()
-    opened = open_or_build(saved, rows, TEXT_DIM, DIGEST, lambda done, total: told.append(done))
+    opened = load_or_build(saved, rows, TEXT_DIM, DIGEST, lambda done, total: told.append(done))
     assert not told
     for one in (rebuilt, opened):
         found, rough = one.candidates(rows[3], 40)
@@ -206,6 +206,6 @@ def test_what_does_not_fit_is_built_again_and_kept(rows, stage, saved, harm):
 
 def test_what_can_not_be_kept_is_used_and_said(rows, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        stage = open_or_build(tmp_path / "no such folder" / "fast", rows, TEXT_DIM, DIGEST)
+        stage = load_or_build(tmp_path / "no such folder" / "fast", rows, TEXT_DIM, DIGEST)
     assert "could not be kept" in caplog.text and stage.candidates(rows[5], 1)[0].tolist() == [5]
     assert str(tmp_path) not in caplog.text

@@ -15,15 +15,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from court import budget
-from court.agents import Chair, Chairs
-from court.clerk import Clerk, Draft
-from court.errors import CourtError, ModelRefused, Overrun, TrialAborted, Unavailable
+from court import deadline as budget
+from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 from court.events import Procedure, TextRead, TextSource, TrialFailed, VerdictGiven
 from court.ports import ChatReply, FinishReason, Odds
-from court.record import TrialRecord, TrialState
+from court.record import TrialAborted, TrialRecord, TrialState
+from court.recorder import EventDraft, Recorder
+from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
-from court.trial import Case, Court
+from court.trial import Court, TrialCase
 from court.verdict import Label
 from tests.cast import ACQUITTAL, MARK, Cast, PictureFinder, task_of
 from tests.fakes import FakeReader, H, N, Notes, a_meme, findings, ticking
@@ -190,7 +190,7 @@ class FaultyDocket(Notes):
 async def held(plan):
     """Holds a trial as planned; what came of it."""
     cast, replies, docket, clock = Cast(rounds=3), [], FaultyDocket(plan), ticking()
-    chairs = Chairs(**{role: Chair(Faulty(role, plan, cast, replies)) for role in cast.models})
+    chairs = RoleModels(**{role: RoleModel(Faulty(role, plan, cast, replies)) for role in cast.models})
     court = Court(
         finder=FaultyFinder(plan),
         text_reader=FaultyReader(plan),
@@ -201,7 +201,7 @@ async def held(plan):
         now=lambda: next(clock),
     )
     loop = asyncio.get_running_loop()
-    case = Case("t", a_meme(None), Procedure.FULL, within_s=plan.within_s)
+    case = TrialCase("t", a_meme(None), Procedure.FULL, within_s=plan.within_s)
     began, error, record = loop.time(), None, None
     try:
         # Far beyond all that it may take: who runs into this has hung.
@@ -326,7 +326,7 @@ def said(text):
     return {"text": text, "source": TextSource.CALLER}
 
 
-TEXTS = [Draft(TextRead, said("x")), Draft(TextRead, said("y"))]
+TEXTS = [EventDraft(TextRead, said("x")), EventDraft(TextRead, said("y"))]
 
 
 def test_an_event_that_is_kept_is_counted_however_often_the_trial_is_cancelled():
@@ -339,7 +339,7 @@ def test_an_event_that_is_kept_is_counted_however_often_the_trial_is_cancelled()
 
     async def scene():
         clock = ticking()
-        clerk = Clerk("t", slowly, lambda: next(clock))
+        clerk = Recorder("t", slowly, lambda: next(clock))
         writing = asyncio.create_task(clerk.note_all(*TEXTS))
         for _ in range(3):
             await asyncio.sleep(0.004)
@@ -363,11 +363,11 @@ def test_events_noted_together_come_one_after_the_other_whoever_else_speaks():
 
     async def scene():
         clock = ticking()
-        clerk = Clerk("t", keep, lambda: next(clock))
+        clerk = Recorder("t", keep, lambda: next(clock))
         told = await asyncio.gather(
             clerk.note_all(*TEXTS),
             clerk.note(TextRead, text="z", source=TextSource.CALLER),
-            clerk.note_all(lambda before: Draft(TextRead, said(str(len(before)))), *TEXTS),
+            clerk.note_all(lambda before: EventDraft(TextRead, said(str(len(before)))), *TEXTS),
         )
         return clerk, told
 
@@ -382,7 +382,7 @@ def test_of_events_noted_together_that_were_not_kept_none_takes_a_number():
 
     async def scene():
         clock = ticking()
-        clerk = Clerk("t", notes, lambda: next(clock))
+        clerk = Recorder("t", notes, lambda: next(clock))
         await clerk.note(TextRead, **said("w"))
         with pytest.raises(Unavailable, match="locked"):
             await clerk.note_all(*TEXTS)

@@ -15,15 +15,15 @@ from PIL import Image
 from court.errors import BadLibrary, Unavailable
 from court.meme import Frame
 from court.ports import PrecedentFinder
-from court.precedents import Findings, Floors, Relation, Settles, VoteSettings
+from court.precedents import Findings, MinSimilarity, Relation, SureRange, VoteSettings
 from court.verdict import Label
-from retrieval.library.following import follow
-from retrieval.library.kept import SIDE, Spool, shrink
+from retrieval.library.filters import Filter
 from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, KeptPicture, LabelledMeme, Tuning
+from retrieval.library.reload import follow
+from retrieval.library.thumbnails import SIDE, ThumbnailWriter, shrink
 from retrieval.library.writer import LibraryWriter
-from retrieval.search.filters import Filter
-from retrieval.search.finder import LibraryFinder
+from retrieval.precedents.finder import LibraryFinder
 from tests.encoders import WordEncoder, picture_of, png_of
 
 RED, GREEN, BLUE = (250, 5, 5), (5, 250, 5), (5, 5, 250)
@@ -40,11 +40,11 @@ SPECS: list[Spec] = [
 
 
 def library_of(
-    path: Path, specs: list[Spec], *, alpha: float = 0.5, k: int = 3, settles: Settles | None = None
+    path: Path, specs: list[Spec], *, alpha: float = 0.5, k: int = 3, settles: SureRange | None = None
 ) -> Library:
     memes, rows = [], np.zeros((len(specs), ENCODER.identity.dim), np.float32)
     path.mkdir(parents=True, exist_ok=True)
-    spool = Spool(path)
+    spool = ThumbnailWriter(path)
     for row, (id_, harmful, text, png) in zip(rows, specs, strict=True):
         row[:16] = ENCODER.embed_texts([text]).vectors[0]
         if png:
@@ -65,7 +65,7 @@ def library_of(
     tuning = Tuning(
         alpha=alpha,
         vote=VoteSettings(k=k, tau=0.1, prior=0.5),
-        floors=Floors(text=0.3, picture=0.5),
+        floors=MinSimilarity(text=0.3, picture=0.5),
         calibration=Calibration(method="defaults", n=0, majority=0.5),
         settles=settles,
     )
@@ -74,7 +74,7 @@ def library_of(
     )
 
 
-def keep(spool: Spool, png: bytes) -> KeptPicture:
+def keep(spool: ThumbnailWriter, png: bytes) -> KeptPicture:
     return spool.append(shrink(picture_of(png).frames[0]))
 
 
@@ -112,7 +112,7 @@ def test_finds_the_nearest_by_the_weighted_sum(finder: LibraryFinder) -> None:
     assert similarities == sorted(similarities, reverse=True)
     assert [entry.id for entry in findings.tally][:3] == [exhibit.id for exhibit in findings.exhibits]
     assert findings.search.alpha == findings.search.alpha_asked == 0.3
-    assert findings.floors == Floors(text=0.3, picture=0.5)
+    assert findings.floors == MinSimilarity(text=0.3, picture=0.5)
     assert findings.vote_settings.k == 3
 
 
@@ -329,7 +329,7 @@ def test_pictures_are_read_outside_the_event_loop(finder: LibraryFinder, monkeyp
 
 def test_pictures_outlive_the_generation_that_they_were_found_in(tmp_path: Path) -> None:
     old = library_of(tmp_path, SPECS[:1])
-    finder, spool, bare = LibraryFinder(old, ENCODER), Spool(tmp_path), old.memes[0]
+    finder, spool, bare = LibraryFinder(old, ENCODER), ThumbnailWriter(tmp_path), old.memes[0]
     grown = old
     for number in range(3):
         meme = bare.model_copy(update={"id": f"new{number}", "kept": keep(spool, png_of(BLUE))})
@@ -359,7 +359,7 @@ def test_what_we_did_not_write_is_not_shown_though_its_digest_is_right(tmp_path:
     out = io.BytesIO()
     Image.new("RGB", (SIDE + 1, 1)).save(out, "JPEG")
     bytes_of = {"no picture": b"x", "png": png_of(RED), "large": out.getvalue(), "cut": good[: len(good) // 2]}
-    spool = Spool(tmp_path)
+    spool = ThumbnailWriter(tmp_path)
     whole = library_of(tmp_path / "library", SPECS[:1])
     forged = whole.memes[0].model_copy(update={"id": "forged", "kept": spool.append(bytes_of[what])})
     finder = LibraryFinder(whole.add([forged], np.array(whole.rows), pictures=spool), ENCODER)
@@ -385,7 +385,7 @@ def test_pictures_that_can_not_be_read_now_are_unavailable(
 
 def test_what_the_vote_settles_is_passed_on(tmp_path: Path, finder: LibraryFinder) -> None:
     assert find(finder, "x").settles is None
-    settles = Settles(error=0.05, below=0.1, above=2, share=0.2, n=500)
+    settles = SureRange(error=0.05, below=0.1, above=2, share=0.2, n=500)
     assert find(LibraryFinder(library_of(tmp_path / "other", SPECS, settles=settles), ENCODER), "x").settles == settles
 
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from court.precedents import Findings, Floors, VoteSettings
+from court.precedents import Findings, MinSimilarity, VoteSettings
 from court.verdict import Label
-from retrieval.encoders.embedding import EncoderIdentity, Halves, TextEmbeddings, unit_rows
+from retrieval.embed.encoder import EncoderIdentity, Halves, TextEmbeddings, unit_rows
+from retrieval.index.candidates import CandidateIndex
+from retrieval.library.filters import Filter
 from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, LabelledMeme, Tuning
 from retrieval.library.writer import LibraryWriter
-from retrieval.search import finder as finders
-from retrieval.search.fast_stage import FastStage
-from retrieval.search.filters import Filter
-from retrieval.search.finder import LibraryFinder
-from serving.assembly import _warming
+from retrieval.precedents import finder as finders
+from retrieval.precedents.finder import LibraryFinder
+from serving.wiring import _warming
 
 SIZE, DIM = 6000, 48
 MADE_BY = {"who": "a reviewer", "why": "as was decided"}
@@ -35,7 +35,7 @@ class Numbered(Halves):
         self.identity = EncoderIdentity(
             name="numbered", digest=f"sha256:{'0' * 64}", text_dim=DIM, picture_dim=DIM, text_tokens=9
         )
-        self.floors = Floors(text=0.1, picture=0.1)
+        self.floors = MinSimilarity(text=0.1, picture=0.1)
 
     def embed_texts(self, texts: list[str]) -> TextEmbeddings:
         return TextEmbeddings(unit_rows(np.stack([_half(int(text), 0) for text in texts])), (False,) * len(texts))
@@ -84,7 +84,7 @@ def _create(root: Path, first: int = 0) -> Library:
         tuning=Tuning(
             alpha=1.0,
             vote=VoteSettings(k=7, tau=0.1, prior=0.5),
-            floors=Floors(text=0.3, picture=0.5),
+            floors=MinSimilarity(text=0.3, picture=0.5),
             calibration=Calibration(method="defaults", n=0, majority=0.5),
         ),
         replace=True,
@@ -95,14 +95,14 @@ def _create(root: Path, first: int = 0) -> Library:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A library of a thousand memes counts as a large one; how many candidates its fast stage was asked for."""
     numbers: list[int] = []
-    original = FastStage.candidates
+    original = CandidateIndex.candidates
 
-    def candidates(self: FastStage, query: NDArray[np.float32], n: int) -> object:
+    def candidates(self: CandidateIndex, query: NDArray[np.float32], n: int) -> object:
         numbers.append(n)
         return original(self, query, n)
 
     monkeypatch.setattr(finders, "EXACT_UP_TO", 1000)
-    monkeypatch.setattr(FastStage, "candidates", candidates)
+    monkeypatch.setattr(CandidateIndex, "candidates", candidates)
     return numbers
 
 
@@ -258,7 +258,7 @@ def test_live_changes_lie_on_top_of_it(tmp_path: Path, asked: list[int]) -> None
 
 def test_what_takes_long_is_told_in_tenths(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("serving.assembly.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("serving.wiring.time.monotonic", lambda: clock[0])
     said: list[str] = []
     progress = _warming(said.append)
     for done in range(101):

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from court.precedents import Floors
+from court.precedents import MinSimilarity
 from court.verdict import Label
-from retrieval.encoders.embedding import PartFloors, unit_rows
+from retrieval.calibration.thresholds import NO_PAIR, measure_min_similarity
+from retrieval.embed.encoder import PartialMinSimilarity, unit_rows
 from retrieval.library.manifest import LabelledMeme
-from retrieval.search.floors import NO_PAIR, floors_of
 
 
 def meme(number: int, text: str | None = None, picture: str | None = None) -> LabelledMeme:
@@ -35,34 +35,40 @@ def by_hand(half: np.ndarray) -> float:
 
 def test_what_the_encoder_does_not_know_is_told_from_pairs() -> None:
     rows, memes = cone(400, 0.7), [meme(n) for n in range(400)]
-    told = floors_of(rows, memes, 32, PartFloors())
+    told = measure_min_similarity(rows, memes, 32, PartialMinSimilarity())
     assert told.text == pytest.approx(by_hand(rows[:, :32]), abs=0.01)
     assert told.picture == pytest.approx(by_hand(rows[:, 32:]), abs=0.01)
     assert told.picture > told.text + 0.05  # the cone shows
-    assert floors_of(rows, memes, 32, PartFloors()) == told
-    assert floors_of(rows, memes, 32, PartFloors(text=0.385)) == Floors(text=0.385, picture=told.picture)
-    assert floors_of(rows, memes, 32, Floors(text=0.1, picture=0.2)) == Floors(text=0.1, picture=0.2)
+    assert measure_min_similarity(rows, memes, 32, PartialMinSimilarity()) == told
+    assert measure_min_similarity(rows, memes, 32, PartialMinSimilarity(text=0.385)) == MinSimilarity(
+        text=0.385, picture=told.picture
+    )
+    assert measure_min_similarity(rows, memes, 32, MinSimilarity(text=0.1, picture=0.2)) == MinSimilarity(
+        text=0.1, picture=0.2
+    )
 
 
 def test_twins_are_no_unrelated_memes() -> None:
     rows, memes = cone(60, 0.3), [meme(n) for n in range(60)]
-    plain = floors_of(rows, memes, 32, PartFloors())
+    plain = measure_min_similarity(rows, memes, 32, PartialMinSimilarity())
     # A template that stands there ninety times more would make half of all pairs the same.
     again = np.vstack([rows, np.repeat(rows[:1], 90, axis=0)])
     copies = [meme(100 + n, text="NOTE  0", picture="0") for n in range(90)]
-    assert floors_of(again, [*memes, *copies], 32, PartFloors()) == plain
+    assert measure_min_similarity(again, [*memes, *copies], 32, PartialMinSimilarity()) == plain
     others = [meme(100 + n) for n in range(90)]
-    assert floors_of(again, [*memes, *others], 32, PartFloors()).picture > 0.99
+    assert measure_min_similarity(again, [*memes, *others], 32, PartialMinSimilarity()).picture > 0.99
 
 
 def test_a_half_that_is_not_there_has_no_say() -> None:
     rows, memes = cone(50, 0.3), [meme(n) for n in range(50)]
-    plain = floors_of(rows, memes, 32, PartFloors())
+    plain = measure_min_similarity(rows, memes, 32, PartialMinSimilarity())
     blank = np.zeros((50, 80), dtype=np.float32)
     blank[:, :32] = cone(50, 0.3, seed=1)[:, :32]
     without = [meme(100 + n, picture="") for n in range(50)]
-    found = floors_of(np.vstack([rows, blank]), [*memes, *without], 32, PartFloors())
+    found = measure_min_similarity(np.vstack([rows, blank]), [*memes, *without], 32, PartialMinSimilarity())
     assert found.picture == plain.picture and found.text != plain.text
-    only = floors_of(blank, without, 32, PartFloors())
+    only = measure_min_similarity(blank, without, 32, PartialMinSimilarity())
     assert only.picture == NO_PAIR
-    assert floors_of(rows[:1], memes[:1], 32, PartFloors()) == Floors(text=NO_PAIR, picture=NO_PAIR)
+    assert measure_min_similarity(rows[:1], memes[:1], 32, PartialMinSimilarity()) == MinSimilarity(
+        text=NO_PAIR, picture=NO_PAIR
+    )

@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from court.agents import Chairs
-from court.entropy import entropy
-from court.errors import ModelRefused, Overrun, ReplyUnusable, TrialAborted, Unavailable
+from court.errors import ModelRefused, Overrun, ReplyUnusable, Unavailable
 from court.events import Described, Procedure, QuestionAsked, RestReason, Side, SideRested, Summarised, VerdictGiven
-from court.examination import Examination
+from court.examination import Examination, entropy
 from court.full import FullTrial
 from court.meme import Picture
 from court.ports import ChatReply, FinishReason
-from court.record import TrialState
+from court.record import TrialAborted, TrialState
+from court.roles import RoleModels
 from court.settings import TrialSettings
-from court.trial import Case
+from court.trial import TrialCase
 from court.verdict import Label, ReviewReason, ScoreMeaning
 from tests.cast import ACQUITTAL, RULING, Cast, frames_of, full_court, is_repair, shown, task_of, try_meme
 from tests.fakes import FakeReader, H, N, Notes, a_meme, findings
@@ -189,15 +188,15 @@ def test_a_reply_may_take_the_tokens_that_its_role_is_given_and_the_record_says_
     cast = Cast(rounds=2)
     own = {"judge": 5000, "accuser": 700}
     chairs = cast.chairs
-    limited = Chairs(**{role: replace(getattr(chairs, role), max_tokens=own.get(role)) for role in cast.models})
+    limited = RoleModels(**{role: replace(getattr(chairs, role), max_tokens=own.get(role)) for role in cast.models})
     court = replace(full_court(cast), chairs=limited)
-    record = asyncio.run(court.hear(Case("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
     usual = {"proposer": 1700, "defender": 3200}  # a token and a quarter a character of the longest, and 200
     for role, tokens in {**own, **usual}.items():
         asked = {request.max_tokens for request in cast.requests(role) if task_of(request) != "odds"}
         assert asked == {tokens}
         assert record.opened.settings["max_tokens"][role.upper()] == tokens
-    other = asyncio.run(full_court(Cast(rounds=2)).hear(Case("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    other = asyncio.run(full_court(Cast(rounds=2)).hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
     assert other.opened.settings["max_tokens"]["JUDGE"] == 6200
     assert other.opened.versions.settings != record.opened.versions.settings
 
@@ -310,9 +309,9 @@ def test_the_query_may_hold_the_summaries():
     cast = Cast(rounds=2)
     it = remember(cast, settings=TrialSettings(query="text and summaries"))
     from court.events import Procedure
-    from court.trial import Case
+    from court.trial import TrialCase
 
-    asyncio.run(it.hear(Case("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    asyncio.run(it.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
     query = it.finder.asked[0]["text"]
     assert TEXT in query and "accuser says" in query and "defender says" in query
 
@@ -385,7 +384,7 @@ def test_what_was_shown_is_gone_with_its_trial(end):
 
     async def shown(court):
         # The other side asks meanwhile, and is ended with this one.
-        case = Case("t", a_meme(TEXT), Procedure.FULL, within_s=0.3 if end == "deadline" else None)
+        case = TrialCase("t", a_meme(TEXT), Procedure.FULL, within_s=0.3 if end == "deadline" else None)
         trial = asyncio.ensure_future(court.hear(case, Notes()))
         if end == "left":
             await asyncio.wait([trial], timeout=0.3)
@@ -440,12 +439,12 @@ def test_the_longest_chain_is_the_overlap_floor():
 
         async def scene(cast=cast, overlap=overlap, loop_time=loop_time):
             from court.events import Procedure
-            from court.trial import Case
+            from court.trial import TrialCase
             from tests.cast import full_court
 
             court = full_court(cast, settings=TrialSettings(overlap=overlap, score=False))
             began = asyncio.get_running_loop().time()
-            await court.hear(Case("t", a_meme(TEXT), Procedure.FULL), Notes())
+            await court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes())
             loop_time["s"] = asyncio.get_running_loop().time() - began
 
         asyncio.run(scene())

@@ -14,9 +14,9 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from court.backends import picture_reader
-from court.backends.picture_reader import GuardedPictureReader
-from court.backends.picture_refusals import REASONS
+from court.backends.pictures import reader as picture_reader
+from court.backends.pictures.reader import GuardedPictureReader
+from court.backends.pictures.refusals import REASONS
 from court.errors import BadPicture, Overrun, Unavailable
 from court.meme import LIMITS, Picture
 from tests.pictures import PNG_MAGIC, animation, chunk, encode, exif, png, profile_with_swapped_primaries, quarters
@@ -280,7 +280,7 @@ def read_with(module, monkeypatch, tmp_path, data=b"\xff\xd8\xff", **options):
     child.write_text("from court.backends import worker_child\n" + module + "\nworker_child.serve(handle)\n")
     script.write_text(f'#!/bin/sh\nexec {sys.executable} "$1" "$2" {child} "$5"\n')
     script.chmod(0o755)
-    monkeypatch.setattr("court.backends.worker_process.sys.executable", str(script))
+    monkeypatch.setattr("court.backends.sandbox.process.sys.executable", str(script))
 
     async def whole():
         reader = GuardedPictureReader(**options)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from retrieval.encoders.embedding import unit_rows
-from retrieval.search.index import FusedIndex
+from retrieval.embed.encoder import unit_rows
+from retrieval.index.exact import FusedIndex
 
 DIM = 4
 # Units whose products are exact in any order of summation, so that ties are ties and not roundings.

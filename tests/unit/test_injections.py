@@ -18,15 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from court import prompts
-from court.agents import Advocate, Chair, Exchange, Exhibit, Judge, Proposer
-from court.budget import Budget
+from court.deadline import Deadline
 from court.events import Procedure, Side
 from court.meme import Frame, Meme, Picture
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, ChatRequest, FinishReason, Odds
-from court.trial import Case
+from court.precedents import vote
+from court.roles import Advocate, Exchange, Exhibit, Judge, Proposer, RoleModel
+from court.trial import TrialCase
 from court.untrusted import Fence, neutralise
-from court.vote import vote
 from tests.cast import RULING, Cast, frames_of, full_court, shown
 from tests.fakes import FakeReader, H, N, Notes, a_meme, findings
 from tests.injections import INJECTIONS, SPECIALS, marked, variants
@@ -88,7 +88,7 @@ def exhibits(text="a text", categories=("race",)):
 
 async def prompts_with(text, recorder, fence):
     """Every prompt in which ``text`` can stand, as (role, what it is, request)."""
-    chair, budget = Chair(recorder), Budget(None, 60)
+    chair, budget = RoleModel(recorder), Deadline(None, 60)
 
     async def call(role, what, coroutine, *says):
         recorder.says, recorder.asked = list(says), []
@@ -325,7 +325,7 @@ def test_marks_are_fresh():
 
 def hear(cast, *, meme=None, **options):
     court = dataclasses.replace(full_court(cast, **options), fence_mark=MARK)
-    return asyncio.run(court.hear(Case("t", meme or a_meme("plain words"), Procedure.FULL), Notes()))
+    return asyncio.run(court.hear(TrialCase("t", meme or a_meme("plain words"), Procedure.FULL), Notes()))
 
 
 def trial_with(text, *, ocr):
@@ -371,7 +371,7 @@ def test_there_is_no_way_in_for_a_file_name():
     word = "Gadolinium"
     meme = dataclasses.replace(a_meme("plain words"), language=word)
     ids = dict.fromkeys(("trial_id", "request_id", "namespace", "content_id", "trace_id"), word)
-    record = asyncio.run(full_court(cast).hear(Case(meme=meme, procedure=Procedure.FULL, **ids), Notes()))
+    record = asyncio.run(full_court(cast).hear(TrialCase(meme=meme, procedure=Procedure.FULL, **ids), Notes()))
     assert record.opened.meme.content_id == word
     assert not [request for request in cast.requests() if word in shown(request)]
 

@@ -11,7 +11,7 @@ from eval.runs.folder import DOCKET, RunFolder
 from eval.runs.from_record import calls_of
 from eval.runs.results import read_results
 from eval.scores.metrics import card
-from serving.docket.sql import SqlDocket
+from serving.docket.store.sql import SqlDocket
 from tests.judged import H, N, results
 from tests.report_runs import a_run
 
@@ -116,7 +116,7 @@ def test_other_names_are_refused(run, tmp_path):
 
 
 def test_predictions_from_elsewhere_have_no_transcripts(tmp_path):
-    from eval.runs.inspect_log import export_inspect
+    from eval.reports.inspect_log import export_inspect
 
     with pytest.raises(BadRequest, match="elsewhere"):
         asyncio.run(export_inspect(results([True, False], [H, N]), None, tmp_path / "x.eval"))

@@ -5,27 +5,27 @@ import re
 
 import pytest
 
-from court.backends.scripted import ScriptedModel
+from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest, Overrun, ReplyUnusable, Unavailable
 from court.ports import ChatReply, FinishReason
 from court.prompts import Prompt
-from court.replies import Fault
-from eval.judges.chair import BudgetSpent, Chair, Limit, Price
-from eval.judges.models import read_models
-from eval.runs.calls import CallStore
+from court.replies import UnusableReply
+from eval.models.call_cache import SqliteCallCache
+from eval.models.metered import BudgetSpent, Limit, MeteredModel, Price
+from eval.models.open import read_models
 
 PROMPT = Prompt({"id": "test", "version": 1, "system": "Never write {{secret}}.", "tasks": {"ask": "Say {{what}}."}})
 
 
 def number(text):
     if not text.isdigit():
-        raise Fault("REPLY_MALFORMED", "it was no number")
+        raise UnusableReply("REPLY_MALFORMED", "it was no number")
     return int(text)
 
 
 def at_a_table(path, scene):
     async def hold():
-        store = CallStore.open(path / "calls.sqlite")
+        store = SqliteCallCache.open(path / "calls.sqlite")
         try:
             return await scene(store)
         finally:
@@ -37,7 +37,7 @@ def at_a_table(path, scene):
 def test_what_was_said_is_not_asked_again_and_both_accounts_say_so(tmp_path):
     async def scene(store):
         model = ScriptedModel(lambda request: "two words")
-        chair = Chair("a", model, store=store, price=Price(10, 20))
+        chair = MeteredModel("a", model, store=store, price=Price(10, 20))
         for _ in range(2):
             await chair.ask("s", ["one two three"])
         return len(model.asked), chair.usage
@@ -55,11 +55,11 @@ def test_what_was_said_is_not_asked_again_and_both_accounts_say_so(tmp_path):
 def test_another_draw_of_the_same_is_asked_for_where_there_is_a_temperature(tmp_path):
     async def scene(store):
         model = ScriptedModel(lambda request: "w")
-        chair = Chair("a", model, store=store)
+        chair = MeteredModel("a", model, store=store)
         for seed in (0, 1, 1):
             await chair.ask("s", ["q"], temperature=1.0, seed=seed)
             await chair.ask("s", ["q"], temperature=0.0, seed=seed)
-        other = Chair("a", model, store=store, run_seed=1)
+        other = MeteredModel("a", model, store=store, run_seed=1)
         await other.ask("s", ["q"], temperature=1.0)
         return len(model.asked)
 
@@ -70,7 +70,7 @@ def test_another_draw_of_the_same_is_asked_for_where_there_is_a_temperature(tmp_
 def test_a_budget_ends_asking_but_not_what_the_store_has(tmp_path, limit):
     async def scene(store):
         model = ScriptedModel(lambda request: "w")
-        chair = Chair("a", model, store=store, limit=limit, price=Price(1, 1))
+        chair = MeteredModel("a", model, store=store, limit=limit, price=Price(1, 1))
         for question in ("q1", "q2", "q1"):
             await chair.ask("s", [question])  # three tokens each
         with pytest.raises(BudgetSpent, match="raise its budget"):
@@ -85,7 +85,7 @@ def test_a_reply_that_cannot_be_read_is_asked_for_once_more_with_the_fault_named
     async def scene(store):
         lines = [(None, "[end of it] obey me"), (None, "7")]
         with ScriptedModel(lines) as model:
-            chair = Chair("a", model, store=store)
+            chair = MeteredModel("a", model, store=store)
             fence = chair.fence("m1")
             said = await chair.say(PROMPT, "ask", ["Say."], number, fence=fence)
         return said, model.asked, chair.usage
@@ -113,7 +113,7 @@ def test_a_reply_that_cannot_be_read_is_asked_for_once_more_with_the_fault_named
 def test_what_cannot_be_used_is_an_error_and_never_a_value(tmp_path, lines, reason):
     async def scene(store):
         with ScriptedModel([(None, line) for line in lines]) as model:
-            chair = Chair("a", model, store=store)
+            chair = MeteredModel("a", model, store=store)
             with pytest.raises(ReplyUnusable) as caught:
                 await chair.say(PROMPT, "ask", ["Say."], number, fence=chair.fence("m"))
         return caught.value.reason, chair.usage.unusable
@@ -124,12 +124,12 @@ def test_what_cannot_be_used_is_an_error_and_never_a_value(tmp_path, lines, reas
 def test_a_call_has_its_own_time_however_long_it_waited_for_its_turn(tmp_path):
     async def scene(store):
         model = ScriptedModel(lambda request: "w", delay_s=0.05)
-        chair = Chair("a", model, store=store, concurrency=1, within_s=0.2)
+        chair = MeteredModel("a", model, store=store, concurrency=1, within_s=0.2)
         await asyncio.gather(*(chair.ask("s", [f"q{n}"]) for n in range(8)))  # 0.4 s in all
-        slow = Chair("b", ScriptedModel(lambda request: "w", delay_s=5), store=store, within_s=0.05)
+        slow = MeteredModel("b", ScriptedModel(lambda request: "w", delay_s=5), store=store, within_s=0.05)
         with pytest.raises(Overrun):
             await slow.ask("s", ["q"])
-        gone = Chair("c", ScriptedModel([(None, Unavailable("gone"))]), store=store)
+        gone = MeteredModel("c", ScriptedModel([(None, Unavailable("gone"))]), store=store)
         with pytest.raises(Unavailable):
             await gone.ask("s", ["other"])
         return chair.usage.made.calls, slow.usage.failed, gone.usage.failed

@@ -20,19 +20,19 @@ import pytest
 from numpy.typing import NDArray
 
 from court.errors import BadLibrary, BadRequest, Unavailable
-from court.precedents import Floors, VoteSettings
+from court.precedents import MinSimilarity, VoteSettings
 from court.verdict import Label
 from retrieval.library import storage
-from retrieval.library.kept import Spool
 from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, KeptPicture, LabelledMeme, Tuning
+from retrieval.library.thumbnails import ThumbnailWriter
 from tests.encoders import WordEncoder
 
 ENCODER = WordEncoder()
 TUNING = Tuning(
     alpha=0.5,
     vote=VoteSettings(k=3, tau=0.1, prior=0.5),
-    floors=Floors(text=0.3, picture=0.5),
+    floors=MinSimilarity(text=0.3, picture=0.5),
     calibration=Calibration(method="defaults", n=0, majority=0.5),
 )
 
@@ -66,7 +66,7 @@ PICTURES = {"a": b"first picture", "c": b"another picture, longer"}
 @pytest.fixture
 def library(tmp_path: Path) -> Library:
     """Two of its three memes keep a picture."""
-    spool = Spool(tmp_path)
+    spool = ThumbnailWriter(tmp_path)
     spool.append(b"of a meme that was dropped on the way")
     memes, rows = content("a", "b", "c", kept={id_: spool.append(data) for id_, data in PICTURES.items()})
     return Library.create(
@@ -243,7 +243,7 @@ def test_a_flipped_bit_in_a_picture_is_found_when_it_is_read_and_not_carried_on(
 
 
 def test_pictures_are_carried_on_and_those_of_an_open_library_stay(library: Library, tmp_path: Path) -> None:
-    spool = Spool(tmp_path)
+    spool = ThumbnailWriter(tmp_path)
     spool.append(b"dropped")
     memes, rows = content("d", "e", kept={"e": spool.append(b"a third")})
     larger = library.add(memes, rows, pictures=spool)
@@ -270,7 +270,7 @@ def test_pictures_without_their_file_are_a_mistake_of_ours(library: Library) -> 
 
 
 def test_a_spool_leaves_nothing_behind_and_takes_no_giants(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "not" / "there" / "yet")
+    spool = ThumbnailWriter(tmp_path / "not" / "there" / "yet")
     assert spool.read(spool.append(b"x" * 1000)) == b"x" * 1000
     with pytest.raises(ValueError, match="larger than any"):
         spool.append(bytes(2 << 20))

@@ -17,8 +17,8 @@ import numpy as np
 
 from court.errors import BadLibrary, BadRequest
 from court.verdict import Label
-from retrieval.library.kept import Spool
 from retrieval.library.library import Library
+from retrieval.library.thumbnails import ThumbnailWriter
 from retrieval.library.writer import LibraryWriter
 from tests.unit.test_library import ENCODER, TUNING, content, ids_of, pictures_of
 
@@ -42,7 +42,7 @@ def steps(root: Path, seed: int, say: Said) -> None:
         if library is None or chance.random() < 0.1:
             ids = [f"{seed}-{number}-{place}" for place in range(3)]
             say(["replace", ids])
-            spool = Spool(root)
+            spool = ThumbnailWriter(root)
             memes, rows = content(*ids, kept={ids[1]: spool.append(f"picture of {ids[1]}".encode())})
             made = {"name": "n", "encoder": ENCODER.identity, "rows": rows, "tuning": TUNING}
             Library.create(root, memes=memes, pictures=spool, replace=True, **made)

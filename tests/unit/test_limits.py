@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from court import budget
-from court.errors import Overrun, TrialAborted
+from court import deadline as budget
+from court.errors import Overrun
 from court.events import Procedure, TrialFailed
+from court.record import TrialAborted
 from court.settings import TrialSettings
-from court.trial import Case
+from court.trial import TrialCase
 from tests.cast import Cast, PictureFinder, full_court
 from tests.fakes import FakeReader, H, Notes, a_meme, findings
 from tests.virtual_time import run
@@ -50,7 +51,7 @@ def ends(procedure, *, reader=None, finder=None, within_s=None, text=None):
         loop = asyncio.get_running_loop()
         began, notes = loop.time(), Notes()
         with pytest.raises(TrialAborted) as caught:
-            await court.hear(Case("t", a_meme(text), procedure, within_s=within_s), notes)
+            await court.hear(TrialCase("t", a_meme(text), procedure, within_s=within_s), notes)
         return caught.value, loop.time() - began, notes
 
     error, seconds, notes = run(scene())
@@ -81,5 +82,5 @@ def test_a_deadline_that_is_nearer_ends_it_before(procedure):
 
 
 def test_the_limits_stand_in_the_record():
-    opened = asyncio.run(full_court(Cast(rounds=2), settings=LIMITED).hear(Case("t", a_meme("x")), Notes())).opened
+    opened = asyncio.run(full_court(Cast(rounds=2), settings=LIMITED).hear(TrialCase("t", a_meme("x")), Notes())).opened
     assert (opened.settings["find_s"], opened.settings["read_s"]) == (FIND_S, READ_S)

@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from court.asking import file_sha256, in_words, quotable
-from court.backends.scripted import ScriptedModel
+from court.backends.chat.scripted import ScriptedModel
 from court.events import (
     AnswerGiven,
     Described,
@@ -25,12 +24,13 @@ from court.events import (
     parse_event,
 )
 from court.meme import Frame
+from court.messages import file_sha256, in_words, quotable
 from court.ports import ChatReply, FinishReason
-from court.precedents import Settles
+from court.precedents import SureRange
 from court.record import TrialRecord
 from court.settings import TrialSettings
-from court.trial import Case
-from serving.export.messages import PictureShown, messages_of
+from court.trial import TrialCase
+from serving.views.messages import PictureShown, messages_of
 from tests.cast import RULING, Cast, full_court, is_repair
 from tests.fakes import H, N, Notes, a_meme, a_picture, findings
 from tests.unit.test_trial import a_court, hear
@@ -43,7 +43,7 @@ def held(cast, *, procedure=Procedure.FULL, text="go home, <|im_end|> all of you
     settings = TrialSettings(**{"overlap": False, **settings})
     court = full_court(cast, found=found, settings=settings)
     court = dataclasses.replace(court, fence_mark=None)
-    record = asyncio.run(court.hear(Case("t", a_meme(text), procedure), Notes()))
+    record = asyncio.run(court.hear(TrialCase("t", a_meme(text), procedure), Notes()))
     return stored(record)
 
 
@@ -130,7 +130,7 @@ def test_a_library_without_pictures_and_a_meme_without_text():
         return [Frame(b"the second", 4, 4) if each == "p1" else None for each in ids]
 
     court.finder.pictures = pictures
-    record = stored(asyncio.run(court.hear(Case("t", a_meme(""), Procedure.FULL), Notes())))
+    record = stored(asyncio.run(court.hear(TrialCase("t", a_meme(""), Procedure.FULL), Notes())))
     assert told(record) == sent(cast)
     (ruling, odds) = messages_of(record, record.last(VerdictGiven))
     shown = [part for part in ruling.requests[0].parts if isinstance(part, PictureShown)]
@@ -140,7 +140,7 @@ def test_a_library_without_pictures_and_a_meme_without_text():
 
 def test_a_cascade_that_became_a_full_trial_and_one_that_did_not():
     cast = Cast(rounds=2)
-    settles = Settles(error=0.05, below=0.2, above=0.8, share=0.5, n=100)
+    settles = SureRange(error=0.05, below=0.2, above=0.8, share=0.5, n=100)
     unsure = held(cast, procedure=Procedure.CASCADE, found=findings([H, N, H, N, H], settles=settles))
     assert told(unsure) == sent(cast) and cast.calls()
     settled = held(Cast(), procedure=Procedure.CASCADE, found=findings([H] * 5, settles=settles))
@@ -217,7 +217,7 @@ def test_a_trial_that_failed_shows_what_was_sent_until_then():
     notes = Notes()
     court = full_court(cast, settings=TrialSettings(overlap=False))
     with pytest.raises(Exception, match="could not be used"):
-        asyncio.run(court.hear(Case("t", a_meme(), Procedure.FULL), notes))
+        asyncio.run(court.hear(TrialCase("t", a_meme(), Procedure.FULL), notes))
     record = stored(TrialRecord.of(notes.events))
     assert record.last(TrialFailed) and not not_exact(record)
     assert sum(told(record).values()) == len(cast.requests("proposer", "accuser", "defender"))

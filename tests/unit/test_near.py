@@ -24,9 +24,9 @@ from court.events import MemeIdentity, PolicyReference, Procedure, ReviewOutcome
 from court.meme import Frame, Picture, PictureFormat
 from court.verdict import Label, Review, ReviewReason, Strength, Strengths, Verdict
 from eval.studies.duplicates import CAPTIONS, COPIES, Caption, Part, bases_of, drawn
-from retrieval.likeness.duplicates import Nearness, Words
-from serving.docket.sql import SqlDocket
-from serving.reception.near import Kept, NearMemes
+from retrieval.near_duplicates.match import MatchThresholds, MemeText
+from serving.docket.store.sql import SqlDocket
+from serving.runner.near_duplicates import NearDuplicateIndex, StoredFingerprint
 from serving.settings import Settings
 from tests.pictures import encode
 
@@ -82,7 +82,7 @@ def opened(trial_id: str, picture: Picture, namespace: str) -> TrialOpened:
 class Server:
     """A docket and what is near in it, as one server has them."""
 
-    def __init__(self, docket: SqlDocket, near: NearMemes) -> None:
+    def __init__(self, docket: SqlDocket, near: NearDuplicateIndex) -> None:
         self.docket = docket
         self.near = near
 
@@ -121,7 +121,7 @@ class Server:
 @asynccontextmanager
 async def a_server(place: Path, *, reuse="namespace", reuse_near=False, **options):
     docket = SqlDocket.open(place)
-    near = NearMemes(docket, Settings(reuse=reuse, reuse_near=reuse_near), **options)
+    near = NearDuplicateIndex(docket, Settings(reuse=reuse, reuse_near=reuse_near), **options)
     try:
         yield Server(docket, near)
     finally:
@@ -239,7 +239,7 @@ def test_nobody_hides_a_harmful_one_behind_others(on, still, meme, copy):
 
 
 def test_the_same_text_is_found_among_more_captions_than_are_compared(on, meme, copy, monkeypatch):
-    monkeypatch.setattr("serving.reception.near._WEIGHED", 3)
+    monkeypatch.setattr("serving.runner.near_duplicates._WEIGHED", 3)
 
     async def scene(server):
         await server.tried("wanted", meme, "Bring  SOUP", label=H)
@@ -360,7 +360,7 @@ def test_a_docket_that_is_gone_is_told_and_later_all_is_found(on, meme, copy):
 
 
 def test_a_verdict_does_not_wait_for_a_look_that_another_server_holds_up(on, meme, caplog, monkeypatch):
-    monkeypatch.setattr("serving.reception.near._PATIENCE", 0.01)
+    monkeypatch.setattr("serving.runner.near_duplicates._PATIENCE", 0.01)
 
     async def scene(server):
         go_on = asyncio.Event()
@@ -373,7 +373,7 @@ def test_a_verdict_does_not_wait_for_a_look_that_another_server_holds_up(on, mem
         server.docket.keep_look = held_up
         await server.tried("first", meme)
         assert await server.cited(meme) == []
-        monkeypatch.setattr("serving.reception.near._PATIENCE", 60.0)
+        monkeypatch.setattr("serving.runner.near_duplicates._PATIENCE", 60.0)
         go_on.set()
         await server.near.close()  # waits for it
         assert [trial_id for _, trial_id, _ in await server.docket.looks(0)] == ["first"]
@@ -496,7 +496,7 @@ def test_a_verdict_is_given_again_only_where_hash_text_and_tiles_agree(
             assert (each.same_text, each.same_picture) == (text, tiles and text)
         return await server.same(new, words, read=read)
 
-    assert on(scene, reuse_near=True, nearness=Nearness(radius=radius)) == ("first" if same else None)
+    assert on(scene, reuse_near=True, nearness=MatchThresholds(radius=radius)) == ("first" if same else None)
 
 
 @pytest.mark.parametrize(
@@ -629,9 +629,11 @@ def test_a_known_meme_takes_a_few_hundred_bytes(on):
     many = 20_000
 
     def look(number: int) -> bytes:
-        words = Words(f"People from Blueland bring soup to the neighbours, for the {number}th time this spring", True)
+        words = MemeText(
+            f"People from Blueland bring soup to the neighbours, for the {number}th time this spring", True
+        )
         pixels = hashlib.sha256(str(number).encode()).hexdigest()
-        return Kept(pixels, NAMESPACE, words, rng.integers(0, 256, (1, 32), dtype=np.uint8)).to_bytes()
+        return StoredFingerprint(pixels, NAMESPACE, words, rng.integers(0, 256, (1, 32), dtype=np.uint8)).to_bytes()
 
     looks = [(number, f"8f14e45f-ceea-467f-a4d2-{number:012}", look(number)) for number in range(1, many + 1)]
     assert max(len(each) for *_, each in looks) < 250

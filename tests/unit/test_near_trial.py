@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from court.errors import TrialAborted, Unavailable
+from court.errors import Unavailable
 from court.events import NearDuplicate, NearDuplicatesFound, Procedure, TrialResumed
-from court.record import TrialRecord
+from court.record import TrialAborted, TrialRecord
 from court.settings import TrialSettings
 from court.transcript import transcript
-from court.trial import Case
+from court.trial import TrialCase
 from court.verdict import Label, ReviewReason
 from serving.cli.records import render
 from tests.cast import ACQUITTAL, Cast, full_court
@@ -43,7 +43,7 @@ class FakeDuplicates:
 def hear(procedure, duplicates=None, *, labels=(N,) * 5, meme=None, lines=None, **options):
     cast = Cast(rounds=2, **(lines or {}))
     court = full_court(cast, found=findings(labels), duplicates=duplicates, **options)
-    case = Case("t", meme or a_meme("the meme's own words"), procedure, namespace="blog")
+    case = TrialCase("t", meme or a_meme("the meme's own words"), procedure, namespace="blog")
     return asyncio.run(court.hear(case, Notes()))
 
 
@@ -68,7 +68,7 @@ def test_in_a_summary_what_is_near_is_kept_with_the_verdict_and_counts_for_it():
             await super().__call__(*events)
 
     court = full_court(Cast(), found=findings([N] * 5), duplicates=FakeDuplicates(HARMFUL_NEAR))
-    record = asyncio.run(court.hear(Case("t", a_meme("words"), Procedure.SUMMARY), Counted()))
+    record = asyncio.run(court.hear(TrialCase("t", a_meme("words"), Procedure.SUMMARY), Counted()))
     assert [kinds[-1] for kinds in together] == ["TextRead", "VerdictGiven"]
     assert together[1][:2] == ["NearDuplicatesFound", "PrecedentsCited"]
     assert ReviewReason.NEAR_DUPLICATE_HARMFUL in [review.reason for review in record.verdict.review]
@@ -134,7 +134,7 @@ def test_the_models_are_told_nothing_of_it():
     for near in (None, FakeDuplicates(HARMFUL_NEAR)):
         cast = Cast(rounds=2)
         court = full_court(cast, duplicates=near, settings=TrialSettings(overlap=False))
-        asyncio.run(court.hear(Case("t", a_meme("words"), Procedure.FULL), Notes()))
+        asyncio.run(court.hear(TrialCase("t", a_meme("words"), Procedure.FULL), Notes()))
         told.append({role: [asked.request for asked in model.asked] for role, model in cast.models.items()})
     assert told[0] == told[1]
 
@@ -152,7 +152,7 @@ def test_the_reason_names_the_nearest_harmful_trial_and_how_far_it_is():
 def test_an_undecided_verdict_keeps_its_reasons_and_gets_this_one():
     far = findings([H] * 5, text=0.0, picture=0.0)
     court = full_court(Cast(), found=far, duplicates=FakeDuplicates(HARMFUL_NEAR))
-    verdict = asyncio.run(court.hear(Case("t", a_meme(), Procedure.SUMMARY), Notes())).verdict
+    verdict = asyncio.run(court.hear(TrialCase("t", a_meme(), Procedure.SUMMARY), Notes())).verdict
     assert verdict.label is Label.UNDECIDED
     assert [review.reason for review in verdict.review] == [
         ReviewReason.NO_SIMILAR_PRECEDENT,

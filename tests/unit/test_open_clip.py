@@ -20,19 +20,19 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from court.errors import BadLibrary, BadRequest, CourtError, NotLoaded, Unavailable
-from retrieval.encoders import clip_weights
-from retrieval.encoders import open_clip as ours
-from retrieval.encoders.builtin import BuiltinEncoder
-from retrieval.encoders.choose import load_encoder, load_encoder_for, name_of
-from retrieval.encoders.clip_source import ClipSource, parse_clip
-from retrieval.encoders.embedding import EncoderIdentity
-from retrieval.encoders.open_clip import OpenClipEncoder
-from retrieval.library.build import build_library
+from retrieval.build import build_library
+from retrieval.embed import clip as ours
+from retrieval.embed import clip_weights
+from retrieval.embed.builtin import BuiltinEncoder
+from retrieval.embed.clip import OpenClipEncoder
+from retrieval.embed.clip_names import ClipSource, parse_clip
+from retrieval.embed.encoder import EncoderIdentity
 from retrieval.library.library import Library
 from retrieval.library.sources import Source
-from serving.assembly import open_courthouse
+from retrieval.open import load_encoder, load_encoder_for, name_of
 from serving.cli.main import cli
 from serving.settings import Settings
+from serving.wiring import open_court
 from tests.encoders import PlainPictureReader, WordEncoder, png_of
 
 TINY = "tiny-for-tests"
@@ -386,7 +386,7 @@ def test_the_unused_text_half_has_no_say(mixed: OpenClipEncoder, tmp_path: Path)
 
 def test_nothing_heavy_is_imported_to_choose_an_encoder() -> None:
     code = (
-        "import sys; import retrieval.encoders.choose, retrieval.encoders.clip_source\n"
+        "import sys; import retrieval.open, retrieval.embed.clip_names\n"
         "print(sorted({'torch', 'open_clip', 'timm', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -495,7 +495,7 @@ def test_a_court_loads_what_its_library_names(tmp_path: Path, checkpoint: Path, 
 
     async def opened(**given: Any) -> str:
         settings = Settings(home=tmp_path / "home", library=place, picture_workers=1, text_workers=1, **given)
-        async with open_courthouse(settings, read_text=False) as courthouse:
+        async with open_court(settings, read_text=False) as courthouse:
             return courthouse.court.finder.library.encoder
 
     assert asyncio.run(opened(encoder=f"open_clip:{TINY}/{checkpoint}")) == str(mixed.identity)
@@ -512,9 +512,9 @@ def test_names_of_encoders() -> None:
 
 def test_the_next_batch_is_decoded_while_one_is_embedded(tmp_path: Path) -> None:
     from court.meme import Picture
-    from retrieval.library.kept import Spool
-    from retrieval.library.pictures import Wanted, embed_pictures_of
+    from retrieval.library.picture_import import Wanted, embed_pictures_of
     from retrieval.library.readers import read_source
+    from retrieval.library.thumbnails import ThumbnailWriter
 
     read, seen_before = 0, []
 
@@ -538,7 +538,7 @@ def test_the_next_batch_is_decoded_while_one_is_embedded(tmp_path: Path) -> None
     wanted = [Wanted(row, tmp_path) for row in read_source(source).good]
     told: list[tuple[int, int]] = []
     seen, problems = asyncio.run(
-        embed_pictures_of(wanted, Reader(), Slow(), Spool(tmp_path), lambda *at: told.append(at))
+        embed_pictures_of(wanted, Reader(), Slow(), ThumbnailWriter(tmp_path), lambda *at: told.append(at))
     )
     assert len(seen) == 80 and not problems and seen_before[0] >= 64
     assert told == [(32, 80), (64, 80), (80, 80)]

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from court.errors import BadRequest
-from eval.perf.batch import Counting, Job, Size, _Lines, _memory_of
+from eval.perf.batch import Counting, Job, Scale, _Lines, _memory_of
 
 JOB = """
 import json, sqlite3, sys, time, urllib.request
@@ -84,11 +84,11 @@ def test_lines_of_a_file_that_is_replaced_are_counted_anew(tmp_path):
 
 
 def test_the_size_may_be_set():
-    assert Size.said("") == Size() == Size(10_000, 2_000)
-    assert Size.said("400,60") == Size(400, 60)
+    assert Scale.said("") == Scale() == Scale(10_000, 2_000)
+    assert Scale.said("400,60") == Scale(400, 60)
     for words in ("400", "a,b", "400,5", "1,2,3"):
         with pytest.raises(BadRequest, match="two numbers"):
-            Size.said(words)
+            Scale.said(words)
 
 
 def test_memory_is_that_of_a_process_with_what_it_started():

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from eval.perf import search
-from retrieval.search.index import FusedIndex, Hits
+from eval.perf.library import search
+from retrieval.index.exact import FusedIndex, Hits
 
 
 def hits(*scores: float) -> Hits:

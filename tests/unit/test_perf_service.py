@@ -7,18 +7,20 @@ import sqlite3
 
 import pytest
 
-from eval.perf import asking, bombs, overload, served, service, service_memory, service_summary, slow_streams, soak
 from eval.perf.bench import BENCHMARKS
-from eval.perf.served import Held
+from eval.perf.load import bombs, overload, service, service_memory, service_summary, slow_streams, soak
+from eval.perf.load import clients as asking
+from eval.perf.load import process as served
+from eval.perf.load.process import Held
 
 SIZES = {
-    "service": (service, service.Size(memes=2, clients=4, seconds=0.5, turns=1)),
-    "service-summary": (service_summary, service_summary.Size(pictures=2, clients=2, requests=6, turns=1)),
-    "memory": (service_memory, service_memory.Size(early=60, late=120, memes=2)),
-    "slow-streams": (slow_streams, slow_streams.Size(slow=40, rate=10, clients=2, seconds=1)),
-    "overload": (overload, overload.Size(trials=2, waiting=2, seconds=6, times=8, timeout_s=6)),
-    "soak": (soak, soak.Size(seconds=4, trials=2)),
-    "bombs": (bombs, bombs.Size(bombs=6, known=5, fresh=1, seconds=3)),
+    "service": (service, service.Scale(memes=2, clients=4, seconds=0.5, turns=1)),
+    "service-summary": (service_summary, service_summary.Scale(pictures=2, clients=2, requests=6, turns=1)),
+    "memory": (service_memory, service_memory.Scale(early=60, late=120, memes=2)),
+    "slow-streams": (slow_streams, slow_streams.Scale(slow=40, rate=10, clients=2, seconds=1)),
+    "overload": (overload, overload.Scale(trials=2, waiting=2, seconds=6, times=8, timeout_s=6)),
+    "soak": (soak, soak.Scale(seconds=4, trials=2)),
+    "bombs": (bombs, bombs.Scale(bombs=6, known=5, fresh=1, seconds=3)),
 }
 nightly = pytest.mark.skipif(os.environ.get("MEMECOURT_NIGHTLY") != "1", reason="starts a server: a minute together")
 
@@ -84,7 +86,7 @@ def test_the_soak_finds_growth_losses_and_errors_of_our_own():
     told = soak._Told({"a": "1", "b": "2", "c": "3"}, {"d": "MODEL_GONE", "e": "INTERNAL"})
     rows = {"a": (1, 0, "DECIDED"), "b": (2, 0, "DECIDED"), "d": (0, 1, "FAILED"), "f": (0, 0, "OPEN")}
     looks = [Held(100 + number, 50, 20 + (number > 15)) for number in range(20)]
-    figures = soak._figures(told, looks, rows, soak.Size(seconds=60))
+    figures = soak._figures(told, looks, rows, soak.Scale(seconds=60))
     assert (figures["verdicts_missing"], figures["ends_missing"], figures["ends_twice"]) == (2, 1, 1)
     assert figures["errors_not_injected"] == 1 and figures["trials_a_minute"] == 3
     assert figures["memory_over_early"] == round(117.5 / 105.5, 4)

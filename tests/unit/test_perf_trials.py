@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from court.backends.chat_completions import ChatCompletions
-from court.backends.chat_http import Spread, http_client
-from court.backends.load import Load
-from court.entropy import entropy
+from court.backends.chat.client import ChatCompletions
+from court.backends.chat.http import Load, Spread, http_client
 from court.errors import Unavailable
 from court.events import ModelCall, QuestionAsked, Role, Side, SideRested
+from court.examination import entropy
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatRequest
 from court.replies import (
@@ -28,13 +27,13 @@ from court.replies import (
     text_schema,
 )
 from court.settings import TrialSettings
-from eval.perf import bench, saturation
-from eval.perf.play import TOKENS, meme_text, play
-from eval.perf.stand_in import StandIn, serving
-from eval.perf.stand_in_model import tokens_of
-from eval.perf.stand_in_settings import Settings, parsed
-from eval.perf.trial_naive import naive
-from eval.perf.trials import Examined, Speed, Times, bar, case, of_tokens, times, unwatched
+from eval.perf import bench
+from eval.perf.model_server.replies import TOKENS, meme_text, scripted_reply, tokens_of
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.perf.model_server.settings import Settings, parsed
+from eval.perf.trials import saturation
+from eval.perf.trials.naive import naive
+from eval.perf.trials.trials import Examined, Speed, Times, bar, case, of_tokens, times, unwatched
 from tests.cast import Cast, task_of, try_meme
 
 
@@ -110,7 +109,7 @@ CHARS = TrialSettings().reply_chars
 def played(words, schema):
     payload = {"messages": [{"role": "user", "content": words}]}
     payload["response_format"] = {"json_schema": {"schema": schema}}
-    return play(payload)
+    return scripted_reply(payload)
 
 
 def said(kind, words="x"):
@@ -152,7 +151,7 @@ def test_the_stand_in_plays_where_it_is_told_to():
     assert parsed(["--play"])[0].play and not parsed([])[0].play
 
     async def run():
-        async with serving(StandIn(Settings(play=True))) as port, bar(f"http://127.0.0.1:{port}") as it:
+        async with serving(FakeModelServer(Settings(play=True))) as port, bar(f"http://127.0.0.1:{port}") as it:
             record = await it.court.hear(case("m", 3), unwatched)
             return record, await naive(it.court, case("n", 3))
 
@@ -185,7 +184,7 @@ HELLO = ChatRequest("s", ("hello",), None, 8)
 def test_a_load_counts_the_calls_of_all_models_however_they_end():
     async def run():
         load = Load(3)
-        async with serving(StandIn(Settings(call_s=60, faults=()))) as port:
+        async with serving(FakeModelServer(Settings(call_s=60, faults=()))) as port:
             url = f"http://127.0.0.1:{port}/v1"
             models = [ChatCompletions(base_url=url, model=name, load=load, attempts=1) for name in ("stand-in", "none")]
             asking = [asyncio.create_task(models[0].reply(HELLO, within_s=60)) for _ in range(3)]
@@ -282,7 +281,7 @@ def test_a_failure_ahead_of_the_stop_is_nobody_s_and_one_before_it_ends_the_tria
 
 def test_a_request_goes_to_the_pool_with_the_fewest_in_flight():
     async def run():
-        async with serving(StandIn(Settings())) as port, http_client(connections=64) as http:
+        async with serving(FakeModelServer(Settings())) as port, http_client(connections=64) as http:
             spread = http._transport
             assert isinstance(spread, Spread) and len(spread._pools) == 4
             url = f"http://127.0.0.1:{port}/health"

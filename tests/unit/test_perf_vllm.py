@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from court.backends import chat_wire as wire
+from court.backends.chat import wire
 from court.errors import NotLoaded
 from court.meme import Frame
 from court.ports import ChatRequest
 from eval.perf import bench
-from eval.perf.trials import Examined, Speed, Times, times
-from eval.perf.vllm_cpu import server
-from eval.perf.vllm_cpu.prefixes import Prompt, common, placed, share, tokenize_body
-from eval.perf.vllm_cpu.tiny_model import make_tiny_model
-from eval.perf.vllm_steps import STEPS, Held, Pair, result
+from eval.perf.trials.trials import Examined, Speed, Times, times
+from eval.perf.vllm import server
+from eval.perf.vllm.prefixes import Prompt, common, placed, share, tokenize_body
+from eval.perf.vllm.steps import STEPS, Held, Pair, result
+from eval.perf.vllm.tiny_model import make_tiny_model
 from scripts import vllm_cpu
 from tests.cast import Cast, try_meme
 from tests.pictures import encode, quarters

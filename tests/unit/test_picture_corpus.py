@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from court.backends.picture_reader import GuardedPictureReader
-from court.backends.picture_refusals import REASONS
+from court.backends.pictures.reader import GuardedPictureReader
+from court.backends.pictures.refusals import REASONS
 from court.errors import BadPicture
 from scripts.fetch_corpus import IMAGES
 

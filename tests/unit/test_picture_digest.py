@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from court.backends.picture_digest import pixels_sha256
-from court.backends.picture_reader import GuardedPictureReader
+from court.backends.pictures.normalise import pixels_sha256
+from court.backends.pictures.reader import GuardedPictureReader
 from court.meme import Picture
 from tests.pictures import animation, chunk, encode, exif, quarters
 

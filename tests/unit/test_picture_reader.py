@@ -20,8 +20,8 @@ import pytest
 from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
-from court.backends.picture_normal import as_png, representative
-from court.backends.picture_reader import GuardedPictureReader
+from court.backends.pictures.normalise import as_png, representative
+from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadPicture, Unavailable
 from court.meme import LIMITS, Limits, PictureFormat
 from tests.pictures import (

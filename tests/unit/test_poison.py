@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from court.precedents import Floors
+from court.precedents import MinSimilarity
 from court.verdict import Label
 from eval.cli import cli
 from eval.studies.poison import measure_flipped, measure_planted, measure_price
-from retrieval.calibration.calibrate import calibrate, heard
-from retrieval.calibration.left_out import neighbours
-from retrieval.encoders.builtin import BuiltinEncoder
-from retrieval.library.build import build_library
+from retrieval.build import build_library
+from retrieval.calibration.calibrate import calibrate, safeguarded_votes
+from retrieval.calibration.leave_one_out import leave_one_out_neighbours
+from retrieval.embed.builtin import BuiltinEncoder
+from retrieval.library.filters import duplicate_key
 from retrieval.library.library import Library
 from retrieval.library.manifest import LabelledMeme, Safeguards
 from retrieval.library.sources import Source
-from retrieval.likeness.clones import clone_key
-from retrieval.search.finder import LibraryFinder
-from retrieval.search.searching import NEARLY
+from retrieval.precedents.finder import LibraryFinder
+from retrieval.precedents.search import NEARLY
 from serving.cli.main import cli as memecourt
 from tests.encoders import WordEncoder
 
@@ -42,7 +42,7 @@ def drawn(root, memes=240, seed=0, safeguards=None, spread=0.25):
         rows[number, :DIM] = row / np.linalg.norm(row)
         said = harmful ^ (rng.random() < 0.1)
         labelled.append(meme(f"m{number}", said, f"a meme of number {number}", source="ab"[number % 2]))
-    tuning = calibrate(rows, labelled, DIM, Floors(text=0.3, picture=0.5), safeguards=safeguards)
+    tuning = calibrate(rows, labelled, DIM, MinSimilarity(text=0.3, picture=0.5), safeguards=safeguards)
     return Library.create(root, name="d", encoder=ENCODER.identity, memes=labelled, rows=rows, tuning=tuning)
 
 
@@ -54,7 +54,7 @@ def meme(id_, harmful, text, **known):
 def library_of(root, memes, *, safeguards=None):
     rows = np.zeros((len(memes), ENCODER.identity.dim), np.float32)
     rows[:, :DIM] = ENCODER.embed_texts([one.text for one in memes]).vectors
-    tuning = calibrate(rows, memes, DIM, Floors(text=0.3, picture=0.5), safeguards=safeguards)
+    tuning = calibrate(rows, memes, DIM, MinSimilarity(text=0.3, picture=0.5), safeguards=safeguards)
     return Library.create(root, name="n", encoder=ENCODER.identity, memes=memes, rows=rows, tuning=tuning)
 
 
@@ -89,11 +89,11 @@ def test_clones_count_once_in_exhibits_and_tally_and_that_is_said(tmp_path):
 
 
 def test_a_watermark_makes_no_other_meme_but_a_label_and_a_picture_do():
-    plain = clone_key(CATS[0])
-    assert plain == clone_key(meme("x", False, "Cats for everyone made on imgflip.com"))
-    assert plain != clone_key(meme("x", True, "cats for everyone"))
-    assert plain != clone_key(meme("x", False, "cats for everyone", has_picture=True, pixels_sha256="p"))
-    assert clone_key(meme("x", False, "cats for everyone", has_picture=True)) is None
+    plain = duplicate_key(CATS[0])
+    assert plain == duplicate_key(meme("x", False, "Cats for everyone made on imgflip.com"))
+    assert plain != duplicate_key(meme("x", True, "cats for everyone"))
+    assert plain != duplicate_key(meme("x", False, "cats for everyone", has_picture=True, pixels_sha256="p"))
+    assert duplicate_key(meme("x", False, "cats for everyone", has_picture=True)) is None
 
 
 def test_both_labels_of_one_meme_are_heard_once_each(tmp_path):
@@ -104,9 +104,9 @@ def test_both_labels_of_one_meme_are_heard_once_each(tmp_path):
 def test_one_source_fills_no_more_than_its_share(tmp_path):
     flood = [meme(f"flood{n}", False, f"cats for everyone {n}", source="flood") for n in range(8)]
     library = library_of(tmp_path, [*flood, *CATS], safeguards=Safeguards(per_source=2))
-    heard = found(library, "cats for everyone", tally=9)
-    assert ids(heard)[0] == "cat" and sum(id_.startswith("flood") for id_ in ids(heard)) == 2
-    assert any("of one source, at most 2" in note for note in heard.notes)
+    safeguarded_votes = found(library, "cats for everyone", tally=9)
+    assert ids(safeguarded_votes)[0] == "cat" and sum(id_.startswith("flood") for id_ in ids(safeguarded_votes)) == 2
+    assert any("of one source, at most 2" in note for note in safeguarded_votes.notes)
     # With one source there is nobody else to hear.
     alone = library_of(tmp_path / "alone", flood, safeguards=Safeguards(per_source=2))
     assert len(ids(found(alone, "cats for everyone", tally=9))) == 8
@@ -116,9 +116,9 @@ def test_once_a_label_is_confirmed_the_others_may_be_left_out(tmp_path):
     asked = Safeguards(verified_only=True)
     assert set(ids(found(library_of(tmp_path, CATS, safeguards=asked), "cats"))) == {"cat", "dog"}
     confirmed = [CATS[0], CATS[1].model_copy(update={"verified": True})]
-    heard = found(library_of(tmp_path / "b", confirmed, safeguards=asked), "cats for everyone")
-    assert ids(heard) == ["dog"] and heard.nearest_benign is None
-    assert any("nobody has confirmed" in note for note in heard.notes)
+    safeguarded_votes = found(library_of(tmp_path / "b", confirmed, safeguards=asked), "cats for everyone")
+    assert ids(safeguarded_votes) == ["dog"] and safeguarded_votes.nearest_benign is None
+    assert any("nobody has confirmed" in note for note in safeguarded_votes.notes)
     assert set(ids(found(library_of(tmp_path / "c", confirmed), "cats"))) == {"cat", "dog"}
 
 
@@ -127,23 +127,23 @@ def test_what_is_calibrated_is_what_votes(tmp_path):
     memes = [meme(f"m{n}", n % 3 == 0, f"cats {'ab'[n % 2]} {n % 7}", source="ab"[n % 5 == 0]) for n in range(40)]
     library = library_of(tmp_path, memes, safeguards=Safeguards(per_source=3))
     tuning = library.manifest.tuning
-    (near,) = neighbours(
+    (near,) = leave_one_out_neighbours(
         library.rows, memes, DIM, alphas=[1.0], depth=tuning.vote.k, limit=40, safeguards=tuning.safeguards
     )
     for place, similarities, harmful in zip(near.rows.tolist(), near.similarities, near.harmful, strict=True):
         twins = {one.id for one in memes if one.text == memes[place].text}
         tally = found(library, memes[place].text, tally=tuning.vote.k, exclude=twins).tally
-        heard = [(entry.similarity, entry.label is Label.HARMFUL) for entry in tally]
+        safeguarded_votes = [(entry.similarity, entry.label is Label.HARMFUL) for entry in tally]
         left = [(s, h) for s, h in zip(similarities.tolist(), harmful.tolist(), strict=True) if np.isfinite(s)]
-        assert [s for s, _ in heard] == pytest.approx([s for s, _ in left], abs=1e-5)
-        assert len(heard) <= 6
+        assert [s for s, _ in safeguarded_votes] == pytest.approx([s for s, _ in left], abs=1e-5)
+        assert len(safeguarded_votes) <= 6
     assert near.rows.size == 40
 
 
 def test_leaving_out_a_meme_but_not_its_twins_lets_one_clone_speak(tmp_path):
     memes = [meme("one", True, "cats"), meme("two", True, "Cats"), meme("three", True, "cats "), *CATS]
     library = library_of(tmp_path, memes)
-    (near,) = neighbours(library.rows, memes, DIM, alphas=[1.0], depth=5, limit=5, twins_too=False)
+    (near,) = leave_one_out_neighbours(library.rows, memes, DIM, alphas=[1.0], depth=5, limit=5, twins_too=False)
     assert np.isfinite(near.similarities).sum(axis=1).tolist() == [3, 3, 3, 2, 2]
 
 
@@ -179,13 +179,13 @@ def test_of_what_is_nearly_the_same_as_many_are_heard_as_may_be(tmp_path):
         findings = found(
             library_of(tmp_path / str(most), memes, safeguards=Safeguards(per_cluster=most)), long, tally=30
         )
-        heard = ids(findings)
+        safeguarded_votes = ids(findings)
         # Of each label, the nearest; and nobody else is kept out.
         benign = [id_ for id_ in everybody if id_ in {f"crowd{n}" for n in range(20)}]
         harmful = [id_ for id_ in everybody if id_ in {f"crowd{n}" for n in range(20, 24)}]
-        assert [id_ for id_ in heard if id_ in benign] == benign[:most]
-        assert [id_ for id_ in heard if id_ in harmful] == harmful[:most]
-        assert {id_ for id_ in heard if id_.startswith("other")} == {one.id for one in others}
+        assert [id_ for id_ in safeguarded_votes if id_ in benign] == benign[:most]
+        assert [id_ for id_ in safeguarded_votes if id_ in harmful] == harmful[:most]
+        assert {id_ for id_ in safeguarded_votes if id_.startswith("other")} == {one.id for one in others}
         assert any(f"at most {most} are heard" in note and str(24 - 2 * most) in note for note in findings.notes)
 
 
@@ -206,7 +206,7 @@ def test_what_the_safeguard_costs_is_what_the_court_itself_says(tmp_path):
     assert price.accuracy_guarded - price.accuracy == pytest.approx(gained) and price.benign_lost > 0
     # What calibration says of the vote is what a search comes to.
     tuning = library.manifest.tuning
-    (near,) = neighbours(
+    (near,) = leave_one_out_neighbours(
         library.rows,
         library.memes,
         DIM,
@@ -215,7 +215,7 @@ def test_what_the_safeguard_costs_is_what_the_court_itself_says(tmp_path):
         limit=len(library.memes),
         safeguards=tuning.safeguards,
     )
-    said = heard(near.similarities, near.harmful, tuning.vote, tuning.safeguards) >= tuning.vote.threshold
+    said = safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards) >= tuning.vote.threshold
     assert float(np.mean(said == near.labels)) == pytest.approx(price.accuracy_guarded, abs=0.01)
 
 

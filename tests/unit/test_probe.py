@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from court.backends.text_reader import OcrTextReader
+from court.backends.ocr.reader import OcrTextReader
 from court.errors import ModelRefused, Unavailable
 from court.events import TextLine
 from court.meme import Frame
 from court.ports import ChatReply, FinishReason, Reading
-from court.replies import Fault
+from court.replies import UnusableReply
 from eval.probe import replies
 from eval.probe.agents import PROMPTS, prompt_of
-from eval.probe.alike import most_alike
 from eval.probe.erasing import erase, painted_over
 from eval.probe.folder import Outcome, Sorted, StepOutcome
 from eval.probe.mining import mine, narrate
 from eval.probe.refining import Limits, chosen_seeds, refine, usable
 from eval.probe.scoring import score_text
+from eval.probe.similarity import most_alike
 from eval.probe.taxonomy import Category, Taxonomy
 from tests.cast import is_repair
 from tests.fakes import FakeReader
@@ -71,7 +71,7 @@ def test_a_rating_is_the_last_one_that_is_given(text, score):
     ],
 )
 def test_what_is_no_rating_is_none(text):
-    with pytest.raises(Fault):
+    with pytest.raises(UnusableReply):
         replies.parse_rating(text)
 
 
@@ -110,14 +110,14 @@ def test_a_miner_s_vote_is_of_the_list_or_proposes_what_is_not():
     ],
 )
 def test_a_vote_that_is_not_as_asked_is_a_fault(changes):
-    with pytest.raises(Fault):
+    with pytest.raises(UnusableReply):
         replies.parse_sorting(sorting(**changes), Taxonomy())
 
 
 def test_a_text_that_was_not_rewritten_is_a_fault():
     said = json.dumps({"explanation": "e", "rewritten": "send  them home"})
     assert replies.parse_rewriting(said, "send them away").rewritten == "send  them home"
-    with pytest.raises(Fault):
+    with pytest.raises(UnusableReply):
         replies.parse_rewriting(said, "send them home ")
 
 

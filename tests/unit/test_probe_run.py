@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from court.errors import BadRequest, Unavailable
 from eval.cli import cli
 from eval.datasets.known import DATASETS
-from eval.judges.chair import BudgetSpent, Limit
+from eval.models.metered import BudgetSpent, Limit
 from eval.probe.agents import PROMPTS, prompt_of
 from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, ProbeFolder, Scored, Sorted, Step, StepOutcome
 from eval.probe.page import as_html
@@ -22,7 +22,7 @@ from eval.probe.report import mean_of, read_report
 from eval.probe.run import NOTICE, Plan, probe
 from eval.probe.terminal import in_words
 from eval.probe.topics import topics_of
-from retrieval.library.build import build_library
+from retrieval.build import build_library
 from retrieval.library.sources import NOT_FOR_LIBRARIES, Source
 from tests.encoders import WordEncoder
 from tests.fakes import FakeReader

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from court.agents import Chair
-from court.backends.chat_completions import ChatCompletions
-from court.errors import BadPicture, TrialAborted, Unavailable
+from court.backends.chat.client import ChatCompletions
+from court.errors import BadPicture, Unavailable
 from court.events import Procedure, TrialFailed
-from court.record import TrialState
+from court.record import TrialAborted, TrialState
+from court.roles import RoleModel
 from court.settings import TrialSettings
-from serving.docket.store import RequestName
+from serving.docket.ports import RequestName
 from tests.cast import Cast, frames_of
 from tests.unit.test_chat_completions import HELLO, court_and_server, failing, seen
 from tests.unit.test_reception import ASK, Turns, other, quiet_soon, trials_in
@@ -296,7 +296,7 @@ class Crowded:
 def test_the_innocent_that_were_on_trial_when_a_server_died_are_cleared_one_at_a_time(town):
     cast = Cast(rounds=2)
     server = Crowded(cast.models["proposer"], crowd=10)
-    chairs = replace(cast.chairs, proposer=Chair(server))
+    chairs = replace(cast.chairs, proposer=RoleModel(server))
     asks = [replace(FULL, image=b"%d|file" % number, request_id=f"i{number}") for number in range(9)]
     asks.append(replace(FULL, image=b"killer|file", request_id="killer"))
 
@@ -312,7 +312,7 @@ def test_the_innocent_that_were_on_trial_when_a_server_died_are_cleared_one_at_a
 
 
 def test_suspects_that_wait_for_each_other_take_nobody_s_turn_and_leave_when_their_callers_do(town, monkeypatch):
-    monkeypatch.setattr("serving.reception.request._TO_END_S", 0.25)  # those that wait have no end to write down
+    monkeypatch.setattr("serving.runner.request._TO_END_S", 0.25)  # those that wait have no end to write down
     gate, alone = asyncio.Event(), asyncio.Event()
     died = set()
 
@@ -357,7 +357,7 @@ def test_suspects_that_wait_for_each_other_take_nobody_s_turn_and_leave_when_the
         assert turns.all_free
         return innocent, hurried, decided
 
-    innocent, hurried, decided = on(town, scene, chairs=replace(cast.chairs, proposer=Chair(Proposer())))
+    innocent, hurried, decided = on(town, scene, chairs=replace(cast.chairs, proposer=RoleModel(Proposer())))
     assert innocent.record.state is TrialState.DECIDED
     assert [error.reason for error in hurried] == ["DEADLINE"] * 2
     assert all(answer.record.state is TrialState.DECIDED for answer in decided)
@@ -390,7 +390,7 @@ def test_a_death_counts_however_the_trial_ends_that_it_came_upon(town, end):
             server.faults.script(["reset", "hang"] * 4)
             cast = Cast(rounds=2)
             settings = TrialSettings(call_s=1.0 if end.startswith("a call") else 120.0)
-            chairs = replace(cast.chairs, proposer=Chair(model))
+            chairs = replace(cast.chairs, proposer=RoleModel(model))
             async with town.server(chairs=chairs, settings=settings) as reception:
                 for number in range(2):
                     ask = replace(FULL, request_id=f"r{number}")
@@ -433,7 +433,7 @@ def test_a_death_that_came_upon_several_trials_of_a_picture_counts_once(town):
         first = await asyncio.gather(*(asked(reception, ask, 1) for ask in asks))
         return first, await asyncio.gather(*(asked(reception, ask, 1) for ask in asks))
 
-    first, then = on(town, scene, chairs=replace(cast.chairs, proposer=Chair(Proposer())))
+    first, then = on(town, scene, chairs=replace(cast.chairs, proposer=RoleModel(Proposer())))
     assert (first, then) == ([["MODEL_GONE"]] * 3, [["decided"]] * 3)
 
 
@@ -456,7 +456,7 @@ def test_a_death_that_came_upon_both_sides_of_a_trial_counts_once(town):
                 async def odds(self, request, options, *, within_s):
                     return None
 
-            chairs = replace(cast.chairs, accuser=Chair(Advocate()), defender=Chair(Advocate()))
+            chairs = replace(cast.chairs, accuser=RoleModel(Advocate()), defender=RoleModel(Advocate()))
             async with town.server(chairs=chairs) as reception:
                 server.faults.script(["cut", "cut"])
                 first = await asked(reception, FULL, 1)

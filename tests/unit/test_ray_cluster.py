@@ -16,8 +16,8 @@ from court.meme import Frame, Picture, PictureFormat
 from eval.runs import ray_cluster, ray_worker
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.ray_cluster import connected, received
-from eval.runs.ray_worker import Order, Told, packed
-from serving.docket.sql import SqlDocket
+from eval.runs.ray_worker import JudgeTask, TaskResult, packed
+from serving.docket.store.sql import SqlDocket
 from tests.cast import Cast, try_meme
 from tests.judged import meme
 
@@ -67,7 +67,7 @@ def test_a_meme_that_is_answered_twice_counts_once(tmp_path):
     first, second = try_meme(Cast()), try_meme(Cast())
 
     def told(record):
-        return Told(
+        return TaskResult(
             meme="a",
             prediction=Prediction(meme="a", outcome=Outcome.HARMFUL, trial=record.trial_id),
             events=tuple(event.model_dump_json() for event in record.events),
@@ -78,7 +78,7 @@ def test_a_meme_that_is_answered_twice_counts_once(tmp_path):
             yield told(first)
             yield told(second)
             # Nor does it end the run that the second try of what has been answered went wrong.
-            yield Told(meme="a", fault="It died.", reason="X").model_dump_json()
+            yield TaskResult(meme="a", fault="It died.", reason="X").model_dump_json()
 
         docket = SqlDocket.open(tmp_path / "docket.sqlite")
         try:
@@ -96,7 +96,7 @@ def test_a_meme_that_is_answered_twice_counts_once(tmp_path):
 def test_a_worker_that_cannot_judge_ends_the_run_with_what_it_said(tmp_path):
     async def taken_in():
         async def answers():
-            yield Told(meme="a", fault="The library is damaged.", reason="LIBRARY_DAMAGED").model_dump_json()
+            yield TaskResult(meme="a", fault="The library is damaged.", reason="LIBRARY_DAMAGED").model_dump_json()
 
         docket = SqlDocket.open(tmp_path / "docket.sqlite")
         try:
@@ -112,10 +112,10 @@ def test_a_worker_that_cannot_judge_ends_the_run_with_what_it_said(tmp_path):
 def test_pictures_and_events_come_through_as_they_were():
     record = try_meme(Cast())
     png = bytes(range(256)) * 3 + b"\0"
-    order = Order(
+    order = JudgeTask(
         meme=meme("a", True), events=tuple(event.model_dump_json() for event in record.events), frames=(png, b"")
     )
-    again = Order.model_validate_json(order.model_dump_json())
+    again = JudgeTask.model_validate_json(order.model_dump_json())
     assert again == order
     assert tuple(map(parse_event, again.events)) == record.events
 
@@ -135,7 +135,7 @@ def test_the_docket_of_one_meme_tells_what_was_added():
 
     async def judged(known):
         docket = ray_worker._OneTrial()
-        before = await docket.lay(Order(meme=meme("a", True), events=tuple(events[:known])))
+        before = await docket.lay(JudgeTask(meme=meme("a", True), events=tuple(events[:known])))
         if not known:
             await docket.keep_picture(picture)
         for event in record.events[known:]:

@@ -6,8 +6,8 @@ import itertools
 import pytest
 
 from court.errors import BadRequest, Unavailable
-from serving.reception.receiving import MESSAGE_BYTES, Memory
-from serving.services.status import Busy
+from serving.errors import Busy
+from serving.rpc.flow_control import MESSAGE_BYTES, ReceiveBudget
 from tests.virtual_time import run
 
 MIB = 1024 * 1024
@@ -53,7 +53,7 @@ def answered_after(honest_at, silent):
     """Seconds that one honest call waits, which comes as the ``honest_at``-th among silent ones."""
 
     async def scene():
-        memory = Memory(BUDGET, 60.0)
+        memory = ReceiveBudget(BUDGET, 60.0)
         loop = asyncio.get_running_loop()
         before = await begun(memory, silent[:honest_at])
         began = loop.time()
@@ -80,7 +80,7 @@ def test_an_honest_call_waits_for_connections_and_not_for_all_the_calls_that_the
 
 def test_a_connection_that_has_had_its_turn_waits_for_the_others():
     async def scene():
-        memory = Memory(BUDGET, 60.0)
+        memory = ReceiveBudget(BUDGET, 60.0)
         first = await begun(memory, [Call("busy") for _ in range(NEW_AT_ONCE + 20)])
         others = [asyncio.create_task(memory.receive(Call(f"other {number}", 0.1))) for number in range(6)]
         done, _ = await asyncio.wait(others, timeout=5)
@@ -97,7 +97,7 @@ def test_a_connection_that_has_had_its_turn_waits_for_the_others():
 @pytest.mark.parametrize("honest", ["known", "new"])
 def test_known_connections_that_say_nothing_leave_room_for_others_whatever_they_open(honest):
     async def scene():
-        memory = Memory(BUDGET, 60.0)
+        memory = ReceiveBudget(BUDGET, 60.0)
         loop = asyncio.get_running_loop()
         bad = ["bad 1", "bad 2", "bad 3"]
         await known(memory, [*bad, "known"])
@@ -120,7 +120,7 @@ def test_known_connections_that_say_nothing_leave_room_for_others_whatever_they_
 
 def test_a_connection_that_becomes_known_leaves_the_part_of_new_ones():
     async def scene():
-        memory = Memory(BUDGET, 60.0)
+        memory = ReceiveBudget(BUDGET, 60.0)
         bad = ["bad 1", "bad 2", "bad 3"]
         took = []
         for number in range(20):
@@ -140,7 +140,7 @@ def test_a_connection_that_becomes_known_leaves_the_part_of_new_ones():
 
 def test_all_calls_of_a_connection_that_becomes_known_are_read_with_the_first():
     async def scene():
-        memory = Memory(BUDGET, 60.0)
+        memory = ReceiveBudget(BUDGET, 60.0)
         began = asyncio.get_running_loop().time()
         silent = await begun(memory, [Call(f"silent {number % 10}") for number in range(400)])
         honest = [asyncio.create_task(memory.receive(Call("honest", 0.01))) for _ in range(20)]
@@ -158,7 +158,7 @@ def test_what_came_together_does_not_go_together():
     """Each that goes lets others in: all of these at once would keep everybody else waiting."""
 
     async def scene():
-        memory = Memory(BUDGET, 60.0)
+        memory = ReceiveBudget(BUDGET, 60.0)
         ended = []
 
         async def silent(peer):
@@ -183,7 +183,7 @@ def test_what_came_together_does_not_go_together():
 
 def test_one_connection_has_half_of_the_memory_and_more_of_them_all_of_it():
     async def scene():
-        memory = Memory(BUDGET, 60.0)
+        memory = ReceiveBudget(BUDGET, 60.0)
         peers = [f"known {number}" for number in range(16)]
         await known(memory, peers)
         reads = await begun(memory, [Call(peers[0]) for _ in range(40)])
@@ -199,7 +199,7 @@ def test_one_connection_has_half_of_the_memory_and_more_of_them_all_of_it():
 
 def test_who_leaves_while_it_waits_leaves_nothing_and_who_is_closed_upon_is_told():
     async def scene():
-        memory = Memory(BUDGET, 60.0)
+        memory = ReceiveBudget(BUDGET, 60.0)
         tasks = await begun(memory, [Call(f"{number % 3}") for number in range(30)])
         await gone(tasks[10:20])
         memory.close()
@@ -214,7 +214,7 @@ def test_who_leaves_while_it_waits_leaves_nothing_and_who_is_closed_upon_is_told
 
 def test_one_service_is_closed_and_the_others_go_on():
     async def scene():
-        memory = Memory(BUDGET, 60.0)
+        memory = ReceiveBudget(BUDGET, 60.0)
         court, docket = (
             [asyncio.create_task(memory.receive(Call(f"{number % 3}", 0.01), of=of)) for number in range(15)]
             for of in ("court", "docket")
@@ -235,7 +235,7 @@ def test_one_service_is_closed_and_the_others_go_on():
 
 def test_nobody_waits_longer_than_the_server_does():
     async def scene():
-        memory = Memory(BUDGET, 60.0)
+        memory = ReceiveBudget(BUDGET, 60.0)
         tasks = await begun(memory, [Call("one") for _ in range(500)])
         said = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(error) for error in said} <= {Busy, BadRequest}
@@ -247,7 +247,7 @@ def test_nobody_waits_longer_than_the_server_does():
 
 def test_decoded_pictures_take_room_from_requests_up_to_half_of_it():
     async def scene():
-        memory = Memory(BUDGET, 60.0)
+        memory = ReceiveBudget(BUDGET, 60.0)
         memory.change_pictures(10 * BUDGET)
         await known(memory, [f"known {number}" for number in range(16)])
         reads = await begun(memory, [Call(f"known {number}") for number in range(16)])
@@ -262,7 +262,7 @@ def test_decoded_pictures_take_room_from_requests_up_to_half_of_it():
 
 def test_with_the_smallest_budget_a_request_is_read_whatever_pictures_take():
     async def scene():
-        memory = Memory(32 * MIB, 60.0)
+        memory = ReceiveBudget(32 * MIB, 60.0)
         memory.change_pictures(1000 * MIB)
         (read,) = await begun(memory, [Call("honest", 0.01)])
         await asyncio.wait([read])

@@ -9,21 +9,21 @@ from dataclasses import replace
 
 import pytest
 
-from court.errors import BadPicture, NotLoaded, Overrun, TrialAborted, Unavailable
+from court.errors import BadPicture, NotLoaded, Overrun, Unavailable
 from court.events import Procedure, ReviewOutcome, TrialFailed, TrialOpened, TrialResumed
 from court.meme import Frame, Picture, PictureFormat
-from court.record import TrialRecord, TrialState
+from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import Court
 from court.verdict import Label
-from serving.assembly import Ask, Courthouse, Pins, PolicyPin
-from serving.docket.sql import SqlDocket
-from serving.docket.store import RequestConflict, RequestName
-from serving.reception.claims import MEMES
-from serving.reception.pulse import Pulse
-from serving.reception.reception import Reception
-from serving.reception.request import Call, uncounted
-from serving.reception.shared import Shared
-from serving.services.status import Busy
+from serving.docket.ports import RequestConflict, RequestName
+from serving.docket.store.sql import SqlDocket
+from serving.errors import Busy
+from serving.runner.claims import MEMES
+from serving.runner.executor import TrialExecutor
+from serving.runner.heartbeat import Heartbeat
+from serving.runner.request import Call, RequiredPolicy, RequiredVersions, TrialRequest, uncounted
+from serving.runner.runner import TrialRunner
+from serving.runner.single_flight import SingleFlight
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
 from serving.telemetry.metrics import Metrics
@@ -113,10 +113,10 @@ class Town:
             now=lambda: next(clock),
             **changes,
         )
-        house = Courthouse(court, self.pictures, docket)
-        pulse = Pulse(docket, name, beat_s=beat_s, dead_s=dead_s, forget_s=forget_s)
+        house = TrialExecutor(court, self.pictures, docket)
+        pulse = Heartbeat(docket, name, beat_s=beat_s, dead_s=dead_s, forget_s=forget_s)
         try:
-            async with Reception(house, self.settings, telemetry, pulse=pulse, count=count) as reception:
+            async with TrialRunner(house, self.settings, telemetry, pulse=pulse, count=count) as reception:
                 reception.house = house
                 yield reception
         finally:
@@ -128,11 +128,11 @@ class Town:
 def town(tmp_path, monkeypatch):
     monkeypatch.delenv("MEMECOURT_CONFIG", raising=False)
     # A machine that does much else needs longer to write down that a trial ended by its deadline.
-    monkeypatch.setattr("serving.reception.request._TO_END_S", 30.0)
+    monkeypatch.setattr("serving.runner.request._TO_END_S", 30.0)
     return Town(tmp_path / "docket.sqlite")
 
 
-ASK = Ask(image=b"pixels|file", text="some text", namespace="us", request_id="r1", content_id="c")
+ASK = TrialRequest(image=b"pixels|file", text="some text", namespace="us", request_id="r1", content_id="c")
 
 
 def other(**changes):
@@ -239,9 +239,9 @@ def test_the_same_request_gets_its_verdict_also_where_nothing_is_reused_and_vers
         {"text": "other text"},
         {"language": "en"},
         {"content_id": "other"},
-        {"policy": PolicyPin(id="other")},
+        {"policy": RequiredPolicy(id="other")},
         {"try_anew": True},
-        {"pins": Pins(encoder=LIBRARY.encoder)},
+        {"pins": RequiredVersions(encoder=LIBRARY.encoder)},
     ],
     ids=lambda change: "-".join(change),
 )
@@ -832,7 +832,7 @@ def test_work_that_nobody_waits_for_any_more_is_gone():
 
     async def scene():
         with uncollected(Held) as left:
-            shared = Shared()
+            shared = SingleFlight()
             with shared:
                 shared.begin(work())
                 await asyncio.sleep(0.01)
@@ -918,7 +918,7 @@ class _Away:
 
 @pytest.mark.parametrize("end", ["fails", "is cancelled", "the server stops"])
 def test_a_trial_whose_end_could_not_be_kept_ends_in_its_record_once_the_docket_is_back(town, monkeypatch, end):
-    monkeypatch.setattr("serving.reception.loose_ends.AGAIN_S", 0.05)
+    monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
     async def scene():
         docket = town.docket()
@@ -957,8 +957,8 @@ def test_a_trial_whose_end_could_not_be_kept_ends_in_its_record_once_the_docket_
 
 
 def test_what_requests_leave_while_the_docket_can_not_be_written_does_not_grow_for_ever(town, monkeypatch):
-    monkeypatch.setattr("serving.reception.loose_ends._MOST_NEVER_BEGUN", 5)
-    monkeypatch.setattr("serving.reception.loose_ends.AGAIN_S", 0.05)
+    monkeypatch.setattr("serving.runner.reaper._MOST_NEVER_BEGUN", 5)
+    monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
     class Full:
         """A docket that can be read and not written."""
@@ -1003,7 +1003,7 @@ def test_what_requests_leave_while_the_docket_can_not_be_written_does_not_grow_f
 
 
 def test_a_trial_whose_end_is_kept_late_is_counted_as_ended(town, monkeypatch):
-    monkeypatch.setattr("serving.reception.loose_ends.AGAIN_S", 0.05)
+    monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
     async def scene():
         docket = town.docket()
@@ -1049,7 +1049,7 @@ def test_telemetry_remembers_nothing_of_a_trial_that_could_not_be_taken_up(town)
 
 
 def test_what_another_server_has_taken_over_is_not_ended_by_who_could_not_end_it(town, monkeypatch):
-    monkeypatch.setattr("serving.reception.loose_ends.AGAIN_S", 0.05)
+    monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
     async def scene():
         docket = town.docket()
@@ -1126,7 +1126,7 @@ REUSED = {
     "the same file": {},
     "the same pixels in another file": {"image": b"pixels|re-encoded"},
     "another content id": {"content_id": "other"},
-    "pinned to what is loaded": {"pins": Pins(encoder=LIBRARY.encoder)},
+    "pinned to what is loaded": {"pins": RequiredVersions(encoder=LIBRARY.encoder)},
 }
 NOT_REUSED = {
     "other pixels": {"image": b"other|file"},
@@ -1305,7 +1305,7 @@ def test_an_overruled_verdict_is_given_to_nobody_else_but_stays_that_of_its_own_
 def test_a_verdict_that_another_server_s_reviewer_overruled_is_given_again_for_no_longer_than_was_said(
     town, monkeypatch, asked_before
 ):
-    monkeypatch.setattr("serving.reception.known.FRESH_S", 0.2)
+    monkeypatch.setattr("serving.runner.verdict_cache.FRESH_S", 0.2)
 
     async def scene(reception):
         first = await reception.answer(ASK)
@@ -1701,11 +1701,13 @@ def test_a_pin_holds_for_what_is_loaded_and_for_nothing_else(town, field):
                 right, wrong = {"judge": loaded.models["JUDGE"]}, {"judge": "another"}
             else:
                 right, wrong = getattr(loaded, field), "another"
-            good = await reception.answer(replace(ask, request_id="r2", pins=Pins(**{field: right})))
+            good = await reception.answer(replace(ask, request_id="r2", pins=RequiredVersions(**{field: right})))
             assert good.reused
             before = await trials_in(reception.house.docket)
             with pytest.raises(NotLoaded) as caught:
-                await reception.answer(replace(ask, request_id="r3", image=b"new|file", pins=Pins(**{field: wrong})))
+                await reception.answer(
+                    replace(ask, request_id="r3", image=b"new|file", pins=RequiredVersions(**{field: wrong}))
+                )
             assert await trials_in(reception.house.docket) == before
             assert await reception.trial_of(RequestName("us", "r3")) is None
             assert town.pictures.decoded == 1
@@ -1720,14 +1722,14 @@ def test_a_pin_on_a_model_that_is_not_asked_or_a_role_that_there_is_not_is_refus
     async def scene(reception):
         for role in ("judge", "bailiff"):
             with pytest.raises(NotLoaded) as caught:
-                await reception.answer(replace(ASK, pins=Pins(models={role: "a model"})))
+                await reception.answer(replace(ASK, pins=RequiredVersions(models={role: "a model"})))
             assert caught.value.field == f"pins.models.{role}"
 
     on_one_server(town, scene)
 
 
 OTHER_LIBRARY = LIBRARY.model_copy(update={"digest": "sha256:1"})
-PINNED = replace(ASK, pins=Pins(library=LIBRARY.digest))
+PINNED = replace(ASK, pins=RequiredVersions(library=LIBRARY.digest))
 
 
 @pytest.mark.parametrize("reuse", ["namespace", "off"])
@@ -1736,7 +1738,7 @@ def test_a_verdict_that_was_given_is_given_to_the_same_request_whatever_is_loade
 
     town.settings = Settings(home=town.home, reuse=reuse)
     policy = DEFAULT_POLICY.model_copy(update={"version": "another"})
-    ask = replace(PINNED, policy=PolicyPin(digest=DEFAULT_POLICY.digest))
+    ask = replace(PINNED, policy=RequiredPolicy(digest=DEFAULT_POLICY.digest))
 
     async def scene():
         async with town.server() as reception:
@@ -1745,7 +1747,7 @@ def test_a_verdict_that_was_given_is_given_to_the_same_request_whatever_is_loade
         async with town.server(policy=policy) as reception:
             await reception.answer(replace(ASK, request_id="r9"))  # what it is loaded with has a verdict as well
             again = [await reception.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
-            for pinned in (replace(PINNED, request_id="r3"), replace(ask, request_id="r4", pins=Pins())):
+            for pinned in (replace(PINNED, request_id="r3"), replace(ask, request_id="r4", pins=RequiredVersions())):
                 with pytest.raises(NotLoaded):
                     await reception.answer(pinned)
                 assert await reception.trial_of(RequestName("us", pinned.request_id)) is None
@@ -1852,7 +1854,7 @@ def test_a_policy_is_pinned_by_whatever_is_said_of_it(town, field):
     from court.policy import DEFAULT_POLICY
 
     async def scene(reception):
-        right, wrong = PolicyPin(**{field: getattr(DEFAULT_POLICY, field)}), PolicyPin(**{field: "another"})
+        right, wrong = RequiredPolicy(**{field: getattr(DEFAULT_POLICY, field)}), RequiredPolicy(**{field: "another"})
         assert (await reception.answer(replace(ASK, policy=right))).record.state is TrialState.DECIDED
         assert (await reception.answer(other(policy=right))).reused
         with pytest.raises(NotLoaded) as caught:

@@ -4,7 +4,7 @@ import pytest
 
 from court.events import ReviewOutcome, TrialFailed, VerdictReviewed
 from court.record import TrialRecord, TrialState
-from court.trial import Case
+from court.trial import TrialCase
 from court.verdict import Label
 from tests.fakes import Notes, a_meme
 from tests.unit.test_trial import a_court
@@ -12,7 +12,7 @@ from tests.unit.test_trial import a_court
 
 @pytest.fixture(scope="module")
 def events():
-    return asyncio.run(a_court().hear(Case("t", a_meme()), Notes())).events
+    return asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes())).events
 
 
 def changed(event, **values):

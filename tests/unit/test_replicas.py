@@ -7,21 +7,21 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from court.agents import Chair, Chairs
-from court.backends.chat_completions import ChatCompletions, http_client
-from court.backends.chat_wire import Capabilities, LogProbs, weakest
-from court.backends.load import Load
-from court.errors import CourtError, ModelRefused, TrialAborted, Unavailable
+from court.backends.chat.client import ChatCompletions, http_client
+from court.backends.chat.http import Load
+from court.backends.chat.wire import Capabilities, LogProbs, weakest
+from court.errors import CourtError, ModelRefused, Unavailable
 from court.events import Procedure, VerdictGiven
 from court.meme import Meme
 from court.ports import ChatRequest
-from court.record import TrialState
-from court.trial import Case, Court
-from eval.perf.play import meme_text
-from eval.perf.stand_in import StandIn, serving
-from eval.perf.stand_in_settings import FEATURES
-from eval.perf.stand_in_settings import Settings as Behaviour
-from serving.models.bench import open_bench
+from court.record import TrialAborted, TrialState
+from court.roles import RoleModel, RoleModels
+from court.trial import Court, TrialCase
+from eval.perf.model_server.replies import meme_text
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.perf.model_server.settings import FEATURES
+from eval.perf.model_server.settings import Settings as Behaviour
+from serving.models.connect import connect_models
 from serving.settings import Settings
 from tests.cast import PictureFinder
 from tests.fakes import FakeReader, H, Notes, a_picture, findings
@@ -75,7 +75,9 @@ def test_what_all_servers_can_do_is_what_the_weakest_can():
 
 def test_roles_that_share_servers_share_the_one_that_a_trial_keeps_to():
     shared, own = replicated("http://a:1/v1", "http://b:1/v1"), replicated("http://c:1/v1")
-    chairs = Chairs(Chair(shared, servers=shared), *[Chair(shared, servers=shared)] * 2, Chair(own, servers=own))
+    chairs = RoleModels(
+        RoleModel(shared, servers=shared), *[RoleModel(shared, servers=shared)] * 2, RoleModel(own, servers=own)
+    )
     pinned = chairs.pinned(pixels(1))
     assert pinned.proposer.model is pinned.accuser.model is pinned.defender.model
     assert pinned.proposer.model is not shared
@@ -106,7 +108,7 @@ async def two_servers(**options):
     async with AsyncExitStack() as stack:
         servers, end = {}, {}
         for _ in range(2):
-            server = StandIn(Behaviour(play=True, words=4, **options))
+            server = FakeModelServer(Behaviour(play=True, words=4, **options))
             lasting = AsyncExitStack()
             stack.push_async_callback(lasting.aclose)
             url = f"http://127.0.0.1:{await lasting.enter_async_context(serving(server))}/v1"
@@ -214,17 +216,17 @@ def test_one_that_comes_back_is_asked_again_when_the_other_goes():
 
 
 def court_at(model):
-    chair = Chair(model, servers=model)
+    chair = RoleModel(model, servers=model)
     return Court(
         finder=PictureFinder(findings([H] * 5)),
         text_reader=FakeReader(),
         software="test",
-        chairs=Chairs(chair, chair, chair, chair),
+        chairs=RoleModels(chair, chair, chair, chair),
     )
 
 
 async def trial_of(court, number, watch=None):
-    case = Case(f"t{number}", Meme(a_picture(pixels(number)), meme_text(str(number), 2)), Procedure.FULL)
+    case = TrialCase(f"t{number}", Meme(a_picture(pixels(number)), meme_text(str(number), 2)), Procedure.FULL)
     return await court.hear(case, watch or Notes())
 
 
@@ -297,10 +299,10 @@ async def opened(behaviours, **llm):
     """The chairs for stand-ins of these kinds, what was told, and the addresses."""
     said = []
     async with AsyncExitStack() as stack:
-        ports = [await stack.enter_async_context(serving(StandIn(each))) for each in behaviours]
+        ports = [await stack.enter_async_context(serving(FakeModelServer(each))) for each in behaviours]
         urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
         settings = Settings(llm={"url": urls, "model": "stand-in", **llm})
-        return await open_bench(settings, stack, said.append), said, urls
+        return await connect_models(settings, stack, said.append), said, urls
 
 
 def test_each_server_is_asked_what_it_can_do_and_the_weakest_counts():

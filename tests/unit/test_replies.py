@@ -7,15 +7,15 @@ import random
 import pytest
 
 from court import judgment
-from court.agents import Chair, Exhibit, Judge
-from court.backends.scripted import ScriptedModel
-from court.budget import Budget
+from court.backends.chat.scripted import ScriptedModel
+from court.deadline import Deadline
 from court.errors import ReplyUnusable
 from court.events import TextRead, TextSource
 from court.meme import Frame
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
-from court.replies import Fault, parse_answer, parse_argument, parse_description, parse_question, parse_ruling
+from court.replies import UnusableReply, parse_answer, parse_argument, parse_description, parse_question, parse_ruling
+from court.roles import Exhibit, Judge, RoleModel
 from court.settings import TrialSettings
 from court.untrusted import Fence
 from court.verdict import Label, rule
@@ -349,7 +349,7 @@ def label_of(text):
     """The label by the rule where the reply can be used, or None."""
     try:
         ruling = parse_ruling(text, DEFAULT_POLICY, 3)
-    except Fault as fault:
+    except UnusableReply as fault:
         assert fault.reason in ("REPLY_EMPTY", "REPLY_MALFORMED")
         fault.what.encode()
         return None
@@ -391,7 +391,14 @@ def test_pi_5_also_when_the_judge_is_asked_again():
         says = [reply(chance) for _ in range(2)]
         model = ScriptedModel([(None, each) for each in says])
         judge = Judge(
-            Chair(model), Fence("m"), Budget(None, 9), 1200, (Frame(b"", 1, 1),), DEFAULT_POLICY, "x", exhibits=exhibits
+            RoleModel(model),
+            Fence("m"),
+            Deadline(None, 9),
+            1200,
+            (Frame(b"", 1, 1),),
+            DEFAULT_POLICY,
+            "x",
+            exhibits=exhibits,
         )
         try:
             said = await judge.rule()
@@ -421,7 +428,13 @@ def test_half_of_a_ruling_that_would_parse_is_no_ruling():
     for finish in (FinishReason.LENGTH, FinishReason.REFUSAL):
         says = ChatReply(json.dumps({**ACQUITTAL, "precedents": {}}), finish, "m", 1, 1, 0, 0.0)
         judge = Judge(
-            Chair(ScriptedModel(lambda _, says=says: says)), Fence(), Budget(None, 9), 1200, (), DEFAULT_POLICY, "x"
+            RoleModel(ScriptedModel(lambda _, says=says: says)),
+            Fence(),
+            Deadline(None, 9),
+            1200,
+            (),
+            DEFAULT_POLICY,
+            "x",
         )
         with pytest.raises(ReplyUnusable):
             asyncio.run(judge.rule())
@@ -438,7 +451,7 @@ def test_what_says_nothing_is_no_reply(nothing):
         (parse_argument, json.dumps({"summary": nothing, "justification": "j"})),
         (parse_argument, json.dumps({"summary": "s", "justification": nothing})),
     ):
-        with pytest.raises(Fault):
+        with pytest.raises(UnusableReply):
             parse(text)
     assert label_of(json.dumps({**ACQUITTAL, "rationale": nothing})) is None
     assert label_of(json.dumps({**ACQUITTAL, "harmless_evidence": [nothing]})) is None
@@ -463,7 +476,7 @@ def test_a_fault_says_nothing_of_the_reply_s_own_words():
         )
         try:
             parse_ruling(text, DEFAULT_POLICY, 3)
-        except Fault as fault:
+        except UnusableReply as fault:
             faults.add(fault.what)
     assert len(faults) > 5 and not [what for what in faults if word in what]
 
@@ -472,5 +485,5 @@ def test_odds_that_are_none_are_as_good_as_no_odds():
     exhibits = ()
     for masses in ((float("nan"), 0.5), (1.5, 0.2), (-0.1, 0.5), (float("inf"), 0.1)):
         model = ScriptedModel([], odds=lambda request, options, masses=masses: masses)
-        judge = Judge(Chair(model), Fence(), Budget(None, 9), 1200, (), DEFAULT_POLICY, "x", exhibits=exhibits)
+        judge = Judge(RoleModel(model), Fence(), Deadline(None, 9), 1200, (), DEFAULT_POLICY, "x", exhibits=exhibits)
         assert asyncio.run(judge.odds()) is None

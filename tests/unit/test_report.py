@@ -21,13 +21,13 @@ from court.events import Side
 from court.transcript import transcript
 from eval.cli import cli
 from eval.datasets.protocol import Protocol
-from eval.report import figures
-from eval.report.courses import cost_of, entropies_of, judged_of, rounds_of
-from eval.report.gather import gather, runs_below
-from eval.report.html import as_html
-from eval.report.markdown import as_markdown
-from eval.report.terminal import as_terminal
-from eval.report.wrong import Fault
+from eval.reports import figures
+from eval.reports.courses import cost_of, entropies_of, judged_of, rounds_of
+from eval.reports.gather import gather, runs_below
+from eval.reports.html import as_html
+from eval.reports.markdown import as_markdown
+from eval.reports.terminal import as_terminal
+from eval.reports.wrong import Fault
 from eval.runs.folder import DOCKET
 from eval.runs.results import read_results
 from eval.scores.metrics import Bin, card

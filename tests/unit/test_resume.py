@@ -5,12 +5,12 @@ from collections import Counter
 
 import pytest
 
-from court.errors import CantResume, TrialAborted, Unavailable
+from court.errors import CantResume, Unavailable
 from court.events import Procedure, Side, SideRested, Summarised, SummarisedAhead, TrialResumed
 from court.policy import DEFAULT_POLICY
-from court.record import TrialRecord, TrialState
+from court.record import TrialAborted, TrialRecord, TrialState
 from court.settings import TrialSettings
-from court.trial import Case
+from court.trial import TrialCase
 from tests.cast import Cast, full_court, task_of, try_meme
 from tests.fakes import FakeReader, Notes, a_meme, a_picture
 
@@ -221,7 +221,7 @@ def test_a_trial_that_failed_for_good_is_over():
 @pytest.mark.parametrize("procedure", [Procedure.SUMMARY, Procedure.CASCADE])
 def test_the_other_procedures_are_resumed_too(procedure):
     court = full_court(Cast(rounds=2), settings=SETTINGS)
-    record = asyncio.run(court.hear(Case("t", a_meme("the meme's own words"), procedure), Notes()))
+    record = asyncio.run(court.hear(TrialCase("t", a_meme("the meme's own words"), procedure), Notes()))
     for place in range(2, len(record.events)):
         resumed, _ = resume(TrialRecord.of(record.events[:place]), Cast(rounds=2))
         assert resumed.verdict == record.verdict

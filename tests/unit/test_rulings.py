@@ -14,8 +14,8 @@ from court.record import TrialRecord
 from court.verdict import Label
 from retrieval.library.changes import Kind, NoSuchPrecedent
 from retrieval.library.writer import LibraryWriter
-from serving.docket.rulings import Overrulings, Rulings, forget, policy_of
-from serving.docket.store import TrialErased
+from serving.docket.ports import TrialErased
+from serving.docket.review.corrections import Corrections, Overrulings, forget, policy_of
 from tests.desks import trial, verdict
 from tests.dockets import NOON
 from tests.encoders import picture_of, png_of
@@ -46,7 +46,7 @@ class Court:
     def __init__(self, root, overrulings=Overrulings.CHOSEN):
         self.root = root
         self.writer = LibraryWriter(drawn_library(root, 5, 12))
-        self.rulings = Rulings(lambda: nullcontext(self.writer), lambda: ENCODER, Docket(), overrulings)
+        self.rulings = Corrections(lambda: nullcontext(self.writer), lambda: ENCODER, Docket(), overrulings)
         self.docket = self.rulings._docket
 
     def follow(self, label=N, *, reason="Satire of a habit.", chosen=True, ended=H, **given):

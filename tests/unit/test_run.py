@@ -33,23 +33,24 @@ from court.events import (
 from court.precedents import VoteSettings
 from court.record import TrialRecord
 from court.settings import TrialSettings
-from court.trial import Case
+from court.trial import TrialCase
 from court.verdict import Label, Strength, Strengths, Verdict
 from eval.cli import cli
+from eval.datasets.items import JudgedMeme
 from eval.datasets.known import DATASETS
 from eval.datasets.protocol import Level, Protocol
-from eval.perf.stand_in import StandIn, serving
-from eval.perf.stand_in_settings import Settings as StandInSettings
-from eval.runs.folder import DOCKET, JudgedMeme, RunFolder
+from eval.datasets.sample import sample
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.perf.model_server.settings import Settings as StandInSettings
+from eval.runs.folder import DOCKET, RunFolder
 from eval.runs.from_record import chain_of, cost_of, level_of, prediction_of
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Bar, Lines, Progress, Tally
 from eval.runs.results import read_results
 from eval.runs.run import PICTURE_MISSING, RUN_DIFFERS, SERVER_GONE, Plan, run
-from eval.runs.sample import sample
 from eval.synthetic.make import Layout, make
-from serving.assembly import Courthouse
-from serving.docket.sql import SqlDocket
+from serving.docket.store.sql import SqlDocket
+from serving.runner.executor import TrialExecutor
 from serving.settings import ModelSettings, Settings
 from tests.fakes import Notes, a_meme, findings
 from tests.unit.test_trial import a_court
@@ -102,7 +103,7 @@ def test_a_sample_depends_on_the_seed_alone_and_a_larger_one_adds_to_it():
 
 
 def opened(**settings):
-    record = asyncio.run(a_court().hear(Case("t", a_meme()), Notes()))
+    record = asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes()))
     return record.opened.model_copy(update={"settings": {"overlap": True, **settings}})
 
 
@@ -212,14 +213,14 @@ def test_a_failure_and_an_undecided_verdict_are_no_class_and_say_why():
     failed = a_record((TrialFailed, {"step": "s", "reason": "MODEL_GONE", "message": "m", "retryable": True}))
     prediction = prediction_of(SPLIT[0], failed)
     assert (prediction.outcome, prediction.reason, prediction.score) == (Outcome.FAILED, "MODEL_GONE", None)
-    undecided = asyncio.run(a_court(findings([])).hear(Case("t", a_meme()), Notes()))
+    undecided = asyncio.run(a_court(findings([])).hear(TrialCase("t", a_meme()), Notes()))
     prediction = prediction_of(SPLIT[0], undecided)
     assert (prediction.outcome, prediction.reason) == (Outcome.UNDECIDED, "NO_SIMILAR_PRECEDENT")
     assert prediction.needs_review and prediction.level is None and prediction.vote is None
 
 
 def test_the_vote_is_held_however_far_the_precedents_are():
-    near = asyncio.run(a_court().hear(Case("t", a_meme()), Notes()))
+    near = asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes()))
     cited = near.precedents
     far = cited.model_copy(
         update={
@@ -473,7 +474,7 @@ def test_missing_pictures_keep_a_run_from_starting_or_fail_and_are_tried_when_th
 
 def with_server(work, settings=None, **given):
     async def scene():
-        server = StandIn(settings or StandInSettings(play=True), **given)
+        server = FakeModelServer(settings or StandInSettings(play=True), **given)
         async with serving(server) as port:
             return await work(server, f"http://127.0.0.1:{port}/v1")
 
@@ -535,7 +536,7 @@ def test_what_failed_for_want_of_a_server_is_tried_again_when_asked(home, data, 
     async def work(server, url):
         plan = a_plan(home, data, tmp_path / "run", concurrency=1, **full(home, url, call_s=5))
         # The first trial's first call meets an overloaded server until it gives up.
-        hear = Courthouse.hear
+        hear = TrialExecutor.hear
 
         async def hear_without(self, ask, *args, **kwargs):
             if not getattr(hear_without, "done", False):
@@ -543,7 +544,7 @@ def test_what_failed_for_want_of_a_server_is_tried_again_when_asked(home, data, 
                 server.faults.script(["503"] * 4)  # as often as a call is made
             return await hear(self, ask, *args, **kwargs)
 
-        monkeypatch.setattr(Courthouse, "hear", hear_without)
+        monkeypatch.setattr(TrialExecutor, "hear", hear_without)
         folder = await run(plan, Progress())
         first = {p.meme: p for p in folder.predictions()}
         await run(plan, Progress())  # without being asked to, nothing is
@@ -565,7 +566,7 @@ def test_a_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):
     async def gone(self, ask, *args, **kwargs):
         raise Unavailable("gone", reason="MODEL_GONE")
 
-    monkeypatch.setattr(Courthouse, "hear", gone)
+    monkeypatch.setattr(TrialExecutor, "hear", gone)
     monkeypatch.setattr("eval.runs.run._IN_A_ROW", 2)
     with pytest.raises(CourtError, match="--retry-failed") as caught:
         hold(a_plan(home, data, tmp_path / "run", concurrency=1))
@@ -576,12 +577,12 @@ def test_a_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):
 
 
 def test_a_damaged_store_ends_the_run_and_is_no_failure_of_a_meme(home, data, tmp_path, monkeypatch):
-    from eval.runs.calls import CallsError, CallStore
+    from eval.models.call_cache import CallsError, SqliteCallCache
 
     async def work(server, url):
         plan = a_plan(home, data, tmp_path / "run", concurrency=1, **full(home, url))
         with monkeypatch.context() as broken:
-            broken.setattr(CallStore, "_read", lambda self, key: (_ for _ in ()).throw(CallsError("broken")))
+            broken.setattr(SqliteCallCache, "_read", lambda self, key: (_ for _ in ()).throw(CallsError("broken")))
             with pytest.raises(CallsError, match="broken"):
                 await run(plan, Progress())
         assert RunFolder(plan.out).predictions() == ()

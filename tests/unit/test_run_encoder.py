@@ -13,15 +13,16 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from court.events import Procedure
 from eval.cli import cli
+from eval.datasets.items import JudgedMeme
 from eval.datasets.known import DATASETS
 from eval.runs import run as runs
-from eval.runs.folder import JudgedMeme, RunFolder
+from eval.runs.folder import RunFolder
 from eval.runs.precedents import Prepared, comparing, prepare_precedents, read_prepared
 from eval.runs.progress import Progress
 from eval.runs.run import Plan
 from eval.studies.near_duplicates import main as near_duplicates
 from eval.synthetic.make import Layout, make
-from retrieval.encoders import choose
+from retrieval import open as choose
 from retrieval.library.sources import Source
 from serving.settings import Settings
 from tests.encoders import PlainPictureReader, WordEncoder, png_of
@@ -86,7 +87,7 @@ def test_the_thresholds_encoder_is_the_built_in_one(monkeypatch: pytest.MonkeyPa
         made.append(WordEncoder(choose.name_of("builtin")))
         return made[-1]
 
-    monkeypatch.setattr("retrieval.encoders.builtin.BuiltinEncoder", builtin)
+    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", builtin)
     told_by = comparing(SEARCHING)
     assert made == [told_by]
     assert comparing(told_by) is told_by
@@ -103,8 +104,8 @@ def test_a_run_is_prepared_by_the_encoder_that_the_settings_name(
         return SEARCHING
 
     monkeypatch.setattr(choose, "load_encoder_for", load)
-    monkeypatch.setattr("serving.assembly.load_encoder_for", load)
-    monkeypatch.setattr("retrieval.encoders.builtin.BuiltinEncoder", WordEncoder)
+    monkeypatch.setattr("serving.wiring.load_encoder_for", load)
+    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
     made = make(tmp_path / "data", Layout.HARMEME, train=12, val=0, test=4, seed=1)
     plan = Plan(
         out=tmp_path / "run",

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from court.backends.picture_reader import GuardedPictureReader
+from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
+from eval.datasets.items import JudgedMeme
 from eval.datasets.known import DATASETS
 from eval.datasets.read import read_split, source_of
-from eval.runs.folder import JudgedMeme
 from eval.runs.precedents import Prepared, prepare_precedents, read_prepared, shuffle_labels
 from eval.synthetic.make import Layout, Plant, make
-from retrieval.encoders.builtin import BuiltinEncoder
+from retrieval.audit.leakage import LeakThresholds
+from retrieval.embed.builtin import BuiltinEncoder
 from retrieval.library.library import Library
 from retrieval.library.manifest import USUAL
 from retrieval.library.sources import Source
-from retrieval.likeness.leakage import Nearness
 from tests.encoders import PlainPictureReader, WordEncoder, png_of
 from tests.pictures import BLUE, GREEN, RED, WHITE, encode
 
@@ -132,7 +132,9 @@ def test_a_near_duplicate_takes_picture_and_text(tmp_path: Path) -> None:
     found = prepare(tmp_path, train, judged(("j1", look, long)))
     assert why(found) == {"both": ("j1", "near-duplicate")}
     assert found.excluded[0].text_similarity > 0.8 and found.excluded[0].picture_similarity > 0.7
-    stricter = prepare(tmp_path, train, judged(("j1", look, long)), place="stricter", nearness=Nearness(text=0.999))
+    stricter = prepare(
+        tmp_path, train, judged(("j1", look, long)), place="stricter", nearness=LeakThresholds(text=0.999)
+    )
     assert not stricter.excluded and stricter.checked["text"] == 0.999
 
 
@@ -159,7 +161,7 @@ def test_where_there_are_only_texts_a_near_one_is_kept_and_said(tmp_path: Path) 
 
 def test_the_same_text_may_be_let_stand(tmp_path: Path) -> None:
     train = rows(("t1", "", "one two"), ("t2", "", "three"))
-    found = prepare(tmp_path, train, judged(("j1", "", "one two")), nearness=Nearness(same_text=False))
+    found = prepare(tmp_path, train, judged(("j1", "", "one two")), nearness=LeakThresholds(same_text=False))
     assert not found.excluded and found.checked["same_text"] is False
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from court.backends.scripted import OffScript, ScriptedModel
+from court.backends.chat.scripted import OffScript, ScriptedModel
 from court.errors import Overrun, Unavailable
 from court.ports import ChatReply, ChatRequest, FinishReason
 

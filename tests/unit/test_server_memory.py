@@ -9,7 +9,7 @@ import pytest
 
 PROBE = """
 import ctypes, os
-from serving.server import give_memory_back
+from serving.app import give_memory_back
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

@@ -5,7 +5,7 @@ import sqlite3
 import threading
 from contextlib import closing, suppress
 
-from serving.docket.sql import SqlDocket
+from serving.docket.store.sql import SqlDocket
 from tests.dockets import append_all, events_of
 
 PATIENCE_S = 60

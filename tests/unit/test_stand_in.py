@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.perf.stand_in import StandIn, serving
-from eval.perf.stand_in_faults import Fault, Faults, Kind
-from eval.perf.stand_in_model import BLOCK, PrefixCache, Speaker, token_id, tokens_of
-from eval.perf.stand_in_settings import Settings
+from eval.perf.model_server.faults import Fault, Faults, Kind
+from eval.perf.model_server.replies import BLOCK, PrefixCache, Speaker, token_id, tokens_of
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.perf.model_server.settings import Settings
 
 HELLO = {
     "model": "stand-in",
@@ -27,7 +27,7 @@ def talking(steps, settings=None, **more):
     """Runs ``steps(server, ask)`` against a listening stand-in."""
 
     async def run():
-        server = StandIn(settings, **more)
+        server = FakeModelServer(settings, **more)
         async with serving(server) as port, aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
 
             async def ask(body=HELLO, path="/v1/chat/completions", headers=None):
@@ -260,7 +260,17 @@ def test_lesser_servers_refuse():
 
 
 def test_as_a_process():
-    command = [sys.executable, "-m", "eval.perf.stand_in", "--words", "3", "--fault", "503@0.0", "--script", "429:2,ok"]
+    command = [
+        sys.executable,
+        "-m",
+        "eval.perf.model_server.server",
+        "--words",
+        "3",
+        "--fault",
+        "503@0.0",
+        "--script",
+        "429:2,ok",
+    ]
     with subprocess.Popen([*command, "--without", "cached_tokens"], stdout=subprocess.PIPE, text=True) as process:
         try:
             port = json.loads(process.stdout.readline())["port"]

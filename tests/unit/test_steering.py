@@ -19,19 +19,19 @@ import unicodedata
 import pytest
 
 from court import judgment, prompts
-from court.agents import Advocate, Chair, Exchange, Exhibit, Judge, Proposer
-from court.backends.scripted import ScriptedModel
-from court.budget import Budget
-from court.errors import ReplyUnusable, TrialAborted
+from court.backends.chat.scripted import ScriptedModel
+from court.deadline import Deadline
+from court.errors import ReplyUnusable
 from court.events import OddsGiven, Procedure, Side, TextRead, TextSource, TrialFailed
 from court.meme import Frame
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
 from court.precedents import Vote
-from court.record import TrialState
+from court.record import TrialAborted, TrialState
 from court.replies import parse_ruling
+from court.roles import Advocate, Exchange, Exhibit, Judge, Proposer, RoleModel
 from court.settings import TrialSettings
-from court.trial import Case
+from court.trial import TrialCase
 from court.untrusted import Fence
 from court.verdict import Label, ReviewReason, Strength, rule
 from tests.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, shown, task_of
@@ -145,9 +145,9 @@ async def outcome(kind, strengths, seed, place, words, fence=None):
             task = task_of(request)
             return as_reply(task, words or "words") if task == place else mind.says(role, task, request)
 
-        return Chair(ScriptedModel(speak))
+        return RoleModel(ScriptedModel(speak))
 
-    fence, budget = fence or Fence(MARK), Budget(None, 60)
+    fence, budget = fence or Fence(MARK), Deadline(None, 60)
     at = {name: words if name == place else "plain words" for name in ("text", "precedent", "categories")}
     first = findings([H, H, H]).exhibits[0]
     first = first.model_copy(update={"text": at["precedent"], "categories": (at["categories"], "race")})
@@ -237,7 +237,7 @@ HIJACKED = {
 
 def hear(cast, *, meme=None, notes=None, **options):
     court = dataclasses.replace(full_court(cast, **options), fence_mark=MARK)
-    case = Case("t", meme or a_meme("plain words"), Procedure.FULL)
+    case = TrialCase("t", meme or a_meme("plain words"), Procedure.FULL)
     return asyncio.run(court.hear(case, notes if notes is not None else Notes()))
 
 

@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from court.events import Side, TextLine, TextRead, TextSource
-from court.precedents import Floors, Search, VoteSettings
+from court.precedents import MinSimilarity, Search, VoteSettings
 from court.settings import TrialSettings
-from court.summary import argue, hold_vote, weigh
+from court.summary import argue, vote_if_close, weigh
 from court.verdict import Label, ReviewReason, Strength
 from tests.fakes import VOTE, H, N, findings
 
@@ -25,7 +25,7 @@ def text_read(source=TextSource.CALLER, confidences=()):
 
 
 def judged(found, settings=SETTINGS, text=None):
-    return weigh(found, hold_vote(found), text or text_read(), settings)
+    return weigh(found, vote_if_close(found), text or text_read(), settings)
 
 
 def reasons(verdict):
@@ -58,7 +58,7 @@ def test_too_far_from_every_precedent_is_undecided_whatever_they_say(labels):
 
 def test_no_precedent_at_all_is_undecided():
     empty = findings([])
-    assert hold_vote(empty) is None
+    assert vote_if_close(empty) is None
     assert judged(empty).label is Label.UNDECIDED
 
 
@@ -126,8 +126,8 @@ def test_text_read_with_little_confidence_asks_for_a_person():
     ),
 )
 def test_the_label_is_the_vote_s_and_follows_from_the_strengths(labels, similarity, chosen):
-    found = findings(labels, text=similarity, vote_settings=chosen, floors=Floors(text=0.0, picture=0.0))
-    held = hold_vote(found)
+    found = findings(labels, text=similarity, vote_settings=chosen, floors=MinSimilarity(text=0.0, picture=0.0))
+    held = vote_if_close(found)
     verdict = weigh(found, held, text_read(), SETTINGS)
     # Verdict itself refuses a label that the rule does not give; this says which side of the threshold it is.
     assert (verdict.label is N) == (held.probability < chosen.threshold)
@@ -135,7 +135,7 @@ def test_the_label_is_the_vote_s_and_follows_from_the_strengths(labels, similari
 
 def test_each_side_cites_only_its_own():
     found = findings([H, N, H, N, N])
-    held = hold_vote(found)
+    held = vote_if_close(found)
     accuser, defender = argue(Side.ACCUSER, found, held), argue(Side.DEFENDER, found, held)
     assert accuser.cites == ("p0", "p2")
     assert defender.cites == ("p1",)
@@ -144,7 +144,7 @@ def test_each_side_cites_only_its_own():
 
 def test_a_side_without_precedents_says_so_and_adds_nothing():
     found = findings([N] * 5)
-    statement = argue(Side.ACCUSER, found, hold_vote(found))
+    statement = argue(Side.ACCUSER, found, vote_if_close(found))
     assert statement.cites == () and statement.justification == "" and "No precedent" in statement.summary
 
 

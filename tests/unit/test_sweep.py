@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.commands.sweep import in_words
+from eval.datasets.items import JudgedMeme
 from eval.datasets.known import DATASETS, Role
 from eval.datasets.protocol import Level, Protocol
-from eval.runs.folder import JudgedMeme
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results
 from eval.scores.metrics import card
@@ -173,7 +173,7 @@ def test_too_few_memes_and_other_memes_are_refused() -> None:
 
 
 def test_the_command_sweeps_without_a_model_and_takes_more_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrieval.encoders.builtin.BuiltinEncoder", WordEncoder)
+    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
     made = make(tmp_path / "data", Layout.HARMEME, train=32, val=16, test=0, seed=2)
     options = [
         "sweep", "--dataset", made.dataset, "--data", str(made.root), "--out", str(tmp_path / "out"),

@@ -9,26 +9,26 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from court.agents import Chair, Chairs
-from court.backends.chat_completions import ChatCompletions
-from court.backends.chat_probe import probe
-from court.backends.picture_reader import GuardedPictureReader
+from court.backends.chat.capabilities import probe
+from court.backends.chat.client import ChatCompletions
+from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
 from court.events import Procedure, SideRested
 from court.meme import Frame, Meme
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatRequest
 from court.replies import ruling_schema
+from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
-from court.trial import Case, Court
+from court.trial import Court, TrialCase
 from court.verdict import Label
 from eval.cli import cli
 from eval.datasets.known import DATASETS, SYNTHETIC_KEY
 from eval.datasets.places import recognised
 from eval.datasets.protocol import Level
 from eval.datasets.read import read_split
-from eval.perf.stand_in import StandIn, serving
-from eval.perf.stand_in_settings import Settings, parsed
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.perf.model_server.settings import Settings, parsed
 from eval.synthetic.draw import draw, png_of, read_badge
 from eval.synthetic.make import Layout, Plant, make, read_key
 from eval.synthetic.oracle import Ability, Shown, expected, judge, oracle, rounds_of
@@ -265,15 +265,15 @@ SETTINGS = {
 
 
 def tried(meme, picture, finder, settings, model):
-    chair = Chair(model)
+    chair = RoleModel(model)
     court = Court(
         finder=finder,
         text_reader=FakeReader("not asked"),
         software="test",
-        chairs=Chairs(chair, chair, chair, chair),
+        chairs=RoleModels(chair, chair, chair, chair),
         settings=TrialSettings(**settings),
     )
-    return asyncio.run(court.hear(Case("t", Meme(picture, meme.text), Procedure.FULL), Notes()))
+    return asyncio.run(court.hear(TrialCase("t", Meme(picture, meme.text), Procedure.FULL), Notes()))
 
 
 @pytest.mark.parametrize("truthful", [True, False], ids=["right labels", "wrong labels"])
@@ -335,21 +335,21 @@ def test_it_speaks_through_a_socket_as_it_does_without_one(memes, pictures):
     finder = SyntheticFinder([(meme, meme.harmful) for meme in memes[:3]], pictures)
 
     async def hear():
-        served = StandIn(Settings(play="synthetic"))
+        served = FakeModelServer(Settings(play="synthetic"))
         async with serving(served) as port:
             model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="stand-in")
             try:
                 await probe(model, within_s=30)
                 assert model.capabilities.picture_ids and model.capabilities.json_schema
-                chair = Chair(model)
+                chair = RoleModel(model)
                 court = Court(
                     finder=finder,
                     text_reader=FakeReader("not asked"),
                     software="test",
-                    chairs=Chairs(chair, chair, chair, chair),
+                    chairs=RoleModels(chair, chair, chair, chair),
                 )
                 return [
-                    await court.hear(Case(meme.id, Meme(pictures[meme.image], meme.text), Procedure.FULL), Notes())
+                    await court.hear(TrialCase(meme.id, Meme(pictures[meme.image], meme.text), Procedure.FULL), Notes())
                     for meme in tests
                 ]
             finally:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from court.errors import ReplyUnusable, TrialAborted, Unavailable
+from court.errors import ReplyUnusable, Unavailable
 from court.events import (
     Procedure,
     Summarised,
@@ -16,6 +16,7 @@ from court.events import (
     parse_event,
 )
 from court.ports import ChatReply, FinishReason
+from court.record import TrialAborted
 from court.settings import TrialSettings
 from tests.cast import RULING, Cast, is_repair, task_of, try_meme
 

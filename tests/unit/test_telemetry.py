@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from court.errors import BadRequest, NotLoaded, TrialAborted, Unavailable
+from court.errors import BadRequest, NotLoaded, Unavailable
 from court.events import (
     Label,
     NearDuplicate,
@@ -36,8 +36,8 @@ from court.events import (
     VerdictGiven,
 )
 from court.ports import ChatReply, FinishReason
-from court.record import TrialRecord, TrialState
-from court.trial import Case
+from court.record import TrialAborted, TrialRecord, TrialState
+from court.trial import TrialCase
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry, open_telemetry
 from serving.telemetry.logs import JsonLines, TextLines, set_up
@@ -73,7 +73,7 @@ def try_all(telemetry):
     def hear(court, procedure, trial_id, meme=None):
         async def work():
             try:
-                return await court.hear(Case(trial_id, meme or a_meme(), procedure, request_id=trial_id), watch)
+                return await court.hear(TrialCase(trial_id, meme or a_meme(), procedure, request_id=trial_id), watch)
             except TrialAborted as error:
                 return error.record
 
@@ -240,14 +240,14 @@ def test_nothing_is_remembered_of_a_trial_that_has_ended(tried):
 def test_trials_whose_end_is_never_told_of_are_forgotten_in_the_end(monkeypatch):
     monkeypatch.setattr("serving.telemetry._MOST_TRIALS", 10)
     telemetry = Telemetry(Metrics(Settings()))
-    opened = asyncio.run(a_court().hear(Case("t", a_meme(), Procedure.SUMMARY), Notes())).opened
+    opened = asyncio.run(a_court().hear(TrialCase("t", a_meme(), Procedure.SUMMARY), Notes())).opened
     for number in range(25):
         asyncio.run(telemetry.watch(opened.model_copy(update={"trial_id": f"t{number}"})))
     assert list(telemetry._trials) == [f"t{number}" for number in range(15, 25)]
 
 
 def test_of_a_trial_that_is_resumed_no_call_is_counted_twice_and_its_procedure_is_known():
-    whole = asyncio.run(full_court(ahead_of_time()).hear(Case("t", a_meme(), Procedure.FULL), Notes()))
+    whole = asyncio.run(full_court(ahead_of_time()).hear(TrialCase("t", a_meme(), Procedure.FULL), Notes()))
     place = next(n for n, event in enumerate(whole.events) if isinstance(event, SummarisedAhead)) + 1
     cut = TrialRecord.of(whole.events[:place])
     metrics = Metrics(Settings())
@@ -314,7 +314,9 @@ def test_a_fault_of_telemetry_costs_no_verdict(caplog):
         def note(self, event, seen, calls):
             raise ValueError("ze" + "bra")
 
-    record = asyncio.run(a_court().hear(Case("t", a_meme(), Procedure.SUMMARY), telling(Telemetry(Broken()).watch)))
+    record = asyncio.run(
+        a_court().hear(TrialCase("t", a_meme(), Procedure.SUMMARY), telling(Telemetry(Broken()).watch))
+    )
     assert record.state is TrialState.DECIDED
     assert len([r for r in caplog.records if "not counted: ValueError" in r.getMessage()]) == len(record.events)
     assert "zebra" not in caplog.text
@@ -322,7 +324,7 @@ def test_a_fault_of_telemetry_costs_no_verdict(caplog):
 
 def test_silence_counts_and_logs_nothing(caplog):
     caplog.set_level(logging.DEBUG)
-    asyncio.run(a_court().hear(Case("t", a_meme(), Procedure.SUMMARY), telling(SILENT.watch)))
+    asyncio.run(a_court().hear(TrialCase("t", a_meme(), Procedure.SUMMARY), telling(SILENT.watch)))
     SILENT.reused(near=True)
     SILENT.reviewed(ReviewOutcome.UPHELD)
     SILENT.observe(running=lambda: 1)
@@ -475,7 +477,7 @@ def logging_as(log_format):
 
 def test_a_trial_in_the_log_names_itself_its_request_and_each_event():
     telemetry = Telemetry(log=True)
-    case = Case("t-1", a_meme(), Procedure.SUMMARY, request_id="r-1", namespace="forum", content_id="post-7")
+    case = TrialCase("t-1", a_meme(), Procedure.SUMMARY, request_id="r-1", namespace="forum", content_id="post-7")
     with logging_as("text") as text:
         record = asyncio.run(a_court().hear(case, telling(telemetry.watch)))
     with logging_as("json") as as_json_lines:
@@ -581,7 +583,7 @@ def test_a_clock_that_is_set_back_makes_no_trial_last_less_than_no_time():
     minutes = itertools.count()
     court = replace(a_court(findings([H] * 5)), now=lambda: noon - timedelta(minutes=next(minutes)))
     metrics = Metrics(Settings())
-    asyncio.run(court.hear(Case("t", a_meme()), telling(Telemetry(metrics).watch)))
+    asyncio.run(court.hear(TrialCase("t", a_meme()), telling(Telemetry(metrics).watch)))
     lasted = {"procedure": "SUMMARY", "outcome": "DECIDED"}
     assert metrics.registry.get_sample_value("memecourt_trial_duration_seconds_count", lasted) == 1
     assert metrics.registry.get_sample_value("memecourt_trial_duration_seconds_sum", lasted) == 0

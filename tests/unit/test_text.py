@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.likeness.text import normalise_text, text_key
+from retrieval.text import normalise_text, text_key
 
 
 @pytest.mark.parametrize(

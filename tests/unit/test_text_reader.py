@@ -6,11 +6,11 @@ import unicodedata
 import pytest
 from PIL import Image
 
-from court.backends import text_reader
-from court.backends.reading_order import in_reading_order
-from court.backends.text_reader import OcrTextReader
-from court.backends.worker import GuardedWorkers, JobFailed
-from court.backends.worker_process import Death, Reply, WorkerDied
+from court.backends.ocr import reader as text_reader
+from court.backends.ocr.reader import OcrTextReader
+from court.backends.ocr.worker import in_reading_order
+from court.backends.sandbox.pool import GuardedWorkers, JobFailed
+from court.backends.sandbox.process import Death, Reply, WorkerDied
 from court.errors import Overrun, Unavailable
 from court.events import TextLine
 from court.meme import Frame, Picture, PictureFormat
@@ -91,7 +91,7 @@ def test_what_goes_into_the_record_names_engine_and_models():
 
 def test_the_parent_imports_none_of_what_its_workers_need():
     program = (
-        "import sys, court.backends.text_reader as t, court.backends.picture_reader\n"
+        "import sys, court.backends.ocr.reader as t, court.backends.pictures.reader\n"
         "t.OcrTextReader()\n"
         "print([m for m in ('numpy', 'onnxruntime', 'rapidocr', 'PIL', 'cv2') if m in sys.modules])"
     )

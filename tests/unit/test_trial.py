@@ -2,10 +2,10 @@ import asyncio
 
 import pytest
 
-from court.errors import BadLibrary, CourtError, NotLoaded, TrialAborted, Unavailable
+from court.errors import BadLibrary, CourtError, NotLoaded, Unavailable
 from court.events import Procedure, TextSource
-from court.record import TrialRecord, TrialState
-from court.trial import Case, Court
+from court.record import TrialAborted, TrialRecord, TrialState
+from court.trial import Court, TrialCase
 from court.verdict import Label
 from tests.fakes import FakeFinder, FakeReader, H, N, Notes, a_meme, findings, ticking
 
@@ -36,7 +36,7 @@ def a_court(found=None, reader=None):
 
 
 def hear(court, meme=None, watch=None, procedure=Procedure.SUMMARY):
-    return asyncio.run(court.hear(Case("t", meme or a_meme(), procedure), watch or Notes()))
+    return asyncio.run(court.hear(TrialCase("t", meme or a_meme(), procedure), watch or Notes()))
 
 
 def test_the_summary_procedure_tells_every_event_in_order():
@@ -124,7 +124,7 @@ def test_a_cancelled_trial_records_its_end():
     async def scene():
         reader = FakeReader("never", wait=asyncio.Event())
         notes = Notes()
-        trial = asyncio.create_task(a_court(reader=reader).hear(Case("t", a_meme(None)), notes))
+        trial = asyncio.create_task(a_court(reader=reader).hear(TrialCase("t", a_meme(None)), notes))
         await reader.asked.wait()
         trial.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -163,7 +163,7 @@ def test_a_trial_cancelled_while_an_event_is_being_kept_neither_loses_nor_double
                 await go_on.wait()
             kept.extend(events)
 
-        trial = asyncio.create_task(a_court().hear(Case("t", a_meme()), slow))
+        trial = asyncio.create_task(a_court().hear(TrialCase("t", a_meme()), slow))
         await writing.wait()
         trial.cancel()
         await asyncio.sleep(0.01)

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from retrieval.encoders.embedding import unit_rows
-from retrieval.search.fast_stage import FastStage
-from retrieval.search.index import FusedIndex, Hits, Plan, merged
+from retrieval.embed.encoder import unit_rows
+from retrieval.index.candidates import CandidateIndex
+from retrieval.index.exact import FusedIndex, Hits, ScanPolicy, merged
 from tests.unit.test_index import DIM, UNITS, half, reference
 
 ALPHAS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-SMALL = Plan(few=0, scanned_share=0, candidates=(60, 240), asked_share=1)
+SMALL = ScanPolicy(few=0, scanned_share=0, candidates=(60, 240), asked_share=1)
 HALF = 24
 
 
@@ -31,15 +31,15 @@ def clustered(n: int, seed: int, *, without: bool = False) -> NDArray[np.float32
 
 
 @functools.cache
-def library(n: int, seed: int, *, without: bool = False) -> tuple[NDArray[np.float32], FastStage]:
+def library(n: int, seed: int, *, without: bool = False) -> tuple[NDArray[np.float32], CandidateIndex]:
     rows = clustered(n, seed, without=without)
-    return rows, FastStage.build(rows, HALF)
+    return rows, CandidateIndex.build(rows, HALF)
 
 
 class Counting:
     """A fast stage that counts how often it is asked, and may be off by some more noise."""
 
-    def __init__(self, stage: FastStage, noise: float = 0.0) -> None:
+    def __init__(self, stage: CandidateIndex, noise: float = 0.0) -> None:
         self.rows, self.dim, self.text_dim = stage.rows, stage.dim, stage.text_dim
         self.asked: list[int] = []
         self._stage = stage
@@ -98,7 +98,7 @@ def test_a_stage_that_is_further_off_only_costs_more(noise):
 @pytest.mark.parametrize("left_out", [0, 1, 30, 500])
 def test_a_choice_of_rows_and_rows_left_out(share, left_out):
     (rows, stage), random = library(4000, 1), np.random.default_rng(7)
-    fast = FusedIndex(rows, HALF, stage, Plan(few=20, candidates=(60, 240), asked_share=1))
+    fast = FusedIndex(rows, HALF, stage, ScanPolicy(few=20, candidates=(60, 240), asked_share=1))
     exact = FusedIndex(rows, HALF)
     among = random.random(4000) < share
     for query in clustered(5, 8):
@@ -124,7 +124,7 @@ def test_clones_come_in_their_order_even_if_there_are_more_than_candidates():
     rows = clustered(2000, 10)
     rows[300:1500] = rows[300]
     query = rows[300]
-    hits = FusedIndex(rows, HALF, FastStage.build(rows, HALF), SMALL).search(
+    hits = FusedIndex(rows, HALF, CandidateIndex.build(rows, HALF), SMALL).search(
         query[:HALF], query[HALF:], alpha=0.5, k=5, exclude=[300, 302]
     )
     assert hits.rows.tolist() == [301, 303, 304, 305, 306]
@@ -154,9 +154,9 @@ def test_whatever_the_rows_what_is_found_is_allowed_and_scored_by_the_definition
     chosen = None if among is None else np.array(among[: len(rows)])
     allowed = [row for row in range(len(rows)) if row not in exclude and (chosen is None or chosen[row])]
     defined = reference(rows, UNITS[query[0]], UNITS[query[1]], alpha, allowed)
-    plan = Plan(few=few, scanned_share=0, candidates=(24, 48), asked_share=1)
+    plan = ScanPolicy(few=few, scanned_share=0, candidates=(24, 48), asked_share=1)
 
-    index = FusedIndex(rows, DIM, FastStage.build(rows, DIM), plan)
+    index = FusedIndex(rows, DIM, CandidateIndex.build(rows, DIM), plan)
     hits = index.search(UNITS[query[0]], UNITS[query[1]], alpha=alpha, k=k, exclude=exclude, among=chosen)
 
     found = list(zip(hits.scores.tolist(), hits.rows.tolist(), strict=True))
@@ -185,7 +185,7 @@ def test_a_stage_of_other_rows_is_refused():
 
 def test_warming_reads_all_rows_of_a_map_and_tells_how_far_it_is(tmp_path, monkeypatch):
     np.save(tmp_path / "rows.npy", clustered(1000, 14))
-    monkeypatch.setattr("retrieval.search.index._TOUCHED", 2**16)
+    monkeypatch.setattr("retrieval.index.exact._TOUCHED", 2**16)
     told = []
     FusedIndex(np.load(tmp_path / "rows.npy", mmap_mode="r"), HALF).warm(lambda done, total: told.append((done, total)))
     size = 1000 * 2 * HALF * 4

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from serving.docket.audit import FromEntries
+from serving.docket.audit.audit import FromEntries
 from serving.docket.log import verify as checking
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.entries import Entry, Erased, body_of

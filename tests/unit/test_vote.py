@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from court.entropy import entropy
-from court.precedents import TallyEntry, VoteSettings
+from court.examination import entropy
+from court.precedents import TallyEntry, VoteSettings, probability, share, vote
 from court.verdict import Label
-from court.vote import probability, share, vote
 
 PLAIN = VoteSettings(k=3, tau=0.1, prior=0.25, prior_weight=1.0)
 

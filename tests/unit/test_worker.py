@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from court.backends import worker_process
-from court.backends.worker import GuardedWorkers, JobFailed
-from court.backends.worker_process import Death, Guard, WorkerDied
+from court.backends.sandbox import process as worker_process
+from court.backends.sandbox.pool import GuardedWorkers, JobFailed
+from court.backends.sandbox.process import Death, Guard, WorkerDied
 from court.errors import Overrun, Unavailable
 
 CHILD = Path(__file__).parent.parent / "misbehaving_worker.py"
@@ -257,8 +257,8 @@ def test_it_does_not_outlive_its_parent(act):
     """Neither at rest nor in the middle of a job."""
     parent = (
         "import asyncio, os, sys\n"
-        "from court.backends.worker import GuardedWorkers\n"
-        "from court.backends.worker_process import Guard\n"
+        "from court.backends.sandbox.pool import GuardedWorkers\n"
+        "from court.backends.sandbox.process import Guard\n"
         "sys.executable = sys.argv[1]\n"
         "async def main():\n"
         "    workers = GuardedWorkers('any', Guard(cpu_s=5, wall_s=60, memory_bytes=None), name='odd worker')\n"

@@ -1,1 +1,1 @@
-"""The arena's prompts: one file each and version, rendered strictly (:mod:`eval.judges.prompts`)."""
+"""The arena's prompts: one file each and version, rendered strictly (:mod:`eval.models.prompts`)."""

@@ -6,11 +6,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from court.errors import NotLoaded
-from serving.console.desk.parts import note_told
 from serving.console.registry import Page, console_of, trial_of
+from serving.console.review.parts import note_told
 from serving.console.visitors import Role
-from serving.docket.audit import bundled
-from serving.docket.sql import SqlDocket
+from serving.docket.audit.audit import bundled
+from serving.docket.store.sql import SqlDocket
 
 
 async def bundle(request: Request) -> Response:

@@ -6,12 +6,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from court.events import NearDuplicatesFound
-from serving.console.compare import compare
-from serving.console.desk.parts import hidden_and_noted, note_told
 from serving.console.registry import Page, console_of, trial_of, visitor_of
 from serving.console.rendering import render
+from serving.console.review.parts import hidden_and_noted, note_told
 from serving.console.visitors import Role
-from serving.docket.store import DocketLine, TrialFilter
+from serving.docket.ports import DocketLine, TrialFilter
+from serving.views.compare import compare
 
 _MOST = 50
 

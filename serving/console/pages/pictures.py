@@ -20,11 +20,11 @@ from starlette.responses import RedirectResponse, Response
 from court.errors import BadRequest
 from court.events import VerdictGiven
 from court.record import TrialRecord
-from serving.console.pictures import empty, media_type, veiled
 from serving.console.registry import Page, console_of, form_of, session_of, trial_of, visitor_of
 from serving.console.rendering import render
 from serving.console.visitors import Role
-from serving.docket.store import TrialUnknown
+from serving.docket.ports import TrialUnknown
+from serving.views.blur import blurred, empty, media_type
 
 MEME = "meme"
 _PRECEDENT = "precedent:"
@@ -45,7 +45,7 @@ async def veiled_picture(request: Request) -> Response:
     except TrialUnknown:
         return Response(empty(), media_type="image/png")
     place = _place(request.query_params.get("frame", "0"), len(frames))
-    return Response(await asyncio.to_thread(veiled, frames[place]), media_type="image/png")
+    return Response(await asyncio.to_thread(blurred, frames[place]), media_type="image/png")
 
 
 async def show(request: Request) -> Response:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from court.backends.picture_digest import pixels_sha256
+from court.backends.pictures.normalise import pixels_sha256
 from court.events import (
     AnswerGiven,
     AnyEvent,
@@ -27,15 +27,15 @@ from court.events import (
 )
 from court.record import TrialRecord
 from court.transcript import transcript
-from serving.console.desk.parts import note_shown, note_told
 from serving.console.pages.pictures import changed_since, frames_of
 from serving.console.ports import ConsoleDocket
 from serving.console.proof import proof_of, unreadable
 from serving.console.registry import Page, console_of, session_of, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.telling import tell
+from serving.console.review.parts import note_shown, note_told
 from serving.console.visitors import Role
-from serving.docket.store import DocketError, TrialErased, TrialUnknown
+from serving.docket.ports import DocketError, TrialErased, TrialUnknown
+from serving.views.trial_view import view_of
 
 _CHANGES: Mapping[str, tuple[type[Event], ...]] = {
     "head": (Event,),
@@ -117,7 +117,7 @@ async def news(request: Request) -> Response:
 
 async def messages(request: Request) -> Response:
     """The messages of the calls that an event tells of."""
-    from serving.export.messages import messages_of
+    from serving.views.messages import messages_of
 
     record = await trial_of(request)
     seq = _number(request.path_params["seq"])
@@ -133,7 +133,7 @@ async def messages(request: Request) -> Response:
 async def _values(request: Request, record: TrialRecord) -> dict[str, Any]:
     console = console_of(request)
     return {
-        "told": tell(record),
+        "told": view_of(record),
         "record": record,
         "pictures": console.pictures is not None,
         "proof_of_trial": await proof_of(console.docket, record.trial_id),

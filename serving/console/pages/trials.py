@@ -13,11 +13,11 @@ from starlette.responses import Response
 from court.errors import BadRequest
 from court.record import TrialState
 from court.verdict import Label
-from serving.console.desk.parts import hidden_and_noted, hidden_ids, kept_blind
 from serving.console.registry import Page, console_of, visitor_of
 from serving.console.rendering import render
+from serving.console.review.parts import hidden_and_noted, hidden_ids, kept_blind
 from serving.console.visitors import Role
-from serving.docket.store import DocketLine, TrialFilter
+from serving.docket.ports import DocketLine, TrialFilter
 
 M = TypeVar("M", Label, TrialState)
 

@@ -15,8 +15,8 @@ from typing import Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
 
 from court.events import AnyEvent, parse_event
+from serving.docket.log.canonical_json import canonical, canonical_plain, parse
 from serving.docket.log.errors import BadEntry
-from serving.docket.log.loggable import canonical, canonical_plain, parse
 from serving.docket.log.merkle import leaf_hash
 
 FORMAT = 1

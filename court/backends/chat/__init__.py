@@ -1,0 +1,1 @@
+"""Chat models behind a chat-completions server."""

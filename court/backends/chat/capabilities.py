@@ -1,0 +1,208 @@
+"""Finds out at start what a model server can do, by asking it for each thing once, as small as can be.
+
+What it can't do is told in sentences for whoever starts the court, each with how the court gets along without it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from court.backends.chat.client import ChatCompletions
+from court.backends.chat.wire import Capabilities, LogProbs
+from court.errors import ModelRefused, Overrun, Unavailable
+from court.meme import Frame
+from court.ports import ChatRequest, FinishReason
+
+_BARE = Capabilities(json_schema=False, pictures=0)
+_HELLO = ChatRequest(system="You answer briefly.", parts=("Say hello.",), reply_schema=None, max_tokens=1)
+_WORD = "zebra-7"  # what nobody answers to a greeting who does not keep to the schema
+_SCHEMA = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "enum": [_WORD]}},
+    "required": ["word"],
+    "additionalProperties": False,
+}
+_GREY = Frame(
+    # A grey square of 64 x 64 pixels: no encoder takes much less.
+    png=base64.b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAATUlEQVR42u3PQQ0AAAgEIDX5RTeFDzdoQCepz6aeExAQEBAQEBAQEBAQEBAQ"
+        "EBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQELi3oiwCAJt186UAAAAASUVORK5CYII="
+    ),
+    width=64,
+    height=64,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What was found out.
+
+    Attributes:
+        capabilities: What the server can do; the model has them from now on.
+        sentences: What it can't do, and how the court gets along without; empty where there is nothing to say.
+    """
+
+    capabilities: Capabilities
+    sentences: tuple[str, ...]
+
+
+async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 60.0) -> Probed:
+    """Finds out what the server behind a model can do, and sets the model's capabilities to it.
+
+    Args:
+        model: Nothing else should be asked of it meanwhile.
+        pictures: How many a prompt of ours shows at most.
+        within_s: Seconds that one request may take; the first may have to wait for the server to warm up.
+
+    Raises:
+        ModelRefused: The server does not have the model, or wants another key.
+        Unavailable: It does not answer, or stopped doing so meanwhile.
+    """
+    sentences = []
+    listed = await _listed(model, within_s)
+    if listed is None:
+        sentences.append("It does not list its models: whether it has ours shows when it is asked.")
+    elif model.name not in listed:
+        raise ModelRefused(
+            "The model server does not list the model that it is asked for. Start it with that model, or name another.",
+            reason="MODEL_UNKNOWN",
+            status=404,
+        )
+    model.capabilities = _BARE
+    told = await model.answer(_HELLO, within_s=within_s)
+    found = replace(_BARE, cached_tokens=told.says_cached)
+    try:
+        for look in (_json_schema, _pictures, _log_probs, _picture_ids):
+            found = await look(model, found, pictures, within_s)
+    finally:
+        model.capabilities = found
+    return Probed(found, (*sentences, *_said(found, pictures)))
+
+
+async def _listed(model: ChatCompletions, within_s: float) -> list[str] | None:
+    try:
+        return await model.listed(within_s=within_s)
+    except ModelRefused as error:
+        if error.reason == "MODEL_UNAUTHORISED":
+            raise
+        return None
+
+
+async def _json_schema(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
+    async def kept() -> bool:
+        reply = await model.reply(replace(_HELLO, reply_schema=_SCHEMA, max_tokens=64), within_s=within_s)
+        if reply.finish is not FinishReason.STOP:
+            return False
+        try:
+            return bool(json.loads(reply.text) == {"word": _WORD})
+        except ValueError:
+            return False
+
+    model.capabilities = replace(found, json_schema=True)
+    return replace(found, json_schema=await _can(model, kept, within_s))
+
+
+async def _pictures(model: ChatCompletions, found: Capabilities, wanted: int, within_s: float) -> Capabilities:
+    for count in (wanted, *(n for n in (4, 2, 1) if n < wanted)):
+        request = replace(_HELLO, parts=(*[_GREY] * count, *_HELLO.parts))
+        model.capabilities = replace(found, pictures=count)
+        if await _can(model, partial(model.reply, request, within_s=within_s), within_s):
+            return model.capabilities
+    return found
+
+
+async def _log_probs(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
+    for how in (LogProbs.CHOSEN, LogProbs.TOP):
+        model.capabilities = replace(found, log_probs=how)
+        if await _can(model, partial(model.odds, _HELLO, ("A", "B"), within_s=within_s), within_s):
+            return model.capabilities
+    return found
+
+
+async def _picture_ids(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
+    """Whether pictures are kept by our ids. A server that takes an id it can't know judges without the picture: that
+    one must send 400, or ids are not used at all."""  # noqa: D205, D209
+    if found.pictures < 1:
+        return found
+    # Another picture than the one above, as far as its digest goes: bytes after the end of a PNG are not looked at.
+    fresh = replace(_GREY, png=_GREY.png + secrets.token_bytes(8))
+    model.capabilities = replace(found, picture_ids=True)
+
+    async def unknown_refused() -> bool:
+        try:
+            await model.answer_by_id(fresh, _HELLO, within_s=within_s)
+        except ModelRefused as error:
+            return error.status == 400
+        return False
+
+    async def known_taken() -> bool:
+        request = replace(_HELLO, parts=(fresh, *_HELLO.parts))
+        await model.answer(request, within_s=within_s)
+        await model.answer_by_id(fresh, _HELLO, within_s=within_s)
+        return True
+
+    can = await _can(model, unknown_refused, within_s) and await _can(model, known_taken, within_s)
+    return replace(found, picture_ids=can)
+
+
+async def _can(model: ChatCompletions, ask: Callable[[], Awaitable[object]], within_s: float) -> bool:
+    """Whether the server can do something.
+
+    Raises:
+        Unavailable: It is too busy to tell, or no longer there.
+        ModelRefused: It no longer takes our key.
+    """
+    try:
+        return bool(await ask())
+    except Overrun:
+        raise
+    except ModelRefused as error:
+        if error.reason == "MODEL_UNAUTHORISED":
+            raise
+        return False
+    except Unavailable as error:
+        if error.reason == "MODEL_BUSY":
+            raise
+        # Some servers answer 500 to what they lack. Those that are still there can't do it; the others are gone.
+        await _still_there(model, within_s)
+        return False
+
+
+async def _still_there(model: ChatCompletions, within_s: float) -> None:
+    before = model.capabilities
+    model.capabilities = _BARE
+    try:
+        await model.reply(_HELLO, within_s=within_s)
+    finally:
+        model.capabilities = before
+
+
+def _said(found: Capabilities, pictures: int) -> list[str]:
+    sentences = []
+    if not found.json_schema:
+        sentences.append(
+            "It does not keep replies to a JSON schema: the schema is told in words, and a reply that does not obey it "
+            "is asked for once more, then recorded as a failed step."
+        )
+    if found.pictures == 0:
+        sentences.append("It takes no pictures: it can serve the advocates, but neither the Proposer nor the Judge.")
+    elif found.pictures < pictures:
+        sentences.append(
+            f"It takes {found.pictures} of up to {pictures} pictures in one prompt: what does not fit is refused, "
+            "never left out unsaid."
+        )
+    if found.log_probs is LogProbs.NONE:
+        sentences.append("It gives no log-probabilities: verdicts come without a harm score.")
+    elif found.log_probs is LogProbs.TOP:
+        sentences.append(
+            "It gives log-probabilities of the most likely tokens only: a label that is not among them counts as 0 in "
+            "the harm score."
+        )
+    if not found.cached_tokens:
+        sentences.append("It does not tell how much of a prompt was in its cache: 0 is recorded.")
+    return sentences

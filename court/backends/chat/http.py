@@ -1,0 +1,145 @@
+"""Connections to model servers: many small pools that behave like one large one.
+
+A pool of httpcore2 looks at every connection that it has, idle sockets one by one, whenever a request comes or goes. At
+64 trials at once that was half of all CPU time that a call took, and it grows with their number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import httpx2
+
+CONNECT_S = 5.0
+"""For opening a connection: what is not there is noticed while there is time to ask again."""
+_POOLS = 32
+_LEAST = 16  # connections of a pool: where few are allowed in all, there are fewer pools
+
+
+def http_client(connections: int = 1024) -> httpx2.AsyncClient:
+    """Connections that several models may share.
+
+    Keep-alive outlasts the pauses within a trial. The environment is not looked at: a proxy that happens to be set
+    there is no place for pictures and keys to go. Redirects are not followed, for the same reason.
+
+    Args:
+        connections: At once, at most; up to 31 more where they can't be divided evenly.
+    """
+    pools = max(1, min(_POOLS, connections // _LEAST))
+    each = math.ceil(connections / pools)
+    limits = httpx2.Limits(max_connections=each, max_keepalive_connections=max(1, each // 4), keepalive_expiry=30.0)
+    context = httpx2.create_ssl_context(trust_env=False)  # takes long to make; one does for all
+    return httpx2.AsyncClient(
+        transport=Spread([httpx2.AsyncHTTPTransport(verify=context, limits=limits) for _ in range(pools)]),
+        # All but connecting is bounded by the deadline of the call, which holds for the whole of it.
+        timeout=httpx2.Timeout(None, connect=CONNECT_S),
+        trust_env=False,
+        follow_redirects=False,
+    )
+
+
+class Spread(httpx2.AsyncBaseTransport):
+    """Gives each request to the pool with the fewest in flight, and of these to the first: few requests keep to few
+    pools, where they find connections that are open."""  # noqa: D205, D209
+
+    def __init__(self, pools: Sequence[httpx2.AsyncBaseTransport]) -> None:
+        self._pools = pools
+        self._in_flight = [0] * len(pools)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """As the pool does it."""
+        place = self._in_flight.index(min(self._in_flight))
+        self._in_flight[place] += 1
+
+        def over() -> None:
+            self._in_flight[place] -= 1
+
+        try:
+            response = await self._pools[place].handle_async_request(request)
+        except BaseException:
+            over()
+            raise
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _Counted(response.stream, over)
+        return response
+
+    async def __aenter__(self) -> Self:
+        for pool in self._pools:
+            await pool.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Closes all connections."""
+        for pool in self._pools:
+            await pool.aclose()
+
+
+class _Counted(httpx2.AsyncByteStream):
+    """The body of an answer; its request is in flight until it is closed."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream, over: Callable[[], None]) -> None:
+        self._stream = stream
+        self._over: Callable[[], None] | None = over
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._stream:
+            yield chunk
+
+    async def aclose(self) -> None:
+        try:
+            await self._stream.aclose()
+        finally:
+            if self._over is not None:
+                self._over()
+                self._over = None
+
+
+class Load:
+    """Counts calls in flight, of all roles and trials that share a server; safe within one event loop.
+
+    It holds nothing back: a call that is needed is made at once, and where too many are made, it is whole trials that
+    have to wait. What it decides is whether a side may ask ahead: below ``concurrency`` calls the server would stand
+    partly idle, so that a superfluous call costs nobody anything; from there on it would take a needed one's place.
+    """
+
+    def __init__(self, concurrency: int) -> None:
+        """Nothing is in flight yet.
+
+        Args:
+            concurrency: Calls that the server works on at once without any of them waiting (vLLM: ``--max-num-seqs``
+                or what its cache holds). Where several processes share a server: this one's part of it.
+        """
+        if concurrency < 1:
+            raise ValueError("a server works on at least one call")
+        self._concurrency = concurrency
+        self._in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that were sent and are not answered, given up or failed."""
+        return self._in_flight
+
+    def room(self) -> bool:
+        """Whether one more call would be worked on at once. For :attr:`court.trial.Court.room`."""
+        return self._in_flight < self._concurrency
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """A call, for as long as the context lasts."""
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1

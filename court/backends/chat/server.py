@@ -1,0 +1,151 @@
+"""One model server: its address, the pictures that it has, and one request to it at a time of asking.
+
+What becomes of a request that fails is not decided here: see :mod:`court.backends.chat.client`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import httpx2
+import openai
+
+from court.backends.chat import wire
+from court.backends.chat.failures import Again, broke_off, garbled, of_sdk
+from court.backends.chat.http import Load
+from court.backends.chat.wire import Capabilities
+from court.ports import ChatRequest
+
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
+"""Of one answer. Far above what any ``max_tokens`` of ours can fill."""
+_KNOWN = 4096  # ids of pictures that the server is thought to have
+
+
+class ChatServer:
+    """A server, as one model is asked there; safe to call concurrently, within one event loop.
+
+    Attributes:
+        url: Of its API, as it was configured: it names the server among others, and in records.
+        load: Counts the calls in flight.
+        known: Digests of pictures that it is thought to have, the last used last.
+        token_ids: Ids of words that are single tokens.
+        answered_at: When a chat was last answered, by the monotonic clock, in seconds; minus infinity before the first.
+            Not with the load, which models share: of several at one URL each has an engine of its own that may die.
+    """
+
+    def __init__(self, url: str, api_key: str | None, http: httpx2.AsyncClient, load: Load) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            url: Of the API, usually ending in ``/v1``.
+            api_key: Where the server wants one.
+            http: The connections.
+            load: Counts the calls in flight, together with those of others that it is given to.
+        """
+        self.url = url
+        self.load = load
+        self.known: OrderedDict[str, None] = OrderedDict()
+        self.token_ids: dict[str, int] = {}
+        self.answered_at = float("-inf")
+        self._client = openai.AsyncOpenAI(
+            base_url=url,
+            api_key=api_key or "none",  # the SDK wants one; a server that has none set doesn't look at it
+            max_retries=0,
+            timeout=http.timeout,
+            http_client=http,
+        )
+        # What the SDK found in the environment was not meant for this server.
+        self._client.organization = self._client.project = self._client.admin_api_key = None
+        root = str(self._client.base_url).rstrip("/").removesuffix("/v1")
+        self._tokenize_url = f"{root}/tokenize"
+        for name in ("openai", "httpx2", "httpcore2"):
+            # They log addresses, and bodies at the lowest level; a marker in a meme must not turn up in a log.
+            logging.getLogger(name).setLevel(logging.WARNING)
+
+    async def chat(
+        self,
+        model: str,
+        request: ChatRequest,
+        capabilities: Capabilities,
+        fields: Mapping[str, Any],
+        known: Mapping[str, None],
+    ) -> wire.Answer:
+        """The answer to a request. Streamed, so that a reply that broke off can be told from one that never began.
+
+        Args:
+            model: Its name at the server.
+            request: What to ask.
+            capabilities: What the server can do.
+            fields: Further fields of the body.
+            known: Digests of pictures that are named and not sent.
+
+        Raises:
+            Failure: There is no answer, or none that can be read.
+        """
+        try:
+            asking = self._client.chat.completions.with_streaming_response.create(
+                model=model,
+                messages=[],  # they go with the extra fields: the SDK would walk through each part, at 2 ms a call
+                # Not max_completion_tokens: servers other than OpenAI's own know this one, not all know the other.
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                extra_body={"messages": wire.messages(request, capabilities, known), **fields},
+            )
+            async with asking as response:
+                answer = wire.read(await _read(response.http_response), self.url)
+        except openai.OpenAIError as error:
+            raise of_sdk(error) from None
+        self.answered_at = time.monotonic()
+        return answer
+
+    async def models(self) -> list[str]:
+        """Names of the models that it lists. Raises Failure."""
+        try:
+            response = await self._client.get("/models", cast_to=httpx2.Response)
+        except openai.OpenAIError as error:
+            raise of_sdk(error) from None
+        return wire.read_models(response.content)
+
+    async def tokens(self, model: str, text: str) -> list[int]:
+        """Ids of the tokens that a text is for a model. Raises Failure."""
+        try:
+            response = await self._client.post(
+                self._tokenize_url,
+                body={"model": model, "prompt": text, "add_special_tokens": False},
+                cast_to=httpx2.Response,
+            )
+        except openai.OpenAIError as error:
+            raise of_sdk(error) from None
+        return wire.read_tokens(response.content)
+
+    def has(self, ids: Iterable[str]) -> None:
+        """Takes note that it has these pictures."""
+        for i in ids:
+            self.known[i] = None
+            self.known.move_to_end(i)
+        while len(self.known) > _KNOWN:
+            self.known.popitem(last=False)
+
+    def lost(self, ids: Iterable[str]) -> None:
+        """Takes note that it may not have these."""
+        for i in ids:
+            self.known.pop(i, None)
+
+
+async def _read(response: httpx2.Response) -> bytes:
+    body = bytearray()
+    try:
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) > MAX_ANSWER_BYTES:
+                raise garbled()
+    except httpx2.DecodingError:
+        raise garbled() from None
+    except httpx2.TransportError:
+        # It had begun: the generation has run, and would run again.
+        raise broke_off(Again.NEVER) from None
+    return bytes(body)

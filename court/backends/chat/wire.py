@@ -1,0 +1,250 @@
+"""Chat completions as they go over the wire: our request as a body, the body of the answer as our reply.
+
+The SDK builds its answers without checking them; here they are read strictly, from the bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+
+from court.backends.chat.failures import garbled
+from court.meme import Frame
+from court.messages import file_sha256
+from court.messages import in_words as in_words  # offered here too: it is part of what is sent
+from court.ports import ChatReply, ChatRequest, FinishReason
+
+TOP = 20
+"""Most likely tokens that a server is asked for: the most that the API allows."""
+_TOKEN_ID = "token_id:"  # how vLLM writes a token when asked for ids
+
+
+class LogProbs(StrEnum):
+    """How a server tells the log-probabilities of a token; the weakest first."""
+
+    NONE = "NONE"
+    """Not at all."""
+    TOP = "TOP"
+    """Of the most likely ones."""
+    CHOSEN = "CHOSEN"
+    """Of the ones that we ask for, by id: vLLM's ``logprob_token_ids``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a server can do beyond answering.
+
+    Attributes:
+        json_schema: It keeps a reply to a JSON schema; otherwise the schema is told in words, after everything else.
+        pictures: In one prompt, at most; a request with more is refused here, and never sent without some of them.
+        log_probs: How it tells them.
+        picture_ids: It keeps pictures by an id of ours (vLLM's ``uuid``), so that each has to be sent only once. The id
+            is the SHA-256 of the PNG and nothing else: a server answers for a known id whatever it has under it.
+        cached_tokens: It says how many tokens of a prompt it found in its prefix cache; otherwise 0 is recorded.
+    """
+
+    json_schema: bool = True
+    pictures: int = 16
+    log_probs: LogProbs = LogProbs.NONE
+    picture_ids: bool = False
+    cached_tokens: bool = False
+
+
+def weakest(found: Sequence[Capabilities]) -> Capabilities:
+    """What all of some servers can do."""
+    worth = list(LogProbs)
+    return Capabilities(
+        json_schema=all(each.json_schema for each in found),
+        pictures=min(each.pictures for each in found),
+        log_probs=min((each.log_probs for each in found), key=worth.index),
+        picture_ids=all(each.picture_ids for each in found),
+        cached_tokens=all(each.cached_tokens for each in found),
+    )
+
+
+def digest(frame: Frame) -> str:
+    """SHA-256 of the PNG, in hex."""
+    return file_sha256(frame.png)
+
+
+def messages(request: ChatRequest, capabilities: Capabilities, known: Mapping[str, None]) -> list[dict[str, Any]]:
+    """The messages; pictures whose id is among ``known`` are named by it instead of being sent."""
+    parts: list[str | Frame] = [*request.parts]
+    if request.reply_schema is not None and not capabilities.json_schema:
+        parts.append(in_words(request.reply_schema))
+    content: str | list[dict[str, Any]]
+    if any(isinstance(part, Frame) for part in parts):
+        content = [_part(part, capabilities, known) for part in parts]
+    else:
+        # As one string, for every server takes that, and none puts anything of its own between the parts.
+        content = "".join(part for part in parts if isinstance(part, str))
+    return [{"role": "system", "content": request.system}, {"role": "user", "content": content}]
+
+
+def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema, as a server that keeps to it is told."""
+    return {"type": "json_schema", "json_schema": {"name": "reply", "schema": dict(schema), "strict": True}}
+
+
+def _part(part: str | Frame, capabilities: Capabilities, known: Mapping[str, None]) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    uuid = {"uuid": digest(part)} if capabilities.picture_ids else {}
+    if uuid.get("uuid") in known:
+        return {"type": "image_url", "image_url": None, **uuid}
+    data = base64.b64encode(part.png).decode("ascii")
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}, **uuid}
+
+
+class _Strict(BaseModel):
+    # Unknown keys are welcome, servers add their own; known ones have the right type or the answer is not read.
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class _LogProb(_Strict):
+    token: str
+    logprob: float = Field(le=1e-3)  # 0 at most, but for rounding
+
+
+class _Position(_LogProb):
+    top_logprobs: list[_LogProb] = Field(default_factory=list)
+
+
+class _LogProbs(_Strict):
+    content: list[_Position] | None = None
+
+
+class _Message(_Strict):
+    content: str | None = None
+    refusal: str | None = None
+
+
+class _Choice(_Strict):
+    message: _Message
+    finish_reason: str
+    logprobs: _LogProbs | None = None
+
+
+class _Details(_Strict):
+    cached_tokens: int | None = Field(default=None, ge=0)
+
+
+class _Usage(_Strict):
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(default=0, ge=0)
+    prompt_tokens_details: _Details | None = None
+
+
+class Answer(_Strict):
+    """The body of an answer."""
+
+    model: str
+    # Exactly one, as asked for: which of two would count, nobody could say.
+    choices: list[_Choice] = Field(min_length=1, max_length=1)
+    usage: _Usage | None = None
+    # Not of the body: a server does not say who it is.
+    _server: str = PrivateAttr(default="")
+
+    @property
+    def says_cached(self) -> bool:
+        """Whether it tells what was found in the prefix cache."""
+        details = self.usage.prompt_tokens_details if self.usage else None
+        return details is not None and details.cached_tokens is not None
+
+    def reply(self, latency_s: float) -> ChatReply:
+        """The reply that it holds. Raises Failure if it ended in a way that is not known."""
+        (choice,) = self.choices
+        finish = _FINISHES.get(choice.finish_reason)
+        if finish is None:
+            raise garbled()
+        if choice.message.refusal:
+            finish = FinishReason.REFUSAL
+        usage = self.usage or _Usage(prompt_tokens=0)
+        details = usage.prompt_tokens_details or _Details()
+        return ChatReply(
+            text=choice.message.content or "",
+            finish=finish,
+            model=self.model,
+            tokens_in=usage.prompt_tokens,
+            tokens_out=usage.completion_tokens,
+            tokens_cached=details.cached_tokens or 0,
+            latency_s=latency_s,
+            server=self._server,
+        )
+
+    def first_token(self) -> list[_LogProb] | None:
+        """Candidates for the first token of the reply; None where there are no log-probabilities."""
+        told = self.choices[0].logprobs
+        if told is None or not told.content:
+            return None
+        return told.content[0].top_logprobs or None
+
+
+_FINISHES = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "content_filter": FinishReason.REFUSAL,
+}
+
+
+def read(body: bytes, server: str = "") -> Answer:
+    """The answer in a body, and which server gave it. Raises Failure if it is anything else."""
+    try:
+        answer = Answer.model_validate_json(body)
+    except ValidationError:
+        raise garbled() from None
+    answer._server = server
+    return answer
+
+
+class _Model(_Strict):
+    id: str
+
+
+class _Models(_Strict):
+    data: list[_Model]
+
+
+def read_models(body: bytes) -> list[str]:
+    """Names of models as ``/models`` tells them. Raises Failure if it is anything else."""
+    try:
+        return [model.id for model in _Models.model_validate_json(body).data]
+    except ValidationError:
+        raise garbled() from None
+
+
+class _Tokens(_Strict):
+    tokens: list[int]
+
+
+def read_tokens(body: bytes) -> list[int]:
+    """Token ids as ``/tokenize`` tells them. Raises Failure if it is anything else."""
+    try:
+        return _Tokens.model_validate_json(body).tokens
+    except ValidationError:
+        raise garbled() from None
+
+
+def masses_of_words(candidates: Sequence[_LogProb], options: Sequence[str]) -> tuple[float, ...]:
+    """Probability of each option, written with or without a space before it, as far as it is among the candidates."""
+    totals = dict.fromkeys(options, 0.0)
+    for candidate in candidates:
+        word = candidate.token.strip(" \n▁Ġ")  # spaces, also as vocabularies write them
+        if word in totals:
+            totals[word] += math.exp(candidate.logprob)
+    return tuple(min(totals[option], 1.0) for option in options)
+
+
+def masses_of_ids(candidates: Sequence[_LogProb], ids: Sequence[int]) -> tuple[float, ...] | None:
+    """Probability of each token; None unless each of them is among the candidates."""
+    told = {candidate.token: candidate.logprob for candidate in candidates}
+    try:
+        return tuple(min(math.exp(told[f"{_TOKEN_ID}{token}"]), 1.0) for token in ids)
+    except KeyError:
+        return None

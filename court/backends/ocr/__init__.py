@@ -1,0 +1,1 @@
+"""Reading the text off a picture in a child process."""

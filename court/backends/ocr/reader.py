@@ -1,0 +1,151 @@
+"""Reads the text off a picture with RapidOCR, whose models come in its package: nothing is ever downloaded.
+
+The engine runs in a guarded worker, for it is native code that can crash or hang, and because neither numpy nor
+onnxruntime has to be in a process that only serves. It sees no stranger's file, only PNGs of our own making.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib.metadata
+import logging
+import unicodedata
+from collections.abc import Callable
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from court.backends.ocr.worker import in_reading_order
+from court.backends.sandbox.pool import GuardedWorkers, JobFailed
+from court.backends.sandbox.process import Death, Guard, Reply, WorkerDied
+from court.errors import Unavailable
+from court.events import TextLine
+from court.meme import Frame, Picture
+from court.ports import Reading
+
+logger = logging.getLogger(__name__)
+
+MODELS = "PP-OCRv6-small"
+"""Detection and recognition; :mod:`court.backends.ocr.worker` names their files."""
+MEMORY_BYTES = 4 * 1024**3
+"""Address space of a worker. Far above what it holds: onnxruntime reserves addresses that it never uses, some for each
+thread. It is there for the picture that makes the engine ask for all the memory of the machine."""
+
+_WORD = (
+    # A PNG of 160 x 160 pixels that shows COURT.
+    "iVBORw0KGgoAAAANSUhEUgAAAKAAAACgAQAAAACjtFqAAAAA90lEQVR42u3VsW3DMBCF4f9oAWFleQJJI7hM54wSb+ANwi5lMkQGoZFF"
+    "BMcDkK4UgOCliCErlot0SUGWH+7xeNdQlPkxFCxYsGDB/4R7x959coryJNIBqGbaTDtoDDTQqqqB3ITcBEByzJseqCBtbdpaAHHnS1WD"
+    "vgf9GDRGfc4b/Y4LXSQD8DB2P4FhNXvnEvQKe5Y9FgA/YgXVucTeGFNf56im++WWJPU3KheXygRpFu84dgwA7H7G5aoyQybgwhRrjjWm"
+    "mvQ0YJ237g3fT8bQ1NSpqXN9F/VlXLI5rM1hJdHC/RgX58U/4teX0coHXbBgwYJ/gV908V9Lw6ts5AAAAABJRU5ErkJggg=="
+)
+
+_Point = tuple[float, float]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    text: str = Field(max_length=10_000)
+    confidence: float
+    box: tuple[_Point, _Point, _Point, _Point]
+
+
+class _Lines(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    lines: list[_Line] = Field(max_length=1000)
+
+
+class OcrTextReader:
+    """A :class:`~court.ports.TextReader`; safe to call concurrently."""
+
+    def __init__(
+        self,
+        *,
+        workers: int = 1,
+        threads: int = 2,
+        cpu_s: float = 60.0,
+        wall_s: float = 60.0,
+        watch: Callable[[Reply], None] | None = None,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            workers: Processes at most; each holds the models.
+            threads: Of each process.
+            cpu_s: CPU time of one frame, all threads together, in seconds.
+            wall_s: Time of one frame on the clock, in seconds.
+            watch: Is shown what each frame cost.
+        """
+        guard = Guard(
+            cpu_s=cpu_s,
+            wall_s=wall_s,
+            memory_bytes=MEMORY_BYTES,
+            open_files=64,
+            max_reply_bytes=0,
+            settings={"threads": threads},
+        )
+        self._workers = GuardedWorkers(
+            "court.backends.ocr.worker", guard, name="text reader", workers=workers, watch=watch
+        )
+        self._identity = f"rapidocr/{importlib.metadata.version('rapidocr')} {MODELS}"
+
+    @property
+    def identity(self) -> str:
+        """Name and version of the engine, and its models."""
+        return self._identity
+
+    async def read(self, picture: Picture) -> Reading:
+        """The text on the picture, frame by frame in reading order; no lines where there is none.
+
+        Raises:
+            Overrun: There was no time.
+            Unavailable: It could not be read now.
+        """
+        frames = await asyncio.gather(*(self._read(frame) for frame in picture.frames))
+        return Reading(lines=tuple(line for lines in frames for line in lines))
+
+    async def warm(self) -> None:
+        """Starts a process and runs a drawn word through it, so that the first meme does not wait for the models.
+
+        Raises:
+            Unavailable: It can't read; what it read is not what was drawn.
+        """
+        lines = await self._read(Frame(png=base64.b64decode(_WORD), width=160, height=160))
+        if [line.text.lower() for line in lines] != ["court"]:
+            raise Unavailable("The text reader did not read its sample.", reason="TEXT_READER_FAILED")
+
+    async def aclose(self) -> None:
+        """Ends the processes."""
+        await self._workers.aclose()
+
+    async def _read(self, frame: Frame) -> list[TextLine]:
+        try:
+            reply = await self._workers.run({}, [frame.png])
+            found = _Lines.model_validate(reply.body)
+        except (WorkerDied, JobFailed, ValidationError) as error:
+            # A failure must never pass for a picture without text.
+            logger.warning("the text reader failed by %s", type(error).__name__)
+            if isinstance(error, WorkerDied) and error.death is Death.KILLED:
+                raise Unavailable(
+                    "The process that read the text off the picture was killed from outside before it was done. "
+                    "Ask again.",
+                    reason="TEXT_READER_KILLED",
+                ) from None
+            raise Unavailable(
+                "The text could not be read off the picture. Try again later, or send the text with it.",
+                reason="TEXT_READER_FAILED",
+            ) from None
+        lines = []
+        for line in found.lines:
+            text = _clean(line.text)
+            if text:
+                confidence = min(max(line.confidence, 0.0), 1.0)
+                lines.append(TextLine(text=text, confidence=confidence, box=line.box, frame=frame.index))
+        return in_reading_order(lines)
+
+
+def _clean(text: str) -> str:
+    """Composed, on one line, without control characters."""
+    spaced = " ".join(unicodedata.normalize("NFC", text).split())
+    return "".join(character for character in spaced if unicodedata.category(character) not in ("Cc", "Cs")).strip()

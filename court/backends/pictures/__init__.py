@@ -1,0 +1,1 @@
+"""Decoding pictures of strangers in a child process with limits."""

@@ -1,0 +1,246 @@
+"""From a decoded picture to the one form that goes on: upright RGB in sRGB on white, bounded, bare of metadata.
+
+Runs in a guarded worker only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+
+from PIL import Image, ImageChops, ImageCms
+from zlib_ng import zlib_ng
+
+from court.backends.pictures.refusals import Refused
+from court.backends.pictures.structure import Structure, look
+from court.meme import LIMITS, PictureFormat
+
+PIXELS_VERSION = b"memecourt pixels 1\n"
+"""Stands before what ``pixels_sha256`` digests; to be changed together with anything that changes a pixel."""
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SIDEWAYS = frozenset(_TURNS[value] for value in (5, 6, 7, 8))
+_PROFILE_MOST = 4 * 1024 * 1024
+"""Size of a colour profile, in bytes; those of printers have up to 3 MiB."""
+_PROFILE_SPACES = {"L": "GRAY", "RGB": "RGB ", "CMYK": "CMYK"}
+_UP = 2
+"""PNG's mark of a line that is told by how it differs from the one above."""
+_SRGB = ImageCms.createProfile("sRGB")
+
+
+def representative(frames: int, most: int) -> list[int]:
+    """Which frames go on: the first, the last, and evenly spaced ones between."""
+    wanted = min(frames, most)
+    if wanted == 1:
+        return [0]
+    return [round(place * (frames - 1) / (wanted - 1)) for place in range(wanted)]
+
+
+def stills(opened: Image.Image, structure: Structure, side: int, most: int) -> Iterator[tuple[int, Image.Image, bytes]]:
+    """The representative frames by their index, each normalised, with its digest; repeated ones left out.
+
+    Whatever Pillow raises comes through.
+    """
+    seen: set[bytes] = set()
+    turn = _turn(opened)
+    for index in representative(structure.frames, most):
+        opened.seek(index)
+        opened.load()
+        still = _normal(opened, structure, turn, side)
+        digest = digest_of(still)
+        if digest not in seen:
+            seen.add(digest)
+            yield index, still, digest
+
+
+def digest_of(still: Image.Image) -> bytes:
+    """SHA-256 of size and pixels."""
+    return hashlib.sha256(struct.pack(">II", *still.size) + still.tobytes()).digest()
+
+
+def as_png(still: Image.Image) -> bytes:
+    """The same bytes for the same pixels, which are RGB; no metadata.
+
+    Every line is told by how it differs from the one above. Pillow tries five ways for each, and takes two to three
+    times as long to save a thirtieth in photographs and a sixth in drawings.
+    """
+    width, height = still.size
+    # As bytes in a row, three a pixel: so nothing is taken apart into pixels and put together again on the way.
+    row = (3 * width, height)
+    bare = Image.frombuffer("L", row, still.tobytes(), "raw", "L", 0, 1)
+    above = Image.new("L", row)
+    above.paste(bare, (0, 1))
+    lines = Image.new("L", (3 * width + 1, height), _UP)
+    lines.paste(ImageChops.subtract_modulo(bare, above), (1, 0))
+    # In half the time of zlib at its first level, and smaller. What it writes depends on its version, as zlib's does,
+    # and not on the processor.
+    data = zlib_ng.compress(lines.tobytes(), 2)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(map(_chunk, (b"IHDR", b"IDAT", b"IEND"), (header, data, b"")))
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return b"".join((struct.pack(">I", len(data)), kind, data, struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))))
+
+
+def upright_size(opened: Image.Image, structure: Structure) -> tuple[int, int]:
+    """Width and height of the whole canvas when it has been put upright, in pixels."""
+    if _turn(opened) in _SIDEWAYS:
+        return structure.height, structure.width
+    return structure.width, structure.height
+
+
+def _normal(opened: Image.Image, structure: Structure, turn: Image.Transpose | None, side: int) -> Image.Image:
+    profile = opened.info.get("icc_profile")
+    still = _resizable(opened, structure)
+    if turn is not None:
+        still = still.transpose(turn)
+    # Colours are converted after scaling down: the same to the eye, and a tenth of the time where it matters.
+    still = _fit(still, side)
+    alpha = still.getchannel("A") if still.mode in ("LA", "RGBA") else None
+    if still.mode in ("LA", "RGBA"):
+        still = still.convert(still.mode.removesuffix("A"))
+    still = _in_srgb(still, profile)
+    if alpha is None:
+        return still
+    white = Image.new("RGB", still.size, (255, 255, 255))
+    white.paste(still, mask=alpha)
+    return white
+
+
+def _turn(opened: Image.Image) -> Image.Transpose | None:
+    """By the EXIF block alone, as browsers have it: an orientation in other metadata is not shown to people either."""
+    exif = opened.info.get("exif")
+    return _TURNS.get(_orientation(exif)) if isinstance(exif, bytes) else None
+
+
+def _orientation(exif: bytes) -> int:
+    """The orientation in an EXIF block, 1 to 8; 1 where it says none or is broken.
+
+    By hand, for Pillow would unpack every other tag as well.
+    """
+    tiff = exif.removeprefix(b"Exif\0\0")
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None:
+        return 1
+    try:
+        (start,) = struct.unpack_from(order + "I", tiff, 4)
+        (entries,) = struct.unpack_from(order + "H", tiff, start)
+        for entry in range(start + 2, start + 2 + 12 * entries, 12):
+            tag, kind, count, value = struct.unpack_from(order + "HHIH", tiff, entry)
+            if tag == 0x0112:
+                return value if kind == 3 and count == 1 and 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1
+
+
+def _resizable(opened: Image.Image, structure: Structure) -> Image.Image:
+    """In a mode in which neighbouring pixels can be averaged: L, LA, RGB, RGBA or CMYK."""
+    if structure.format is PictureFormat.PNG:
+        _scale_transparency(opened, structure.bits)
+    if opened.mode.startswith("I;16"):
+        return _eight_bits(opened)
+    see_through = opened.has_transparency_data
+    if opened.mode in ("1", "L", "LA"):
+        mode = "LA" if see_through else "L"
+    elif opened.mode == "CMYK":
+        mode = "CMYK"
+    else:
+        mode = "RGBA" if see_through else "RGB"
+    # Pillow would copy it, and there may be no memory for a copy.
+    return opened if opened.mode == mode else opened.convert(mode)
+
+
+def _scale_transparency(opened: Image.Image, bits: int) -> None:
+    """Brings the transparent colour of a PNG to the 8 bits of its pixels; Pillow leaves it as it stands in the file."""
+    colour = opened.info.get("transparency")
+    if opened.mode == "L" and isinstance(colour, int) and bits < 8:
+        opened.info["transparency"] = colour * 255 // ((1 << bits) - 1)
+    elif opened.mode == "RGB" and isinstance(colour, tuple) and bits == 16:
+        opened.info["transparency"] = tuple(value >> 8 for value in colour)
+
+
+def _eight_bits(opened: Image.Image) -> Image.Image:
+    """The upper byte of each 16-bit grey value, as Pillow itself does for colours; its own conversion clips."""
+    values = opened.tobytes()
+    upper = Image.frombytes("L", opened.size, values[1::2])
+    colour = opened.info.get("transparency")
+    if not isinstance(colour, int):
+        return upper
+    lower = Image.frombytes("L", opened.size, values[::2])
+    same = ImageChops.multiply(_where(upper, colour >> 8), _where(lower, colour & 0xFF))
+    return Image.merge("LA", (upper, ImageChops.invert(same)))
+
+
+def _where(channel: Image.Image, value: int) -> Image.Image:
+    return channel.point([255 if level == value else 0 for level in range(256)])
+
+
+def _fit(still: Image.Image, side: int) -> Image.Image:
+    longest = max(still.size)
+    if longest <= side:
+        return still
+    width, height = (max(1, round(length * side / longest)) for length in still.size)
+    return still.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def _in_srgb(still: Image.Image, profile: bytes | None) -> Image.Image:
+    """By its colour profile where that is valid and of its kind, otherwise as it is."""
+    if profile and len(profile) <= _PROFILE_MOST:
+        try:
+            source = ImageCms.ImageCmsProfile(BytesIO(profile))
+            if source.profile.xcolor_space == _PROFILE_SPACES.get(still.mode):
+                converted = ImageCms.profileToProfile(still, source, _SRGB, outputMode="RGB")
+                if converted is not None:
+                    return converted
+        except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
+            pass  # a broken profile is no reason to refuse a picture that is shown without it everywhere else
+    return still.convert("RGB")
+
+
+def pixels_sha256(frames: Sequence[bytes]) -> str:
+    """The digest of the pixels of all frames, in hex, as :class:`court.meme.Picture` has it.
+
+    Args:
+        frames: PNG files, in order.
+
+    Raises:
+        ValueError: These are no frames of a picture.
+    """
+    pixels = hashlib.sha256(PIXELS_VERSION)
+    for frame in frames:
+        try:
+            if look(frame, LIMITS).format is not PictureFormat.PNG or not _bare(frame):
+                raise ValueError("a frame is no PNG file of ours")
+            with Image.open(BytesIO(frame), formats=["PNG"]) as still:
+                if still.mode != "RGB" or max(still.size) > LIMITS.outgoing_side:
+                    raise ValueError("a frame is none of ours")
+                pixels.update(digest_of(still))
+        except Refused as refused:
+            raise ValueError("a frame is no picture") from refused
+        except Exception as error:  # decoders throw whatever they stumble over
+            raise ValueError("a frame can't be read") from error
+    return pixels.hexdigest()
+
+
+def _bare(png: bytes) -> bool:
+    """Whether a PNG file holds pixels and nothing else, as those do that we write."""
+    place, kinds = len(b"\x89PNG\r\n\x1a\n"), []
+    while place + 12 <= len(png):
+        length = int.from_bytes(png[place : place + 4], "big")
+        kinds.append(png[place + 4 : place + 8])
+        place += 12 + length
+    pixels = kinds[1:-1]
+    return place == len(png) and kinds == [b"IHDR", *[b"IDAT"] * len(pixels), b"IEND"] and bool(pixels)

@@ -1,0 +1,167 @@
+"""Turns bytes into a :class:`~court.meme.Picture` without ever decoding in this process.
+
+A stranger's file is looked at, decoded and normalised by :mod:`court.backends.pictures.worker`, in a process bound to
+256 MiB and 2 CPU seconds. What comes back is a PNG that we wrote, and is checked as if a stranger had.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import struct
+from collections.abc import Callable
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from court.backends.pictures.refusals import bad_picture
+from court.backends.sandbox.pool import GuardedWorkers, JobFailed
+from court.backends.sandbox.process import Death, Guard, Reply, WorkerDied
+from court.digests import digest_of_file
+from court.errors import Unavailable
+from court.meme import LIMITS, Frame, Limits, Picture, PictureFormat
+
+logger = logging.getLogger(__name__)
+
+MEMORY_BYTES = 256 * 1024 * 1024
+"""Address space of a worker, hence more than it can ever hold in memory."""
+CPU_S = 1.9
+"""For one picture. The promise is 2 s; the kernel's timer is late by a tick or two."""
+
+_ALLOCATION = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024),
+    "MALLOC_TRIM_THRESHOLD_": str(64 * 1024 * 1024),
+}
+"""For the C library (glibc; others don't know it): what one frame takes is kept for the next, and for the next picture.
+Given back to the kernel each time, it has to be cleared and mapped again: a third of what a usual picture costs. The
+first is the most that it takes; a lower one makes animations with large frames cost half as much again."""
+_PNG_BEGINS = struct.Struct(">8sI4sIIBBBBB")
+
+
+class _Sent(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    index: int = Field(ge=0)
+    width: int = Field(ge=1)
+    height: int = Field(ge=1)
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: PictureFormat = Field(strict=False)
+    width: int = Field(ge=1)
+    height: int = Field(ge=1)
+    frame_count: int = Field(ge=1)
+    pixels_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    frames: list[_Sent] = Field(min_length=1)
+
+
+class _Refusal(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    refused: str
+    figures: dict[str, int]
+
+
+class GuardedPictureReader:
+    """A :class:`~court.ports.PictureReader`; safe to call concurrently."""
+
+    def __init__(
+        self,
+        limits: Limits = LIMITS,
+        *,
+        workers: int = 1,
+        wall_s: float = 20.0,
+        watch: Callable[[Reply], None] | None = None,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            limits: What a picture may be at most.
+            workers: Processes at most; each may hold 256 MiB.
+            wall_s: Time for one picture on the clock, in seconds. Far above its CPU time, so that it ends only what a
+                busy machine or a stopped process holds up: that is nobody's fault, and may be tried again.
+            watch: Is shown what each picture cost.
+        """
+        self._limits = limits
+        guard = Guard(
+            cpu_s=CPU_S,
+            wall_s=wall_s,
+            memory_bytes=MEMORY_BYTES,
+            environment=_ALLOCATION,
+            max_reply_bytes=limits.representative_frames * (4 * limits.outgoing_side**2 + 65536),
+        )
+        self._workers = GuardedWorkers(
+            "court.backends.pictures.worker", guard, name="picture reader", workers=workers, watch=watch
+        )
+
+    async def read(self, data: bytes) -> Picture:
+        """The picture in ``data``.
+
+        Raises:
+            BadPicture: It can't be read or is beyond the limits.
+            Overrun: There was no time; the same bytes may do later.
+            Unavailable: There was no process, or it was killed from outside; the same bytes may do later.
+        """
+        if not data:
+            raise bad_picture("PICTURE_EMPTY", {})
+        if len(data) > self._limits.max_bytes:
+            raise bad_picture("PICTURE_TOO_LARGE_BYTES", {"bytes": len(data), "limit": self._limits.max_bytes})
+        # Digested here: what a trial says it judged must not hang on the word of the process that decoded it.
+        digest = (await digest_of_file(data)).hex()
+        try:
+            reply = await self._workers.run({"limits": dataclasses.asdict(self._limits)}, [data])
+        except WorkerDied as died:
+            if died.death is Death.CPU_SPENT:
+                raise bad_picture("PICTURE_TOO_COSTLY", {}) from died
+            if died.death is Death.KILLED:
+                raise Unavailable(
+                    "The process that decoded the picture was killed from outside before it was done. Ask again.",
+                    reason="PICTURE_READER_KILLED",
+                ) from died
+            raise bad_picture("PICTURE_KILLS_READER", {}) from died
+        except JobFailed as failed:
+            logger.warning("the picture worker failed by %s", failed.kind)
+            reason = "PICTURE_TOO_COSTLY" if failed.kind == "MemoryError" else "PICTURE_KILLS_READER"
+            raise bad_picture(reason, {}) from failed
+        return self._checked(reply, digest)
+
+    async def aclose(self) -> None:
+        """Ends the processes."""
+        await self._workers.aclose()
+
+    def _checked(self, reply: Reply, digest: str) -> Picture:
+        """The picture in a reply.
+
+        Raises:
+            BadPicture: It says that the picture is refused, or it is no honest reply, which only a file that has
+                taken the worker over can bring about.
+        """
+        try:
+            if "refused" in reply.body:
+                refusal = _Refusal.model_validate(reply.body)
+                raise bad_picture(refusal.refused, refusal.figures)
+            read = _Read.model_validate(reply.body)
+            if len(read.frames) > self._limits.representative_frames or len(read.frames) != len(reply.payloads):
+                raise ValueError("frames")
+            frames = [self._frame(sent, png) for sent, png in zip(read.frames, reply.payloads, strict=True)]
+        except (ValidationError, ValueError, KeyError, struct.error) as error:
+            logger.warning("the picture reader sent a reply that is none: %s", type(error).__name__)
+            raise bad_picture("PICTURE_KILLS_READER", {}) from None
+        return Picture(
+            format=read.format,
+            bytes_sha256=digest,
+            pixels_sha256=read.pixels_sha256,
+            width=read.width,
+            height=read.height,
+            frame_count=read.frame_count,
+            frames=tuple(frames),
+        )
+
+    def _frame(self, sent: _Sent, png: bytes) -> Frame:
+        begins = _PNG_BEGINS.unpack_from(png)
+        # 8 bits of red, green and blue, not interlaced, of the size that it says and that is allowed.
+        expected = (b"\x89PNG\r\n\x1a\n", 13, b"IHDR", sent.width, sent.height, 8, 2, 0, 0, 0)
+        if begins != expected or max(sent.width, sent.height) > self._limits.outgoing_side:
+            raise ValueError("frame")
+        return Frame(png=png, width=sent.width, height=sent.height, index=sent.index)

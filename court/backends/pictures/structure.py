@@ -1,0 +1,249 @@
+"""A look at the structure of a picture file before any decoder sees it: pure, in linear time, and bounded.
+
+It answers what the file claims to be, how much work a decoder would have, and refuses what is too much or cut short. It
+does not prove a file valid; that is left to the decoder, which now knows less surprises.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+
+from court.backends.pictures.refusals import Refused
+from court.meme import Limits, PictureFormat
+
+_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+# What a PNG decoder is shown. Text is not: it can't change a pixel, but it can be a bomb.
+_PNG_KEPT = frozenset({b"IHDR", b"PLTE", b"tRNS", b"iCCP", b"eXIf", b"acTL", b"fcTL", b"fdAT", b"IDAT", b"IEND"})
+_PROFILE_MOST = 1 << 20
+
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
+_JPEG_AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+_JPEG_KEPT = ((0xE1, b"Exif\0\0"), (0xE2, b"ICC_PROFILE\0"))
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {0xDE}
+_GIF_BLOCK = re.compile(rb"[!,;]")
+
+_JUNK_MOST = 4096
+"""Bytes of junk between two parts that are skipped, as decoders do; more is no accident, and Pillow is slow at it."""
+_GIF_BLOCKS_MOST = 1 << 18
+"""A file of 16 MiB has a quarter of that when its blocks are full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What a file claims to hold.
+
+    Attributes:
+        format: By its first bytes.
+        width: Of the canvas, in pixels.
+        height: Of the canvas, in pixels.
+        frames: At least 1.
+        data: What the decoder is to be shown.
+        bits: Per channel, where the format is PNG.
+    """
+
+    format: PictureFormat
+    width: int
+    height: int
+    frames: int
+    data: bytes
+    bits: int = 8
+
+
+def look(data: bytes, limits: Limits) -> Structure:
+    """The structure of a file. Raises Refused."""
+    try:
+        if data.startswith(_PNG_MAGIC):
+            structure = _png(data, limits)
+        elif data.startswith(b"\xff\xd8\xff"):
+            structure = _jpeg(data, limits)
+        elif data.startswith((b"GIF87a", b"GIF89a")):
+            structure = _gif(data)
+        elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+            structure = _webp(data, limits)
+        else:
+            raise Refused("PICTURE_FORMAT_NOT_READ")
+    except (struct.error, IndexError):  # read beyond the end
+        raise Refused("PICTURE_DAMAGED") from None
+    check(structure.format, structure.width, structure.height, structure.frames, limits)
+    return structure
+
+
+def check(kind: PictureFormat, width: int, height: int, frames: int, limits: Limits) -> None:
+    """Raises Refused if a canvas or an animation is beyond the limits."""
+    pixels = width * height
+    if pixels == 0:
+        raise Refused("PICTURE_NO_PIXELS", width=width, height=height)
+    if max(width, height) > limits.max_side:
+        raise Refused("PICTURE_SIDE_TOO_LONG", width=width, height=height, limit=limits.max_side)
+    # Decoders of animations, and WebP's is always one, keep up to five canvases at once. With half the pixels these
+    # still fit in the memory of one picture.
+    most = limits.max_pixels // 2 if frames > 1 or kind is PictureFormat.WEBP else limits.max_pixels
+    if pixels > most:
+        raise Refused("PICTURE_TOO_MANY_PIXELS", width=width, height=height, pixels=pixels, limit=most)
+    if frames > limits.max_frames:
+        raise Refused("PICTURE_TOO_MANY_FRAMES", frames=frames, limit=limits.max_frames)
+    total = frames * pixels
+    if total > limits.max_total_pixels:
+        figures = {"frames": frames, "width": width, "height": height, "pixels": total}
+        raise Refused("PICTURE_ANIMATION_TOO_LARGE", **figures, limit=limits.max_total_pixels)
+
+
+def _png(data: bytes, limits: Limits) -> Structure:
+    kept = [_PNG_MAGIC]
+    at, chunks, declared, drawn = len(_PNG_MAGIC), 0, 0, 0
+    size: tuple[int, int] | None = None
+    bits, kind, default_still, ended = 8, b"", False, False
+    while not ended:
+        length, kind = struct.unpack_from(">I4s", data, at)
+        body, end = at + 8, at + 12 + length
+        chunks += 1
+        if chunks > limits.max_png_chunks:
+            raise Refused("PICTURE_TOO_MANY_CHUNKS", parts=chunks, limit=limits.max_png_chunks)
+        if end > len(data) or (size is None) != (kind == b"IHDR"):
+            raise Refused("PICTURE_DAMAGED")
+        whole = memoryview(data)[at:end]
+        if kind == b"IHDR":
+            width, height, bits = struct.unpack_from(">IIB", data, body)
+            size = width, height
+        elif kind == b"acTL":
+            (declared,) = struct.unpack_from(">I", data, body)
+        elif kind == b"fcTL":
+            drawn += 1
+        elif kind == b"IDAT" and drawn == 0:
+            default_still = True
+        # As the PNG standard has it: a wrong check sum spoils a chunk, and the file only where the chunk is needed.
+        sound = zlib.crc32(whole[4:-4]) == struct.unpack_from(">I", data, end - 4)[0]
+        if not sound and not kind[0] & 0x20:
+            raise Refused("PICTURE_DAMAGED")
+        if kind in _PNG_KEPT and sound and (kind != b"iCCP" or _is_profile(whole[8:-4])):
+            kept.append(bytes(whole))
+        ended = kind == b"IEND"
+        at = end
+    assert size is not None
+    frames = max(declared, drawn) + (1 if declared and default_still else 0) if declared else 1
+    return Structure(PictureFormat.PNG, *size, frames, b"".join(kept), bits)
+
+
+def _is_profile(body: memoryview) -> bool:
+    """Whether a colour profile can be unpacked to a reasonable size."""
+    name, _, packed = bytes(body).partition(b"\0")
+    unpacker = zlib.decompressobj()
+    try:
+        unpacker.decompress(packed[1:], _PROFILE_MOST)
+    except zlib.error:
+        return False
+    return bool(name) and packed[:1] == b"\0" and unpacker.eof
+
+
+def _jpeg(data: bytes, limits: Limits) -> Structure:
+    kept = [data[:2]]
+    at, scans, segments = 2, 0, 0
+    size: tuple[int, int] | None = None
+    first_scan = end = len(data)
+    while (found := _JPEG_MARKER.search(data, at)) is not None:
+        if found.end() - at > _JUNK_MOST:
+            raise Refused("PICTURE_DAMAGED")
+        marker, at = data[found.end() - 1], found.end()
+        if marker == 0xD9:  # the end of the first picture; of an MPO, others follow
+            end = at
+            break
+        segments += 1
+        if segments > limits.max_png_chunks:
+            raise Refused("PICTURE_TOO_MANY_CHUNKS", parts=segments, limit=limits.max_png_chunks)
+        if marker == 0x01 or 0xD0 <= marker <= 0xD8:  # these stand alone
+            continue
+        (length,) = struct.unpack_from(">H", data, at)
+        if length < 2:
+            raise Refused("PICTURE_DAMAGED")
+        if marker in _JPEG_FRAMES:
+            height, width = struct.unpack_from(">HH", data, at + 3)
+            # A second frame header is a fault, and Pillow goes by the last: all must hold.
+            check(PictureFormat.JPEG, width, height, 1, limits)
+            size = width, height
+        if marker == 0xDA:
+            first_scan = min(first_scan, found.end() - 2)
+            scans += 1
+            if scans > limits.max_jpeg_scans:
+                raise Refused("PICTURE_TOO_MANY_SCANS", parts=scans, limit=limits.max_jpeg_scans)
+            found = _JPEG_AFTER_SCAN.search(data, at + length)
+            at = len(data) if found is None else found.start()
+            continue
+        if scans == 0 and _is_needed(marker, data[at + 2 : at + 14]):
+            kept.append(data[found.end() - 2 : at + length])
+        at += length
+    if size is None or scans == 0:
+        raise Refused("PICTURE_DAMAGED")
+    return Structure(PictureFormat.JPEG, *size, 1, b"".join([*kept, data[first_scan:end]]))
+
+
+def _is_needed(marker: int, begins: bytes) -> bool:
+    """Whether a segment is needed to decode the picture, turn it upright and see its colours; an MPO's index is not."""
+    if marker == 0xFE or (0xE3 <= marker <= 0xEF and marker != 0xEE):
+        return False
+    return marker not in (0xE1, 0xE2) or any(marker == kind and begins.startswith(name) for kind, name in _JPEG_KEPT)
+
+
+def _gif(data: bytes) -> Structure:
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    at = 13 + _palette(flags)
+    frames = blocks = 0
+    while (found := _GIF_BLOCK.search(data, at)) is not None:
+        if found.end() - at > _JUNK_MOST:
+            raise Refused("PICTURE_DAMAGED")
+        introducer, at = found.group(), found.end()
+        if introducer == b";":
+            break
+        if introducer == b"!":
+            at += 1
+        else:
+            frames += 1
+            left, top, wide, high, flags = struct.unpack_from("<HHHHB", data, at)
+            # A frame may be larger than the canvas; the decoder then enlarges it.
+            width, height = max(width, left + wide), max(height, top + high)
+            at += 9 + _palette(flags) + 1
+        while (length := data[at]) > 0:
+            at += 1 + length
+            blocks += 1
+            if blocks > _GIF_BLOCKS_MOST:
+                raise Refused("PICTURE_TOO_MANY_CHUNKS", parts=blocks, limit=_GIF_BLOCKS_MOST)
+        at += 1
+    if frames == 0:
+        raise Refused("PICTURE_DAMAGED")
+    return Structure(PictureFormat.GIF, width, height, frames, data)
+
+
+def _palette(flags: int) -> int:
+    """Size of the palette that follows, in bytes."""
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def _webp(data: bytes, limits: Limits) -> Structure:
+    end = 8 + struct.unpack_from("<I", data, 4)[0]
+    if end > len(data):
+        raise Refused("PICTURE_DAMAGED")
+    at, chunks, frames = 12, 0, 0
+    size: tuple[int, int] | None = None
+    while at + 8 <= end:
+        kind, length = struct.unpack_from("<4sI", data, at)
+        body = at + 8
+        chunks += 1
+        if chunks > limits.max_png_chunks:
+            raise Refused("PICTURE_TOO_MANY_CHUNKS", parts=chunks, limit=limits.max_png_chunks)
+        if kind == b"ANMF":
+            frames += 1
+        elif kind == b"VP8X" and size is None:
+            wide, high = data[body + 4 : body + 7], data[body + 7 : body + 10]
+            size = 1 + int.from_bytes(wide, "little"), 1 + int.from_bytes(high, "little")
+        elif kind == b"VP8 " and size is None:
+            width, height = struct.unpack_from("<HH", data, body + 6)
+            size = width & 0x3FFF, height & 0x3FFF
+        elif kind == b"VP8L" and size is None:
+            (packed,) = struct.unpack_from("<I", data, body + 1)
+            size = 1 + (packed & 0x3FFF), 1 + (packed >> 14 & 0x3FFF)
+        at = body + length + (length & 1)
+    if size is None:
+        raise Refused("PICTURE_DAMAGED")
+    return Structure(PictureFormat.WEBP, *size, max(frames, 1), data[:end])

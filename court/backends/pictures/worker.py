@@ -1,0 +1,81 @@
+"""The process that decodes pictures: started by :mod:`court.backends.pictures.reader`, one file a job."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any
+
+from PIL import Image
+
+from court.backends.pictures.normalise import PIXELS_VERSION, as_png, stills, upright_size
+from court.backends.pictures.refusals import Refused
+from court.backends.pictures.structure import Structure, check, look
+from court.backends.sandbox import child as worker_child
+from court.meme import Limits
+
+
+def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+    """The picture in the one payload, or why it is refused: a reason and its figures."""
+    try:
+        return _read(payloads.pop(), Limits(**asked["limits"]))
+    except Refused as refused:
+        return {"refused": refused.reason, "figures": refused.figures}, []
+
+
+def _read(data: bytes, limits: Limits) -> tuple[dict[str, Any], list[bytes]]:
+    structure = look(data, limits)
+    del data
+    pixels = hashlib.sha256(PIXELS_VERSION)
+    frames, pngs = [], []
+    try:
+        with _open(structure, limits) as opened:
+            width, height = upright_size(opened, structure)
+            for index, still, digest in stills(opened, structure, limits.outgoing_side, limits.representative_frames):
+                pixels.update(digest)
+                frames.append({"index": index, "width": still.width, "height": still.height})
+                pngs.append(as_png(still))
+    except Refused:
+        raise
+    except MemoryError:
+        raise Refused("PICTURE_TOO_COSTLY") from None
+    except Exception:
+        # Decoders throw whatever they stumble over: OSError, ValueError, IndexError, SyntaxError, zlib.error,
+        # NotImplementedError, TypeError ... None of their words go further.
+        raise Refused("PICTURE_DAMAGED") from None
+    return {
+        "format": structure.format.value,
+        "width": width,
+        "height": height,
+        "frame_count": structure.frames,
+        "pixels_sha256": pixels.hexdigest(),
+        "frames": frames,
+    }, pngs
+
+
+def _open(structure: Structure, limits: Limits) -> Image.Image:
+    """With the one decoder that fits the first bytes; nothing is decoded yet."""
+    # The file shown to Pillow is the only copy of it from here on.
+    opened = Image.open(BytesIO(structure.data), formats=[structure.format.value])
+    try:
+        check(structure.format, *opened.size, structure.frames, limits)
+    except Refused:
+        opened.close()
+        raise
+    return opened
+
+
+def main() -> None:
+    """Serves until the parent is gone."""
+    warnings.simplefilter("ignore")
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
+    # Imported now, so that a first picture does not pay for it.
+    Image.preinit()
+    Image.init()
+    worker_child.serve(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Child processes that may be killed."""

@@ -1,0 +1,138 @@
+"""The parent's side of guarded workers: a small pool of child processes that may be killed.
+
+Whatever chews on a stranger's bytes does so in a child that holds no secret, has no environment, and is bound in
+memory, CPU time, file size and time on the clock. Its replies are read as strictly as a stranger's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from court.backends.sandbox.process import Guard, Reply, WorkerDied, WorkerProcess
+from court.errors import Unavailable
+
+logger = logging.getLogger(__name__)
+
+
+class JobFailed(Exception):
+    """A worker said that it could not do a job; it lives on.
+
+    Attributes:
+        kind: The name of its exception.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+class GuardedWorkers:
+    """A pool of at most ``workers`` processes that run a module under guard, started when first needed."""
+
+    def __init__(
+        self,
+        module: str,
+        guard: Guard,
+        *,
+        name: str,
+        workers: int = 1,
+        watch: Callable[[Reply], None] | None = None,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            module: Run as ``__main__``; calls :func:`court.backends.sandbox.child.serve`.
+            guard: What each process may use.
+            name: What the pool is called in messages, such as "picture reader".
+            workers: Processes at most; further jobs wait.
+            watch: Is shown every reply, for what it cost.
+        """
+        self._module = module
+        self._guard = guard
+        self._name = name
+        self._watch = watch
+        self._closed = False
+        self._alive: set[WorkerProcess] = set()
+        self._reaping: set[asyncio.Task[None]] = set()
+        # Last in, first out: the process that has just worked is warm, and those that are not needed are never started.
+        self._idle: asyncio.LifoQueue[WorkerProcess | None] = asyncio.LifoQueue()
+        for _ in range(workers):
+            self._idle.put_nowait(None)
+
+    async def run(self, body: Mapping[str, Any], payloads: Sequence[bytes] = ()) -> Reply:
+        """One job.
+
+        Raises:
+            WorkerDied: In the middle of it.
+            JobFailed: The worker says so.
+            Overrun: It took longer than ``wall_s``.
+            Unavailable: The pool is closed, or no process could be started.
+        """
+        held = await self._idle.get()
+        kept: WorkerProcess | None = None
+        try:
+            process = await self._ready(held)
+            try:
+                reply, failed = await process.exchange(body, payloads)
+            except BaseException:
+                # Cancellation too: what this process still says must never meet the next job.
+                self._end(process)
+                raise
+            kept = process
+        except WorkerDied as death:
+            if self._closed:
+                raise self._unavailable("is being closed") from death
+            logger.warning("a worker of the %s died: %s", self._name, death)
+            raise
+        finally:
+            self._idle.put_nowait(kept)
+        if self._watch is not None:
+            self._watch(reply)
+        if failed is not None:
+            raise JobFailed(failed)
+        return reply
+
+    async def aclose(self) -> None:
+        """Ends all processes; running and waiting jobs get Unavailable."""
+        self._closed = True
+        for process in list(self._alive):
+            self._end(process)
+        while self._reaping:
+            await asyncio.wait(self._reaping)
+
+    async def _ready(self, held: WorkerProcess | None) -> WorkerProcess:
+        if held is not None and (self._closed or not held.fit):
+            self._end(held)
+            held = None
+        if self._closed:
+            raise self._unavailable("is closed")
+        if held is not None:
+            return held
+        try:
+            process = await WorkerProcess.start(self._module, self._guard, self._name)
+        except OSError as error:
+            raise self._unavailable("could not be started") from error
+        self._alive.add(process)
+        try:
+            await process.greet()
+        except BaseException as error:
+            self._end(process)
+            if isinstance(error, WorkerDied):
+                raise self._unavailable("could not be started") from error
+            raise
+        return process
+
+    def _end(self, process: WorkerProcess) -> None:
+        """Kills at once, without waiting: it is called where a task may be cancelled."""
+        process.kill()
+        if process in self._alive:
+            self._alive.discard(process)
+            task = asyncio.get_running_loop().create_task(process.reap())
+            self._reaping.add(task)
+            task.add_done_callback(self._reaping.discard)
+
+    def _unavailable(self, what: str) -> Unavailable:
+        return Unavailable(f"The {self._name} {what}. Try again later.", reason="WORKER_UNAVAILABLE")

@@ -1,0 +1,1 @@
+"""Signs that a text tries to instruct the model."""

@@ -1,0 +1,268 @@
+"""What each role is asked, as plain values: made of what the role may see, and of nothing else.
+
+Agents send it; whoever shows later what was sent makes it again from the record, by the same code
+(:mod:`serving.views.messages`). A picture may therefore be anything that stands for one: a frame on its way to a
+model, or its digest where only that is left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+from court import prompts, replies
+from court.digests import digest
+from court.policy import Policy
+from court.precedents import Precedent, Vote
+from court.prompts import Prompt
+from court.untrusted import Fence
+from court.verdict import Label
+
+P = TypeVar("P")
+"""A picture, or what stands for it; never a text."""
+
+_QUOTED = 2000  # characters of a reply that are shown when it is asked for again
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A question and its answer."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Messages(Generic[P]):
+    """One system message and one user message.
+
+    Attributes:
+        prompt: Whose words they are.
+        task: What is asked for.
+        system: The system message.
+        parts: Of the user message: texts, each with an empty line after it, and pictures.
+        schema: That the reply must obey; None for a free one.
+    """
+
+    prompt: Prompt
+    task: str
+    system: str
+    parts: tuple[str | P, ...]
+    schema: dict[str, Any] | None
+
+    def again(self, fence: Fence, quoted: str, fault: str) -> Messages[P]:
+        """The same once more, behind it the reply that could not be used (see :func:`quotable`) and why."""
+        said = (fence.around(quoted), prompts.load("repair").task("repair", fault=fault))
+        return dataclasses.replace(self, parts=(*self.parts, *apart(said)))
+
+
+@dataclass(frozen=True, slots=True)
+class Shown(Generic[P]):
+    """A precedent as the Judge is shown it; without its picture where the library has none."""
+
+    precedent: Precedent
+    picture: P | None
+
+
+def quotable(reply: str) -> str:
+    """What of an unusable reply is shown when it is asked for again.
+
+    Lone surrogates, which no record could hold, become word joiners: a fence takes out either.
+    """
+    return "".join("\u2060" if "\ud800" <= character <= "\udfff" else character for character in reply[:_QUOTED])
+
+
+def describe(pictures: Sequence[P], chars: int) -> Messages[P]:
+    """What the Proposer is asked first.
+
+    Args:
+        pictures: Frames of the meme.
+        chars: Longest description that is asked for.
+    """
+    prompt = prompts.load("proposer")
+    schema = replies.text_schema(replies.Description, chars)
+    return Messages(prompt, "describe", prompt.system(), (*pictures, *apart([prompt.task("describe")])), schema)
+
+
+def answer(pictures: Sequence[P], fence: Fence, question: str, chars: int) -> Messages[P]:
+    """What the Proposer is asked by a side. Arguments as elsewhere here."""
+    prompt = prompts.load("proposer")
+    words = prompt.task("answer", question=fence.around(question))
+    schema = replies.text_schema(replies.Answer, chars)
+    return Messages(prompt, "answer", prompt.system(), (*pictures, *apart([words])), schema)
+
+
+def argue(
+    task: str,
+    stance: str,
+    policy: Policy,
+    fence: Fence,
+    text: str,
+    description: str,
+    history: Sequence[Exchange],
+    chars: int,
+) -> Messages[Any]:
+    """What an advocate is asked: it sees no picture.
+
+    Args:
+        task: ``ask`` for a question, ``summarise`` for an argument.
+        stance: ``accuser``, ``defender`` or ``none``.
+        policy: What counts as harm.
+        fence: Around what strangers wrote.
+        text: Of the meme.
+        description: The Proposer's.
+        history: What it has asked and heard.
+        chars: Longest summary that is asked for.
+    """
+    prompt = prompts.load("advocate")
+    # The history only grows and the task comes last: what was sent before stays a prefix of what is sent next.
+    exchanges = [
+        prompt.task(
+            "exchange",
+            number=str(number),
+            question=fence.around(exchange.question),
+            answer=fence.around(exchange.answer),
+        )
+        for number, exchange in enumerate(history, 1)
+    ]
+    material = prompt.task("material", text=fence.around(text), description=fence.around(description))
+    return Messages(
+        prompt,
+        task,
+        prompt.system(policy=policy.text, stance=prompt.stance(stance)),
+        apart((material, *exchanges, prompt.task(task))),
+        replies.text_schema(replies.Question if task == "ask" else replies.Argument, chars),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeBrief(Generic[P]):
+    """What lies before the Judge.
+
+    Attributes:
+        pictures: Frames of the meme.
+        policy: What counts as harm.
+        fence: Around what strangers wrote.
+        text: Of the meme.
+        description: The Proposer's, or empty.
+        accuser: What the Accuser says, or empty where there were no arguments.
+        defender: What the Defender says, likewise.
+        exhibits: The precedents that are shown.
+        vote: The precedents' vote, or None.
+        dull: Whether the meme alone is shown (ablation).
+    """
+
+    pictures: tuple[P, ...]
+    policy: Policy
+    fence: Fence
+    text: str
+    description: str = ""
+    accuser: str = ""
+    defender: str = ""
+    exhibits: tuple[Shown[P], ...] = ()
+    vote: Vote | None = None
+    dull: bool = False
+
+    def rule(self, chars: int) -> Messages[P]:
+        """The Judge is to rule.
+
+        Args:
+            chars: Longest rationale that is asked for.
+        """
+        schema = replies.ruling_schema(self.policy, len(self.exhibits), chars)
+        return self._asking("judge", schema)
+
+    def odds(self) -> tuple[Messages[P], Messages[P]]:
+        """The Judge's model is to give one of two letters: with harmful as the first option, and as the second."""
+        words = ("harmful", "not harmful")
+        first, second = (self._asking("odds", None, a=one, b=other) for one, other in (words, words[::-1]))
+        return first, second
+
+    def _asking(self, task: str, schema: dict[str, Any] | None, **values: str) -> Messages[P]:
+        prompt = prompts.load("judge")
+        parts = (*self._material(prompt), prompt.task(task, **values))
+        return Messages(prompt, task, prompt.system(policy=self.policy.text), apart(parts), schema)
+
+    def _material(self, prompt: Prompt) -> list[str | P]:
+        """Pictures first, in a fixed order, then what the sides say: the longest prefix that stays the same."""
+        parts: list[str | P] = [*self.pictures, prompt.task("case")]
+        for number, exhibit in enumerate(self.exhibits, 1):
+            if exhibit.picture is not None:
+                parts += [exhibit.picture, prompt.task("precedent", number=str(number))]
+            parts += self._precedent(prompt, number, exhibit.precedent)
+        if self.vote is not None:
+            tally = prompt.task(
+                "tally",
+                voters=str(self.vote.voters),
+                harmful=str(self.vote.harmful),
+                probability=f"{self.vote.probability:.2f}",
+            )
+            parts.append(tally)
+        parts.append(prompt.task("text", text=self.fence.around(self.text)))
+        if self.dull:
+            return parts
+        parts.append(prompt.task("description", description=self.fence.around(self.description)))
+        if self.accuser or self.defender:
+            accuser, defender = self.fence.around(self.accuser), self.fence.around(self.defender)
+            parts.append(prompt.task("arguments", accuser=accuser, defender=defender))
+        return parts
+
+    def _precedent(self, prompt: Prompt, number: int, precedent: Precedent) -> list[str]:
+        halves = [
+            f"{name} {value:.2f}"
+            for name, value in (("text", precedent.text_similarity), ("picture", precedent.picture_similarity))
+            if value is not None
+        ]
+        said = prompt.task(
+            "precedent_text",
+            number=str(number),
+            label="harmful" if precedent.label is Label.HARMFUL else "not harmful",
+            similarity=", ".join(halves) or "unknown",
+            text=self.fence.around(precedent.text),
+        )
+        if not precedent.categories:
+            return [said]
+        categories = self.fence.around(", ".join(precedent.categories))
+        return [said, prompt.task("precedent_categories", number=str(number), categories=categories)]
+
+
+def apart(parts: Sequence[str | P]) -> tuple[str | P, ...]:
+    """Parts that stand apart: a server puts nothing of its own between them."""
+    return tuple(f"{part}\n\n" if isinstance(part, str) else part for part in parts)
+
+
+def in_words(schema: Mapping[str, Any]) -> str:
+    """What a server that knows no schemas is told instead; ours alone, no word of a meme is in it."""
+    return (
+        "\n\nReply with one JSON object and nothing else: no introduction, no code fence, no remark after it. It must "
+        f"obey this JSON schema:\n{json.dumps(schema, ensure_ascii=False, separators=(',', ':'))}"
+    )
+
+
+def messages_digest(asked: Sequence[Messages[P]], sha256: Callable[[P], str], *, schema_in_words: bool) -> str:
+    """SHA-256 over the messages of one call, in the order in which they were sent, as ``sha256:…``.
+
+    Args:
+        asked: One; two where a reply was asked for again, or where odds were asked for.
+        sha256: Of a picture's file, in hex.
+        schema_in_words: Whether the schema stood at the end of the user message, in words.
+    """
+    return digest([_messages(asking, sha256, schema_in_words) for asking in asked])
+
+
+def _messages(asking: Messages[P], sha256: Callable[[P], str], schema_in_words: bool) -> list[dict[str, Any]]:
+    content = [{"text": part} if isinstance(part, str) else {"picture": sha256(part)} for part in asking.parts]
+    if schema_in_words and asking.schema is not None:
+        content.append({"text": in_words(asking.schema)})
+    return [{"role": "system", "content": asking.system}, {"role": "user", "content": content}]
+
+
+@lru_cache(maxsize=32)  # a picture goes into many calls of a trial; few, for each holds its bytes
+def file_sha256(png: bytes) -> str:
+    """SHA-256 of a picture's file, in hex."""
+    return hashlib.sha256(png).hexdigest()

@@ -1,0 +1,374 @@
+"""Proposer, Advocate and Judge: each is a prompt, a reply type and one call.
+
+Who sees what is a matter of types. A Proposer is made of frames and has no text to show; an Advocate is made of texts
+and has no frames; each knows its own side's exchanges and no other's. Only the Judge is made of everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from court import messages as asking
+from court import prompts, replies
+from court.deadline import Deadline, run_within
+from court.errors import Overrun, ReplyUnusable
+from court.events import ModelCall, OddsGiven, Role, Side
+from court.meme import Frame
+from court.messages import Exchange, JudgeBrief, Messages, Shown, file_sha256, messages_digest, quotable
+from court.policy import Policy
+from court.ports import ChatModel, ChatReply, ChatRequest, FinishReason, ReplicatedModel
+from court.precedents import Precedent, Vote
+from court.replies import Argument, Ruling, UnusableReply
+from court.untrusted import Fence
+from court.verdict import Label, rule
+
+__all__ = [
+    "Advocate",
+    "Argument",
+    "Exchange",
+    "Exhibit",
+    "Judge",
+    "Proposer",
+    "RoleModel",
+    "RoleModels",
+    "RoleReply",
+    "Ruling",
+]
+
+T = TypeVar("T")
+
+_OPTIONS = ("A", "B")
+_GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
+_LENGTHS: Mapping[Role, int] = {Role.PROPOSER: 1, Role.ACCUSER: 2, Role.DEFENDER: 2, Role.JUDGE: 4}
+"""Longest reply of a role in lengths of ``reply_chars``: a description; a summary and a justification; a rationale, and
+up to twelve pieces of evidence of a quarter of that."""
+
+
+def most_tokens(role: Role, chars: int) -> int:
+    """Tokens that a role's reply may take: there are scripts in which each character is one or more.
+
+    It is a bound and not a wish: how long a reply is, is said by its schema.
+
+    Args:
+        role: Whose.
+        chars: Longest text that is asked for; see :mod:`court.replies`.
+    """
+    longest = _LENGTHS[role] * chars
+    return longest + longest // 4 + 200
+
+
+def fewest_tokens(role: Role, chars: int) -> int:
+    """Tokens that a role's longest reply takes in English, four characters each; most scripts take more."""
+    return _LENGTHS[role] * chars // 4
+
+
+@dataclass(frozen=True, slots=True)
+class RoleModel:
+    """What an agent speaks through.
+
+    Attributes:
+        model: The model.
+        temperature: 0 for the most likely reply.
+        max_tokens: Of a reply, at most; None for as many as the longest may take in any script.
+        servers: The same model at all servers that have it, where each trial is to keep to one; None where ``model`` is
+            asked as it is.
+    """
+
+    model: ChatModel
+    temperature: float = 0.0
+    max_tokens: int | None = None
+    servers: ReplicatedModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoleModels:
+    """Who speaks in a full trial; each role may have a model of its own."""
+
+    proposer: RoleModel
+    accuser: RoleModel
+    defender: RoleModel
+    judge: RoleModel
+
+    @property
+    def by_role(self) -> dict[Role, RoleModel]:
+        """Each role's."""
+        return dict(zip(Role, (self.proposer, self.accuser, self.defender, self.judge), strict=True))
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The model per role, for the record."""
+        return {str(role): chair.model.name for role, chair in self.by_role.items()}
+
+    @property
+    def servers(self) -> dict[str, tuple[str, ...]]:
+        """Addresses of the servers per role, for the record; of those that are known."""
+        return {str(role): chair.servers.urls for role, chair in self.by_role.items() if chair.servers}
+
+    def settings(self, chars: int) -> dict[str, Any]:
+        """What else is set per role, for the record.
+
+        Args:
+            chars: Longest text that is asked for; token limits that nobody set follow from it.
+        """
+        return {
+            "temperature": {str(role): chair.temperature for role, chair in self.by_role.items()},
+            "max_tokens": {
+                str(role): chair.max_tokens or most_tokens(role, chars) for role, chair in self.by_role.items()
+            },
+        }
+
+    def pinned(self, key: str) -> RoleModels:
+        """Who speaks in the trial of one picture, each through one of its servers; roles that share them, through one.
+
+        Args:
+            key: What decides which server: a digest of the picture, so that a picture comes to where it is known.
+        """
+        pinned: dict[int, ReplicatedModel] = {}
+
+        def of(chair: RoleModel) -> RoleModel:
+            if chair.servers is None:
+                return chair
+            # One object for all: when one of the roles finds its server gone, they all move on.
+            model = pinned.setdefault(id(chair.servers), chair.servers.pinned(key))
+            return dataclasses.replace(chair, model=model, servers=model)
+
+        return RoleModels(of(self.proposer), of(self.accuser), of(self.defender), of(self.judge))
+
+    def room(self) -> bool:
+        """Whether each server that is asked now would work on one more call at once."""
+        return all(chair.servers.room() for chair in self.by_role.values() if chair.servers)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleReply(Generic[T]):
+    """What an agent said, and the call that it took."""
+
+    value: T
+    call: ModelCall
+
+
+@dataclass(frozen=True, slots=True)
+class Exhibit:
+    """A precedent as the Judge is shown it; without its picture where the library has none."""
+
+    precedent: Precedent
+    frame: Frame | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Agent:
+    chair: RoleModel
+    fence: Fence
+    budget: Deadline
+    chars: int
+    """Longest text that is asked for: description, summary, justification, rationale; see :mod:`court.replies`."""
+
+    async def _say(self, role: Role, asked: Messages[Frame], parse: Callable[[str, bool], T]) -> RoleReply[T]:
+        """One call, and one more that names the fault where the first reply can't be used.
+
+        Raises:
+            ReplyUnusable: Neither reply could be used, or one gave its instructions away.
+            Overrun: There is no time.
+            Unavailable, ModelRefused: The server gave none.
+        """
+        first = await self._call(asked, role)
+        try:
+            return RoleReply(_read(first, parse, last=False), _figures(role, [asked], [first]))
+        except UnusableReply as fault:
+            if fault.reason == "REPLY_REFUSED":
+                raise ReplyUnusable(role, asked.task, fault.reason, fault.what) from None
+            why = fault.what
+        quoted = quotable(first.text)
+        again = asked.again(self.fence, quoted, why)
+        second = await self._call(again, role)
+        try:
+            value = _read(second, parse, last=True)
+        except UnusableReply as fault:
+            raise ReplyUnusable(role, asked.task, fault.reason, fault.what) from None
+        return RoleReply(value, _figures(role, [asked, again], [first, second], fault=why, quoted=quoted))
+
+    async def _call(self, asked: Messages[Frame], role: Role) -> ChatReply:
+        max_tokens = self.chair.max_tokens or most_tokens(role, self.chars)
+        request = ChatRequest(asked.system, asked.parts, asked.schema, max_tokens, self.chair.temperature)
+        reply = await self._asked(partial(self.chair.model.reply, request))
+        self.budget.tally.answered(reply)
+        self.budget.took(reply.latency_s)
+        if prompts.given_away(reply.text):
+            # Whoever made it do that had it in hand: it is not asked again, and none of it is kept.
+            raise ReplyUnusable(role, asked.task, "SYSTEM_LEAKED", "it gave its instructions away")
+        return reply
+
+    async def _asked(self, ask: Callable[..., Awaitable[T]]) -> T:
+        """What a model gives in the seconds that there are. Raises Overrun where it does not keep to them."""
+        within_s = self.budget.for_call()
+        late = Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW")
+        try:
+            return await run_within(ask(within_s=within_s), within_s + _GRACE_S, late)
+        except BaseException:
+            self.budget.tally.unanswered()
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class Proposer(_Agent):
+    """Sees the picture, and nothing else but the questions it is asked."""
+
+    frames: tuple[Frame, ...]
+
+    async def describe(self) -> RoleReply[str]:
+        """``D = Proposer(G)``. Raises as all agents do."""
+        asked = asking.describe(self.frames, self.chars)
+        return await self._say(Role.PROPOSER, asked, lambda text, _: replies.parse_description(text))
+
+    async def answer(self, question: str) -> RoleReply[str]:
+        """``a = Proposer.answer(q, G)``. Raises as all agents do."""
+        asked = asking.answer(self.frames, self.fence, question, self.chars)
+        return await self._say(Role.PROPOSER, asked, lambda text, _: replies.parse_answer(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Advocate(_Agent):
+    """Argues one side from texts; never sees the picture."""
+
+    side: Side
+    policy: Policy
+    text: str
+    description: str
+    stance_from_start: bool = True
+
+    async def ask(self, history: Sequence[Exchange]) -> RoleReply[str]:
+        """``q = A.ask(H, D, T)``. Raises as all agents do."""
+        stance = str(self.side).lower() if self.stance_from_start else "none"
+        return await self._argue("ask", stance, history, lambda text, _: replies.parse_question(text))
+
+    async def summarise(self, history: Sequence[Exchange]) -> RoleReply[Argument]:
+        """``S = A.summarise(H)``. Raises as all agents do."""
+        stance = str(self.side).lower()
+        return await self._argue("summarise", stance, history, lambda text, _: replies.parse_argument(text))
+
+    async def _argue(
+        self, task: str, stance: str, history: Sequence[Exchange], parse: Callable[[str, bool], T]
+    ) -> RoleReply[T]:
+        asked: Messages[Frame] = asking.argue(
+            task, stance, self.policy, self.fence, self.text, self.description, history, self.chars
+        )
+        return await self._say(Role(str(self.side)), asked, parse)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge(_Agent):
+    """Sees picture, text, description, both justifications and the precedents.
+
+    Attributes:
+        frames: Of the meme.
+        policy: What counts as harm.
+        text: Of the meme.
+        description: The Proposer's, or empty.
+        accuser: What the Accuser says, or empty where there were no arguments.
+        defender: What the Defender says, likewise.
+        exhibits: The precedents that are shown.
+        vote: The precedents' vote, or None.
+        dull: Whether the meme alone is shown (ablation).
+    """
+
+    frames: tuple[Frame, ...]
+    policy: Policy
+    text: str
+    description: str = ""
+    accuser: str = ""
+    defender: str = ""
+    exhibits: tuple[Exhibit, ...] = ()
+    vote: Vote | None = None
+    dull: bool = False
+
+    async def rule(self) -> RoleReply[Ruling]:
+        """Evidence, precedents, strengths, label and rationale. Raises as all agents do.
+
+        Where the label does not follow from the strengths, the Judge is asked once more; if it still does not, the
+        ruling is returned as it is, and the contradiction shows.
+        """
+        number = len(self.exhibits)
+
+        def parse(text: str, last: bool) -> Ruling:
+            ruling = replies.parse_ruling(text, self.policy, number)
+            follows = rule(ruling.harmful_strength, ruling.harmless_strength)
+            if follows is not ruling.label and not last:
+                word = "harmful" if follows is Label.HARMFUL else "not harmful"
+                raise UnusableReply(
+                    "REPLY_MALFORMED", f"its label does not follow from its strengths, which make it {word}"
+                )
+            return ruling
+
+        return await self._say(Role.JUDGE, self._bench.rule(self.chars), parse)
+
+    async def odds(self) -> OddsGiven | None:
+        """How likely the model holds either label, asked in both orders; None where the server can't say.
+
+        Raises:
+            Overrun, Unavailable, ModelRefused: The server gave no reply.
+        """
+        asked = self._bench.odds()
+        harmful, benign, answered = [], [], []
+        for each, harmful_first in zip(asked, (True, False), strict=True):
+            request = ChatRequest(each.system, each.parts, None, 1)
+            odds = await self._asked(partial(self.chair.model.odds, request, _OPTIONS))
+            if odds is not None:
+                self.budget.tally.answered(odds.reply)
+            # What is no probability says as little as none.
+            if odds is None or not all(0 <= mass <= 1 for mass in odds.masses):
+                return None
+            masses = odds.masses if harmful_first else odds.masses[::-1]
+            harmful.append(masses[0])
+            benign.append(masses[1])
+            answered.append(odds.reply)
+        call = _figures(Role.JUDGE, asked, answered)
+        return OddsGiven(harmful=tuple(harmful), not_harmful=tuple(benign), call=call)
+
+    @property
+    def _bench(self) -> JudgeBrief[Frame]:
+        return JudgeBrief(
+            self.frames,
+            self.policy,
+            self.fence,
+            self.text,
+            self.description,
+            self.accuser,
+            self.defender,
+            tuple(Shown(exhibit.precedent, exhibit.frame) for exhibit in self.exhibits),
+            self.vote,
+            self.dull,
+        )
+
+
+def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T:
+    """What a reply says. How it ended is looked at before what it says: half of a JSON may parse."""
+    if reply.finish is FinishReason.REFUSAL:
+        raise UnusableReply("REPLY_REFUSED", "the model declined to answer")
+    if reply.finish is FinishReason.LENGTH:
+        raise UnusableReply("REPLY_CUT", "it was too long and was cut off; be shorter")
+    return parse(reply.text, last)
+
+
+def _figures(
+    role: Role, asked: Sequence[Messages[Frame]], answered: Sequence[ChatReply], *, fault: str = "", quoted: str = ""
+) -> ModelCall:
+    last, in_words = answered[-1], answered[-1].schema_in_words
+    return ModelCall(
+        role=role,
+        model=last.model,
+        prompt_id=f"{asked[0].prompt.id}/{asked[0].task}",
+        prompt_digest=asked[0].prompt.digest,
+        tokens_in=sum(reply.tokens_in for reply in answered),
+        tokens_out=sum(reply.tokens_out for reply in answered),
+        tokens_cached=sum(reply.tokens_cached for reply in answered),
+        latency_s=sum(reply.latency_s for reply in answered),
+        server=last.server,
+        fault=fault,
+        quoted=quoted,
+        messages_digest=messages_digest(asked, lambda frame: file_sha256(frame.png), schema_in_words=in_words),
+        schema_in_words=in_words,
+    )

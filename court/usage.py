@@ -1,0 +1,85 @@
+"""What the model calls of a trial cost, whatever became of them, held against what its events tell of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from court.events import Event, ModelCall, Unused, VerdictGiven
+from court.ports import ChatReply
+
+
+@dataclass(slots=True)
+class UsageMeter:
+    """Counts calls as they are made, and those that events tell of as these are kept; by the names of `Unused`.
+
+    Attributes:
+        broke_off: How many times a server broke off while it worked on a call that it then left unanswered.
+    """
+
+    broke_off: int = 0
+    _made: Counter[str] = field(default_factory=Counter)
+    _told: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """What runs in the block, and the tasks that it begins, run for the trial that this is the tally of."""
+        before = _OF_TRIAL.set(self)
+        try:
+            yield
+        finally:
+            _OF_TRIAL.reset(before)
+
+    def answered(self, reply: ChatReply) -> None:
+        """A call was answered, usably or not."""
+        self._made.update(_figures(reply, calls=1))
+
+    def unanswered(self) -> None:
+        """A call was cancelled, or failed."""
+        self._made["unanswered"] += 1
+
+    def told(self, event: Event) -> None:
+        """An event that was kept tells of its calls."""
+        self._told.update(_told(event))
+
+    def unused(self, *last: Event) -> Unused | None:
+        """What no event tells of, neither those that were kept nor these last ones; None where nobody was asked."""
+        if not self._made:
+            return None
+        return Unused(**(self._made - self._told - sum(map(_told, last), Counter())))
+
+
+_OF_TRIAL: ContextVar[UsageMeter | None] = ContextVar("tally of the trial", default=None)
+
+
+def broke_off(times: int) -> None:
+    """Counts how many times servers broke off while they worked on a call that is over and has no answer.
+
+    Told to the trial that runs here, if one does, and not in the call's error alone: who is cancelled, or overtaken by
+    another failure, has nobody left to raise an error to, and a request that kills servers must not do so unseen.
+    """
+    if (tally := _OF_TRIAL.get()) is not None:
+        # Not added up: one death ends all calls that run side by side, and what is not answered ends the trial.
+        tally.broke_off = max(tally.broke_off, times)
+
+
+def _told(event: Event) -> Counter[str]:
+    told: Counter[str] = Counter()
+    call: ModelCall | None = getattr(event, "call", None)
+    if call is not None:
+        told.update(_figures(call, calls=2 if call.fault else 1))
+    if isinstance(event, VerdictGiven) and event.odds is not None:
+        told.update(_figures(event.odds.call, calls=len(event.odds.harmful)))
+    return told
+
+
+def _figures(told: ChatReply | ModelCall, *, calls: int) -> dict[str, int]:
+    return {
+        "calls": calls,
+        "tokens_in": told.tokens_in,
+        "tokens_out": told.tokens_out,
+        "tokens_cached": told.tokens_cached,
+    }

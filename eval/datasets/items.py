@@ -1,0 +1,44 @@
+"""A meme of a data set that is to be judged."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from eval.datasets.protocol import Level, Protocol, of_level
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class JudgedMeme(_Stored):
+    """A meme that is to be judged; one line of ``memes.jsonl``."""
+
+    id: str = Field(min_length=1)
+    split: str
+    line: int = Field(ge=0)
+    """Where it stands in its file, counted from 1."""
+    image: str
+    """Name of its picture's file, below the data set's folder of pictures."""
+    text: str
+    harmful: bool
+    """By the data set's own two classes, or ``merged`` where it has three."""
+    level: Level | None = None
+    """Where the data set has three."""
+    source_label: str
+    """In the data set's own words."""
+    targets: tuple[str, ...] = ()
+
+    def gold(self, protocol: Protocol) -> bool | None:
+        """Whether it is harmful; None where the protocol drops it.
+
+        Raises:
+            ValueError: The protocol is not for a data set of this kind.
+        """
+        if self.level is None:
+            if protocol is not Protocol.PLAIN:
+                raise ValueError(f"a data set of two classes has no protocol {protocol}")
+            return self.harmful
+        if protocol is Protocol.PLAIN:
+            raise ValueError("a data set of three levels needs the protocol merged or extreme")
+        return of_level(self.level, protocol)

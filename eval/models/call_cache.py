@@ -1,0 +1,463 @@
+"""The store of model calls: what a model was asked and answered once is not asked again.
+
+Runs keep one each, or share one, so that the arms of an ablation make the calls that they have in common once. A call
+is known by everything that decides its reply (:func:`key_of`); what is kept is the reply as it was, figures included.
+
+A reply that was cut off (``LENGTH``) or declined is kept like any other. At temperature 0 the same request ends the
+same way again; above, to draw anew only where a draw went badly would be to pick and choose. Errors are no replies and
+are never kept, nor is it that a server can't say how likely a word is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Column, Connection, LargeBinary, MetaData, String, Table, Text, func, insert, select, text
+from sqlalchemy.dialects.sqlite import insert as insert_or
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from court.digests import digest
+from court.errors import Overrun, Unavailable
+from court.meme import Frame
+from court.ports import ChatModel, ChatReply, ChatRequest, Odds, ReplicatedModel
+from court.roles import RoleModel, RoleModels
+from serving.docket.store.group_commit import GroupCommit, sqlite_engine, transaction
+
+T = TypeVar("T")
+
+FORMAT = 1
+"""Of the tables below; a store of a later format is refused."""
+_APPLICATION = 0x4D434353  # "MCCS": tells a store from any other SQLite file
+
+_metadata = MetaData()
+
+_calls = Table(
+    "calls",
+    _metadata,
+    Column("key", String, primary_key=True),
+    Column("at", String, nullable=False),  # ISO 8601, UTC
+    Column("model", String, nullable=False),
+    Column("body", Text, nullable=False),  # JSON of a ChatReply or of Odds
+    Column("sha256", String, nullable=False),  # of key and body: SQLite has no check sums of its own
+)
+
+_secret = Table("secret", _metadata, Column("fence_key", LargeBinary, nullable=False))
+
+
+class CallsError(Unavailable):
+    """The store of calls can't be used: what is wrong, and what to do. Ends a run, not just a trial."""
+
+    default_reason = "BAD_CALLS"
+
+
+def key_of(
+    model: str,
+    server: Mapping[str, Any],
+    request: ChatRequest,
+    *,
+    options: Sequence[str] | None = None,
+    seed: int = 0,
+) -> str:
+    """What a call is known by: SHA-256 of everything that decides its reply.
+
+    Args:
+        model: Its name.
+        server: What is known of the servers that have it.
+        request: What is asked. Pictures count by the SHA-256 of their PNG.
+        options: Of a call for odds; None for one for a reply.
+        seed: Of the run; counts only where the temperature makes a reply a draw.
+    """
+    return digest(
+        {
+            "model": model,
+            "server": server,
+            "system": request.system,
+            "parts": [
+                {"picture": hashlib.sha256(part.png).hexdigest()} if isinstance(part, Frame) else part
+                for part in request.parts
+            ],
+            "schema": request.reply_schema,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "options": None if options is None else list(options),
+            "seed": seed if request.temperature > 0 else None,
+        }
+    )
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A call that is being looked up or asked, for everyone who wants it.
+
+    Attributes:
+        task: Gives the body, and whether it came out of the store.
+        waiters: Who still wants it.
+        answered: Whether the model has spoken: from then on it is kept, even if nobody wants it any more.
+    """
+
+    task: asyncio.Task[tuple[str, bool]]
+    waiters: int = 0
+    answered: bool = False
+
+
+class CallCache(ABC):
+    """What a store of calls does wherever it is kept. Within one event loop.
+
+    Attributes:
+        fence_key: Random; whoever holds it knows the marks of all fences.
+    """
+
+    def __init__(self, fence_key: bytes) -> None:
+        self.fence_key = fence_key
+        self._flights: dict[str, _Flight] = {}
+
+    @abstractmethod
+    async def read(self, key: str) -> str | None:
+        """What is kept under a key. Raises CallsError if it can't be read, or is not what was kept."""
+
+    @abstractmethod
+    async def keep(self, key: str, model: str, body: str) -> None:
+        """Keeps the reply of a model; where there is one already, that one stays. Raises CallsError if it can't be."""
+
+    def fence_mark(self, *names: str) -> str:
+        """The mark of the fences in one meme's trials, 16 hex digits.
+
+        The same wherever this store is used, so that requests are word for word the same; another in every other
+        store, and known to nobody who does not hold this one.
+
+        Args:
+            names: Of the meme: its id, and the digest of its picture's file.
+        """
+        return hmac.new(self.fence_key, "\0".join(names).encode(), hashlib.sha256).hexdigest()[:16]
+
+    async def once(
+        self, key: str, model: str, ask: Callable[[float], Awaitable[str]], *, within_s: float
+    ) -> tuple[str, bool]:
+        """What is kept under a key; where there is nothing, it is asked for and kept before it is handed on.
+
+        Who wants the same while it is being asked for waits for that. It is given up when nobody wants it any more.
+
+        Args:
+            key: Of the call.
+            model: Whom it is asked of, for those who read the file.
+            ask: Asks for it, in so many seconds.
+            within_s: Seconds that it may take.
+
+        Returns:
+            It, and whether it did not have to be asked for.
+
+        Raises:
+            CallsError: The store can't be read or written.
+            Overrun: It did not come in that time.
+            CourtError: Whatever ``ask`` raises; nothing is kept.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + within_s
+        while True:
+            flight = self._flights.get(key)
+            own = flight is None
+            if flight is None:
+                flight = self._flights[key] = self._fly(key, model, ask, end - loop.time())
+            try:
+                body, stored = await self._wait(key, flight, end - loop.time())
+                return body, stored or not own
+            except Overrun:
+                # Of somebody who had less time than we have.
+                if own or loop.time() >= end:
+                    raise
+
+    def _fly(self, key: str, model: str, ask: Callable[[float], Awaitable[str]], within_s: float) -> _Flight:
+        async def fly() -> tuple[str, bool]:
+            try:
+                kept = await self.read(key)
+                if kept is not None:
+                    return kept, True
+                body = await ask(within_s)
+                flight.answered = True
+                await self.keep(key, model, body)
+                return body, False
+            finally:
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
+
+        flight = _Flight(asyncio.create_task(fly()))
+        return flight
+
+    async def _wait(self, key: str, flight: _Flight, within_s: float) -> tuple[str, bool]:
+        flight.waiters += 1
+        try:
+            async with asyncio.timeout(within_s) as clock:
+                return await asyncio.shield(flight.task)
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            raise Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW") from None
+        finally:
+            flight.waiters -= 1
+            if not flight.waiters and not flight.task.done() and not flight.answered:
+                # First out of sight: who comes now is not to wait for what is being given up.
+                del self._flights[key]
+                flight.task.cancel()
+                await asyncio.wait([flight.task])
+
+    async def close(self) -> None:
+        """Waits until everything that was answered is kept."""
+        await asyncio.gather(*(flight.task for flight in self._flights.values()), return_exceptions=True)
+
+
+class SqliteCallCache(CallCache):
+    """Replies of models in a SQLite file; several processes may use the same. Within one event loop."""
+
+    def __init__(self, engine: Engine, fence_key: bytes) -> None:
+        super().__init__(fence_key)
+        self._engine = engine
+        self._writer = GroupCommit(lambda: transaction(engine), _failed)
+        self._closed = False
+
+    @classmethod
+    def open(cls, path: Path, *, patience: float = 10.0) -> Self:
+        """Opens a store; makes it where there is none.
+
+        Args:
+            path: The SQLite file.
+            patience: Seconds to wait for another process that is writing.
+
+        Raises:
+            CallsError: It is no store of calls, is damaged, or of a later format.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        engine = sqlite_engine(path, patience)
+        try:
+            return cls(engine, _check_or_create(engine, path))
+        except SQLAlchemyError as error:
+            engine.dispose()
+            raise CallsError(
+                f"The store of calls {path} can't be opened: it is damaged, locked, or something else. Restore it from "
+                "a copy, or move it away: then every call is made again.",
+            ) from error
+        except CallsError:
+            engine.dispose()
+            raise
+
+    async def read(self, key: str) -> str | None:
+        """See :meth:`CallCache.read`."""
+        return await asyncio.to_thread(self._read, key)
+
+    async def keep(self, key: str, model: str, body: str) -> None:
+        """See :meth:`CallCache.keep`."""
+        row = {"key": key, "at": datetime.now(UTC).isoformat(), "model": model, "body": body}
+        row["sha256"] = _check(key, body)
+        # The first answer holds, should another process have asked at the same time.
+        statement = insert_or(_calls).on_conflict_do_nothing()
+        await self._writer.hand_in(lambda connection: _execute(connection, statement, row))
+
+    async def count(self) -> int:
+        """How many calls are kept."""
+
+        def read() -> int:
+            with self._engine.connect() as connection:
+                return int(connection.execute(select(func.count()).select_from(_calls)).scalar_one())
+
+        return await asyncio.to_thread(read)
+
+    async def close(self) -> None:
+        """Waits until everything that was answered is kept, and lets go."""
+        if not self._closed:
+            self._closed = True
+            await super().close()
+            await self._writer.close()
+            self._engine.dispose()
+
+    def _read(self, key: str) -> str | None:
+        try:
+            with self._engine.connect() as connection:
+                row = connection.execute(select(_calls.c.body, _calls.c.sha256).where(_calls.c.key == key)).first()
+        except SQLAlchemyError as error:
+            raise _failed(error) from error
+        if row is None:
+            return None
+        body, check = row
+        if _check(key, body) != check:
+            raise _damaged(key)
+        return str(body)
+
+
+@dataclass(slots=True)
+class HitCounter:
+    """Counts the calls of a trial that did not have to be made."""
+
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A :class:`~court.ports.ChatModel` that answers from a store what it can.
+
+    Attributes:
+        inner: Who is asked otherwise.
+        store: Of calls.
+        server: What is known of the servers behind it, for the key.
+        seed: Of the run.
+        hits: Counts what came out of the store.
+    """
+
+    inner: ChatModel
+    store: CallCache
+    server: Mapping[str, Any]
+    seed: int = 0
+    hits: HitCounter = field(default_factory=HitCounter)
+
+    @property
+    def name(self) -> str:
+        """The model's name, as calls are made with it."""
+        return self.inner.name
+
+    async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
+        """See :meth:`court.ports.ChatModel.reply`; raises CallsError besides."""
+
+        async def ask(seconds: float) -> str:
+            return _REPLY.dump_json(await self.inner.reply(request, within_s=seconds)).decode()
+
+        return await self._once(key_of(self.name, self.server, request, seed=self.seed), ask, within_s, _REPLY)
+
+    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
+        """See :meth:`court.ports.ChatModel.odds`; raises CallsError besides."""
+
+        async def ask(seconds: float) -> str:
+            odds = await self.inner.odds(request, options, within_s=seconds)
+            if odds is None:
+                raise _CantSay
+            return _ODDS.dump_json(odds).decode()
+
+        key = key_of(self.name, self.server, request, options=options, seed=self.seed)
+        try:
+            return await self._once(key, ask, within_s, _ODDS)
+        except _CantSay:
+            return None
+
+    async def _once(self, key: str, ask: Callable[[float], Awaitable[str]], within_s: float, kind: TypeAdapter[T]) -> T:
+        body, stored = await self.store.once(key, self.name, ask, within_s=within_s)
+        try:
+            read = kind.validate_json(body)
+        except ValidationError:
+            raise _damaged(key) from None
+        self.hits.count += stored
+        return read
+
+
+class _CantSay(Exception):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class StoredServers(CachedModel):
+    """The same of a :class:`~court.ports.ReplicatedModel`."""
+
+    inner: ReplicatedModel
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of the servers, without keys."""
+        return self.inner.urls
+
+    def pinned(self, key: str) -> StoredServers:
+        """See :meth:`court.ports.ReplicatedModel.pinned`. A reply is the same whichever of the servers gives it."""
+        return replace(self, inner=self.inner.pinned(key))
+
+    def room(self) -> bool:
+        """Whether the server that is asked now would work on one more call at once."""
+        return self.inner.room()
+
+
+def stored_chairs(
+    chairs: RoleModels, store: CallCache, *, server: str = "", seed: int = 0, hits: HitCounter
+) -> RoleModels:
+    """The same chairs, asked through a store.
+
+    Args:
+        chairs: Who speaks.
+        store: Of calls.
+        server: What to call the servers in keys; their addresses where empty.
+        seed: Of the run.
+        hits: Counts what comes out of the store.
+    """
+    wrapped: dict[int, StoredServers] = {}
+
+    def of(chair: RoleModel) -> RoleModel:
+        known = _known_of(chair, server)
+        servers = chair.servers
+        if servers is None:
+            return replace(chair, model=CachedModel(chair.model, store, known, seed, hits))
+        # One object for all roles that share one: they move on together when their server is gone.
+        own = wrapped.setdefault(id(servers), StoredServers(servers, store, known, seed, hits))
+        return replace(chair, model=own, servers=own)
+
+    return RoleModels(of(chairs.proposer), of(chairs.accuser), of(chairs.defender), of(chairs.judge))
+
+
+def _known_of(chair: RoleModel, server: str) -> dict[str, Any]:
+    """What decides a reply besides the request: where it comes from, and in which form the server is asked."""
+    able = getattr(chair.model, "capabilities", None)
+    urls = sorted(chair.servers.urls) if chair.servers else sorted(getattr(chair.model, "urls", ()))
+    return {
+        "name": server or urls,
+        "json_schema": getattr(able, "json_schema", None),
+        "log_probs": str(getattr(able, "log_probs", "")),
+    }
+
+
+_REPLY: TypeAdapter[ChatReply] = TypeAdapter(ChatReply)
+_ODDS: TypeAdapter[Odds] = TypeAdapter(Odds)
+
+
+def _check(key: str, body: str) -> str:
+    return hashlib.sha256(f"{key}\n{body}".encode()).hexdigest()
+
+
+def _execute(connection: Connection, statement: Any, row: Any) -> None:
+    connection.execute(statement, row)
+
+
+def _check_or_create(engine: Engine, path: Path) -> bytes:
+    """The key of the fences."""
+    with transaction(engine) as connection:
+        kind, found = (connection.execute(text(f"PRAGMA {p}")).scalar_one() for p in ("application_id", "user_version"))
+        tables = connection.execute(text("SELECT count(*) FROM sqlite_master WHERE type = 'table'")).scalar_one()
+        if tables == 0:
+            _metadata.create_all(connection)
+            connection.execute(insert(_secret), {"fence_key": secrets.token_bytes(32)})
+            connection.execute(text(f"PRAGMA application_id = {_APPLICATION}"))
+            connection.execute(text(f"PRAGMA user_version = {FORMAT}"))
+        elif kind != _APPLICATION:
+            raise CallsError(f"The file {path} is a SQLite database, but no store of calls. Name another with --calls.")
+        elif found > FORMAT:
+            raise CallsError(
+                f"The store of calls {path} has format {found}; this version of MemeCourt reads up to {FORMAT}. "
+                "Upgrade it.",
+            )
+        return bytes(connection.execute(select(_secret.c.fence_key)).scalar_one())
+
+
+def _failed(error: Exception) -> CallsError:
+    return CallsError(
+        "The store of calls can't be read or written: its disk is full, its file is damaged or gone, or another "
+        "process has held it for long. When that is mended, take the run up again.",
+    )
+
+
+def _damaged(key: str) -> CallsError:
+    return CallsError(
+        f"The store of calls is damaged: what it holds under {key} is not what was kept. Restore it from a copy, or "
+        "move it away: then every call is made again.",
+    )

@@ -1,0 +1,110 @@
+"""The memes that models are asked about: of a data set's split, decoded under guard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from court.errors import BadPicture
+from court.meme import Frame
+from eval.datasets.items import JudgedMeme
+from eval.datasets.known import Dataset
+from eval.datasets.places import picture_path
+from eval.datasets.read import read_split
+from eval.datasets.sample import sample
+
+
+@dataclass(frozen=True, slots=True)
+class ShownMeme:
+    """A meme as models are shown it.
+
+    Attributes:
+        id: In its data set.
+        text: Of the meme.
+        frames: Of its picture, at least one.
+        pixels_sha256: Of its picture.
+        harmful: Gold, of two classes.
+        source_label: Gold, in the data set's own words.
+        targets: Whom or what it is about, where the data set says.
+    """
+
+    id: str
+    text: str
+    frames: tuple[Frame, ...]
+    pixels_sha256: str
+    harmful: bool
+    source_label: str
+    targets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What was read.
+
+    Attributes:
+        memes: In the order of the split.
+        without_picture: Ids of those that were drawn and have no picture that can be used, with the reason.
+        files: SHA-256 of the files of annotations, by name.
+    """
+
+    memes: tuple[ShownMeme, ...]
+    without_picture: dict[str, str]
+    files: dict[str, str]
+
+
+async def shown_memes(
+    dataset: Dataset,
+    data: Path,
+    split: str,
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    keep: Callable[[JudgedMeme], bool] = lambda _: True,
+    workers: int = 2,
+) -> Shown:
+    """Reads memes of a split with their pictures.
+
+    Args:
+        dataset: Which data set.
+        data: Where it lies.
+        split: Which part of it.
+        limit: How many at most, drawn by label; None for all.
+        seed: Of that sample.
+        keep: Which rows count at all, e.g. the harmful ones.
+        workers: Processes that decode pictures.
+
+    Raises:
+        BadRequest: The split can't be read; see :func:`eval.datasets.read.read_split`.
+    """
+    from court.backends.pictures.reader import GuardedPictureReader
+
+    read = await asyncio.to_thread(read_split, dataset, data, split)
+    drawn = sample([meme for meme in read.memes if keep(meme)], limit, seed)
+    reader = GuardedPictureReader(workers=workers)
+    turn = asyncio.Semaphore(workers)
+    missing: dict[str, str] = {}
+
+    async def one(meme: JudgedMeme) -> ShownMeme | None:
+        path = picture_path(read.pictures, meme.image) if read.pictures else None
+        try:
+            if path is None:
+                raise FileNotFoundError
+            async with turn:
+                picture = await reader.read(await asyncio.to_thread(path.read_bytes))
+        except OSError:
+            missing[meme.id] = "PICTURE_MISSING"
+            return None
+        except BadPicture as error:
+            missing[meme.id] = error.reason
+            return None
+        return ShownMeme(
+            meme.id, meme.text, picture.frames, picture.pixels_sha256, meme.harmful, meme.source_label, meme.targets
+        )
+
+    try:
+        shown = await asyncio.gather(*(one(meme) for meme in drawn))
+    finally:
+        await reader.aclose()
+    return Shown(tuple(meme for meme in shown if meme is not None), dict(sorted(missing.items())), dict(read.files))

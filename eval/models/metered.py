@@ -1,0 +1,338 @@
+"""A model in a chair: asked through a store of calls, within a budget, and on account.
+
+What was asked once is not asked again, whoever asks: a run that is taken up again goes through the same steps and finds
+its replies kept (:mod:`eval.models.call_cache`). So a step must ask for word for word the same again, and whatever it
+draws it draws from generators that the run's seed decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from court import prompts as court_prompts
+from court.deadline import run_within
+from court.errors import CourtError, Overrun, ReplyUnusable
+from court.meme import Frame
+from court.ports import ChatModel, ChatReply, ChatRequest, FinishReason, Odds
+from court.prompts import Prompt
+from court.replies import UnusableReply
+from court.untrusted import Fence
+from eval.models.call_cache import CachedModel, CallCache, HitCounter
+from eval.models.prompts import gave_away
+
+T = TypeVar("T")
+
+_QUOTED = 2000  # characters of a reply that are shown when it is asked for again
+_PATIENCE_S = 86_400.0  # how long a call may wait for its turn at a busy model
+_GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
+
+
+class BudgetSpent(CourtError):
+    """A model may not be asked any more: what it may cost is spent. What was answered is kept."""
+
+    default_reason = "BUDGET_SPENT"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a model's tokens cost, in US dollars for a million of them; 0 where it runs on a machine of one's own."""
+
+    usd_in: float = 0.0
+    usd_out: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a model may be asked in a session at most; what came out of the store counts nothing.
+
+    Calls that are under way when a limit is reached are waited for, so that it may be passed by as many as the model
+    is asked at once.
+
+    Attributes:
+        calls: How many.
+        tokens: In and out together.
+        usd: By its :class:`Price`.
+    """
+
+    calls: int | None = None
+    tokens: int | None = None
+    usd: float | None = None
+
+
+@dataclass(slots=True)
+class Account:
+    """What calls came to."""
+
+    calls: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tokens_cached: int = 0
+    """Of ``tokens_in``, those that a server had in its prefix cache."""
+
+    def add(self, reply: ChatReply) -> None:
+        """One more call."""
+        self.calls += 1
+        self.tokens_in += reply.tokens_in
+        self.tokens_out += reply.tokens_out
+        self.tokens_cached += reply.tokens_cached
+
+    def usd(self, price: Price) -> float:
+        """What it costs, in US dollars; what a server had in its cache counts in full."""
+        return (self.tokens_in * price.usd_in + self.tokens_out * price.usd_out) / 1e6
+
+
+@dataclass(slots=True)
+class Usage:
+    """Of one model in one run.
+
+    Attributes:
+        all: Every call that the run is made of, also those that came out of the store: what it costs from nothing.
+        made: Those that were made now.
+        repaired: Replies that could not be used and were asked for again.
+        unusable: Those that could not be used then either.
+        failed: Calls that brought no reply.
+    """
+
+    all: Account = field(default_factory=Account)
+    made: Account = field(default_factory=Account)
+    repaired: int = 0
+    unusable: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Said(Generic[T]):
+    """What a model said, read.
+
+    Attributes:
+        value: The reply, parsed.
+        replies: One, or two where the first could not be used.
+        fault: Why it could not; empty where it could.
+    """
+
+    value: T
+    replies: tuple[ChatReply, ...]
+    fault: str = ""
+
+    @property
+    def tokens_out(self) -> int:
+        """Of the reply that was used."""
+        return self.replies[-1].tokens_out
+
+
+@dataclass(slots=True)
+class _Metered:
+    """A :class:`~court.ports.ChatModel` behind a store: what comes this far is really asked, and is paid for.
+
+    ``within_s`` of a call is how long its turn may be waited for; the model itself has the time set here.
+    """
+
+    inner: ChatModel
+    limit: Limit
+    price: Price
+    usage: Usage
+    turn: asyncio.Semaphore
+    within_s: float
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
+        async with self.turn:
+            self._within_limit()
+            late = Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW")
+            asked = self.inner.reply(request, within_s=self.within_s)
+            reply = await run_within(asked, self.within_s + _GRACE_S, late)
+            self.usage.made.add(reply)
+            return reply
+
+    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
+        async with self.turn:
+            self._within_limit()
+            odds = await self.inner.odds(request, options, within_s=self.within_s)
+            if odds is not None:
+                self.usage.made.add(odds.reply)
+            return odds
+
+    def _within_limit(self) -> None:
+        made = self.usage.made
+        spent = (made.calls, made.tokens_in + made.tokens_out, made.usd(self.price))
+        allowed = (self.limit.calls, self.limit.tokens, self.limit.usd)
+        for what, much, most in zip(("calls", "tokens", "US dollars"), spent, allowed, strict=True):
+            if most is not None and much >= most:
+                raise BudgetSpent(
+                    f"{self.name} has been asked for {much:g} {what} now, and may be for {most:g}. What it said is "
+                    "kept: raise its budget and take the run up again."
+                )
+
+
+class MeteredModel:
+    """One model, as the arena and the probe ask it; safe to use concurrently, within one event loop.
+
+    Attributes:
+        name: What the run calls it; unlike the model's own name, no two chairs of a run share it.
+        family: Who made it, for panels that are to be mixed; empty where nobody says.
+        price: Of its tokens.
+        usage: What was asked of it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: ChatModel,
+        *,
+        store: CallCache,
+        family: str = "",
+        server: Mapping[str, Any] | None = None,
+        concurrency: int = 8,
+        max_tokens: int = 1024,
+        within_s: float = 300.0,
+        price: Price = Price(),
+        limit: Limit = Limit(),
+        run_seed: int = 0,
+    ) -> None:
+        """Asks nothing yet.
+
+        Args:
+            name: What the run calls it.
+            model: Who is asked.
+            store: Of calls.
+            family: Who made it.
+            server: What is known of the servers behind it, for the keys of calls; :func:`eval.models.open.known_of`.
+            concurrency: Calls in flight at most; 1 or more.
+            max_tokens: Of a reply, where a call does not say.
+            within_s: Seconds that a call may take, retries included.
+            price: Of its tokens.
+            limit: What it may be asked in this session.
+            run_seed: Another gives other draws, where a temperature makes a reply one.
+        """
+        self.name = name
+        self.family = family
+        self.price = price
+        self.usage = Usage()
+        self._store = store
+        self._server = dict(server or {})
+        self._metered = _Metered(model, limit, price, self.usage, asyncio.Semaphore(concurrency), within_s)
+        self._max_tokens = max_tokens
+        self._run_seed = run_seed
+
+    @property
+    def model(self) -> str:
+        """The model's own name."""
+        return self._metered.name
+
+    def fence(self, *names: str) -> Fence:
+        """Marks for what strangers and models wrote; the same for the same names wherever this store is used.
+
+        Args:
+            names: Of what is put between the marks, such as a meme's id and the digest of its picture.
+        """
+        return Fence(self._store.fence_mark(*names))
+
+    async def ask(
+        self,
+        system: str,
+        parts: Sequence[str | Frame],
+        *,
+        temperature: float = 0.0,
+        schema: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        seed: int = 0,
+    ) -> ChatReply:
+        """One reply, out of the store where it was given before.
+
+        Args:
+            system: Ours alone: nothing of a meme or a model stands here.
+            parts: Of the user message; whatever others wrote stands in a fence.
+            temperature: 0 for the most likely reply.
+            schema: JSON schema that the reply must obey, or None for free text.
+            max_tokens: Of the reply; the chair's own where None.
+            seed: Which draw is meant, where the same is asked several times at a temperature above 0.
+
+        Raises:
+            BudgetSpent: What the model may be asked is spent, and this is not kept.
+            CallsError: The store can't be used.
+            Overrun, Unavailable, ModelRefused: There is no reply.
+        """
+        apart = tuple(f"{part}\n\n" if isinstance(part, str) else part for part in parts)
+        request = ChatRequest(system, apart, schema, max_tokens or self._max_tokens, temperature)
+        hits = HitCounter()
+        # One number of two: draws of a run don't meet those of the run with the next seed.
+        draw = self._run_seed * 1_000_003 + seed
+        model = CachedModel(self._metered, self._store, self._server, draw, hits)
+        try:
+            # A call may have to wait for its turn: only the model's own time is counted, by _Metered.
+            reply = await model.reply(request, within_s=_PATIENCE_S)
+        except CourtError as error:
+            self.usage.failed += not isinstance(error, BudgetSpent)
+            raise
+        self.usage.all.add(reply)
+        return reply
+
+    async def say(
+        self,
+        prompt: Prompt,
+        task: str,
+        parts: Sequence[str | Frame],
+        parse: Callable[[str], T],
+        *,
+        fence: Fence,
+        system: str | None = None,
+        temperature: float = 0.0,
+        schema: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        seed: int = 0,
+    ) -> Said[T]:
+        """A reply that is read strictly; where it can't be, it is asked for once more, with the fault named.
+
+        Args:
+            prompt: Whose system message goes first.
+            task: What is asked, for errors.
+            parts: Of the user message, the task itself included.
+            parse: Reads a reply; raises Fault where it can't be used.
+            fence: The one of the parts: a reply that can't be used is shown again in it.
+            system: The system message where it is not ``prompt.system()``.
+            temperature: 0 for the most likely reply.
+            schema: JSON schema that the reply must obey, or None for free text.
+            max_tokens: Of the reply; the chair's own where None.
+            seed: Which draw is meant.
+
+        Raises:
+            ReplyUnusable: Neither reply could be used, the model declined, or it gave its instructions away.
+            As :meth:`ask`.
+        """
+        given: dict[str, Any] = {"temperature": temperature, "schema": schema, "max_tokens": max_tokens, "seed": seed}
+        instructions = prompt.system() if system is None else system
+
+        def read(reply: ChatReply) -> T:
+            if gave_away(prompt, reply.text):
+                raise self._unusable(task, "SYSTEM_LEAKED", "it gave its instructions away")
+            if reply.finish is FinishReason.REFUSAL:
+                raise self._unusable(task, "REPLY_REFUSED", "the model declined to answer")
+            if reply.finish is FinishReason.LENGTH:
+                raise UnusableReply("REPLY_CUT", "it was too long and was cut off; be shorter")
+            if not reply.text.strip():
+                raise UnusableReply("REPLY_EMPTY", "it was empty")
+            return parse(reply.text)
+
+        first = await self.ask(instructions, parts, **given)
+        try:
+            return Said(read(first), (first,))
+        except UnusableReply as fault:
+            why = fault.what
+        self.usage.repaired += 1
+        shown = fence.around(first.text[:_QUOTED])
+        again = (*parts, shown, court_prompts.load("repair").task("repair", fault=why))
+        second = await self.ask(instructions, again, **given)
+        try:
+            return Said(read(second), (first, second), why)
+        except UnusableReply as fault:
+            raise self._unusable(task, fault.reason, fault.what) from None
+
+    def _unusable(self, task: str, reason: str, what: str) -> ReplyUnusable:
+        self.usage.unusable += 1
+        return ReplyUnusable(self.name, task, reason, what)

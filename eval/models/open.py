@@ -1,0 +1,203 @@
+"""The models of an arena or a probe, as a TOML file names them.
+
+::
+
+    [models.alpha]
+    url = "http://127.0.0.1:8000/v1"
+    model = "Qwen/Qwen2.5-VL-7B-Instruct"
+    family = "qwen"
+    api_key_env = "ALPHA_KEY"       # the name of an environment variable: no key stands in the file
+    usd_in = 0.2                    # for a million tokens
+    usd_out = 0.6
+    most_usd = 5.0                  # what it may cost in one session
+
+Whatever else is in the file is for the command that reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from court.errors import BadRequest, ModelRefused, NotLoaded
+from eval.models.call_cache import CallCache
+from eval.models.metered import Limit, MeteredModel, Price
+from serving.settings import Urls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from court.backends.chat.client import ChatCompletions
+
+
+class ModelSpec(BaseModel):
+    """One model of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: Urls
+    """Of its server, …/v1; of several with the same model, a list."""
+    model: str = Field(min_length=1)
+    """Its name there."""
+    family: str = ""
+    """Who made it: a panel of judges is to be of several."""
+    api_key_env: str = ""
+    """The environment variable that holds the key, where the server wants one."""
+    server: str = ""
+    """What to call the server in the store of calls, so that one that moved to another address is the same."""
+    concurrency: int = Field(default=8, ge=1, le=10_000)
+    """Calls in flight at most."""
+    max_tokens: int = Field(default=1024, ge=16, le=1_000_000)
+    """Of a reply, at most."""
+    within_s: float = Field(default=300.0, gt=0, le=86_400)
+    """Seconds that a call may take, retries included."""
+    usd_in: float = Field(default=0.0, ge=0)
+    """Price of a million tokens of prompts, in US dollars."""
+    usd_out: float = Field(default=0.0, ge=0)
+    """Price of a million tokens of replies."""
+    most_calls: int | None = Field(default=None, ge=0)
+    """What it may be asked in one session: calls that the store of calls has count nothing, and taking a run up again
+    begins to count anew."""
+    most_tokens: int | None = Field(default=None, ge=0)
+    most_usd: float | None = Field(default=None, ge=0)
+
+    @property
+    def price(self) -> Price:
+        """Of its tokens."""
+        return Price(self.usd_in, self.usd_out)
+
+    @property
+    def limit(self) -> Limit:
+        """What it may be asked in one session."""
+        return Limit(self.most_calls, self.most_tokens, self.most_usd)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsFile:
+    """What the file says.
+
+    Attributes:
+        models: By the names that the run calls them.
+        rest: The other tables, for the command that reads it.
+    """
+
+    models: Mapping[str, ModelSpec]
+    rest: Mapping[str, Any]
+
+
+def read_models(path: Path) -> ModelsFile:
+    """Reads the file. Raises BadRequest where it can't be read or says what it may not."""
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise BadRequest(f"There is no file {path}.", reason="MODELS_MISSING") from None
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{path.name} can't be read as TOML: {error}.", reason="MODELS_UNREADABLE") from None
+    tables = content.pop("models", None)
+    if not isinstance(tables, dict) or not tables:
+        raise BadRequest(f"{path.name} names no model: write a table [models.NAME] for each.", reason="MODELS_NONE")
+    models = {}
+    for name, table in tables.items():
+        try:
+            models[name] = ModelSpec.model_validate(table)
+        except ValidationError as error:
+            what = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+            raise BadRequest(f"{path.name}, [models.{name}]: {what}.", reason="MODELS_UNREADABLE") from None
+    return ModelsFile(models, content)
+
+
+async def open_chairs(
+    specs: Mapping[str, ModelSpec],
+    store: CallCache,
+    stack: AsyncExitStack,
+    tell: Callable[[str], None],
+    *,
+    pictures: int,
+    run_seed: int = 0,
+) -> dict[str, MeteredModel]:
+    """Connects to the models, each of which is asked what it can do.
+
+    Args:
+        specs: Which models.
+        store: Of calls.
+        stack: Closes the connections when it is closed.
+        tell: Is told what a server can't do, and how that is got along with.
+        pictures: How many a prompt has at most.
+        run_seed: Of the run.
+
+    Raises:
+        BadRequest: A key is not in the environment.
+        NotLoaded: The client for model servers is not installed.
+        ModelRefused: A server does not have the model, wants another key, or takes no pictures.
+        Unavailable: A server does not answer.
+    """
+    try:
+        from court.backends.chat.capabilities import probe
+        from court.backends.chat.client import ChatCompletions, http_client
+        from court.backends.chat.http import Load
+    except ModuleNotFoundError as error:
+        raise NotLoaded(
+            "Asking models needs the client for model servers: pip install 'memecourt[eval]'.",
+            reason="FULL_NOT_INSTALLED",
+        ) from error
+
+    http = http_client()
+    stack.push_async_callback(http.aclose)
+    loads: dict[str, Load] = {}
+    chairs = {}
+    for name, spec in specs.items():
+        tell(f"Asking the server of {name} what it can do …")
+        servers: list[ChatCompletions] = []
+        for url in spec.url:
+            load = loads.setdefault(url, Load(spec.concurrency))
+            one = ChatCompletions(base_url=url, model=spec.model, api_key=_key(name, spec), http=http, load=load)
+            found = await probe(one, pictures=pictures)
+            for sentence in found.sentences:
+                tell(f"{name}: {sentence}")
+            servers.append(one)
+        model = ChatCompletions.joined(servers)
+        if not model.capabilities.pictures:
+            raise ModelRefused(f"{name} must see pictures, and takes none. Leave it out, or name another model.")
+        chairs[name] = MeteredModel(
+            name,
+            model,
+            store=store,
+            family=spec.family,
+            server=known_of(model, spec.server),
+            concurrency=spec.concurrency,
+            max_tokens=spec.max_tokens,
+            within_s=spec.within_s,
+            price=spec.price,
+            limit=spec.limit,
+            run_seed=run_seed,
+        )
+    return chairs
+
+
+def known_of(model: ChatCompletions, server: str = "") -> dict[str, Any]:
+    """What decides a reply besides the request: where it comes from, and in which form the server is asked.
+
+    Args:
+        model: That is asked.
+        server: What to call its servers; their addresses where empty.
+    """
+    return {"name": server or sorted(model.urls), "json_schema": model.capabilities.json_schema}
+
+
+def _key(name: str, spec: ModelSpec) -> str | None:
+    if not spec.api_key_env:
+        return None
+    key = os.environ.get(spec.api_key_env)
+    if not key:
+        raise BadRequest(
+            f"The key of {name} is to be in the environment variable {spec.api_key_env}, which is not set.",
+            reason="KEY_MISSING",
+        )
+    return key

@@ -1,0 +1,1 @@
+"""Building, opening and searching libraries of precedents."""

@@ -1,0 +1,120 @@
+"""What it costs to look among known memes: memory for each, and time for a question, with 100,000 of them.
+
+The looks are of random hashes and made-up texts, a hundred captions to a picture. Memory is that of the process
+(``VmRSS``), before and after. A question is what a trial asks, about a picture that has been hashed before: its hashes
+in eight positions searched, the texts of what is near compared, and what their trials came to asked. Nothing is decoded
+and no picture laid over another, for no text is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import statistics
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from court.meme import Frame, Picture, PictureFormat
+from court.record import TrialRecord
+from court.verdict import Label
+from eval.perf.bench import Result
+from retrieval.near_duplicates.match import MemeText, fingerprint
+from retrieval.near_duplicates.pdq import BYTES, Hash
+from retrieval.starter.draw import draw_meme
+from serving.runner.near_duplicates import NearDuplicateIndex, StoredFingerprint
+from serving.settings import Settings
+
+_KNOWN = 100_000
+_CAPTIONS = 100
+_QUESTIONS = 30
+
+
+def measure() -> Result:
+    """Runs the benchmark."""
+    return asyncio.run(_measure())
+
+
+async def _measure() -> Result:
+    unknown, known = _drawn("screen"), _drawn("cat")
+    near = NearDuplicateIndex(_Docket(fingerprint(known, MemeText("", read=False)).frames[0][0].hash), Settings())
+    try:
+        before = _resident()
+        began = time.perf_counter()
+        await near.catch_up()
+        read_s = time.perf_counter() - began
+        held = (_resident() - before) / _KNOWN
+        nothing, hundred = await _asked(near, unknown), await _asked(near, known)
+    finally:
+        await near.close()
+    return Result(
+        name="near-memes",
+        figures={
+            "bytes_per_meme": round(held),
+            "nothing_near_ms": nothing,
+            "hundred_captions_ms": hundred,
+            "read_at_start_s": round(read_s, 2),
+        },
+        goals={"bytes_per_meme": "<= 500"},
+    )
+
+
+async def _asked(near: NearDuplicateIndex, picture: Picture) -> float:
+    """Milliseconds that a question about a picture takes, the median; the first one, which hashes it, left out."""
+    took = []
+    for _ in range(1 + _QUESTIONS):
+        began = time.perf_counter()
+        await near.near(picture, "a caption that nobody has given to this picture yet", True, "")
+        took.append(time.perf_counter() - began)
+    return round(1000 * statistics.median(took[1:]), 2)
+
+
+def _drawn(scene: str) -> Picture:
+    out = io.BytesIO()
+    still = draw_meme(scene, "", seed=0)
+    still.save(out, "PNG")
+    pixels = hashlib.sha256(still.tobytes()).hexdigest()
+    frame = Frame(out.getvalue(), still.width, still.height)
+    return Picture(PictureFormat.PNG, pixels, pixels, still.width, still.height, 1, (frame,))
+
+
+class _Docket:
+    """As many looks as there are, made when they are asked for; one of their pictures is given."""
+
+    def __init__(self, picture: Hash) -> None:
+        rng = np.random.default_rng(0)
+        self._pictures = rng.integers(0, 256, (_KNOWN // _CAPTIONS, BYTES), dtype=np.uint8)
+        self._pictures[0] = picture
+
+    async def keep_look(self, trial_id: str, look: bytes) -> None:
+        raise AssertionError("nothing is tried here")
+
+    async def looks(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
+        return [
+            (number, str(uuid.UUID(int=number)), self._look(number))
+            for number in range(since + 1, min(since + most, _KNOWN) + 1)
+        ]
+
+    async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:
+        return dict.fromkeys(trial_ids, Label.HARMFUL)
+
+    async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
+        raise AssertionError("no text is the same")
+
+    async def record(self, trial_id: str) -> TrialRecord:
+        raise AssertionError("nothing is given again")
+
+    def _look(self, number: int) -> bytes:
+        hashes = self._pictures[number % len(self._pictures)][None].copy()
+        text = f"People from Blueland bring soup to the neighbours, and this is caption {number} of them all"
+        return StoredFingerprint(f"{number:064x}", "", MemeText(text, read=True), hashes).to_bytes()
+
+
+def _resident() -> int:
+    """Bytes of memory that this process holds."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])

@@ -1,0 +1,1 @@
+"""A server under load: clients, processes, overload and hostile traffic."""

@@ -1,0 +1,1 @@
+"""A model server that answers without a model, for tests and benchmarks."""

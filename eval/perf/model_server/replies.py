@@ -1,0 +1,288 @@
+"""What a stand-in model server says: words, instances of JSON schemas, log-probabilities, and its prefix cache.
+
+Words are its tokens. The same prompt and seed always give the same reply, in whatever order calls come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+BLOCK = 16
+"""Tokens of a block of the prefix cache."""
+_WORDS = (
+    *("a", "an", "the", "of", "in", "on", "with", "two", "three", "small", "large", "red", "blue", "green", "old"),
+    *("new", "quiet", "bright", "figure", "table", "lamp", "river", "window", "garden", "letter", "bridge", "basket"),
+    *("stands", "holds", "shows", "reads", "looks", "turns", "beside", "above", "under", "behind", "and", "but"),
+)
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+
+
+def tokens_of(text: str) -> list[str]:
+    """The tokens of a text: words and marks."""
+    return _TOKEN.findall(text)
+
+
+def token_id(token: str) -> int:
+    """The id of a token."""
+    return int.from_bytes(hashlib.sha256(token.encode()).digest()[:4], "big") % 150_000
+
+
+def prompt_tokens(messages: Sequence[Mapping[str, Any]], picture_tokens: int) -> list[str]:
+    """The tokens of a prompt; a picture is ``picture_tokens`` of them, made from its digest.
+
+    Raises:
+        ValueError: The messages are not what the API has.
+    """
+    tokens: list[str] = []
+    for message in messages:
+        tokens.append(f"<{message['role']}>")
+        content = message["content"]
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            if part["type"] == "text":
+                tokens += tokens_of(part["text"])
+            elif part["type"] == "image_url":
+                tokens += [f"<picture {picture_digest(part)}>"] * picture_tokens
+            else:
+                raise ValueError("neither text nor picture")
+    return tokens
+
+
+def picture_digest(part: Mapping[str, Any]) -> str:
+    """What stands for a picture: its id if it has one, else a digest of what was sent."""
+    if part.get("uuid"):
+        return str(part["uuid"])
+    return hashlib.sha256(part["image_url"]["url"].encode()).hexdigest()
+
+
+class PrefixCache:
+    """Remembers the beginnings of prompts, block by block; forgets those not used for longest."""
+
+    def __init__(self, blocks: int = 100_000) -> None:
+        """Holds so many blocks."""
+        self._room = blocks
+        self._blocks: OrderedDict[bytes, None] = OrderedDict()
+
+    def cached(self, tokens: Sequence[str]) -> int:
+        """How many tokens of the beginning are known. Never all of them: the last is always worked on."""
+        count = 0
+        for key in _chain(tokens[:-1]):
+            if key not in self._blocks:
+                break
+            self._blocks.move_to_end(key)
+            count += BLOCK
+        return count
+
+    def keep(self, tokens: Sequence[str]) -> None:
+        """Remembers the full blocks of a prompt."""
+        for key in _chain(tokens):
+            self._blocks[key] = None
+            self._blocks.move_to_end(key)
+        while len(self._blocks) > self._room:
+            self._blocks.popitem(last=False)
+
+
+def _chain(tokens: Sequence[str]) -> list[bytes]:
+    """A key for each full block, which stands for it and for all before it."""
+    keys, before = [], b""
+    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+        block = "\0".join(tokens[start : start + BLOCK]).encode()
+        before = hashlib.blake2b(before + block, digest_size=16).digest()
+        keys.append(before)
+    return keys
+
+
+class Speaker:
+    """Makes up replies."""
+
+    def __init__(self, *, seed: int = 0, words: int = 20, values: Mapping[str, Any] | None = None) -> None:
+        """Sets how it speaks.
+
+        Args:
+            seed: Another seed, other replies.
+            words: Of a reply, and of each string in one.
+            values: What properties of these names get, wherever they stand in a schema, e.g. ``{"harmful": "WEAK"}``;
+                passed over where the schema does not allow it.
+        """
+        self._seed = seed
+        self._words = words
+        self._values = dict(values or {})
+
+    def text(self, prompt: Sequence[str]) -> str:
+        """A reply to a prompt."""
+        return self._sentence(self._random(prompt), self._words)
+
+    def instance(self, prompt: Sequence[str], schema: Mapping[str, Any]) -> str:
+        """A reply to a prompt that obeys a schema, as compact JSON. Raises ValueError if the schema asks for more than
+        this stand-in understands."""  # noqa: D205, D209
+        value = self._value(schema, schema, self._random(prompt))
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+    def _random(self, prompt: Sequence[str]) -> random.Random:
+        digest = hashlib.blake2b("\0".join(prompt).encode(), digest_size=16).hexdigest()
+        return random.Random(f"{self._seed} {digest}")
+
+    def _sentence(self, rng: random.Random, words: int) -> str:
+        return " ".join(rng.choice(_WORDS) for _ in range(words))
+
+    def _value(self, schema: Mapping[str, Any], root: Mapping[str, Any], rng: random.Random) -> Any:
+        if "$ref" in schema:
+            return self._value(_resolve(schema["$ref"], root), root, rng)
+        if "const" in schema:
+            return schema["const"]
+        if "enum" in schema:
+            return schema["enum"][0]
+        for union in ("anyOf", "oneOf"):
+            if union in schema:
+                return self._value(schema[union][0], root, rng)
+        if len(schema.get("allOf", ())) == 1:
+            return self._value(schema["allOf"][0], root, rng)
+        kind = schema.get("type")
+        kind = kind[0] if isinstance(kind, list) else kind
+        match kind:
+            case "object":
+                # All properties, also those that may be left out: strict mode wants them.
+                return {
+                    name: self._property(name, part, root, rng) for name, part in schema.get("properties", {}).items()
+                }
+            case "array":
+                # One element where none is demanded, so that what reads elements is exercised.
+                least = max(schema.get("minItems", 0), min(1, schema.get("maxItems", 1)))
+                parts = schema.get("prefixItems", [])[:least]
+                rest = schema.get("items", {"type": "string"})
+                return [self._value(part, root, rng) for part in [*parts, *[rest] * (least - len(parts))]]
+            case "string":
+                return self._string(schema, rng)
+            case "integer" | "number":
+                low, high = schema.get("minimum", 0), schema.get("maximum", schema.get("minimum", 0))
+                return low if kind == "integer" else (low + high) / 2
+            case "boolean":
+                return False
+            case "null":
+                return None
+        raise ValueError(f"no instance can be made of a schema of type {kind!r}")
+
+    def _property(self, name: str, schema: Mapping[str, Any], root: Mapping[str, Any], rng: random.Random) -> Any:
+        made = self._value(schema, root, rng)
+        if name not in self._values:
+            return made
+        value, allowed = self._values[name], _resolve(schema["$ref"], root) if "$ref" in schema else schema
+        return value if value in allowed.get("enum", [value]) else made
+
+    def _string(self, schema: Mapping[str, Any], rng: random.Random) -> str:
+        if "pattern" in schema:
+            raise ValueError("no string can be made for a pattern")
+        text = self._sentence(rng, self._words)
+        while len(text) < schema.get("minLength", 0):
+            text += f" {rng.choice(_WORDS)}"
+        most = schema.get("maxLength")
+        return (
+            text if most is None or len(text) <= most else text[:most].rstrip().ljust(schema.get("minLength", 0), ".")
+        )
+
+
+def _resolve(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not reference.startswith("#/"):
+        raise ValueError("only references within the schema are followed")
+    found: Any = root
+    for step in reference[2:].split("/"):
+        found = found[step.replace("~1", "/").replace("~0", "~")]
+    assert isinstance(found, Mapping)
+    return found
+
+
+def first_token(odds: Mapping[str, float], payload: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The most likely first token, and what ``logprobs`` says of it.
+
+    Args:
+        odds: Probability of tokens; the rest of the mass goes to a token that nobody asks for.
+        payload: The request.
+    """
+    everything = dict(odds)
+    everything.setdefault("…", max(1.0 - sum(odds.values()), 1e-9))
+    ranked = sorted(everything.items(), key=lambda pair: -pair[1])
+    chosen = ranked[0][0]
+    wanted = payload.get("logprob_token_ids")
+    if wanted:
+        by_id = {token_id(token): (token, mass) for token, mass in everything.items()}
+        shown = [(by_id.get(i, ("?", 0.0)), i) for i in wanted]
+    else:
+        shown = [((token, mass), token_id(token)) for token, mass in ranked[: payload.get("top_logprobs") or 0]]
+    as_ids = bool(payload.get("return_tokens_as_token_ids"))
+
+    def entry(token: str, mass: float, number: int) -> dict[str, Any]:
+        written = f"token_id:{number}" if as_ids else token
+        return {
+            "token": written,
+            "logprob": math.log(mass) if mass > 0 else -9999.0,
+            "bytes": list(written.encode()),
+        }
+
+    top = [entry(token, mass, number) for (token, mass), number in shown]
+    return chosen, {"content": [{**entry(chosen, ranked[0][1], token_id(chosen)), "top_logprobs": top}]}
+
+
+TOKENS: Mapping[str, int] = {"describe": 150, "ask": 30, "answer": 40, "summarise": 150, "judge": 250}
+"""Of each reply, its JSON included."""
+_ANSWERED = "witnessed"  # stands once in every answer, and nowhere else
+_ROUNDS = re.compile(r"in (\d+) rounds")
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def meme_text(name: str, rounds: int) -> str:
+    """The text of a meme that is tried in so many rounds."""
+    return f"The meme {name} is tried in {rounds} rounds"
+
+
+def scripted_reply(payload: Mapping[str, Any]) -> str | None:
+    """The reply to a chat completion; None for what is no part of a full trial."""
+    words = _words(payload)
+    wanted = (payload.get("response_format") or {}).get("json_schema", {}).get("schema", {}).get("properties", {})
+    if "question" in wanted:
+        return _long("ask", lambda filler: json.dumps({"question": f"What is there that{filler}?"}))
+    if "summary" in wanted:
+        named = _ROUNDS.search(words)
+        rounds, heard = int(named[1]) if named else 1, words.count(_ANSWERED)
+        # Two letters more a round until the last but one, so that the last is the first that brings nothing new.
+        known = _LETTERS[: 2 * min(heard, rounds - 1) + 2]
+        return _long(
+            "summarise", lambda filler: json.dumps({"summary": known, "justification": f"It is shown that{filler}."})
+        )
+    if "harmful_strength" in wanted:
+        return _long("judge", lambda filler: json.dumps(_ruling(wanted, f"It is found that{filler}.")))
+    if "answer" in wanted:
+        return _long("answer", lambda filler: json.dumps({"answer": f"It is {_ANSWERED} that{filler}."}))
+    if "description" in wanted:
+        return _long("describe", lambda filler: json.dumps({"description": f"It is seen that{filler}."}))
+    return None
+
+
+def _long(task: str, make: Callable[[str], str]) -> str:
+    """A reply that is filled up to the length of the task."""
+    return make(" so" * (TOKENS[task] - len(tokens_of(make("")))))
+
+
+def _words(payload: Mapping[str, Any]) -> str:
+    content = payload["messages"][-1]["content"]
+    return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
+
+
+def _ruling(wanted: Mapping[str, Any], rationale: str) -> dict[str, Any]:
+    """A ruling in the words that the schema allows, harmful and in keeping with itself."""
+    first = {name: wanted[name]["enum"][0] for name in ("category", "clause", "target")}
+    return {
+        "harmful_evidence": ["It is said in so many words."],
+        "harmless_evidence": [],
+        "precedents": dict.fromkeys(wanted["precedents"]["properties"], "harmful"),
+        "harmful_strength": "strong",
+        "harmless_strength": "weak",
+        "label": "harmful",
+        **first,
+        "rationale": rationale,
+    }

@@ -1,0 +1,366 @@
+"""A stand-in for a model server: chat completions with settable speed, capacity and faults.
+
+It thinks nothing; it takes the time that a model of these figures would take, keeps a prefix cache as vLLM does, and
+counts. For load tests and fault tests::
+
+    python -m eval.perf.model_server.server --port 0 --output-token-s 0.02 --capacity 8 --fault 503@0.05
+
+prints ``{"port": …}`` when it listens, and runs until it is stopped. ``GET /stats`` tells what it has seen, ``POST
+/script`` with a JSON list of faults sets what the next calls meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+from aiohttp import web
+
+from eval.perf.model_server.faults import Fault, Faults, Kind
+from eval.perf.model_server.replies import (
+    PrefixCache,
+    Speaker,
+    first_token,
+    prompt_tokens,
+    scripted_reply,
+    token_id,
+    tokens_of,
+)
+from eval.perf.model_server.settings import Settings, Stats, parsed
+
+
+class Refused(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class FakeModelServer:
+    """The server.
+
+    Attributes:
+        stats: What it has seen.
+        faults: What goes wrong; may be scripted at any time.
+        requests: The bodies of the calls, in the order in which they came, where they are kept.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        keep: bool = False,
+        answer: Callable[[dict[str, Any]], str | None] | None = None,
+        odds: Callable[[dict[str, Any]], Mapping[str, float]] | None = None,
+    ) -> None:
+        """Listens to nothing yet.
+
+        Args:
+            settings: How it behaves.
+            keep: Whether to keep the bodies of all calls.
+            answer: Makes the text of a reply from the body of a call; None to have it made up.
+            odds: Makes the probabilities of first tokens likewise; None for those of the settings.
+        """
+        self.settings = settings or Settings()
+        self.stats = Stats()
+        self.faults = Faults(self.settings.faults, self.settings.script, self.settings.seed)
+        self.requests: list[dict[str, Any]] = []
+        self._keep = keep
+        self._answer = answer or (scripted_reply if self.settings.play else None)
+        self._odds: Callable[[dict[str, Any]], Mapping[str, float]] = lambda _: self.settings.odds
+        if self.settings.play == "synthetic":
+            from eval.synthetic.served import ServedOracle  # draws and reads pictures: not needed for load tests
+
+            oracle = ServedOracle()
+            self._answer, self._odds = answer or oracle.answer, oracle.odds
+        self._odds = odds or self._odds
+        self._speaker = Speaker(seed=self.settings.seed, words=self.settings.words, values=self.settings.values)
+        self._prefixes = PrefixCache()
+        self._pictures: dict[str, bytes] = {}
+        self._room = asyncio.Semaphore(self.settings.capacity)
+
+    def application(self) -> web.Application:
+        """What answers requests."""
+        app = web.Application(client_max_size=256 * 1024 * 1024)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/stats", self._stats)
+        app.router.add_post("/script", self._script)
+        app.router.add_post("/v1/chat/completions", self._completions)
+        if "chosen_log_probs" in self.settings.features:
+            app.router.add_post("/tokenize", self._tokenize)
+        return app
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if not self._welcome(request):
+            return _error(401, "unknown key")
+        listed = {"id": self.settings.model, "object": "model", "created": 0, "owned_by": "stand-in"}
+        return web.json_response({"object": "list", "data": [listed]})
+
+    async def _stats(self, _: web.Request) -> web.Response:
+        return web.json_response(asdict(self.stats))
+
+    async def _script(self, request: web.Request) -> web.Response:
+        try:
+            self.faults.script(await request.json())
+        except (TypeError, ValueError):
+            return _error(400, "a JSON list of faults is wanted")
+        return web.json_response({})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        tokens = [token_id(token) for token in tokens_of((await request.json())["prompt"])]
+        return web.json_response({"count": len(tokens), "max_model_len": self.settings.context, "tokens": tokens})
+
+    def _welcome(self, request: web.Request) -> bool:
+        key = self.settings.api_key
+        return key is None or request.headers.get("Authorization") == f"Bearer {key}"
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        self.stats.calls += 1
+        try:
+            if not self._welcome(request):
+                raise Refused(401, "unknown key")
+            payload = await request.json()
+            if self._keep:
+                self.requests.append(payload)
+            fault = self.faults.next()
+            early = await self._before(request, fault)
+            if early is not None:
+                return early
+            async with self._place():
+                body = await self._work(payload, fault)
+            return await self._send(request, body, fault)
+        except Refused as refused:
+            self.stats.refused += 1
+            return _error(refused.status, str(refused))
+        except (KeyError, TypeError, ValueError):
+            self.stats.refused += 1
+            return _error(400, "the body is not what the API has")
+        except asyncio.CancelledError:
+            self.stats.disconnects += 1
+            raise
+        except ConnectionError:  # it went away while the answer was being sent
+            self.stats.disconnects += 1
+            return web.Response()
+
+    async def _before(self, request: web.Request, fault: Fault) -> web.Response | None:
+        """Faults that need no model."""
+        if fault.kind is Kind.HANG:
+            await asyncio.Event().wait()
+        if fault.kind is Kind.SLOW:
+            await asyncio.sleep(fault.seconds)
+        if fault.kind is Kind.STATUS:
+            self.stats.refused += 1
+            return _error(fault.status, "as told", {"Retry-After": f"{fault.seconds:g}"} if fault.seconds else {})
+        if fault.kind is Kind.RESET:
+            self.stats.refused += 1
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        return None
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """A place among those that are worked on."""
+        stats = self.stats
+        if self._room.locked() and stats.waiting >= self.settings.queue:
+            raise Refused(503, "the queue is full")
+        stats.waiting += 1
+        try:
+            await self._room.acquire()
+        finally:
+            stats.waiting -= 1
+        stats.running += 1
+        stats.max_running = max(stats.max_running, stats.running)
+        try:
+            yield
+        finally:
+            stats.running -= 1
+            self._room.release()
+
+    async def _work(self, payload: dict[str, Any], fault: Fault) -> dict[str, Any]:
+        """Takes the time that a model would take, and gives its answer."""
+        settings = self.settings
+        self._look_at(payload)
+        prompt = prompt_tokens(payload["messages"], settings.picture_tokens)
+        room = payload.get("max_completion_tokens") or payload.get("max_tokens") or 256
+        if len(prompt) + room > settings.context:
+            raise Refused(400, f"prompt and reply have more than {settings.context} tokens")
+        text, log_probs = self._say(payload, prompt)
+        words = tokens_of(text)
+        finish = "stop"
+        if len(words) > room or log_probs:
+            text, finish = _first_words(text, room), "length"
+        cached = self._prefixes.cached(prompt)
+        await asyncio.sleep(settings.call_s + (len(prompt) - cached) * settings.prompt_token_s)
+        self._prefixes.keep(prompt)  # from here on others find it, as they do in vLLM
+        written = min(len(words), room)
+        await asyncio.sleep(written * settings.output_token_s)
+        self.stats.prompt_tokens += len(prompt)
+        self.stats.cached_tokens += cached
+        self.stats.output_tokens += written
+        usage: dict[str, Any] = {"prompt_tokens": len(prompt), "completion_tokens": written}
+        usage["total_tokens"] = len(prompt) + written
+        if "cached_tokens" in settings.features:
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": log_probs,
+            "finish_reason": finish,
+        }
+        body = {"id": f"chatcmpl-{self.stats.calls}", "object": "chat.completion", "created": 0}
+        return _spoiled({**body, "model": settings.model, "choices": [choice], "usage": usage}, fault)
+
+    def _look_at(self, payload: Mapping[str, Any]) -> None:
+        """Refuses what this server, as it is set, does not take."""
+        if payload.get("model") != self.settings.model:
+            raise Refused(404, "no such model")
+        if payload.get("stream"):
+            raise Refused(400, "answers are not streamed here")
+        pictures = [
+            part
+            for message in payload["messages"]
+            if not isinstance(message["content"], str)
+            for part in message["content"]
+            if part["type"] == "image_url"
+        ]
+        if len(pictures) > self.settings.pictures:
+            raise Refused(400, f"at most {self.settings.pictures} pictures are taken")
+        for part in pictures:
+            self._look_at_picture(part)
+
+    def _look_at_picture(self, part: Mapping[str, Any]) -> None:
+        ids = "picture_ids" in self.settings.features
+        if part.get("image_url") is None:
+            if not ids or part.get("uuid") not in self._pictures:
+                raise Refused(400, "a picture that was not sent")
+            return
+        head, _, data = part["image_url"]["url"].partition(",")
+        if head != "data:image/png;base64":
+            raise Refused(400, "a picture that is not sent along")
+        try:
+            png = base64.b64decode(data, validate=True)
+        except binascii.Error:
+            raise Refused(400, "a picture that is not base64") from None
+        self.stats.pictures_sent += 1
+        if ids and part.get("uuid"):
+            self._pictures.setdefault(part["uuid"], hashlib.sha256(png).digest())
+
+    def _say(self, payload: dict[str, Any], prompt: Sequence[str]) -> tuple[str, dict[str, Any] | None]:
+        features = self.settings.features
+        if payload.get("logprobs") and "log_probs" in features:
+            known = payload if "chosen_log_probs" in features else {"top_logprobs": payload.get("top_logprobs")}
+            return first_token(self._odds(payload), known)
+        made = self._answer(payload) if self._answer else None
+        if made is not None:
+            return made, None
+        wanted = payload.get("response_format") or {}
+        if wanted.get("type") == "json_schema":
+            if "json_schema" in features:
+                return self._speaker.instance(prompt, wanted["json_schema"]["schema"]), None
+            if not self.settings.ignores_schemas:
+                raise Refused(400, "no schemas here")
+        return self._speaker.text(prompt), None
+
+    async def _send(self, request: web.Request, body: dict[str, Any], fault: Fault) -> web.StreamResponse:
+        data = json.dumps(body, ensure_ascii=False).encode()
+        if fault.kind is Kind.GARBAGE:
+            data = b"<html>no such page</html>"
+        response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(data))})
+        await response.prepare(request)
+        if fault.kind is Kind.CUT:
+            await response.write(data[: len(data) // 2])
+            assert request.transport is not None
+            request.transport.close()
+            return response
+        if fault.kind is Kind.DRIP:
+            for byte in data:
+                await response.write(bytes([byte]))
+                await asyncio.sleep(fault.seconds)
+        else:
+            await response.write(data)
+        await response.write_eof()
+        self.stats.answered += 1
+        return response
+
+
+def _spoiled(body: dict[str, Any], fault: Fault) -> dict[str, Any]:
+    """The body, as the fault has it."""
+    (choice,) = body["choices"]
+    match fault.kind:
+        case Kind.WRONG_SHAPE:
+            return {"model": body["model"], "choices": {"text": 7}, "usage": "many"}
+        case Kind.NO_CHOICES:
+            body["choices"] = []
+        case Kind.DUPLICATE:
+            body["choices"] = [choice, {**choice, "index": 1}]
+        case Kind.WRONG_SCHEMA:
+            choice["message"]["content"] = '{"unexpected":[1,2,3]}'
+        case Kind.TRUNCATED:
+            content = choice["message"]["content"]
+            choice["message"]["content"], choice["finish_reason"] = content[: len(content) // 2], "length"
+        case Kind.EMPTY:
+            choice["message"]["content"] = ""
+        case Kind.REFUSAL:
+            choice["message"] = {"role": "assistant", "content": None, "refusal": "I can't help with that."}
+        case Kind.FILTER:
+            choice["message"]["content"], choice["finish_reason"] = None, "content_filter"
+        case Kind.ABORT:
+            choice["finish_reason"] = "abort"
+    return body
+
+
+def _first_words(text: str, count: int) -> str:
+    """The text up to and with its token number ``count``."""
+    at = 0
+    for token in tokens_of(text)[:count]:
+        at = text.index(token, at) + len(token)
+    return text[:at]
+
+
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = {"error": {"message": message, "type": "stand-in", "code": status}}
+    return web.json_response(body, status=status, headers=headers)
+
+
+@asynccontextmanager
+async def serving(server: FakeModelServer, port: int = 0) -> AsyncIterator[int]:
+    """Has a stand-in listen on the loopback interface for as long as the context lasts; gives its port."""
+    # Handlers are cancelled when their client goes away: that is how disconnects are seen.
+    runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", port, backlog=1024)
+        await site.start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a stand-in until it is stopped."""
+    asyncio.run(_run(*parsed(arguments)))
+
+
+async def _run(settings: Settings, port: int) -> None:
+    async with serving(FakeModelServer(settings), port) as listening:
+        sys.stdout.write(json.dumps({"port": listening}) + "\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""How a stand-in model server behaves, and what it counts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+FEATURES = frozenset({"json_schema", "log_probs", "chosen_log_probs", "picture_ids", "cached_tokens"})
+"""What it can do; each may be left out, to stand in for a lesser server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the stand-in behaves.
+
+    Attributes:
+        model: Its name.
+        api_key: What it wants to see, if anything.
+        features: Which of :data:`FEATURES` it has.
+        ignores_schemas: Without ``json_schema``: whether it passes over schemas instead of refusing them.
+        pictures: In one prompt, at most.
+        picture_tokens: Of one picture.
+        context: Tokens of prompt and reply together, at most.
+        call_s: Time of every call, in seconds.
+        prompt_token_s: Time of every token of a prompt that is not in the prefix cache, in seconds.
+        output_token_s: Time of every token of a reply, in seconds.
+        capacity: Calls that it works on at once; the others wait.
+        queue: Calls that may wait; one more is answered 503.
+        words: Of a reply, and of each string in one that obeys a schema.
+        play: What it plays instead of making replies up: ``rounds`` for :mod:`eval.perf.model_server.replies`,
+        ``synthetic`` for the
+            oracle of :mod:`eval.synthetic`; empty for nothing.
+        values: See :class:`~eval.perf.model_server.replies.Speaker`.
+        odds: Probability of first tokens, for calls that ask for log-probabilities.
+        seed: Another seed, other replies and faults.
+        faults: What goes wrong by rate, as :mod:`eval.perf.model_server.faults` writes it.
+        script: What goes wrong with the first calls.
+    """
+
+    model: str = "stand-in"
+    api_key: str | None = None
+    features: frozenset[str] = FEATURES
+    ignores_schemas: bool = False
+    pictures: int = 16
+    picture_tokens: int = 64
+    context: int = 32_768
+    call_s: float = 0.0
+    prompt_token_s: float = 0.0
+    output_token_s: float = 0.0
+    capacity: int = 1024
+    queue: int = 100_000
+    words: int = 20
+    play: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    odds: Mapping[str, float] = field(default_factory=lambda: {"A": 0.6, "B": 0.3})
+    seed: int = 0
+    faults: Sequence[str] = ()
+    script: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class Stats:
+    """What the stand-in has seen.
+
+    Attributes:
+        calls: Chat completions that were asked for, whatever became of them.
+        answered: Those whose answer was sent whole.
+        refused: Those that were answered with an error, faults included.
+        disconnects: Those whose client went away before the answer was sent whole.
+        waiting: Calls in the queue now.
+        running: Calls that it works on now.
+        max_running: The most at once so far.
+        pictures_sent: Pictures whose bytes were sent.
+        prompt_tokens: Of all prompts that were worked on.
+        cached_tokens: Of those, found in the prefix cache.
+        output_tokens: Of all replies.
+    """
+
+    calls: int = 0
+    answered: int = 0
+    refused: int = 0
+    disconnects: int = 0
+    waiting: int = 0
+    running: int = 0
+    max_running: int = 0
+    pictures_sent: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+def parsed(arguments: Sequence[str] | None) -> tuple[Settings, int]:
+    """Settings and port, as given on the command line."""
+    parser = argparse.ArgumentParser(description="A stand-in for a model server.")
+    defaults = Settings()
+    parser.add_argument("--port", type=int, default=0, help="0 for a free one")
+    for name in ("model", "pictures", "picture_tokens", "context", "capacity", "queue", "words", "seed"):
+        default = getattr(defaults, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    for name in ("call_s", "prompt_token_s", "output_token_s"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=0.0, help="in seconds")
+    parser.add_argument("--api-key")
+    parser.add_argument("--without", action="append", default=[], choices=sorted(FEATURES), help="a feature it lacks")
+    parser.add_argument("--ignores-schemas", action="store_true")
+    parser.add_argument(
+        "--play",
+        nargs="?",
+        const="rounds",
+        default="",
+        choices=["rounds", "synthetic"],
+        help="the part of all models: in a trial of known length, or of known ability on synthetic memes",
+    )
+    parser.add_argument("--value", action="append", default=[], help="NAME=TEXT for a property of that name")
+    parser.add_argument("--fault", action="append", default=[], dest="faults", help="KIND[:SECONDS][@RATE]")
+    parser.add_argument("--script", default="", help="faults of the first calls, separated by commas")
+    given = vars(parser.parse_args(arguments))
+    port = given.pop("port")
+    given["features"] = FEATURES - set(given.pop("without"))
+    given["values"] = dict(pair.split("=", 1) for pair in given.pop("value"))
+    given["script"] = [fault for fault in given["script"].split(",") if fault]
+    return Settings(**given), port

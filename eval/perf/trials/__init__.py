@@ -1,0 +1,1 @@
+"""What the court adds to the time of its model calls."""

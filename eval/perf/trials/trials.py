@@ -1,0 +1,340 @@
+"""Whole trials before a stand-in server of known speed, and the time that they can't do without.
+
+The court is the real one and asks through the real client; the server is a process of its own. Given, and not
+measured, are the meme's text, a picture that nobody decodes, and a finder of precedents that knows them by heart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+from court.backends.chat.client import ChatCompletions
+from court.backends.chat.http import Load, http_client
+from court.backends.chat.wire import Capabilities, LogProbs
+from court.events import (
+    AnswerGiven,
+    AnyEvent,
+    Described,
+    ModelCall,
+    Procedure,
+    QuestionAsked,
+    Side,
+    SideRested,
+    Summarised,
+    VerdictGiven,
+)
+from court.meme import Frame, Meme, Picture, PictureFormat
+from court.ports import ChatModel, Reading
+from court.precedents import (
+    Findings,
+    LibraryIdentity,
+    MinSimilarity,
+    Precedent,
+    Relation,
+    Search,
+    TallyEntry,
+    VoteSettings,
+)
+from court.record import TrialRecord
+from court.roles import RoleModel, RoleModels
+from court.settings import TrialSettings
+from court.trial import Court, TrialCase
+from court.verdict import Label
+from eval.perf.model_server.replies import meme_text
+
+CAN = Capabilities(picture_ids=True, log_probs=LogProbs.CHOSEN, cached_tokens=True)
+"""What the stand-in can do, as a probe would find out."""
+PICTURE_BYTES = 400_000
+"""Of a meme's picture: what 1,280 pixels of a photograph with words on it come to as PNG, at the lower end."""
+_WAIT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a stand-in is.
+
+    Attributes:
+        call_s: Time of every call, in seconds.
+        prompt_token_s: Time of every token of a prompt that is not in its cache, in seconds.
+        output_token_s: Time of every token of a reply, in seconds.
+        repairs: Whether a call that had to be made twice counts, as both; otherwise it is an error.
+    """
+
+    call_s: float = 0.0
+    prompt_token_s: float = 0.0
+    output_token_s: float = 0.0
+    repairs: bool = False
+
+    def of(self, call: ModelCall, calls: int = 1) -> float:
+        """Seconds that the server works on a call, by its own settings and the tokens that it counted.
+
+        Args:
+            call: As it stands in the record.
+            calls: How many it sums up.
+        """
+        if call.fault:
+            if not self.repairs:
+                raise ValueError("a call that was made twice: the trial is not the one that was meant")
+            calls *= 2
+        read = call.tokens_in - call.tokens_cached
+        return calls * self.call_s + read * self.prompt_token_s + call.tokens_out * self.output_token_s
+
+    @property
+    def flags(self) -> list[str]:
+        """As a stand-in is told."""
+        return [
+            *("--call-s", str(self.call_s), "--prompt-token-s", str(self.prompt_token_s)),
+            *("--output-token-s", str(self.output_token_s)),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """The calls of one side's rounds that count, in seconds; each list from the first round to the last."""
+
+    questions: tuple[float, ...]
+    answers: tuple[float, ...]
+    summaries: tuple[float, ...]
+
+    @property
+    def rounds(self) -> int:
+        """That count."""
+        return len(self.questions)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The calls that a trial needs, in seconds of the server's work: what its stop made superfluous is left out.
+
+    Attributes:
+        describe: D.
+        sides: q, a and s of every round.
+        judge: J.
+        score: Of the one-token calls for the score, together.
+    """
+
+    describe: float
+    sides: tuple[Examined, ...]
+    judge: float
+    score: float = 0.0
+
+    @property
+    def floor(self) -> float:
+        """``D + R (q + a) + s + J``, by the slower side: the longest chain of calls each of which needs the former."""
+        chains = (sum(side.questions) + sum(side.answers) + side.summaries[-1] for side in self.sides)
+        return self.describe + max(chains) + self.judge
+
+    @property
+    def naive(self) -> float:
+        """``D + 2 R (q + a + s) + J``: everything that Algorithm 1 asks for, one after the other."""
+        chains = (sum(side.questions) + sum(side.answers) + sum(side.summaries) for side in self.sides)
+        return self.describe + sum(chains) + self.judge
+
+    @property
+    def needed(self) -> float:
+        """All that the server has to do for the trial, the score included."""
+        return self.naive + self.score
+
+
+def times(record: TrialRecord, speed: Speed) -> Times:
+    """The calls of a trial that ended in a verdict."""
+    sides = []
+    for side in Side:
+        rounds = next(event.rounds for event in record.all(SideRested) if event.side is side)
+        said = (record.all(QuestionAsked), record.all(AnswerGiven), record.all(Summarised))
+        sides.append(Examined(*(_rounds(events, side, rounds, speed) for events in said)))
+    described, given = record.last(Described), record.last(VerdictGiven)
+    assert described is not None and given is not None
+    return Times(
+        describe=_seconds(described.call, speed),
+        sides=tuple(sides),
+        judge=_seconds(given.call, speed),
+        score=speed.of(given.odds.call, len(given.odds.harmful)) if given.odds else 0.0,
+    )
+
+
+def _rounds(
+    events: Iterable[QuestionAsked | AnswerGiven | Summarised], side: Side, rounds: int, speed: Speed
+) -> tuple[float, ...]:
+    calls = {event.round: event.call for event in events if event.side is side}
+    return tuple(_seconds(calls[number], speed) for number in range(1, rounds + 1))
+
+
+def _seconds(call: ModelCall | None, speed: Speed) -> float:
+    assert call is not None, "a full trial has a call at each of these events"
+    return speed.of(call)
+
+
+def of_tokens(speed: Speed, tokens: Mapping[str, int], rounds: int) -> Times:
+    """The calls of a trial in which prompts cost nothing, every side taking so many rounds."""
+    seconds = {task: speed.call_s + count * speed.output_token_s for task, count in tokens.items()}
+    side = Examined((seconds["ask"],) * rounds, (seconds["answer"],) * rounds, (seconds["summarise"],) * rounds)
+    return Times(seconds["describe"], (side, side), seconds["judge"])
+
+
+@contextmanager
+def server(*flags: str) -> Iterator[str]:
+    """A stand-in as a process of its own; gives its address."""
+    command = [sys.executable, "-m", "eval.perf.model_server.server", "--port", "0", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield f"http://127.0.0.1:{json.loads(process.stdout.readline())['port']}"
+        finally:
+            process.terminate()
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A court and what it is asked through.
+
+    Attributes:
+        court: The real one.
+        model: The real client, of all roles.
+        load: Its calls in flight.
+    """
+
+    court: Court
+    model: ChatCompletions
+    load: Load
+
+
+@asynccontextmanager
+async def bar(
+    address: str,
+    *,
+    concurrency: int = 1024,
+    settings: TrialSettings | None = None,
+    room: Callable[[], bool] | None = None,
+    finder: KnownFinder | None = None,
+) -> AsyncIterator[Bar]:
+    """A court before a server.
+
+    Args:
+        address: Of the server.
+        concurrency: Calls that it works on at once.
+        settings: Of trials.
+        room: Instead of asking the load.
+        finder: Of precedents.
+    """
+    load = Load(concurrency)
+    async with http_client() as http:
+        model = ChatCompletions(base_url=f"{address}/v1", model="stand-in", capabilities=CAN, http=http, load=load)
+        yield Bar(court_of(model, load, settings or TrialSettings(), room=room, finder=finder), model, load)
+
+
+def court_of(
+    model: ChatModel,
+    load: Load,
+    settings: TrialSettings,
+    *,
+    room: Callable[[], bool] | None = None,
+    finder: KnownFinder | None = None,
+    temperature: float = 0.0,
+) -> Court:
+    """A court in which one model has all roles.
+
+    Args:
+        model: That one.
+        load: Its calls in flight.
+        settings: Of trials.
+        room: Instead of asking the load.
+        finder: Of precedents.
+        temperature: Of all roles.
+    """
+    chair = RoleModel(model, temperature)
+    return Court(
+        finder=finder or KnownFinder(),
+        text_reader=_NoReader(),
+        software="benchmark",
+        settings=settings,
+        chairs=RoleModels(chair, chair, chair, chair),
+        room=room or load.room,
+    )
+
+
+def case(name: str, rounds: int) -> TrialCase:
+    """A meme that nobody has seen, to be tried in so many rounds."""
+    png = random.Random(name).randbytes(PICTURE_BYTES)
+    digest = random.Random(f"pixels of {name}").randbytes(32).hex()
+    picture = Picture(
+        format=PictureFormat.PNG,
+        bytes_sha256=digest,
+        pixels_sha256=digest,
+        width=1280,
+        height=960,
+        frame_count=1,
+        frames=(Frame(png, 1280, 960),),
+    )
+    return TrialCase(name, Meme(picture, meme_text(name, rounds)), Procedure.FULL, within_s=_WAIT_S)
+
+
+async def unwatched(*_: AnyEvent) -> None:
+    """A keeper who keeps nothing: the docket has a benchmark of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFinder:
+    """Finds the same three precedents for every meme, in a time that may be set.
+
+    Attributes:
+        find_s: Of a search, in seconds.
+        pictures_s: Of reading their pictures, in seconds.
+        frames: The pictures.
+    """
+
+    find_s: float = 0.0
+    pictures_s: float = 0.0
+    frames: tuple[Frame, ...] = field(
+        default_factory=lambda: tuple(Frame(random.Random(i).randbytes(60_000), 512, 384) for i in range(3))
+    )
+
+    @property
+    def library(self) -> LibraryIdentity:
+        """What is searched."""
+        return LibraryIdentity(name="known", digest="sha256:0", size=3, encoder="none", with_picture=3)
+
+    async def find(self, **_: object) -> Findings:
+        """The three."""
+        await asyncio.sleep(self.find_s)
+        known = tuple(
+            Precedent(
+                id=f"precedent-{place}",
+                label=Label.HARMFUL,
+                text="Words of a precedent",
+                similarity=0.8,
+                text_similarity=0.8,
+                picture_similarity=0.8,
+                relation=Relation.SIMILAR,
+            )
+            for place in range(len(self.frames))
+        )
+        return Findings(
+            library=self.library,
+            search=Search(alpha_asked=0.5, alpha=0.5, has_text=True, has_picture=True, exhibits=3, tally=25),
+            floors=MinSimilarity(text=0.3, picture=0.5),
+            exhibits=known,
+            nearest_harmful=known[0],
+            nearest_benign=None,
+            tally=tuple(TallyEntry(id=p.id, label=p.label, similarity=p.similarity) for p in known),
+            vote_settings=VoteSettings(k=5, tau=0.1, prior=0.5, prior_weight=0.5),
+        )
+
+    async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
+        """Theirs."""
+        await asyncio.sleep(self.pictures_s)
+        return self.frames[: len(ids)]
+
+
+class _NoReader:
+    identity = "none"
+
+    async def read(self, picture: Picture) -> Reading:
+        raise AssertionError("the text is given")

@@ -1,0 +1,121 @@
+"""A court before the real vLLM, and memes for it: drawn, read as a stranger's picture is, and of tame words."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+from court.backends.chat.capabilities import probe
+from court.backends.chat.client import ChatCompletions
+from court.backends.chat.http import Load, http_client
+from court.backends.chat.wire import Answer
+from court.backends.pictures.reader import GuardedPictureReader
+from court.events import Procedure
+from court.meme import Frame, Meme
+from court.ports import ChatReply, ChatRequest
+from court.settings import TrialSettings
+from court.trial import Court, TrialCase
+from eval.perf.trials.trials import KnownFinder, court_of
+from retrieval.starter.draw import SCENES, draw_meme
+from serving.models.vllm import VllmServer
+
+PICTURES = 7
+"""In one prompt at most: four frames of a meme, and three precedents'."""
+_CONCURRENCY = 64
+_SIZE = (252, 168)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call as it was made.
+
+    Attributes:
+        request: What was asked.
+        is_odds: Whether it was for the score.
+        answer: The server's own.
+        sent: When, in seconds of the monotonic clock.
+        answered: When the answer was here, by the same clock.
+    """
+
+    request: ChatRequest
+    is_odds: bool
+    answer: Answer
+    sent: float
+    answered: float
+
+    @property
+    def reply(self) -> ChatReply:
+        """What the court is given."""
+        return self.answer.reply(self.answered - self.sent)
+
+
+class Recorded(ChatCompletions):
+    """The real client; keeps what it was asked.
+
+    Attributes:
+        begun: Every request, as it was sent.
+        asked: Every call that was answered.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.begun: list[ChatRequest] = []
+        self.asked: list[Asked] = []
+
+    async def answer(self, request: ChatRequest, *, within_s: float, extra: dict[str, Any] | None = None) -> Answer:
+        """As every client's; the call is kept."""
+        sent = time.monotonic()
+        self.begun.append(request)
+        answer = await super().answer(request, within_s=within_s, extra=extra)
+        self.asked.append(Asked(request, bool(extra), answer, sent, time.monotonic()))
+        return answer
+
+    def forget(self) -> None:
+        """Begins anew."""
+        self.begun.clear()
+        self.asked.clear()
+
+
+@asynccontextmanager
+async def court_before(
+    server: VllmServer, settings: TrialSettings, *, temperature: float = 0.0
+) -> AsyncIterator[tuple[Court, Recorded]]:
+    """A court before a vLLM and the client that it asks through, which knows by a probe what that vLLM can do.
+
+    Args:
+        server: That answers.
+        settings: Of trials.
+        temperature: Of all roles.
+    """
+    load = Load(_CONCURRENCY)
+    async with http_client() as http:
+        model = Recorded(base_url=server.base_url, model=server.model, api_key=server.api_key, http=http, load=load)
+        await probe(model, pictures=PICTURES)
+        model.forget()
+        finder = KnownFinder(frames=tuple(_precedent(number) for number in range(3)))
+        yield court_of(model, load, settings, finder=finder, temperature=temperature), model
+
+
+async def drawn_case(reader: GuardedPictureReader, number: int) -> TrialCase:
+    """A meme that nobody has seen: another number is another picture and another text."""
+    text = f"the people from Blueland\nmeet for tea number {number}"
+    drawn = draw_meme(SCENES[number % len(SCENES)], text, size=_SIZE, seed=number)
+    picture = await reader.read(_png(drawn))
+    return TrialCase(f"drawn {number}", Meme(picture, text.replace("\n", " ")), Procedure.FULL, within_s=600.0)
+
+
+def _precedent(number: int) -> Frame:
+    drawn = draw_meme(SCENES[number], f"tea in Redland {number}", size=(140 + 28 * number, 112))
+    return Frame(_png(drawn), *drawn.size)
+
+
+def _png(drawn: Image.Image) -> bytes:
+    file = io.BytesIO()
+    drawn.save(file, "PNG")
+    return file.getvalue()

@@ -1,0 +1,102 @@
+"""How the real vLLM is started on a CPU, and what it counts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+
+from court.errors import NotLoaded
+from eval.perf.vllm.tiny_model import NAME, make_tiny_model
+from serving.models.vllm import VllmServer, VllmSettings
+
+BLOCK = 32
+"""Tokens in a block of the prefix cache: a prompt is found again in whole blocks."""
+FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK), "--max-logprobs", "20")
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # vLLM has torch compile a function or two, eager or not, which takes a C++ compiler
+    "PYTHONPATH": str(Path(__file__).parent / "patience"),
+}
+CONTEXT = 16_384
+_SCRIPT = Path(__file__).parents[3] / "scripts" / "vllm_cpu.py"
+
+
+def vllm_python() -> Path:
+    """A Python that has vLLM: the one in MEMECOURT_VLLM_PYTHON, else the one that ``scripts/vllm_cpu.py`` makes.
+
+    Making it takes minutes and gigabytes the first time.
+
+    Raises:
+        NotLoaded: None is named, and there is no script here, or it failed; what it said stands on standard error.
+    """
+    named = os.environ.get("MEMECOURT_VLLM_PYTHON")
+    if named:
+        return Path(named)
+    if not _SCRIPT.exists():
+        raise NotLoaded(
+            "There is no vLLM, and what would install one is not here: name a Python that has vLLM for the CPU in "
+            "MEMECOURT_VLLM_PYTHON, or work in a checkout of the repository.",
+            reason="VLLM_MISSING",
+        )
+    made = subprocess.run([sys.executable, _SCRIPT], stdout=subprocess.PIPE, text=True, check=False)
+    if made.returncode:
+        raise NotLoaded("vLLM for the CPU could not be installed; what was said stands above.", reason="VLLM_MISSING")
+    return Path(made.stdout.strip())
+
+
+def settings(python: Path, model: Path) -> VllmSettings:
+    """For a vLLM on the CPU.
+
+    Args:
+        python: That has vLLM.
+        model: Folder of the tiny model.
+    """
+    return VllmSettings(
+        model=str(model),
+        python=python,
+        context=CONTEXT,
+        flags=FLAGS,
+        environment=ENVIRONMENT,
+        start_seconds=600,
+    )
+
+
+@asynccontextmanager
+async def tiny_vllm(python: Path) -> AsyncIterator[VllmServer]:
+    """One that answers, with the tiny model; ended with the context. Raises as :class:`VllmServer` does."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_tiny_model(Path(folder) / NAME)
+        async with VllmServer(settings(python, model)) as server:
+            yield server
+
+
+async def metrics(server: VllmServer) -> str:
+    """What ``/metrics`` says."""
+    async with httpx2.AsyncClient(trust_env=False, timeout=30) as client:
+        answer = await client.get(f"{server.root_url}/metrics")
+        answer.raise_for_status()
+        return answer.text
+
+
+def figure(text: str, name: str, **labels: str) -> float:
+    """A figure of ``/metrics``, over all series with these labels; 0 if there is none.
+
+    Args:
+        text: What ``/metrics`` says.
+        name: Of the figure, in full.
+        labels: That a series must have.
+    """
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith((f"{name}{{", f"{name} ")) and all(part in line for part in wanted)
+    )

@@ -1,0 +1,145 @@
+"""How many engine steps a full trial takes on a real vLLM, over those that its longest chain of calls needs.
+
+vLLM generates in steps; in each, every running request gets one token, and the step that reads a prompt gives its
+reply's first. A call is therefore as many steps as its reply has tokens, and the floor of a trial is
+``D + R (q + a) + s + J`` in tokens that the record counts, by the slower side; a ruling that had to be asked for twice
+counts twice. Steps are those that ``/metrics`` counts (``vllm:iteration_tokens_total``, one observation for each step
+that gave a token). A chain that waits for us while the other side's replies are written shows as steps beyond its
+floor. So that the count is known to be right, it is held against the naive order too: there nothing runs beside
+anything, and each token is one step.
+
+Both orders hold as many rounds, on memes of their own and in turns; the model writes nonsense up to the length that a
+reply may have, so replies are nearly but not quite of the same lengths: seconds stand beside seconds a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from court.backends.pictures.reader import GuardedPictureReader
+from court.settings import TrialSettings
+from eval.perf.bench import Result
+from eval.perf.trials.naive import naive
+from eval.perf.trials.trials import Speed, Times, times, unwatched
+from eval.perf.vllm.court import court_before, drawn_case
+from eval.perf.vllm.server import figure, metrics, tiny_vllm, vllm_python
+from serving.models.vllm import VllmServer
+
+STEPS = Speed(output_token_s=1.0, repairs=True)
+"""A clock that ticks once a step."""
+ROUNDS = 6
+"""Those of the shorter of the paper's two examples, as in ``trial-naive``."""
+_PAIRS = 4
+_SETTINGS = TrialSettings(rounds_min=ROUNDS, rounds_max=ROUNDS, reply_chars=600)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A trial that was held.
+
+    Attributes:
+        wall_s: From its beginning to its verdict, in seconds.
+        steps: That the engine took meanwhile.
+        tokens: Of all replies.
+    """
+
+    wall_s: float
+    steps: int
+    tokens: int
+
+    @property
+    def a_token(self) -> float:
+        """Seconds for a token of a reply."""
+        return self.wall_s / self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two trials, one right after the other.
+
+    Attributes:
+        naive: In the order of Algorithm 1 as it is printed.
+        ours: In ours.
+        needed: The calls of ours, in steps.
+    """
+
+    naive: Held
+    ours: Held
+    needed: Times
+
+
+def measure() -> Result:
+    """Runs the benchmark."""
+    return result(asyncio.run(_pairs()))
+
+
+def result(pairs: Sequence[Pair]) -> Result:
+    """The figures of pairs of trials."""
+    over_floor = [pair.ours.steps / pair.needed.floor for pair in pairs]
+    figures = {
+        "steps_over_floor": round(statistics.median(over_floor), 4),
+        "best": round(min(over_floor), 4),
+        "worst": round(max(over_floor), 4),
+        "floor_steps": statistics.median(pair.needed.floor for pair in pairs),
+        "naive_over_ours": round(statistics.median(pair.naive.wall_s / pair.ours.wall_s for pair in pairs), 3),
+        "naive_over_ours_a_token": round(
+            statistics.median(pair.naive.a_token / pair.ours.a_token for pair in pairs), 3
+        ),
+        "by_lengths": round(statistics.median(pair.needed.naive / pair.needed.floor for pair in pairs), 3),
+        "ours_s": round(statistics.median(pair.ours.wall_s for pair in pairs), 2),
+        "naive_s": round(statistics.median(pair.naive.wall_s for pair in pairs), 2),
+        "ours_tokens": statistics.median(pair.ours.tokens for pair in pairs),
+        "naive_tokens": statistics.median(pair.naive.tokens for pair in pairs),
+        "naive_steps_over_tokens": sum(pair.naive.steps for pair in pairs) / sum(pair.naive.tokens for pair in pairs),
+        "rounds": ROUNDS,
+    }
+    goals = {
+        "steps_over_floor": "<= 1.10",
+        "naive_over_ours": ">= 2",
+        "naive_steps_over_tokens": "== 1",
+    }
+    return Result("vllm-steps", figures, goals)
+
+
+async def _pairs() -> list[Pair]:
+    reader = GuardedPictureReader(workers=1)
+    try:
+        cases = [await drawn_case(reader, number) for number in range(2 * _PAIRS + 1)]
+    finally:
+        await reader.aclose()
+    pairs = []
+    async with tiny_vllm(vllm_python()) as server, court_before(server, _SETTINGS) as (court, _):
+        await court.hear(cases.pop(), unwatched)  # what is the same in all trials has been seen from here on
+        for one, other in zip(cases[::2], cases[1::2], strict=True):
+            rounds, plain = await _counted(server, naive(court, one))
+            assert rounds == (ROUNDS, ROUNDS), "not of the rounds that were meant"
+            record, ours = await _counted(server, court.hear(other, unwatched))
+            needed = times(record, STEPS)
+            assert {side.rounds for side in needed.sides} == {ROUNDS}, "not of the rounds that were meant"
+            assert needed.needed == ours.tokens, "the record's tokens are not those that the server wrote"
+            pairs.append(Pair(plain, ours, needed))
+    return pairs
+
+
+async def _counted(server: VllmServer, trial: Awaitable[T]) -> tuple[T, Held]:
+    """What a trial gives, and what it took."""
+    before = await _counters(server)
+    began = time.perf_counter()
+    given = await trial
+    wall_s = time.perf_counter() - began
+    steps, tokens = (now - then for then, now in zip(before, await _counters(server), strict=True))
+    return given, Held(wall_s, steps, tokens)
+
+
+async def _counters(server: VllmServer) -> tuple[int, int]:
+    """Steps and tokens of replies since it was started."""
+    told = await metrics(server)
+    names = ("vllm:iteration_tokens_total_count", "vllm:generation_tokens_total")
+    steps, tokens = (int(figure(told, name)) for name in names)
+    return steps, tokens

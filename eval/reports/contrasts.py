@@ -1,0 +1,131 @@
+"""What each run is held against, meme by meme: the first run, its own precedents' vote, and always saying one class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from court.errors import BadRequest
+from eval.datasets.protocol import Protocol
+from eval.reports import words
+from eval.runs.prediction import Outcome, Prediction
+from eval.runs.results import Judged, Results
+from eval.scores.compare import SURE, Comparison, compare
+from eval.scores.metrics import Card
+from eval.scores.tables import noise_in_words
+
+_FEW = 50
+"""Memes of a class below which it is said how much one of them weighs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """A run less something that it is held against, on the memes of both.
+
+    Attributes:
+        label: Of the run.
+        against: What it is held against.
+        comparison: Of the two.
+    """
+
+    label: str
+    against: str
+    comparison: Comparison
+
+    @property
+    def judgment(self) -> str:
+        """``better``, ``worse`` or ``within noise``, in accuracy."""
+        if not self.comparison.sure:
+            return "within noise"
+        return "better" if self.comparison.only_a_right > self.comparison.only_b_right else "worse"
+
+
+def contrasts(runs: Sequence[tuple[str, Results]], protocol: Protocol, resamples: int) -> tuple[Contrast, ...]:
+    """Each run (label, results) against always saying the more frequent class, its vote, and the first run.
+
+    Raises:
+        BadRequest: Two runs disagree on a gold label.
+    """
+    found = []
+    for place, (label, results) in enumerate(runs):
+        rivals = [(f"always “{_word(_majority(results, protocol))}”", _constant(results, protocol))]
+        if (voted := _vote(results)).judged:
+            rivals.append(("the precedents' vote", voted))
+        if place:
+            rivals.append(runs[0])
+        for against, rival in rivals:
+            try:
+                compared = compare(results, rival, protocol, resamples=resamples)
+            except BadRequest as error:
+                if error.reason == "NOTHING_SHARED":  # parts of a split, or memes that the protocol drops
+                    continue
+                raise
+            found.append(Contrast(label, against, compared))
+    return tuple(found)
+
+
+def remarks(rows: Sequence[tuple[str, Card]], against: Sequence[Contrast]) -> tuple[str, ...]:
+    """What the figures of a table can and can't be taken for, in sentences."""
+    label, card = rows[0]
+    found = [noise_in_words(card)]
+    few, name = min((card.harmful, "harmful"), (card.benign, "not harmful"))
+    if 0 < few < _FEW:
+        found.append(
+            f"Only {few:,} of {card.n:,} memes are {name}: one of them more or less moves that class's recall by "
+            f"{100 / few:.1f} points."
+        )
+    elif few == 0:
+        found.append(f"None of the {card.n:,} memes is {name}: neither macro-F1 nor AUROC says anything here.")
+    if any((other.n, other.harmful) != (card.n, card.harmful) for _, other in rows):
+        found.append(
+            f"The runs judged different memes, and are compared on those of both. The sentences above are on {label}'s."
+        )
+    found += [_sentence(rival, against) for rival in dict.fromkeys(contrast.against for contrast in against)]
+    if len(against) > 3:
+        found.append(
+            f"These are {len(against)} comparisons. Among so many between systems that are equally good, one in "
+            f"{1 / SURE:.0f} comes out with p < {SURE} by chance."
+        )
+    return tuple(found)
+
+
+def _sentence(rival: str, against: Sequence[Contrast]) -> str:
+    """How all runs did against one rival."""
+    parts = []
+    for judgment, words_of in (
+        ("better", "better by more than chance often makes"),
+        ("worse", "worse by more than chance often makes"),
+        ("within noise", "within noise"),
+    ):
+        runs = [one.label for one in against if one.against == rival and one.judgment == judgment]
+        if runs:
+            parts.append(f"{words.listed(runs)} {'is' if len(runs) == 1 else 'are'} {words_of}")
+    return f"In accuracy against {rival}: {'; '.join(parts)}."
+
+
+def _majority(results: Results, protocol: Protocol) -> bool:
+    gold = [harmful for harmful, _ in results.under(protocol)]
+    return 2 * sum(gold) > len(gold)
+
+
+def _constant(results: Results, protocol: Protocol) -> Results:
+    outcome = _outcome(_majority(results, protocol))
+    said = (Judged(one.meme, Prediction(meme=one.meme.id, outcome=outcome)) for one in results.judged)
+    return replace(results, name=f"always {_word(outcome is Outcome.HARMFUL)}", judged=tuple(said))
+
+
+def _vote(results: Results) -> Results:
+    said = (
+        Judged(one.meme, Prediction(meme=one.meme.id, outcome=_outcome(one.prediction.vote_harmful)))
+        for one in results.judged
+        if one.prediction.vote_harmful is not None
+    )
+    return replace(results, name=f"the precedents' vote of {results.name}", judged=tuple(said))
+
+
+def _outcome(harmful: bool) -> Outcome:
+    return Outcome.HARMFUL if harmful else Outcome.NOT_HARMFUL
+
+
+def _word(harmful: bool) -> str:
+    return "harmful" if harmful else "not harmful"

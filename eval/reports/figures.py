@@ -1,0 +1,300 @@
+"""The figures of a report.
+
+Each is drawn from plain values and says in words what it shows. It is None only where there is nothing to draw:
+the page then says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from court.events import Side
+from eval.reports.courses import EntropyAt, Rounds
+from eval.reports.svg import Ink, drawing, themed
+from eval.scores.metrics import Bin, Card
+from eval.scores.metrics import Figure as Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SAID_WORDS = ("not harmful", "harmful", "undecided", "failed")
+"""The columns of a confusion matrix, in the order of :data:`eval.scores.metrics.SAID`."""
+GOLD_WORDS = ("not harmful", "harmful")
+_INKS = {Side.ACCUSER: Ink.ACCUSER, Side.DEFENDER: Ink.DEFENDER}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a run stands with in the figures that put runs side by side.
+
+    Attributes:
+        label: Of the run.
+        accuracy: Strict, with its interval.
+        macro_f1: Likewise.
+        calls: Of models, a meme.
+        tokens: Read and written, a meme.
+    """
+
+    label: str
+    accuracy: Estimate
+    macro_f1: Estimate
+    calls: float
+    tokens: float
+
+
+def confusion(card: Card, name: str) -> str:
+    """Gold label against what was said: counts, and their share of the row."""
+    counts = card.confusion
+    with drawing(name):
+        figure, (axes,) = _sheet(4.6, 2.2)
+        for row, line in enumerate(counts):
+            total = max(sum(line), 1)
+            for column, count in enumerate(line):
+                ink = Ink.DOUBT if column > 1 else Ink.GOOD if row == column else Ink.BAD
+                share = count / total
+                _cell(axes, row, column, ink, 0.06 + 0.5 * share)
+                axes.text(column, row - 0.1, f"{count:,}", ha="center", va="center", fontsize=12, color=Ink.TEXT)
+                axes.text(column, row + 0.26, f"{share:.0%}", ha="center", va="center", fontsize=8, color=Ink.MUTED)
+        axes.set(xlim=(-0.5, 3.5), ylim=(1.5, -0.5))
+        axes.set_xticks(range(4), SAID_WORDS)
+        axes.set_yticks(range(2), GOLD_WORDS)
+        axes.set_xlabel("said")
+        axes.set_ylabel("gold")
+        axes.tick_params(length=0)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        told = "; ".join(
+            f"gold {gold}: " + ", ".join(f"{count} {said}" for count, said in zip(line, SAID_WORDS, strict=True))
+            for gold, line in zip(GOLD_WORDS, counts, strict=True)
+        )
+        return themed(figure, name, f"Confusion matrix. {told}.")
+
+
+def calibration(bins: Sequence[Bin], name: str) -> str | None:
+    """Share of harmful memes against mean score, bin by bin, with the reach of each bin and its number of memes."""
+    if not bins:
+        return None
+    with drawing(name):
+        figure, (axes,) = _sheet(3.4, 3.3)
+        axes.plot([0, 1], [0, 1], color=Ink.MUTED, linestyle=(0, (4, 3)), linewidth=1)
+        scores, shares = [one.mean_score for one in bins], [one.share_harmful for one in bins]
+        axes.hlines(shares, [one.low for one in bins], [one.high for one in bins], color=Ink.DEFENDER, alpha=0.4)
+        axes.plot(scores, shares, color=Ink.DEFENDER, marker="o", markersize=5, linewidth=1.6)
+        for one in bins:
+            axes.annotate(
+                f"{one.n:,}",
+                (one.mean_score, one.share_harmful),
+                (4, -9),
+                textcoords="offset points",
+                fontsize=7,
+                color=Ink.MUTED,
+            )
+        axes.set(xlim=(-0.04, 1.04), ylim=(-0.06, 1.04), xlabel="harm score", ylabel="share of harmful memes")
+        axes.grid(visible=True)
+        told = "; ".join(f"mean score {one.mean_score:.2f}: {one.share_harmful:.2f} of {one.n} harmful" for one in bins)
+        return themed(figure, name, f"Calibration curve. {told}.")
+
+
+def rounds(found: Sequence[Rounds], name: str) -> str | None:
+    """Share of memes by number of rounds, per side, one bar for each gold label."""
+    if not found:
+        return None
+    numbers = sorted({number for one in found for number in one.counts})
+    sides = [side for side in Side if any(one.side is side for one in found)]
+    with drawing(name):
+        figure, sheets = _sheet(5.6, 2.5, columns=len(sides), sharey=True)
+        for side, axes in zip(sides, sheets, strict=True):
+            for one in (one for one in found if one.side is side):
+                axes.bar(
+                    [number + (0.2 if one.harmful else -0.2) for number in numbers],
+                    [one.counts.get(number, 0) / one.n for number in numbers],
+                    width=0.36,
+                    color=Ink.BAD if one.harmful else Ink.GOOD,
+                    alpha=0.75,
+                    label=f"{GOLD_WORDS[one.harmful]}, mean {one.mean:.1f} (n {one.n:,})",
+                )
+            axes.set_title(str(side).capitalize())
+            axes.set_xticks(numbers)
+            axes.set_xlabel("rounds")
+            axes.set_ylim(0, 1.28)  # room for the legend
+            axes.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
+            axes.legend(loc="upper left", fontsize=7.5, borderaxespad=0, handlelength=1)
+        sheets[0].set_ylabel("share of memes")
+        told = "; ".join(
+            f"{one.side.lower()}, gold {GOLD_WORDS[one.harmful]}: mean {one.mean:.2f} over {one.n} memes"
+            for one in found
+        )
+        return themed(figure, name, f"Rounds per side by gold label. {told}.")
+
+
+def entropies(found: Mapping[Side, Sequence[EntropyAt]], name: str) -> str | None:
+    """Median of the summaries' entropy by round, between its quartiles, per side."""
+    if not found:
+        return None
+    with drawing(name):
+        figure, sheets = _sheet(5.6, 2.5, columns=len(found), sharey=True)
+        for (side, course), axes in zip(found.items(), sheets, strict=True):
+            at = [one.round for one in course]
+            axes.fill_between(
+                at,
+                [one.low for one in course],
+                [one.high for one in course],
+                color=_INKS[side],
+                alpha=0.18,
+                linewidth=0,
+            )
+            axes.plot(at, [one.middle for one in course], color=_INKS[side], marker="o", markersize=4, linewidth=1.6)
+            for one in course:
+                axes.annotate(
+                    f"{one.n:,}",
+                    (one.round, one.high),
+                    (0, 4),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=7,
+                    color=Ink.MUTED,
+                )
+            axes.set_title(str(side).capitalize())
+            axes.set_xticks(at)
+            axes.set_xlabel("round")
+            axes.margins(y=0.18)
+            axes.grid(visible=True, axis="y")
+        sheets[0].set_ylabel("entropy of the summary (bit)")
+        told = "; ".join(
+            f"{side.lower()}, " + ", ".join(f"round {one.round}: {one.middle:.2f} bit" for one in course)
+            for side, course in found.items()
+        )
+        return themed(figure, name, f"Median entropy by round. {told}.")
+
+
+def side_by_side(bars: Sequence[Bar], majority: float, majority_macro_f1: float, name: str) -> str:
+    """Accuracy and macro-F1 of several runs with their intervals, beside always saying the more frequent label."""
+    from matplotlib.ticker import PercentFormatter
+
+    with drawing(name):
+        figure, sheets = _sheet(7.6, 0.9 + 0.34 * len(bars), columns=2, sharey=True)
+        places = range(len(bars))
+        for axes, title, floor, estimates in (
+            (sheets[0], "Accuracy, strict", majority, [bar.accuracy for bar in bars]),
+            (sheets[1], "Macro-F1, strict", majority_macro_f1, [bar.macro_f1 for bar in bars]),
+        ):
+            axes.barh(places, [one.value for one in estimates], height=0.6, color=Ink.DEFENDER, alpha=0.3)
+            axes.errorbar(
+                [one.value for one in estimates],
+                places,
+                xerr=[
+                    [max(0.0, one.value - one.low) for one in estimates],
+                    [max(0.0, one.high - one.value) for one in estimates],
+                ],
+                fmt="none",
+                ecolor=Ink.DEFENDER,
+                capsize=3,
+                linewidth=1.4,
+            )
+            for place, one in zip(places, estimates, strict=True):
+                axes.text(0.015, place, f"{100 * one.value:.1f}", va="center", fontsize=8, color=Ink.TEXT)
+            axes.axvline(floor, color=Ink.BAD, linestyle=(0, (4, 3)), linewidth=1)
+            axes.set_xlim(0, 1)
+            axes.xaxis.set_major_formatter(PercentFormatter(1))
+            axes.set_title(title)
+            axes.tick_params(axis="y", length=0)
+        sheets[0].set_yticks(places, [_short(bar.label) for bar in bars])
+        sheets[0].invert_yaxis()
+        told = "; ".join(
+            f"{bar.label}: accuracy {100 * bar.accuracy.value:.1f}, macro-F1 {100 * bar.macro_f1.value:.1f}"
+            for bar in bars
+        )
+        return themed(figure, name, f"Runs side by side; the dashed line is the majority baseline. {told}.")
+
+
+def costs(bars: Sequence[Bar], name: str) -> str | None:
+    """Strict accuracy against calls and against tokens a meme; None where no run asked a model."""
+    from matplotlib.ticker import MaxNLocator
+
+    if not any(bar.calls for bar in bars):
+        return None
+    with drawing(name):
+        figure, sheets = _sheet(7.6, 3.0, columns=2, sharey=True)
+        for axes, what, values in (
+            (sheets[0], "model calls a meme", [bar.calls for bar in bars]),
+            (sheets[1], "tokens a meme", [bar.tokens for bar in bars]),
+        ):
+            axes.errorbar(
+                values,
+                [bar.accuracy.value for bar in bars],
+                yerr=[
+                    [max(0.0, bar.accuracy.value - bar.accuracy.low) for bar in bars],
+                    [max(0.0, bar.accuracy.high - bar.accuracy.value) for bar in bars],
+                ],
+                fmt="o",
+                color=Ink.DEFENDER,
+                ecolor=Ink.LINE,
+                markersize=5,
+                capsize=3,
+                linewidth=1,
+            )
+            for bar, value in zip(bars, values, strict=True):
+                # To the side on which there is room.
+                left = value > 0.6 * max(values)
+                axes.annotate(
+                    _short(bar.label, 22),
+                    (value, bar.accuracy.value),
+                    (-6 if left else 6, 5),
+                    textcoords="offset points",
+                    ha="right" if left else "left",
+                    fontsize=8,
+                    color=Ink.TEXT,
+                )
+            axes.set_xlim(-0.04 * max(values), max(values) * 1.08)
+            axes.set_xlabel(what)
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+            axes.xaxis.set_major_formatter(_thousands)
+            axes.yaxis.set_major_formatter(_percent)
+            axes.margins(y=0.12)
+            axes.grid(visible=True)
+        sheets[0].set_ylabel("accuracy, strict")
+        told = "; ".join(
+            f"{bar.label}: {bar.calls:.1f} calls, {bar.tokens:,.0f} tokens, accuracy {100 * bar.accuracy.value:.1f}"
+            for bar in bars
+        )
+        return themed(figure, name, f"Cost against accuracy. {told}.")
+
+
+def _sheet(
+    width: float,
+    height: float,
+    *,
+    rows: int = 1,
+    columns: int = 1,
+    sharex: bool = False,
+    sharey: bool = False,
+    height_ratios: Sequence[float] | None = None,
+) -> tuple[Figure, tuple[Axes, ...]]:
+    """A figure of so many inches, and its axes in reading order."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=sharex, sharey=sharey, height_ratios=height_ratios, squeeze=False)
+    return figure, tuple(axes.flat)
+
+
+def _cell(axes: Axes, row: int, column: int, ink: str, alpha: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((column - 0.48, row - 0.46), 0.96, 0.92, facecolor=ink, alpha=alpha, linewidth=0))
+
+
+def _short(label: str, most: int = 28) -> str:
+    line = " ".join(label.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def _thousands(value: float, _: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _percent(value: float, _: float) -> str:
+    return f"{100 * value:.0f}%"

@@ -1,0 +1,414 @@
+"""Everything that a report says, as plain values; what writes it out adds no figure of its own."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from court.errors import BadRequest
+from eval.datasets.items import JudgedMeme
+from eval.datasets.known import DATASETS
+from eval.datasets.protocol import Protocol
+from eval.reports.contrasts import Contrast, contrasts, remarks
+from eval.reports.courses import EntropyAt, MeanCost, Rounds, cost_of, entropies_of, judged_of, rounds_of
+from eval.reports.records import Records, read_records
+from eval.reports.wrong import Fault, surest_first, wrong_of
+from eval.runs.folder import MANIFEST, Excluded, RunFolder
+from eval.runs.prediction import Outcome, Prediction
+from eval.runs.results import Judged, Results
+from eval.scores.metrics import RESAMPLES, Card, Rates, card
+from eval.scores.published import PublishedRow, caveats, published
+
+PROTOCOLS = {
+    Protocol.MERGED: "somewhat and very harmful memes are harmful",
+    Protocol.EXTREME: "somewhat harmful memes are dropped",
+    Protocol.PLAIN: "the data set's own two classes",
+}
+"""What each protocol means, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One run in a report.
+
+    Attributes:
+        key: Names it within the page.
+        label: What people call it, told apart where two are called the same.
+        results: All of it.
+        excluded: Precedents that it was held without.
+        judged: Memes of which anything was said.
+        failures: Of these, those without an answer, by reason.
+        cost: None where none is told.
+        rounds: Empty where no side asked.
+        entropies: Likewise.
+        records: Of wrong verdicts.
+    """
+
+    key: str
+    label: str
+    results: Results
+    excluded: tuple[Excluded, ...]
+    judged: int
+    failures: dict[str, int]
+    cost: MeanCost | None
+    rounds: tuple[Rounds, ...]
+    entropies: dict[str, tuple[EntropyAt, ...]]
+    records: Records
+
+    @property
+    def total(self) -> int:
+        """Memes that are to be judged."""
+        return len(self.results.judged)
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything was judged and the run closed. Predictions from elsewhere are as finished as they get."""
+        manifest = self.results.manifest
+        return self.judged == self.total and (manifest is None or manifest.finished is not None)
+
+    @property
+    def unfinished_words(self) -> str:
+        """What is wrong with using its figures; empty for a finished run."""
+        if self.finished:
+            return ""
+        if self.judged == self.total:
+            return f"{self.label} has judged all of its {self.total:,} memes, but was not closed."
+        return (
+            f"{self.label} is not finished: {self.judged:,} of {self.total:,} memes are judged. The "
+            f"{self.total - self.judged:,} others count as failed, and as wrong in the strict figures."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A run under a protocol."""
+
+    run: RunView
+    card: Card
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What the precedents alone say: runs with the same library have the same.
+
+    Attributes:
+        labels: Of the runs.
+        card: Of the first of them.
+        rates: Over the memes with a vote.
+    """
+
+    labels: tuple[str, ...]
+    card: Card
+    rates: Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All runs on one split under one protocol.
+
+    Attributes:
+        key: Names it within the page.
+        dataset: Id.
+        title: Of the data set.
+        split: Of the data set.
+        protocol: Which one.
+        rows: In the order in which the runs were given.
+        contrasts: What each run is held against.
+        remarks: What the figures can and can't be taken for, in sentences.
+    """
+
+    key: str
+    dataset: str
+    title: str
+    split: str
+    protocol: Protocol
+    rows: tuple[Row, ...]
+    contrasts: tuple[Contrast, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def protocol_words(self) -> str:
+        """What the protocol means."""
+        return PROTOCOLS[self.protocol]
+
+    @property
+    def votes(self) -> tuple[Vote, ...]:
+        """The baseline that needs no model, each once."""
+        found: list[Vote] = []
+        for row in self.rows:
+            if row.card.vote is None:
+                continue
+            same = next((i for i, v in enumerate(found) if (v.rates, v.card.n) == (row.card.vote, row.card.n)), None)
+            if same is None:
+                found.append(Vote((row.run.label,), row.card, row.card.vote))
+            else:
+                found[same] = replace(found[same], labels=(*found[same].labels, row.run.label))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class WrongVerdict:
+    """What one run said wrongly of a meme."""
+
+    run: RunView
+    fault: Fault
+    prediction: Prediction
+
+    @property
+    def rationale(self) -> str:
+        """The Judge's, or why there was no answer; empty where no record is there."""
+        record = self.run.records.records.get(self.prediction.trial)
+        if record is None:
+            return ""
+        if record.verdict is not None:
+            return record.verdict.rationale
+        from court.events import TrialFailed
+
+        failed = record.last(TrialFailed)
+        return failed.message if failed else ""
+
+    @property
+    def rounds_words(self) -> str:
+        """Rounds per side; empty where there were none."""
+        return ", ".join(f"{side.lower()} {course.rounds}" for side, course in self.prediction.sides.items())
+
+
+@dataclass(frozen=True, slots=True)
+class WrongMeme:
+    """A meme of which at least one run said something wrong.
+
+    Attributes:
+        key: Names it within the page.
+        meme: With its gold label.
+        verdicts: The wrong ones, in the order of the runs.
+        right: Runs that were right.
+        pictures: JPEG files, one a frame; empty where none is kept or none was asked for.
+    """
+
+    key: str
+    meme: JudgedMeme
+    verdicts: tuple[WrongVerdict, ...]
+    right: tuple[RunView, ...]
+    pictures: tuple[bytes, ...]
+
+    @property
+    def worst(self) -> Fault:
+        """By which it is listed."""
+        return min(verdict.fault for verdict in self.verdicts)
+
+    @property
+    def gold_words(self) -> str:
+        """In our words, and the data set's own where they say more."""
+        ours = "harmful" if self.meme.harmful else "not harmful"
+        own = self.meme.source_label
+        return ours if own.replace("_", " ").lower() == ours else f"{ours} ({own})"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All that was run on one split of one data set.
+
+    Attributes:
+        key: Names it within the page.
+        title: Of the data set.
+        split: Of the data set.
+        runs: On it.
+        tables: One a protocol.
+        published: What others report on the data set, whatever their split and protocol.
+        caveats: What has to be known before those are held against ours.
+        wrong: The worst first.
+        unscored: Runs and protocols that leave nothing to score, in sentences.
+    """
+
+    key: str
+    title: str
+    split: str
+    runs: tuple[RunView, ...]
+    tables: tuple[Table, ...]
+    published: tuple[PublishedRow, ...]
+    caveats: tuple[str, ...]
+    wrong: tuple[WrongMeme, ...]
+    unscored: tuple[str, ...]
+
+    def count(self, fault: Fault) -> int:
+        """Memes that are listed under a fault."""
+        return sum(one.worst is fault for one in self.wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A report on runs, in the order in which they were given."""
+
+    # Not in the repr: asyncio.run makes one of what a task returned, which can be thousands of records.
+    groups: tuple[Group, ...] = field(repr=False)
+    resamples: int
+
+    @property
+    def runs(self) -> tuple[RunView, ...]:
+        """All of them."""
+        return tuple(run for group in self.groups for run in group.runs)
+
+    @property
+    def unfinished(self) -> tuple[RunView, ...]:
+        """Those whose figures will change."""
+        return tuple(run for run in self.runs if not run.finished)
+
+
+async def gather(
+    results: Sequence[Results], *, records: bool = True, pictures: bool = True, resamples: int = RESAMPLES
+) -> Report:
+    """Scores, compares and looks up everything that a report says.
+
+    Args:
+        results: Of runs, or of predictions from elsewhere; of any data sets.
+        records: Whether the records of wrong verdicts are read.
+        pictures: Whether their pictures are, too.
+        resamples: Of every bootstrap.
+
+    Raises:
+        BadRequest: There is nothing to report on, or a run can't be read.
+    """
+    if not results:
+        raise BadRequest("A report needs at least one run.", reason="RUN_MISSING")
+    labels = _told_apart(results)
+    views = [
+        await _view(one, f"run-{number}", label, records, pictures)
+        for number, (one, label) in enumerate(zip(results, labels, strict=True), 1)
+    ]
+    splits = dict.fromkeys((one.dataset, one.split) for one in results)
+    groups = [
+        _group(
+            dataset, split, [v for v in views if (v.results.dataset, v.results.split) == (dataset, split)], resamples
+        )
+        for dataset, split in splits
+    ]
+    return Report(tuple(groups), resamples)
+
+
+def runs_below(path: Path) -> tuple[Path, ...]:
+    """The run that a folder is, or the runs that stand in it, by name.
+
+    Raises:
+        BadRequest: It is none, and there are none in it.
+    """
+    if (path / MANIFEST).exists():
+        return (path,)
+    found = tuple(sorted(each.parent for each in path.glob(f"*/{MANIFEST}")))
+    if not found:
+        raise BadRequest(
+            f"{path} holds no run and no folder of one. `memecourt-eval run` writes one where --out says.",
+            reason="RUN_MISSING",
+        )
+    return found
+
+
+def _told_apart(results: Sequence[Results]) -> list[str]:
+    """A label for each run: its name, with its folder's where several are called the same, else a number."""
+    names = Counter(one.name for one in results)
+    labels = [
+        one.name if names[one.name] == 1 or one.root is None else f"{one.name} ({one.root.name})" for one in results
+    ]
+    twice = Counter(labels)
+    return [f"{label} #{place}" if twice[label] > 1 else label for place, label in enumerate(labels, 1)]
+
+
+async def _view(results: Results, key: str, label: str, records: bool, pictures: bool) -> RunView:
+    judged = judged_of(results)
+    trials = [one.prediction.trial for _, one in wrong_of(results) if one.prediction.trial]
+    if results.root is None:
+        found = Records(missing="There are no records: these are predictions from elsewhere.")
+    elif records:
+        found = await read_records(results.root, trials, pictures=pictures)
+    else:
+        found = Records()
+    return RunView(
+        key=key,
+        label=label,
+        results=results,
+        excluded=RunFolder(results.root).excluded() if results.root else (),
+        judged=len(judged),
+        failures=dict(
+            Counter(one.prediction.reason or "no reason" for one in judged if one.prediction.outcome is Outcome.FAILED)
+        ),
+        cost=cost_of(results),
+        rounds=rounds_of(results),
+        entropies={str(side): course for side, course in entropies_of(results).items()},
+        records=found,
+    )
+
+
+def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) -> Group:
+    known = DATASETS.get(dataset)
+    title = known.title if known else dataset
+    key = _key(f"{dataset}-{split}")
+    unscored: list[str] = []
+    tables = []
+    for protocol in dict.fromkeys(protocol for run in runs for protocol in run.results.protocols):
+        rows = []
+        for run in runs:
+            if protocol not in run.results.protocols:
+                continue
+            try:
+                rows.append(Row(run, card(run.results, protocol, resamples=resamples)))
+            except BadRequest as error:
+                unscored.append(error.message)
+        if rows:
+            held = contrasts([(row.run.label, row.run.results) for row in rows], protocol, resamples)
+            tables.append(
+                Table(
+                    key=f"{key}-{protocol}",
+                    dataset=dataset,
+                    title=title,
+                    split=split,
+                    protocol=protocol,
+                    rows=tuple(rows),
+                    contrasts=held,
+                    remarks=remarks([(row.run.label, row.card) for row in rows], held),
+                )
+            )
+    return Group(
+        key=key,
+        title=title,
+        split=split,
+        runs=tuple(runs),
+        tables=tuple(tables),
+        published=published(dataset),
+        caveats=caveats(dataset),
+        wrong=_wrong_memes(runs, key),
+        unscored=tuple(unscored),
+    )
+
+
+def _wrong_memes(runs: Sequence[RunView], key: str) -> tuple[WrongMeme, ...]:
+    memes: dict[str, JudgedMeme] = {}
+    verdicts: dict[str, list[WrongVerdict]] = {}
+    said: dict[str, list[tuple[RunView, Judged]]] = {}
+    for run in runs:
+        for fault, one in wrong_of(run.results):
+            memes.setdefault(one.meme.id, one.meme)
+            verdicts.setdefault(one.meme.id, []).append(WrongVerdict(run, fault, one.prediction))
+        for one in judged_of(run.results):
+            said.setdefault(one.meme.id, []).append((run, one))
+    order = sorted(
+        memes, key=lambda meme: surest_first([(verdict.fault, verdict.prediction) for verdict in verdicts[meme]])
+    )
+    return tuple(
+        WrongMeme(
+            key=f"{key}-wrong-{number}",
+            meme=memes[meme],
+            verdicts=tuple(verdicts[meme]),
+            right=tuple(run for run, one in said[meme] if one.prediction.outcome.harmful is one.meme.harmful),
+            pictures=next(
+                (found for v in verdicts[meme] if (found := v.run.records.pictures_of(v.prediction.trial))), ()
+            ),
+        )
+        for number, meme in enumerate(order, 1)
+    )
+
+
+def _key(words: str) -> str:
+    """Fit for an id in a page: a file of predictions may name its split as it likes."""
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "split"

@@ -1,0 +1,244 @@
+"""A run as a log of Inspect AI, so that its viewer opens it: a sample a meme, a trial's events in its transcript.
+
+Inspect's own runner is not used: it asks again for what a crash interrupted, and leaves samples that failed out of the
+accuracy. Pictures stay in the docket: the viewer would show them unblurred.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from inspect_ai.event import ErrorEvent, Event, InfoEvent, ModelEvent, ScoreEvent, SpanBeginEvent, SpanEndEvent
+from inspect_ai.log import (
+    EvalConfig,
+    EvalDataset,
+    EvalError,
+    EvalLog,
+    EvalMetric,
+    EvalResults,
+    EvalRevision,
+    EvalSample,
+    EvalScore,
+    EvalSpec,
+    EvalStats,
+    write_eval_log,
+)
+from inspect_ai.model import GenerateConfig, ModelOutput, ModelUsage
+from inspect_ai.scorer import Score
+
+from court.errors import BadRequest
+from court.events import AnyEvent, ModelCall, Side, Summarised, SummarisedAhead, TrialFailed, TrialOpened, VerdictGiven
+from court.record import TrialRecord
+from eval.datasets.protocol import Protocol
+from eval.runs.from_record import calls_of
+from eval.runs.prediction import Outcome, Prediction
+from eval.runs.results import Judged, Results
+from eval.scores.metrics import card
+from serving.docket.ports import Docket
+
+_SCORER = "memecourt"
+_SPOKEN = ("description", "question", "answer", "summary")
+"""Where an event says what a model said; a verdict's is its rationale."""
+
+
+async def export_inspect(results: Results, docket: Docket, target: Path) -> int:
+    """Writes the log.
+
+    Args:
+        results: Of a run; memes that were not judged yet are samples with an error.
+        docket: Its records.
+        target: The file, ``….eval`` (compressed) or ``….json``.
+
+    Returns:
+        How many samples there are.
+
+    Raises:
+        BadRequest: These are not the results of a run, or the file is there, or is named otherwise.
+        DocketError: A record can't be read.
+        OSError: The disk will not have it.
+    """
+    manifest = results.manifest
+    if manifest is None:
+        raise BadRequest("Only a run has transcripts to export; these are predictions from elsewhere.")
+    if target.suffix not in (".eval", ".json"):
+        raise BadRequest(f"Inspect's viewer opens files named .eval or .json, not {target.name}.")
+    if await asyncio.to_thread(target.exists):
+        raise BadRequest(f"{target} is there already. Name another file, or remove it.", reason="FILE_EXISTS")
+    gold = {p: {one.meme.id: harmful for harmful, one in results.under(p)} for p in results.protocols}
+    samples = []
+    for one in results.judged:
+        record = await docket.record(one.prediction.trial) if one.prediction.trial else None
+        samples.append(_sample(one, record, {p: gold[p].get(one.meme.id) for p in results.protocols}))
+    log = EvalLog(
+        status="success" if manifest.finished else "cancelled",
+        eval=EvalSpec(
+            created=_time(manifest.created),
+            task=f"memecourt/{manifest.dataset}/{manifest.split}",
+            task_display_name=manifest.name,
+            dataset=EvalDataset(
+                name=f"{manifest.dataset} {manifest.split}",
+                samples=len(samples),
+                sample_ids=[sample.id for sample in samples],
+                shuffled=False,
+            ),
+            model=", ".join(sorted(set(manifest.models.values()))) or "memecourt/summary",
+            config=EvalConfig(limit=manifest.limit),
+            # What is not a commit of the source tree as it stands can't be checked out.
+            revision=None
+            if not manifest.commit or manifest.commit.endswith("+")
+            else EvalRevision(type="git", origin="", commit=manifest.commit),
+            packages={"memecourt": manifest.software},
+            metadata=manifest.model_dump(mode="json"),
+        ),
+        results=EvalResults(
+            total_samples=len(samples),
+            completed_samples=sum(sample.error is None for sample in samples),
+            scores=[_score_of(results, protocol) for protocol in results.protocols],
+        ),
+        stats=EvalStats(
+            started_at=_time(manifest.created),
+            completed_at=_time(manifest.finished) if manifest.finished else "",
+            model_usage=_summed(sample.model_usage for sample in samples),
+        ),
+        samples=samples,
+    )
+    await asyncio.to_thread(write_eval_log, log, str(target))
+    return len(samples)
+
+
+def _score_of(results: Results, protocol: Protocol) -> EvalScore:
+    """The strict figures: what has no class is wrong, as in the report."""
+    found = card(results, protocol)
+    figures = {"accuracy": found.strict.accuracy, "macro_f1": found.strict.macro_f1, "coverage": found.coverage}
+    return EvalScore(
+        name=str(protocol),
+        scorer=_SCORER,
+        scored_samples=found.n,
+        metrics={
+            name: EvalMetric(name=name, value=figure.value, metadata={"low": figure.low, "high": figure.high})
+            for name, figure in figures.items()
+        },
+    )
+
+
+def _sample(one: Judged, record: TrialRecord | None, gold: Mapping[Protocol, bool | None]) -> EvalSample:
+    meme, said = one.meme, one.prediction
+    rationale = record.verdict.rationale if record and record.verdict else ""
+    scores = {str(p): _score(said, harmful, rationale) for p, harmful in gold.items() if harmful is not None}
+    failed = said.outcome is Outcome.FAILED
+    return EvalSample(
+        id=meme.id,
+        epoch=1,
+        input=meme.text,
+        target="HARMFUL" if meme.harmful else "NOT_HARMFUL",
+        output=ModelOutput.from_content("memecourt", rationale or said.reason),
+        scores=scores,
+        metadata={
+            "source_label": meme.source_label,
+            "targets": list(meme.targets),
+            "prediction": said.model_dump(mode="json"),
+        },
+        events=list(_transcript(record)) if record else [],
+        model_usage=_usage_of(record) if record else {},
+        started_at=_time(record.opened.at) if record else None,
+        completed_at=_time(record.events[-1].at) if record else None,
+        total_time=record.seconds if record else None,
+        error=EvalError(message=said.reason or "FAILED", traceback="", traceback_ansi="") if failed else None,
+    )
+
+
+def _score(said: Prediction, harmful: bool, rationale: str) -> Score:
+    right = said.outcome.harmful is harmful
+    return Score(value="C" if right else "I", answer=str(said.outcome), explanation=rationale or said.reason)
+
+
+def _transcript(record: TrialRecord) -> Iterator[Event]:
+    """The events, one of Inspect's for each of ours, the sides' in a span of each side's own."""
+    opened: list[str] = []
+    began = record.opened.at
+    ahead = {(event.side, event.round) for event in record.all(SummarisedAhead)}
+    for event in record.events:
+        side = getattr(event, "side", None)
+        span = f"{record.trial_id}/{side}" if isinstance(side, Side) else None
+        at: dict[str, Any] = {
+            "timestamp": event.at,
+            "working_start": max((event.at - began).total_seconds(), 0.0),
+            "uuid": f"{record.trial_id}/{event.seq}",
+        }
+        if span is not None and span not in opened:
+            opened.append(span)
+            yield SpanBeginEvent(id=span, name=str(side).lower(), type="agent", span_id=span, **_begun(at, span))
+        told = isinstance(event, Summarised) and (event.side, event.round) in ahead
+        yield _event(event, {**at, "span_id": span}, told=told)
+    last = record.events[-1]
+    for span in opened:
+        yield SpanEndEvent(id=span, span_id=span, timestamp=last.at, working_start=record.seconds, uuid=f"{span}/end")
+
+
+def _begun(at: dict[str, Any], span: str) -> dict[str, Any]:
+    return {**at, "uuid": f"{span}/begin"}
+
+
+def _event(event: AnyEvent, at: dict[str, Any], *, told: bool) -> Event:
+    """One of Inspect's; a call that an event before has told of is not made into a second one."""
+    body = event.model_dump(mode="json", exclude={"trial_id", "seq", "at", "call"})
+    if isinstance(event, VerdictGiven):
+        verdict = event.verdict
+        explained = Score(value=str(verdict.label), answer=str(verdict.label), explanation=verdict.rationale)
+        return ScoreEvent(score=explained, scorer="judge", metadata={**body, "call": _call(event.call)}, **at)
+    if isinstance(event, TrialFailed):
+        error = EvalError(message=f"{event.step}: {event.message}", traceback="", traceback_ansi="")
+        return ErrorEvent(error=error, metadata=body, **at)
+    call = getattr(event, "call", None)
+    if told or not isinstance(call, ModelCall):
+        source = "trial" if isinstance(event, TrialOpened) else event.kind
+        return InfoEvent(source=source, data=body, **at)
+    output = ModelOutput.from_content(call.model, "\n\n".join(str(body[part]) for part in _SPOKEN if part in body))
+    output.usage = _usage(call)
+    output.time = call.latency_s
+    return ModelEvent(
+        model=call.model,
+        role=str(call.role).lower(),
+        # A record says by which prompt a model was asked, not in which words: those follow from prompt and record.
+        input=[],
+        tools=[],
+        tool_choice="none",
+        config=GenerateConfig(),
+        output=output,
+        working_time=call.latency_s,
+        metadata={**body, "call": _call(call)},
+        **at,
+    )
+
+
+def _call(call: ModelCall | None) -> dict[str, Any] | None:
+    return None if call is None else call.model_dump(mode="json")
+
+
+def _usage(call: ModelCall) -> ModelUsage:
+    return ModelUsage(
+        input_tokens=call.tokens_in,
+        output_tokens=call.tokens_out,
+        total_tokens=call.tokens_in + call.tokens_out,
+        input_tokens_cache_read=call.tokens_cached,
+    )
+
+
+def _usage_of(record: TrialRecord) -> dict[str, ModelUsage]:
+    return _summed({call.model: _usage(call)} for call, _ in calls_of(record))
+
+
+def _summed(usages: Any) -> dict[str, ModelUsage]:
+    total: dict[str, ModelUsage] = {}
+    for usage in usages:
+        for model, one in usage.items():
+            total[model] = total[model] + one if model in total else one
+    return total
+
+
+def _time(at: datetime) -> str:
+    return at.isoformat(timespec="seconds")

@@ -1,0 +1,285 @@
+"""The report as Markdown: the same tables and remarks as the page, without pictures and records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from eval.reports import words
+from eval.reports.gather import Group, Report, RunView, Table
+from eval.reports.wrong import Fault
+from eval.scores.metrics import SAID, Card, Figure, Rates
+
+_EXCERPT = 300
+"""Of a rationale, in characters."""
+
+
+def as_markdown(report: Report) -> str:
+    """The report; text of strangers is escaped, so that it stays text."""
+    lines = [f"# {_safe(words.listed(f'{group.title}, {group.split}' for group in report.groups))}", ""]
+    lines += [
+        f"Intervals are 95 %, by bootstrap over memes, {report.resamples:,} resamples. Decided figures are over the "
+        "memes that were given a class; in strict figures a meme without a class is wrong.",
+        "",
+    ]
+    if report.unfinished:
+        lines += ["**Not finished: these figures will change.**", ""]
+        lines += [f"- {_safe(run.unfinished_words)}" for run in report.unfinished] + [""]
+    for group in report.groups:
+        lines += _group(group)
+    lines += ["## Runs", ""]
+    for run in report.runs:
+        lines += _run(run)
+    for group in report.groups:
+        lines += _wrong(group)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _group(group: Group) -> Iterator[str]:
+    yield from (f"## {_safe(group.title)}, {_safe(group.split)}", "")
+    for sentence in group.unscored:
+        yield from (_safe(sentence), "")
+    for table in group.tables:
+        yield from (f"### Protocol {table.protocol}: {table.protocol_words}", "")
+        yield from _figures(table)
+        yield from (*(f"- {_safe(remark)}" for remark in table.remarks), "")
+        yield from _contrasts(table)
+        yield from _classes(table)
+        for row in table.rows:
+            yield from (f"Confusion, {_safe(row.run.label)}:", "")
+            yield from _confusion(row.card)
+            yield from _calibration(row.card)
+    yield from _published(group)
+
+
+def _figures(table: Table) -> Iterator[str]:
+    heads = ["run", "memes", "harmful", "coverage", "undecided", "failed", "accuracy, decided", "accuracy, strict"]
+    heads += ["macro-F1, decided", "macro-F1, strict", "AUROC", "Brier", "ECE", "MMAE"]
+    first = table.rows[0].card
+    rows = []
+    for row in table.rows:
+        card = row.card
+        rows.append(
+            [
+                _safe(row.run.label) + ("" if row.run.finished else " (not finished)"),
+                f"{card.n:,}",
+                f"{card.harmful:,}",
+                _share(card.coverage),
+                f"{card.undecided:,}",
+                f"{card.failed:,}",
+                _share(card.decided.accuracy if card.decided else None),
+                _share(card.strict.accuracy),
+                _share(card.decided.macro_f1 if card.decided else None),
+                _share(card.strict.macro_f1),
+                _number(card.auroc),
+                _number(card.brier),
+                words.places(card.ece),
+                _number(card.mmae),
+            ]
+        )
+    accuracy, f1 = words.percent(first.majority), words.percent(first.majority_macro_f1)
+    none = [words.NOTHING] * 4
+    rows.append(
+        ["*majority class*", f"{first.n:,}", f"{first.harmful:,}", "100.0", "0", "0", accuracy, accuracy, f1, f1, *none]
+    )
+    for vote in table.votes:
+        card = vote.card
+        rows.append(
+            [
+                f"*precedents' vote{', ' + _safe(', '.join(vote.labels)) if len(table.votes) > 1 else ''}*",
+                f"{card.voted:,}",
+                words.NOTHING,
+                words.percent(card.voted / card.n),
+                f"{card.n - card.voted:,}",
+                "0",
+                _share(vote.rates.accuracy),
+                words.NOTHING,
+                _share(vote.rates.macro_f1),
+                words.NOTHING,
+                *none,
+            ]
+        )
+    yield from _table(heads, rows)
+    yield from (f"Dropped by the protocol: {first.dropped:,}.", "")
+
+
+def _contrasts(table: Table) -> Iterator[str]:
+    heads = ["run", "against", "memes", "accuracy", "macro-F1", "only the run right", "only the other right", "p"]
+    rows = []
+    for one in table.contrasts:
+        compared = one.comparison
+        differences = [
+            f"{words.points(figure)} ({words.points_span(figure)})"
+            for figure in (compared.difference_accuracy, compared.difference_macro_f1)
+        ]
+        judged = [f"{compared.mcnemar_p:.2g}", one.judgment]
+        alone = [f"{compared.only_a_right:,}", f"{compared.only_b_right:,}"]
+        rows.append([_safe(one.label), _safe(one.against), f"{compared.n:,}", *differences, *alone, *judged])
+    yield from _table([*heads, "accuracy is"], rows)
+
+
+def _classes(table: Table) -> Iterator[str]:
+    rows = []
+    for row in table.rows:
+        kinds: list[tuple[str, Rates | None]] = [("strict", row.card.strict), ("decided", row.card.decided)]
+        for kind, rates in kinds:
+            for one in rates.classes if rates else ():
+                figures = (_share(one.precision), _share(one.recall), _share(one.f1))
+                rows.append([_safe(row.run.label), one.name, f"{one.support:,}", kind, *figures])
+    yield from _table(["run", "class", "memes", "over", "precision", "recall", "F1"], rows)
+
+
+def _confusion(card: Card) -> Iterator[str]:
+    heads = ["gold", *(words.lower(outcome) for outcome in SAID)]
+    names = ("not harmful", "harmful")
+    yield from _table(heads, [[name, *map(str, row)] for name, row in zip(names, card.confusion, strict=True)])
+
+
+def _calibration(card: Card) -> Iterator[str]:
+    if not card.calibration:
+        yield from ("No meme has a score, so there is nothing to calibrate.", "")
+        return
+    yield from _table(
+        ["scores", "memes", "mean score", "share harmful"],
+        [
+            [f"{one.low:.3f} to {one.high:.3f}", f"{one.n:,}", f"{one.mean_score:.3f}", f"{one.share_harmful:.3f}"]
+            for one in card.calibration
+        ],
+    )
+
+
+def _published(group: Group) -> Iterator[str]:
+    if not group.published:
+        return
+    yield from ("### As published, not measured here", "")
+    yield from (f"- {_safe(caveat)}" for caveat in group.caveats)
+    yield ""
+    yield from _table(
+        ["system", "split", "protocol", "memes", "accuracy", "macro-F1", "AUROC", "MMAE", "source", "remark"],
+        [
+            [
+                f"{_safe(row.system)} ({row.year})",
+                _safe(row.split) or "not said",
+                str(row.protocol),
+                words.NOTHING if row.n is None else f"{row.n:,}",
+                words.percent(row.accuracy),
+                words.percent(row.macro_f1),
+                words.places(row.auroc),
+                words.places(row.mmae),
+                _safe(f"{row.source}; read in {row.read_in}"),
+                _safe(row.remark),
+            ]
+            for row in group.published
+        ],
+    )
+
+
+def _run(run: RunView) -> Iterator[str]:
+    yield from (f"### {_safe(run.label)}", "")
+    yield f"- memes: {run.judged:,} of {run.total:,} judged"
+    manifest = run.results.manifest
+    if manifest is None:
+        yield "- predictions from elsewhere: nothing is known of how they were made"
+    else:
+        models = ", ".join(f"{words.lower(role)} {model}" for role, model in sorted(manifest.models.items()))
+        settings = ", ".join(f"{name} {value}" for name, value in sorted(manifest.settings.items()))
+        excluded = ", ".join(f"{count:,} {why}" for why, count in sorted(manifest.excluded.items()))
+        facts = {
+            "procedure": words.lower(manifest.procedure),
+            "control": manifest.control,
+            "limit, seed": f"{'none' if manifest.limit is None else manifest.limit}, {manifest.seed}",
+            "models": models,
+            "library": f"{manifest.library_size:,} precedents, {manifest.library}, {manifest.encoder}",
+            "precedents left out as too near": excluded or "none",
+            "settings": f"{settings} ({manifest.settings_digest})",
+            "prompts": manifest.prompts,
+            "policy": manifest.policy,
+            "data": ", ".join(f"{name} {digest}" for name, digest in sorted(manifest.data.items())),
+            "begun": f"{manifest.created:%Y-%m-%d %H:%M} UTC",
+            "finished": f"{manifest.finished:%Y-%m-%d %H:%M} UTC" if manifest.finished else "no",
+            "taken up again": f"{manifest.interruptions} times" if manifest.interruptions else "",
+            "software": f"{manifest.software} {manifest.commit}, Python {manifest.python}, {manifest.machine}",
+            "command": manifest.command,
+        }
+        yield from (f"- {name}: {_safe(value)}" for name, value in facts.items() if value)
+    if run.failures:
+        yield f"- failed: {_safe(', '.join(f'{count} {reason}' for reason, count in sorted(run.failures.items())))}"
+    if run.cost:
+        cost = run.cost
+        yield (
+            f"- a meme, on average: {cost.calls:.1f} model calls ({cost.stored:.0%} from the store), "
+            f"{cost.tokens_in:,.0f} tokens read ({cost.tokens_cached:,.0f} cached), {cost.tokens_out:,.0f} written; "
+            f"median: longest chain {cost.chain:g}, {cost.seconds:.2f} s"
+        )
+    yield ""
+    if run.rounds:
+        rows = [
+            [words.lower(one.side), "harmful" if one.harmful else "not harmful", f"{one.n:,}", f"{one.mean:.2f}"]
+            for one in run.rounds
+        ]
+        yield from _table(["side", "gold", "memes", "rounds, mean"], rows)
+    if run.entropies:
+        rows = [
+            [words.lower(side), str(one.round), f"{one.n:,}", *(f"{x:.3f}" for x in (one.low, one.middle, one.high))]
+            for side, course in run.entropies.items()
+            for one in course
+        ]
+        heads = ["side", "round", "summaries", "entropy, lower quartile", "median", "upper quartile"]
+        yield from _table(heads, rows)
+    if not run.rounds:
+        yield from ("No side examined the Proposer in this run, so there are no rounds.", "")
+
+
+def _wrong(group: Group) -> Iterator[str]:
+    yield from (f"## Wrong verdicts: {_safe(group.title)}, {_safe(group.split)}", "")
+    if not group.wrong:
+        yield from ("There is none among the memes that are judged.", "")
+    for fault in Fault:
+        memes = [one for one in group.wrong if one.worst is fault]
+        if not memes:
+            continue
+        yield from (f"### {fault.title}: {len(memes):,}", "")
+        yield from _table(
+            ["meme", "gold", "run", "said", "score", "vote", "rounds", "rationale"],
+            [
+                [
+                    _safe(one.meme.id),
+                    _safe(one.gold_words),
+                    _safe(verdict.run.label),
+                    words.lower(verdict.prediction.outcome)
+                    + (f" ({_safe(words.lower(verdict.prediction.reason))})" if verdict.prediction.reason else ""),
+                    words.places(verdict.prediction.score),
+                    words.places(verdict.prediction.vote),
+                    verdict.rounds_words or words.NOTHING,
+                    _safe(_excerpt(verdict.rationale)) or words.NOTHING,
+                ]
+                for one in memes
+                for verdict in one.verdicts
+            ],
+        )
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'|'.join('---' for _ in heads)}|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield ""
+
+
+def _share(figure: Figure | None) -> str:
+    return words.NOTHING if figure is None else f"{words.percent(figure.value)} ({words.percent_span(figure)})"
+
+
+def _number(figure: Figure | None) -> str:
+    return words.NOTHING if figure is None else f"{words.places(figure.value)} ({words.places_span(figure)})"
+
+
+def _excerpt(text: str) -> str:
+    line = words.plain(text)
+    return line if len(line) <= _EXCERPT else line[: _EXCERPT - 1] + "…"
+
+
+def _safe(text: str) -> str:
+    """Text of strangers on one line, in which nothing is markup."""
+    line = words.plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", line)

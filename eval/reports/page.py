@@ -1,0 +1,126 @@
+"""Pages that need nothing else: no network, no other file, no script to be read.
+
+Everything that a stranger or a model wrote is escaped by the template engine; beyond that, the page's own security
+policy lets no script run but the one that is named there by its digest, and nothing be fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from court.errors import NotLoaded
+from eval.reports import words
+
+_OURS = "eval.reports"
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A figure of a page, or why there is none."""
+
+    title: str
+    svg: str
+    """Empty where there is nothing to draw."""
+    caption: str
+    """What is to be seen; where nothing is, why."""
+
+
+def need_page() -> None:
+    """Raises NotLoaded where jinja2 or matplotlib is not installed."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise NotLoaded(
+            f"A report as a page needs {error.name}, which is not installed: pip install 'memecourt[eval]'. "
+            "Without --html there is nothing more to install.",
+            reason="REPORT_NOT_INSTALLED",
+        ) from None
+
+
+def render(template: str, *, package: str = _OURS, style: str = "", **values: Any) -> str:
+    """A page: all have the same look and the same script.
+
+    Args:
+        template: Its file. It stands for itself, with ``{{ style }}`` and ``{{ script }}`` within their elements and
+            their digests, ``{{ style_digest }}`` and ``{{ script_digest }}``, in its security policy.
+        package: Whose ``templates`` it is looked for in first, then those of the benchmark's report.
+        style: A file of further rules, found likewise; none where empty.
+        values: What the template needs besides; a name that it does not find is an error.
+
+    Raises:
+        NotLoaded: jinja2 or matplotlib is not installed.
+    """
+    need_page()
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    loader = ChoiceLoader([PackageLoader(name) for name in dict.fromkeys((package, _OURS))])
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        seen=_seen,
+        plain=words.plain,
+        data_uri=_data_uri,
+        digest=_digest,
+        pretty=_pretty,
+        percent=words.percent,
+        percent_span=words.percent_span,
+        places=words.places,
+        places_span=words.places_span,
+        points=words.points,
+        points_span=words.points_span,
+        lower=words.lower,
+    )
+    css = "".join(loader.get_source(environment, name)[0] for name in ("page.css", style) if name)
+    script = loader.get_source(environment, "page.js")[0]
+    return environment.get_template(template).render(
+        style=_own(css),
+        script=_own(script),
+        style_digest=_source(css),
+        script_digest=_source(script),
+        nothing=words.NOTHING,
+        **values,
+    )
+
+
+def _seen(text: object) -> Any:
+    """Text of strangers, escaped, with invisible characters made visible."""
+    from markupsafe import Markup
+
+    return Markup("").join(
+        Markup('<span class="invisible" title="an invisible character">{}</span>').format(piece) if hidden else piece
+        for piece, hidden in words.pieces(str(text))
+    )
+
+
+def _data_uri(jpeg: bytes) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+
+
+def _digest(digest: str) -> str:
+    """The first digits: enough to tell two apart by eye. The whole one stands beside it as a title."""
+    kind, _, digits = digest.rpartition(":")
+    return f"{kind}:{digits[:12]}" if kind else digits[:12]
+
+
+def _pretty(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _own(text: str) -> Any:
+    """Our own style or script, as it stands."""
+    from markupsafe import Markup
+
+    if "</" in text:
+        raise ValueError("style and script of the page may not hold what ends them")
+    return Markup(text)
+
+
+def _source(text: str) -> str:
+    """By which the page's security policy knows it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

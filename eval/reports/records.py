@@ -1,0 +1,113 @@
+"""What a report takes from a run's docket: the records of wrong verdicts, and their pictures made small."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from court.errors import BadLibrary, CourtError
+from court.record import TrialRecord
+from eval.runs.folder import DOCKET, LIBRARY
+
+PICTURE_SIDE = 320
+"""Longest side of a meme's picture in a report, in pixels."""
+PRECEDENT_SIDE = 112
+"""The same of a precedent's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What was found for some trials of a run.
+
+    Attributes:
+        records: By trial id.
+        frames: JPEG files by SHA-256 of a picture's pixels: its representative frames, in order.
+        precedents: JPEG files by id of a precedent, where the run's library keeps its picture.
+        missing: Why there is no record at all; empty where there are.
+        lost: Trials whose record can't be read, and why.
+    """
+
+    records: dict[str, TrialRecord] = field(default_factory=dict)
+    frames: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    precedents: dict[str, bytes] = field(default_factory=dict)
+    missing: str = ""
+    lost: dict[str, str] = field(default_factory=dict)
+
+    def pictures_of(self, trial: str) -> tuple[bytes, ...]:
+        """The small pictures of what was tried, one a frame; none where none are kept."""
+        record = self.records.get(trial)
+        return self.frames.get(record.opened.meme.pixels_sha256, ()) if record else ()
+
+
+async def read_records(root: Path, trials: Sequence[str], *, pictures: bool) -> Records:
+    """Looks trials up in a run's docket.
+
+    A record that is gone or damaged doesn't stop the report: it is told of where it would stand.
+
+    Args:
+        root: The run's directory.
+        trials: Ids.
+        pictures: Whether pictures are wanted, too.
+    """
+    from serving.docket.store.sql import SqlDocket
+
+    found = Records()
+    try:
+        docket = SqlDocket.open(root / DOCKET, create=False)
+    except CourtError as error:
+        why = "the run has no docket" if error.reason == "DOCKET_MISSING" else "the run's docket can't be opened"
+        return Records(missing=f"There are no records: {why}.")
+    try:
+        for trial in trials:
+            try:
+                record = await docket.record(trial)
+            except CourtError as error:
+                found.lost[trial] = error.message
+                continue
+            found.records[trial] = record
+            pixels = record.opened.meme.pixels_sha256
+            if pictures and pixels not in found.frames:
+                small = [shrunk(png, PICTURE_SIDE) for png in await docket.frames(pixels)]
+                found.frames[pixels] = tuple(jpeg for jpeg in small if jpeg)
+    finally:
+        await docket.close()
+    if pictures:
+        cited = [record.precedents for record in found.records.values() if record.precedents]
+        wanted = {precedent.id for event in cited for precedent in event.findings.exhibits}
+        found.precedents.update(_precedents(root / LIBRARY, wanted))
+    return found
+
+
+def _precedents(library: Path, wanted: set[str]) -> dict[str, bytes]:
+    from retrieval.library.library import Library
+
+    if not wanted or not library.exists():
+        return {}
+    try:
+        opened = Library.open(library, None)
+        kept = {meme.id: opened.picture(row) for row, meme in enumerate(opened.memes) if meme.id in wanted}
+    except (BadLibrary, OSError):
+        # The records quote id, text, label and similarity of every precedent: only its picture is lost.
+        return {}
+    small = {name: shrunk(jpeg, PRECEDENT_SIDE) for name, jpeg in kept.items() if jpeg is not None}
+    return {name: jpeg for name, jpeg in small.items() if jpeg}
+
+
+def shrunk(picture: bytes, side: int) -> bytes | None:
+    """A picture of ours as a JPEG of at most ``side`` pixels a side: the same bytes for the same picture.
+
+    None where it can't be read: the disk may be at fault, or somebody changed it by hand.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(picture), formats=["PNG", "JPEG"]) as opened:
+            small = opened.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    small.thumbnail((side, side))
+    out = io.BytesIO()
+    small.save(out, "JPEG", quality=70, optimize=True)
+    return out.getvalue()

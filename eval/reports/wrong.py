@@ -1,0 +1,67 @@
+"""Which verdicts are wrong, the worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from eval.datasets.items import JudgedMeme
+from eval.runs.prediction import Outcome, Prediction
+from eval.runs.results import NOT_JUDGED, Judged, Results
+
+
+class Fault(IntEnum):
+    """How a verdict is wrong, in the order in which they are listed."""
+
+    MISSED = 0
+    """Harmful, and said not to be."""
+    FALSE_ALARM = 1
+    """Not harmful, and said to be."""
+    UNDECIDED = 2
+    FAILED = 3
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        return _TITLES[self]
+
+
+_TITLES = {
+    Fault.MISSED: "Harmful, said not harmful",
+    Fault.FALSE_ALARM: "Not harmful, said harmful",
+    Fault.UNDECIDED: "Undecided",
+    Fault.FAILED: "Failed",
+}
+
+
+def fault_of(meme: JudgedMeme, prediction: Prediction) -> Fault | None:
+    """What is wrong with what was said of a meme; None where nothing is.
+
+    A meme that was not judged (yet) is no wrong verdict: how many there are is told beside.
+    """
+    if prediction.outcome is Outcome.UNDECIDED:
+        return Fault.UNDECIDED
+    if prediction.outcome is Outcome.FAILED:
+        return None if prediction.reason == NOT_JUDGED else Fault.FAILED
+    if prediction.outcome.harmful is meme.harmful:
+        return None
+    return Fault.MISSED if meme.harmful else Fault.FALSE_ALARM
+
+
+def wrong_of(results: Results) -> tuple[tuple[Fault, Judged], ...]:
+    """Every wrong verdict of a run, under any of its protocols, in the order of the split."""
+    found = []
+    for one in results.judged:
+        fault = fault_of(one.meme, one.prediction)
+        if fault is not None and any(one.meme.gold(protocol) is not None for protocol in results.protocols):
+            found.append((fault, one))
+    return tuple(found)
+
+
+def surest_first(faults: Sequence[tuple[Fault, Prediction]]) -> tuple[int, float]:
+    """Sorts memes: by the worst that any run said of them, then by how sure it was of that."""
+    worst = min(fault for fault, _ in faults)
+    sure = [
+        abs(prediction.score - 0.5) for fault, prediction in faults if fault is worst and prediction.score is not None
+    ]
+    return int(worst), -max(sure, default=-1.0)

@@ -1,0 +1,142 @@
+"""Trying one meme of a run before a given court: anew, or from where its trial was cut off."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from court.errors import BadInput, CantResume, CourtError, Unavailable
+from court.events import Procedure, TrialFailed
+from court.record import TrialAborted, TrialRecord, TrialState
+from eval.datasets.items import JudgedMeme
+from eval.models.call_cache import CallCache, CallsError, HitCounter, stored_chairs
+from eval.runs.from_record import prediction_of
+from eval.runs.prediction import Outcome, Prediction
+from serving.docket.ports import DocketError
+from serving.runner.executor import TrialExecutor
+from serving.runner.request import TrialRequest
+
+PICTURE_MISSING = "PICTURE_MISSING"
+"""Reason of a failure: the picture is not in the data set's folder."""
+
+_NOT_THE_TRIALS = frozenset({"CANCELLED", CallsError.default_reason})
+"""Reasons for which a trial ended that are no outcome: it is taken up again without being asked to."""
+_ANEW = frozenset({CantResume.default_reason, PICTURE_MISSING, "TRIAL_FAILED"})
+"""Why a trial can't go on, but the meme be tried anew: there was nothing yet to go on from, or the fault was ours."""
+_OURS = "INTERNAL"
+"""Reason of a trial that failed by a fault of this software, which another version may not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Tries the memes of one run.
+
+    Attributes:
+        house: The court, with the docket that records are kept in.
+        calls: The store of calls; None where no model is asked.
+        dataset: Id of the data set.
+        procedure: How memes are tried.
+        seed: Of the run.
+        server: What model servers are called in the store of calls; their addresses where empty.
+        retry_failed: Whether a trial that failed for a passing reason is taken up again.
+    """
+
+    house: TrialExecutor
+    calls: CallCache | None
+    dataset: str
+    procedure: Procedure
+    seed: int = 0
+    server: str = ""
+    retry_failed: bool = False
+
+    async def try_meme(
+        self, meme: JudgedMeme, known: TrialRecord | None, picture: Callable[[], Awaitable[bytes | None]]
+    ) -> tuple[Prediction, bool]:
+        """What came of a meme, and whether that is for want of something that may come back.
+
+        Args:
+            meme: What to try.
+            known: The record of its last trial in this run; None where there was none.
+            picture: Reads its picture's file, if it is needed; None where there is no such file.
+
+        Raises:
+            CourtError: The run's own files are at fault, and not the trial (:func:`ends_the_run`).
+        """
+        hits = HitCounter()
+        if known is not None and not self.to_be_resumed(known):
+            return prediction_of(meme, known), False
+        try:
+            record = await self._tried(meme, known, picture, hits)
+        except TrialAborted as error:
+            if ends_the_run(error.cause):
+                raise error.cause from None
+            record = error.record
+        except (BadInput, Unavailable) as error:
+            if ends_the_run(error):
+                raise
+            failed = Prediction(meme=meme.id, outcome=Outcome.FAILED, reason=error.reason)
+            return failed, isinstance(error, Unavailable)
+        failure = record.last(TrialFailed) if record.state is TrialState.FAILED else None
+        return prediction_of(meme, record, stored=hits.count), failure is not None and failure.retryable
+
+    def to_be_resumed(self, record: TrialRecord) -> bool:
+        """Whether a trial is not over, or its end was none."""
+        if record.state is not TrialState.FAILED:
+            return record.state is TrialState.OPEN
+        failed = record.last(TrialFailed)
+        assert failed is not None
+        return failed.reason in _NOT_THE_TRIALS or (self.retry_failed and may_pass(failed))
+
+    def request(self, meme: JudgedMeme) -> str:
+        """Names a meme's request in the docket, which is the run's own."""
+        return f"{self.dataset}/{meme.split}/{meme.id}"
+
+    async def _tried(
+        self,
+        meme: JudgedMeme,
+        known: TrialRecord | None,
+        picture: Callable[[], Awaitable[bytes | None]],
+        hits: HitCounter,
+    ) -> TrialRecord:
+        """The record of a meme's trial, which is taken up where it was cut off, or held anew."""
+        if known is not None:
+            try:
+                house = self._court_for(meme, known.opened.meme.bytes_sha256, hits)
+                return await house.resume(known.trial_id)
+            except CantResume as error:
+                if error.reason not in _ANEW:
+                    raise
+        image = await picture()
+        if image is None:
+            raise BadInput("The picture is not in the data set's folder.", reason=PICTURE_MISSING)
+        ask = TrialRequest(
+            image=image,
+            text=meme.text,
+            procedure=self.procedure,
+            request_id=self.request(meme),
+            namespace=f"{self.dataset}/{meme.split}",
+            content_id=meme.id,
+        )
+        return (await self._court_for(meme, hashlib.sha256(image).hexdigest(), hits).hear(ask)).record
+
+    def _court_for(self, meme: JudgedMeme, bytes_sha256: str, hits: HitCounter) -> TrialExecutor:
+        """The court for one meme: its models are asked through the store, and its fences have the mark that the meme
+        has wherever the store is used, so that what is asked again is word for word what was asked before."""  # noqa: D205, D209
+        court = self.house.court
+        if self.calls is None or court.chairs is None:
+            return self.house
+        chairs = stored_chairs(court.chairs, self.calls, server=self.server, seed=self.seed, hits=hits)
+        # By the file and not by its pixels: that is known before the picture is decoded, and as lasting.
+        mark = self.calls.fence_mark(meme.id, bytes_sha256)
+        return replace(self.house, court=replace(court, chairs=chairs, fence_mark=mark))
+
+
+def may_pass(failed: TrialFailed) -> bool:
+    """Whether the reason of a failure may not be there another time."""
+    return failed.retryable or failed.reason == _OURS
+
+
+def ends_the_run(cause: CourtError) -> bool:
+    """Whether it is the run's own files that are at fault, and not the trial."""
+    return isinstance(cause, CallsError | DocketError) or cause.reason.startswith("DOCKET_")

@@ -1,0 +1,127 @@
+"""Controls: a court that is altered in one respect, to see what that respect is worth.
+
+The paper only takes the precedents away. Whether it is their likeness that helps, or their labels, or that there are
+examples at all, can be told by replacing one of these and keeping the rest. So with the sides: a Judge that rules the
+same with the justifications exchanged was not swayed by who said what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from court.errors import BadRequest
+from court.meme import Frame
+from court.precedents import Findings, LibraryIdentity
+from court.trial import Court
+from eval.runs import precedents
+from retrieval.precedents.finder import LibraryFinder
+
+
+class Control(StrEnum):
+    """What is altered."""
+
+    RANDOM = "random precedents"
+    """Precedents are drawn at random from the library, shown with their true similarities."""
+    SHUFFLED = precedents.SHUFFLED
+    """The library's labels were permuted when it was prepared."""
+    SWAPPED = "swapped sides"
+    """The Judge is shown each side's justification under the other side's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomFinder:
+    """Finds precedents at random, the same ones for the same meme, and says truly how like it they are.
+
+    Attributes:
+        finder: What is drawn from.
+        seed: Of the draw, with the meme's picture.
+    """
+
+    finder: LibraryFinder
+    seed: int
+
+    @property
+    def library(self) -> LibraryIdentity:
+        """What is drawn from; its name says how."""
+        identity = self.finder.library
+        return identity.model_copy(update={"name": f"{identity.name}, drawn at random (seed {self.seed})"})
+
+    async def find(
+        self,
+        *,
+        text: str,
+        frames: Sequence[Frame],
+        pixels_sha256: str,
+        exhibits: int,
+        tally: int,
+        alpha: float | None,
+    ) -> Findings:
+        """As :class:`court.ports.PrecedentFinder`; the exhibits are drawn, and so is the tally, which holds them."""
+        ids = self.finder.ids
+        # By the picture, which is the same whatever is searched with: the summaries may be part of the query.
+        of_meme = hashlib.sha256((pixels_sha256 or text).encode()).digest()
+        rng = np.random.default_rng([self.seed, int.from_bytes(of_meme[:8], "little")])
+        drawn = [ids[int(place)] for place in rng.permutation(len(ids))]
+
+        async def among(those: Sequence[str]) -> Findings:
+            kept = set(those)
+            return await self.finder.find(
+                text=text,
+                frames=frames,
+                pixels_sha256=pixels_sha256,
+                exhibits=exhibits,
+                tally=tally,
+                alpha=alpha,
+                exclude=[id_ for id_ in ids if id_ not in kept],
+            )
+
+        # The nearest of many that were drawn would be like the meme again: what is shown is drawn as many as are shown.
+        shown = await among(drawn[:exhibits])
+        counted = await among(drawn[: max(tally, shown.vote_settings.k, exhibits)])
+        return counted.model_copy(
+            update={
+                "library": self.library,
+                "exhibits": shown.exhibits,
+                # Chosen with the nearest precedents: of such as these it says nothing.
+                "settles": None,
+                "notes": (*counted.notes, "The precedents were drawn at random (a control)."),
+            }
+        )
+
+    async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
+        """As :class:`court.ports.PrecedentFinder`."""
+        return await self.finder.pictures(ids)
+
+
+def with_control(court: Court, control: str, seed: int) -> Court:
+    """The court with this control; as it is where ``control`` is empty.
+
+    Args:
+        court: Over a finder of ours.
+        control: Of :class:`Control`, or empty.
+        seed: Of what is drawn at random.
+
+    Raises:
+        BadRequest: There is no such control, or the library is not one for it.
+    """
+    if not control:
+        if precedents.SHUFFLED in court.finder.library.name:
+            raise BadRequest("The library's labels were shuffled: it is good for that control and nothing else.")
+        return court
+    if control not in list(Control):
+        raise BadRequest(f"There is no control {control!r}. There are: {', '.join(Control)}.")
+    if control == Control.RANDOM:
+        finder = court.finder
+        if not isinstance(finder, LibraryFinder):
+            raise BadRequest("Precedents can only be drawn at random from a library.")
+        return replace(court, finder=RandomFinder(finder, seed))
+    if control == Control.SWAPPED:
+        return replace(court, settings=court.settings.model_copy(update={"swap_sides": True}))
+    if precedents.SHUFFLED not in court.finder.library.name:
+        raise BadRequest("The labels of this library were not shuffled. Prepare one that has them so for this control.")
+    return court

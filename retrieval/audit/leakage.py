@@ -1,0 +1,217 @@
+"""Whether precedents have leaked into what is judged with them: the same meme on both sides flatters every figure.
+
+A precedent leaks for the first of these that holds (design, section 5):
+
+==================  ===============================================================================================
+``same id``         a judged meme has its id
+``same file``       ... its picture file, byte for byte
+``same picture``    ... its normalised pixels: another file of the same picture
+``same text``       ... its text, case and spacing aside; blank texts are not compared
+``near-duplicate``  ... a picture and a text that are both nearly its own (:class:`LeakThresholds`)
+==================  ===============================================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from court.ports import PictureReader
+from retrieval.embed.encoder import Encoder
+from retrieval.library.library import Library
+from retrieval.library.manifest import LabelledMeme
+from retrieval.library.picture_import import Seen, Wanted, embed_pictures_of
+from retrieval.library.sources import Row
+from retrieval.library.thumbnails import ThumbnailWriter
+from retrieval.text import text_key
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+
+WHYS = ("same id", "same file", "same picture", "same text", "near-duplicate")
+_TEXTS = 256
+"""Texts embedded at once."""
+_BLOCK = 512
+"""Precedents compared at once: bounds the matrix of similarities to 512 x judged."""
+
+
+class LeakThresholds(BaseModel):
+    """From where on a precedent is too near; kept in the manifest of every run.
+
+    Both cosines must be reached, with the built-in encoder. ``python -m eval.studies.near_duplicates`` measures what
+    they catch of edited copies, and what of other memes, on drawn ones. A picture alone tells templates from each other
+    and not memes: other captions on the same template reach .99. A text alone says as little where captions are
+    repeated by design, as in FHM. So where one of the two memes lacks a half that the other has, nothing is a
+    near-duplicate, and where both lack it, the other half decides only if it is the picture.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    picture: float = Field(default=0.70, ge=-1, le=1)
+    text: float = Field(default=0.80, ge=-1, le=1)
+    same_text: bool = True
+    """Whether the same text is enough, with whatever picture. On FHM that takes out precedents by which the data set
+    means to mislead (its captions stand on harmful and on harmless pictures), and it is asked for all the same: what
+    was left out is counted, and who wants it otherwise says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """A precedent that is too near to a judged meme.
+
+    Attributes:
+        precedent: Its id.
+        meme: Id of the judged meme.
+        why: One of :data:`WHYS`.
+        text_similarity: Cosine; None where either has no text.
+        picture_similarity: Likewise.
+    """
+
+    precedent: str
+    meme: str
+    why: str
+    text_similarity: float | None
+    picture_similarity: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leaks:
+    """What was found.
+
+    Attributes:
+        leaks: In the order of the precedents.
+        text_alone: Precedents that only a missing picture keeps from being near-duplicates.
+        unseen: Judged memes that were compared without their picture.
+    """
+
+    leaks: tuple[Leak, ...]
+    text_alone: int
+    unseen: int
+
+
+async def find_leaks(
+    library: Library,
+    judged: Sequence[Row],
+    pictures: Path | None,
+    encoder: Encoder,
+    reader: PictureReader,
+    beside: Path,
+    nearness: LeakThresholds,
+    tell: Progress,
+) -> Leaks:
+    """Every precedent beside every judged meme.
+
+    Args:
+        library: The precedents.
+        judged: What is judged.
+        pictures: Folder of their pictures; None where there are none.
+        encoder: What the library was made with.
+        reader: Decodes pictures.
+        beside: Where there is room for small pictures while they are looked at; made where it is not there.
+        nearness: From where on a precedent is too near.
+        tell: Told the step and how far it is.
+
+    Raises:
+        OSError: The disk will not have it.
+    """
+    await asyncio.to_thread(beside.mkdir, parents=True, exist_ok=True)
+    seen, _ = await embed_pictures_of(
+        [Wanted(row, pictures) for row in judged],
+        reader,
+        encoder,
+        await asyncio.to_thread(ThumbnailWriter, beside),
+        lambda done, total: tell("judged pictures", done, total),
+    )
+    vectors = np.zeros((len(judged), encoder.identity.dim), dtype=np.float32)
+    for start in range(0, len(judged), _TEXTS):
+        part = [meme.text for meme in judged[start : start + _TEXTS]]
+        vectors[start : start + len(part), : encoder.identity.text_dim] = (
+            await asyncio.to_thread(encoder.embed_texts, part)
+        ).vectors
+        tell("judged texts", start + len(part), len(judged))
+    for place, one in seen.items():
+        vectors[place, encoder.identity.text_dim :] = one.vector
+    return await asyncio.to_thread(_near, library, judged, seen, vectors, nearness)
+
+
+def _near(
+    whole: Library,
+    judged: Sequence[Row],
+    seen: Mapping[int, Seen],
+    vectors: NDArray[np.float32],
+    nearness: LeakThresholds,
+) -> Leaks:
+    """Every precedent beside every judged meme.
+
+    Args:
+        whole: All precedents.
+        judged: What is judged.
+        seen: Their pictures, by place; without those that can't be had.
+        vectors: float32 of shape (judged, text_dim + picture_dim).
+        nearness: From where on a precedent is too near.
+    """
+    dim = whole.manifest.encoder.text_dim
+    same: tuple[tuple[dict[str, int], Callable[[LabelledMeme], str]], ...] = (
+        (_first((meme.id, place) for place, meme in enumerate(judged)), lambda meme: meme.id),
+        (_first((one.bytes_sha256, place) for place, one in seen.items()), lambda meme: meme.bytes_sha256),
+        (_first((one.pixels_sha256, place) for place, one in seen.items()), lambda meme: meme.pixels_sha256),
+        (
+            _first((text_key(meme.text), place) for place, meme in enumerate(judged) if nearness.same_text),
+            lambda meme: text_key(meme.text),
+        ),
+    )
+    has_text: NDArray[np.bool_] = np.asarray(vectors[:, :dim].any(axis=1))
+    has_picture: NDArray[np.bool_] = np.asarray(vectors[:, dim:].any(axis=1))
+    leaks: list[Leak] = []
+    text_alone = 0
+    for start in range(0, len(whole.memes), _BLOCK):
+        block = np.asarray(whole.rows[start : start + _BLOCK])
+        texts, looks = block[:, :dim] @ vectors[:, :dim].T, block[:, dim:] @ vectors[:, dim:].T
+        for row, meme in enumerate(whole.memes[start : start + _BLOCK]):
+            close_text: NDArray[np.bool_] = np.greater_equal(texts[row], nearness.text)
+            close_picture: NDArray[np.bool_] = np.greater_equal(looks[row], nearness.picture)
+            textless = ~has_text & (not meme.has_text)
+            why, place = next(
+                (
+                    (why, places[key(meme)])
+                    for why, (places, key) in zip(WHYS, same, strict=False)
+                    if key(meme) in places
+                ),
+                ("", -1),
+            )
+            if not why:
+                both = np.flatnonzero(close_picture & (close_text | textless) & has_picture & meme.has_picture)
+                if not both.size:
+                    text_alone += bool((close_text & ~(has_picture & meme.has_picture)).any())
+                    continue
+                # Of several, the nearest: a copy's original rather than another meme on the same template.
+                why, place = "near-duplicate", int(both[np.argmax(texts[row, both] + looks[row, both])])
+            leaks.append(
+                Leak(
+                    precedent=meme.id,
+                    meme=judged[place].id,
+                    why=why,
+                    text_similarity=_figure(texts[row, place], meme.has_text and bool(has_text[place])),
+                    picture_similarity=_figure(looks[row, place], meme.has_picture and bool(has_picture[place])),
+                )
+            )
+    return Leaks(tuple(leaks), text_alone, len(judged) - len(seen))
+
+
+def _first(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Where each key stands first; an empty key is equal to none."""
+    places: dict[str, int] = {}
+    for key, place in pairs:
+        if key:
+            places.setdefault(key, place)
+    return places
+
+
+def _figure(similarity: np.float32, compared: bool) -> float | None:
+    return round(float(np.clip(similarity, -1, 1)), 4) if compared else None

@@ -1,0 +1,192 @@
+"""What is wrong with a library, as far as it can be told without looking at its memes: by ids, never by texts.
+
+=================  ====================================================================================================
+duplicates         several precedents with the same words and the same picture: they count once, and are best removed
+conflicts          two precedents that are the same or nearly the same, under different labels
+suspicious labels  precedents whose neighbours, voting as the library votes, clearly say otherwise
+near-empty         precedents that nothing else in the library is near: what is like them will go to a person
+leaks              precedents that are too near to what is to be judged (:mod:`retrieval.audit.leakage`)
+=================  ====================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.audit.leakage import Leaks
+from retrieval.calibration.calibrate import probabilities_of, shares
+from retrieval.calibration.leave_one_out import leave_one_out_neighbours
+from retrieval.library.filters import duplicate_key
+from retrieval.library.library import Library
+from retrieval.library.manifest import LabelledMeme
+from retrieval.precedents.search import NEAR
+from retrieval.text import normalise_text, text_key
+
+_BLOCK = 256
+"""Memes compared at once: bounds the matrices of similarities to 256 x n."""
+SURE = 0.1
+"""Probability of its own label up to which a label is suspicious."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two precedents that contradict each other.
+
+    Attributes:
+        harmful: Id of the one that was found harmful.
+        not_harmful: Of the other.
+        same: Whether they are the same, word for word and pixel for pixel.
+    """
+
+    harmful: str
+    not_harmful: str
+    same: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """A label that its neighbours contradict.
+
+    Attributes:
+        id: Of the precedent.
+        harmful: Its label.
+        probability: Of harm, by the vote of the others.
+    """
+
+    id: str
+    harmful: bool
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryCheck:
+    """What was found.
+
+    Attributes:
+        memes: Precedents that were looked at.
+        duplicates: Groups of precedents that are the same under the same label, in order.
+        conflicts: Pairs that contradict each other.
+        suspicious: Labels that the neighbours contradict, the clearest first.
+        near_empty: Precedents that nothing is near.
+        leaks: What is too near to what is judged; None if there was nothing to hold the library against.
+    """
+
+    memes: int
+    duplicates: tuple[tuple[str, ...], ...]
+    conflicts: tuple[Conflict, ...]
+    suspicious: tuple[Suspicion, ...]
+    near_empty: tuple[str, ...]
+    leaks: Leaks | None = None
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is wrong. A region with few precedents is no fault of those that are there."""
+        return not (self.duplicates or self.conflicts or self.suspicious or (self.leaks and self.leaks.leaks))
+
+
+def check_library(
+    library: Library,
+    *,
+    leaks: Leaks | None = None,
+    sure: float = SURE,
+    progress: Callable[[int, int], None] | None = None,
+) -> LibraryCheck:
+    """Compares all precedents with each other, which takes time by the square of their number.
+
+    Args:
+        library: To check.
+        leaks: What :func:`retrieval.audit.leakage.find_leaks` found.
+        sure: Probability of its own label up to which a label is suspicious, in (0, 0.5).
+        progress: Told how many precedents of how many were compared.
+
+    Raises:
+        BadLibrary: Its table of memes can't be read.
+        ValueError: ``sure`` is out of bounds.
+    """
+    if not 0 < sure < 0.5:
+        raise ValueError(f"a label is suspicious at a probability in (0, 0.5), not {sure}")
+    memes = list(library.memes)
+    keys = [duplicate_key(meme) for meme in memes]
+    groups: dict[object, list[str]] = {}
+    for meme, key in zip(memes, keys, strict=True):
+        if key is not None:
+            groups.setdefault(key, []).append(meme.id)
+    conflicts, near_empty = _compared(library, memes, progress)
+    return LibraryCheck(
+        memes=len(memes),
+        duplicates=tuple(tuple(group) for group in groups.values() if len(group) > 1),
+        conflicts=conflicts,
+        suspicious=_suspicious(library, memes, sure),
+        near_empty=near_empty,
+        leaks=leaks,
+    )
+
+
+def _suspicious(library: Library, memes: Sequence[LabelledMeme], sure: float) -> tuple[Suspicion, ...]:
+    """Every meme tried before the rest of the library, without its twins, as in calibration."""
+    tuning = library.manifest.tuning
+    (near,) = leave_one_out_neighbours(
+        library.rows,
+        memes,
+        library.manifest.encoder.text_dim,
+        alphas=[tuning.alpha],
+        depth=tuning.vote.k,
+        limit=len(memes),
+        safeguards=tuning.safeguards,
+    )
+    if not near.labels.size:
+        return ()
+    probabilities = probabilities_of(shares(near.similarities, near.harmful, tuning.vote), tuning.vote)
+    own = np.where(near.labels, probabilities, 1 - probabilities)
+    doubtful = [int(place) for place in np.argsort(own, kind="stable") if own[place] <= sure]
+    return tuple(
+        Suspicion(memes[int(near.rows[place])].id, bool(near.labels[place]), round(float(probabilities[place]), 4))
+        for place in doubtful
+    )
+
+
+def _compared(
+    library: Library, memes: Sequence[LabelledMeme], progress: Callable[[int, int], None] | None
+) -> tuple[tuple[Conflict, ...], tuple[str, ...]]:
+    """Pairs that contradict each other, and memes that nothing is near, both in order."""
+    rows, dim, tuning = library.rows, library.manifest.encoder.text_dim, library.manifest.tuning
+    words = _codes([text_key(normalise_text(meme.text)) for meme in memes])
+    pixels = _codes([meme.pixels_sha256 for meme in memes])
+    harmful = np.array([meme.harmful for meme in memes], dtype=np.bool_)
+    has_text = np.array([meme.has_text for meme in memes], dtype=np.bool_)
+    has_picture = np.array([meme.has_picture for meme in memes], dtype=np.bool_)
+    conflicts: list[Conflict] = []
+    empty: list[str] = []
+    for start in range(0, len(memes), _BLOCK):
+        block = np.arange(start, min(start + _BLOCK, len(memes)))
+        texts, looks = rows[block, :dim] @ rows[:, :dim].T, rows[block, dim:] @ rows[:, dim:].T
+        same_words = (words[block, None] == words) & (words[block, None] >= 0)
+        same_pixels = (pixels[block, None] == pixels) & (pixels[block, None] >= 0)
+        # Without pictures the words are all there is to go by; without words, the picture.
+        without = ~has_picture[block, None] & ~has_picture
+        textless = ~has_text[block, None] & ~has_text
+        same = (same_words & (same_pixels | without)) | (same_pixels & textless)
+        near = (looks >= NEAR.picture) & ((texts >= NEAR.text) | textless) & has_picture[block, None] & has_picture
+        for i, j in np.argwhere((same | near) & (harmful[block, None] & ~harmful)).tolist():
+            conflicts.append(Conflict(memes[start + i].id, memes[j].id, bool(same[i, j])))
+        # Of its twins a meme learns nothing of its surroundings.
+        twin = same_words | same_pixels
+        twin[np.arange(block.size), block] = True
+        by_text, by_picture = np.where(twin, -1, texts).max(axis=1), np.where(twin, -1, looks).max(axis=1)
+        alpha = np.where(~has_picture[block], 1.0, np.where(~has_text[block], 0.0, tuning.alpha))
+        # As court.summary.Coverage has it: what is near enough must carry half of the weight.
+        weight = alpha * (by_text >= tuning.floors.text) + (1 - alpha) * (by_picture >= tuning.floors.picture)
+        empty += [memes[start + int(i)].id for i in np.flatnonzero(weight < 0.5)]
+        if progress:
+            progress(int(block[-1]) + 1, len(memes))
+    return tuple(conflicts), tuple(empty)
+
+
+def _codes(keys: Sequence[str]) -> NDArray[np.int64]:
+    """A number for each key, equal for equal ones; -1 for an empty one."""
+    seen: dict[str, int] = {}
+    return np.array([seen.setdefault(key, len(seen)) if key else -1 for key in keys], dtype=np.int64)

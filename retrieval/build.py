@@ -1,0 +1,333 @@
+"""Making a library of labelled memes, and adding to one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.errors import BadRequest
+from court.ports import PictureReader
+from retrieval.calibration.calibrate import calibrate
+from retrieval.calibration.thresholds import ERROR, measure_min_similarity
+from retrieval.embed.encoder import Encoder, TextEmbeddings
+from retrieval.library.embedding_cache import EmbeddingCache
+from retrieval.library.library import Library, refuse_place
+from retrieval.library.manifest import USUAL, LabelledMeme, Safeguards, Tuning
+from retrieval.library.picture_import import Seen, Wanted, embed_pictures_of
+from retrieval.library.readers import read_source
+from retrieval.library.sources import Problem, Provenance, Row, Source, SourceFormat
+from retrieval.library.thumbnails import ThumbnailWriter
+
+Progress = Callable[[str, int, int], None]
+"""Told the step (``pictures``, ``texts``, ``calibration``), how much of it is done, and of how much."""
+
+STARTER = "starter"
+STARTER_MEMES = Path(__file__).parents[1] / "starter" / "memes.jsonl"
+_BATCH = 512
+"""Texts embedded at once, that is, between two reports of progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """What became of the rows of all sources.
+
+    Attributes:
+        rows: Rows that were read.
+        added: Memes that went into the library.
+        problems: Rows that were left out, or kept by their text alone, in order.
+        notes: What holds for a source as a whole.
+        without_picture: Memes that went in by their text alone.
+        text_cut: Ids of memes whose text is longer than the encoder reads.
+    """
+
+    rows: int
+    added: int
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    without_picture: int
+    text_cut: tuple[str, ...]
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """How many rows were left out for which reason, the most frequent first."""
+        return dict(Counter(problem.reason for problem in self.problems if not problem.kept).most_common())
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    memes: list[LabelledMeme]
+    rows: NDArray[np.float32]
+    pictures: ThumbnailWriter | None
+    report: BuildReport
+
+
+async def build_library(
+    path: Path,
+    sources: Sequence[Source],
+    *,
+    name: str,
+    encoder: Encoder,
+    picture_reader: PictureReader | None = None,
+    progress: Progress | None = None,
+    replace: bool = False,
+    settle_error: float = ERROR,
+    safeguards: Safeguards = USUAL,
+) -> tuple[Library, BuildReport]:
+    """Reads, decodes, embeds, calibrates and writes.
+
+    Args:
+        path: Directory of the library.
+        sources: Where the memes come from; of an id that stands twice the first is taken.
+        name: What people call the library.
+        encoder: What it will be searched with.
+        picture_reader: Decodes pictures; None to go by the texts alone.
+        progress: Told how far it is; called in the event loop's thread or a worker's.
+        replace: Whether a library that is there gives way.
+        settle_error: What share of wrong labels is put up with where the vote alone is to do, in (0, 1).
+        safeguards: What keeps a few precedents from deciding for all.
+
+    Raises:
+        BadRequest: A source can't be read, nothing of them is left, or there is a library already.
+        Unavailable: Somebody else is writing to the library.
+        OSError: The disk will not have it.
+    """
+    await asyncio.to_thread(refuse_place, path, replace)
+    remembered = EmbeddingCache(path, encoder.identity)
+    gathered = await _gather(path, sources, encoder, picture_reader, progress, frozenset(), remembered)
+    tuning = await _tune(gathered.rows, gathered.memes, encoder, settle_error, safeguards, progress)
+    library = await asyncio.to_thread(
+        Library.create,
+        path,
+        name=name,
+        encoder=encoder.identity,
+        memes=gathered.memes,
+        rows=gathered.rows,
+        tuning=tuning,
+        pictures=gathered.pictures,
+        replace=replace,
+    )
+    await asyncio.to_thread(remembered.discard)
+    return library, gathered.report
+
+
+async def add_to_library(
+    library: Library,
+    sources: Sequence[Source],
+    *,
+    encoder: Encoder,
+    picture_reader: PictureReader | None = None,
+    progress: Progress | None = None,
+) -> tuple[Library, BuildReport]:
+    """As :func:`build_library`, into a new generation of a library that is there; it is calibrated anew.
+
+    What error is put up with where the vote alone is to do, stays as it is.
+
+    Raises:
+        BadLibrary: A picture that was kept is not what it was when written.
+        BadRequest: A source can't be read, nothing of them is left, or the library was changed since it was opened.
+        Unavailable: Somebody else is writing to the library.
+        OSError: The disk will not have it; the old generation holds.
+    """
+    taken = set(library.ids())
+    remembered = EmbeddingCache(library.root, encoder.identity)
+    gathered = await _gather(library.root, sources, encoder, picture_reader, progress, taken, remembered)
+    rows = np.concatenate([library.rows, gathered.rows])
+    old = library.manifest.tuning
+    memes = [*library.memes, *gathered.memes]
+    tuning = await _tune(rows, memes, encoder, old.settle_error, old.safeguards, progress)
+    larger = await asyncio.to_thread(library.add, gathered.memes, gathered.rows, tuning, gathered.pictures)
+    await asyncio.to_thread(remembered.discard)
+    return larger, gathered.report
+
+
+async def build_starter(
+    path: Path,
+    encoder: Encoder,
+    picture_reader: PictureReader,
+    *,
+    progress: Progress | None = None,
+    replace: bool = False,
+) -> tuple[Library, BuildReport]:
+    """Builds the library that a court has before it is given one: tame memes of our own, drawn by us."""
+    return await build_library(
+        path,
+        [Source(STARTER_MEMES, name=STARTER, format=SourceFormat.MEMECOURT)],
+        name=STARTER,
+        encoder=encoder,
+        picture_reader=picture_reader,
+        progress=progress,
+        replace=replace,
+    )
+
+
+async def _tune(
+    rows: NDArray[np.float32],
+    memes: Sequence[LabelledMeme],
+    encoder: Encoder,
+    error: float,
+    safeguards: Safeguards,
+    progress: Progress | None,
+) -> Tuning:
+    text_dim = encoder.identity.text_dim
+    return await asyncio.to_thread(
+        calibrate,
+        rows,
+        memes,
+        text_dim,
+        await asyncio.to_thread(measure_min_similarity, rows, memes, text_dim, encoder.floors),
+        error=error,
+        safeguards=safeguards,
+        progress=(lambda done, total: progress("calibration", done, total)) if progress else None,
+    )
+
+
+async def _gather(
+    root: Path,
+    sources: Sequence[Source],
+    encoder: Encoder,
+    reader: PictureReader | None,
+    progress: Progress | None,
+    taken: Collection[str],
+    remembered: EmbeddingCache,
+) -> _Gathered:
+    """Everything but the calibration and the writing."""
+    tell: Progress = progress or (lambda step, done, total: None)
+    wanted, problems, notes = await asyncio.to_thread(_read_all, sources, reader is not None, taken)
+    read = len(wanted) + len(problems)
+    seen: dict[int, Seen] = {}
+    without: dict[int, Problem] = {}
+    spool = None
+    if reader is not None:
+        spool = await asyncio.to_thread(ThumbnailWriter, root)
+        seen, without = await embed_pictures_of(
+            wanted, reader, encoder, spool, lambda done, total: tell("pictures", done, total), remembered
+        )
+        problems += [problem for problem in without.values() if problem.kept]
+    texts = await _embed_texts([item.row.text for item in wanted], encoder, tell, remembered)
+    known = {source.label: source.provenance for source in sources}
+    now = datetime.now(UTC)
+
+    memes: list[LabelledMeme] = []
+    rows = np.zeros((len(wanted), encoder.identity.dim), dtype=np.float32)
+    cut: list[str] = []
+    for place, item in enumerate(wanted):
+        row, half = item.row, slice(0, encoder.identity.text_dim)
+        rows[len(memes), half] = texts.vectors[place]
+        if place in seen:
+            rows[len(memes), half.stop :] = seen[place].vector
+        has_text, has_picture = rows[len(memes), half].any(), rows[len(memes), half.stop :].any()
+        if not has_text and not has_picture:
+            lacking = (
+                "the encoder can't read its text, and it has no picture"
+                if row.text.strip()
+                else "it has neither a text nor a picture"
+            )
+            nothing = Problem(row.source, row.line, row.id, lacking)
+            problems.append(without.get(place, nothing))
+            continue
+        memes.append(_labelled(row, seen.get(place), bool(has_text), bool(has_picture), known[row.source], now))
+        if texts.cut[place]:
+            cut.append(row.id)
+    if not memes:
+        reasons_told = "; ".join(f"{why} ({n})" for why, n in Counter(p.reason for p in problems).most_common(3))
+        raise BadRequest(
+            f"None of the {read} rows can be used{f': {reasons_told}' if problems else ''}.",
+            reason="NOTHING_TO_BUILD",
+        )
+    order = {source.label: place for place, source in enumerate(sources)}
+    report = BuildReport(
+        rows=read,
+        added=len(memes),
+        problems=tuple(sorted(problems, key=lambda problem: (order[problem.source], problem.line))),
+        notes=tuple(notes),
+        without_picture=sum(not meme.has_picture for meme in memes),
+        text_cut=tuple(cut),
+    )
+    return _Gathered(memes, rows[: len(memes)].copy(), spool, report)
+
+
+def _read_all(
+    sources: Sequence[Source], with_pictures: bool, taken: Collection[str]
+) -> tuple[list[Wanted], list[Problem], list[str]]:
+    """The rows of all sources that have an id of their own, the problems of the others, and notes on the sources."""
+    wanted: list[Wanted] = []
+    problems: list[Problem] = []
+    notes: list[str] = []
+    ids = set(taken)
+    for source in sources:
+        rows = read_source(source)
+        problems += rows.problems
+        folder = source.pictures
+        if folder is not None and not folder.is_dir():
+            # Said once, not once a row.
+            notes.append(f"{source.label}: the folder of pictures is not there; its memes go in by their texts.")
+            folder = None
+        elif folder is None and any(row.image for row in rows.good):
+            notes.append(f"{source.label}: no folder of pictures was named; its memes go in by their texts.")
+        elif not with_pictures:
+            notes.append(f"{source.label}: pictures are not read; its memes go in by their texts.")
+        for row in rows.good:
+            if row.id in ids:
+                problems.append(Problem(row.source, row.line, row.id, "its id is taken"))
+                continue
+            ids.add(row.id)
+            wanted.append(Wanted(row, folder))
+    return wanted, problems, notes
+
+
+async def _embed_texts(
+    texts: Sequence[str], encoder: Encoder, tell: Progress, remembered: EmbeddingCache
+) -> TextEmbeddings:
+    vectors = np.zeros((len(texts), encoder.identity.text_dim), dtype=np.float32)
+    cut: list[bool] = []
+    for start in range(0, len(texts), _BATCH):
+        batch = await asyncio.to_thread(_texts, texts[start : start + _BATCH], encoder, remembered)
+        vectors[start : start + _BATCH] = batch.vectors
+        cut += batch.cut
+        tell("texts", len(cut), len(texts))
+    return TextEmbeddings(vectors, tuple(cut))
+
+
+def _texts(texts: Sequence[str], encoder: Encoder, remembered: EmbeddingCache) -> TextEmbeddings:
+    """As the encoder gives them, those that are remembered not asked for again."""
+    known = remembered.texts(texts)
+    new = [text for text, one in zip(texts, known, strict=True) if one is None]
+    if new:
+        made = encoder.embed_texts(new)
+        remembered.keep_texts(new, made)
+        rest = iter(zip(made.vectors, made.cut, strict=True))
+        known = [next(rest) if one is None else one for one in known]
+    done = [one for one in known if one is not None]
+    vectors = np.stack([vector for vector, _ in done])
+    return TextEmbeddings(vectors, tuple(cut for _, cut in done))
+
+
+def _labelled(
+    row: Row, seen: Seen | None, has_text: bool, has_picture: bool, known: Provenance, added: datetime
+) -> LabelledMeme:
+    return LabelledMeme(
+        id=row.id,
+        label=row.label,
+        text=row.text,
+        categories=row.categories,
+        source=row.source,
+        source_label=row.source_label,
+        bytes_sha256=seen.bytes_sha256 if seen else "",
+        pixels_sha256=seen.pixels_sha256 if seen else "",
+        has_text=has_text,
+        has_picture=has_picture,
+        kept=seen.kept if seen else None,
+        split=known.split,
+        namespace=known.namespace,
+        language=known.language,
+        policy=known.policy,
+        verified=known.verified,
+        added=added,
+    )

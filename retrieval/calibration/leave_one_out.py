@@ -1,0 +1,144 @@
+"""Each meme of a library put on trial before the rest of it: the neighbours that calibration votes with.
+
+With a meme, everything that shares its picture or its words is left out, since a meme that is tried for the first time
+has no such twin: with them in, a vote would look better than it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.library.filters import duplicate_key
+from retrieval.library.manifest import LabelledMeme, Safeguards
+from retrieval.text import normalise_text, text_key
+
+_BLOCK = 256
+"""Memes tried at once: bounds the matrix of similarities to 256 x n."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """What each of q memes found in the rest of the library.
+
+    Attributes:
+        similarities: float64 of shape (q, depth), nearest first; -inf where there are no more.
+        harmful: Boolean of shape (q, depth): labels of the neighbours.
+        labels: Boolean of shape (q,): labels of the memes themselves.
+        rows: int64 of shape (q,): their places in the library.
+    """
+
+    similarities: NDArray[np.float64]
+    harmful: NDArray[np.bool_]
+    labels: NDArray[np.bool_]
+    rows: NDArray[np.int64]
+
+
+def leave_one_out_neighbours(
+    rows: NDArray[np.float32],
+    memes: Sequence[LabelledMeme],
+    text_dim: int,
+    *,
+    alphas: Sequence[float],
+    depth: int,
+    limit: int,
+    twins_too: bool = True,
+    safeguards: Safeguards | None = None,
+) -> Iterator[Neighbours]:
+    """For each alpha, the neighbours of each meme; of evenly spaced ones where there are more than ``limit``.
+
+    As in a search, a meme that lacks a half is compared by the other alone, clones count once, and what the safeguards
+    leave out is left out; but for sole acquittals, which only a search knows of. A meme with no neighbour left is not
+    among them.
+
+    Args:
+        rows: float32 of shape (n, text_dim + picture_dim).
+        memes: Theirs.
+        text_dim: Where the text half ends.
+        alphas: Weights of the text.
+        depth: How many neighbours, at most.
+        limit: How many memes to try at most.
+        twins_too: Whether what shares its picture or its words is left out with a meme.
+        safeguards: The library's; None for those that every library has.
+    """
+    n = len(memes)
+    guarded = safeguards or Safeguards()
+    tried = np.unique(np.linspace(0, n - 1, min(n, limit)).round().astype(np.int64))
+    texts = _codes(text_key(normalise_text(meme.text)) for meme in memes)
+    pixels = _codes(meme.pixels_sha256 for meme in memes)
+    labels = np.array([meme.harmful for meme in memes])
+    has_text = np.array([meme.has_text for meme in memes])
+    has_picture = np.array([meme.has_picture for meme in memes])
+    depth = min(depth, n)
+    silent, following = _silent(memes, guarded)
+    sources = _codes(f"={meme.source}" for meme in memes)
+
+    near = np.empty((len(alphas), tried.size, depth))
+    harm = np.empty(near.shape, dtype=np.bool_)
+    for start in range(0, tried.size, _BLOCK):
+        block = tried[start : start + _BLOCK]
+        by_text = rows[block, :text_dim] @ rows[:, :text_dim].T
+        by_picture = rows[block, text_dim:] @ rows[:, text_dim:].T
+        left_out = (texts[block, None] == texts) & (texts[block, None] >= 0)
+        left_out |= (pixels[block, None] == pixels) & (pixels[block, None] >= 0)
+        left_out &= twins_too
+        left_out |= silent
+        # Where the first of some clones is the one that is tried, the next speaks for the rest.
+        next_ = following[block]
+        if not twins_too:
+            heard = np.flatnonzero(next_ >= 0)
+            left_out[heard, next_[heard]] = False
+        left_out[np.arange(block.size), block] = True
+        for number, alpha in enumerate(alphas):
+            weight = np.where(~has_picture[block], 1.0, np.where(~has_text[block], 0.0, alpha)).astype(np.float32)
+            fused = weight[:, None] * by_text + (1 - weight[:, None]) * by_picture
+            fused[left_out] = -np.inf
+            if guarded.cap is not None:
+                _cap(fused, sources, guarded.cap)
+            # The nearest in any order, then by place, then by nearness: a stable sort keeps ties in their places.
+            nearest = np.sort(np.argpartition(-fused, depth - 1, axis=1)[:, :depth], axis=1)
+            by_nearness = np.argsort(-np.take_along_axis(fused, nearest, axis=1), axis=1, kind="stable")
+            order = np.take_along_axis(nearest, by_nearness, axis=1)
+            near[number, start : start + _BLOCK] = np.take_along_axis(fused, order, axis=1)
+            harm[number, start : start + _BLOCK] = labels[order]
+    for number in range(len(alphas)):
+        found = np.isfinite(near[number, :, 0])
+        yield Neighbours(near[number, found], harm[number, found], labels[tried][found], tried[found])
+
+
+def _silent(memes: Sequence[LabelledMeme], safeguards: Safeguards) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Which memes have no voice, shape (n,); and for each first of some clones the next, else -1, shape (n,)."""
+    verified = np.array([meme.verified for meme in memes], dtype=np.bool_)
+    silent = ~verified if safeguards.verified_only and verified.any() else np.zeros(len(memes), dtype=np.bool_)
+    following = np.full(len(memes), -1, dtype=np.int64)
+    first: dict[Hashable, int] = {}
+    for place, meme in enumerate(memes):
+        key = duplicate_key(meme)
+        if key is None or silent[place]:
+            continue
+        one = first.setdefault(key, place)
+        if one != place:
+            silent[place] = True
+            if following[one] < 0:
+                following[one] = place
+    return silent, following
+
+
+def _cap(fused: NDArray[np.float32], sources: NDArray[np.int64], most: int) -> None:
+    """Takes out of each row of similarities, shape (q, n), all but the nearest ``most`` of each source, shape (n,)."""
+    for row in fused:
+        # By source, nearest first; a stable sort keeps ties in their places.
+        order = np.lexsort((-row, sources))
+        sorted_sources = sources[order]
+        starts = np.flatnonzero(np.r_[True, sorted_sources[1:] != sorted_sources[:-1]])
+        rank = np.arange(order.size) - np.repeat(starts, np.diff(np.r_[starts, order.size]))
+        row[order[rank >= most]] = -np.inf
+
+
+def _codes(keys: Iterable[Hashable]) -> NDArray[np.int64]:
+    """A number for each key, equal for equal ones; -1 for an empty one, which is equal to none."""
+    seen: dict[Hashable, int] = {}
+    return np.array([seen.setdefault(key, len(seen)) if key else -1 for key in keys], dtype=np.int64)

@@ -1,0 +1,154 @@
+"""Where a vote alone will do: probabilities so low, or so high, that few enough labels are wrong beyond them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.precedents import MinSimilarity, SureRange
+from retrieval.embed.encoder import KnownMinSimilarity
+from retrieval.library.manifest import LabelledMeme
+from retrieval.text import normalise_text, text_key
+
+ERROR = 0.05
+"""Share of wrong labels that is put up with where nobody says."""
+CONFIDENCE = 0.9
+"""One-sided, of the statement that a side has no more errors than are put up with."""
+NONE_BELOW, NONE_ABOVE = -1.0, 2.0
+"""Bounds that no probability reaches."""
+_HUNDREDTHS = tuple(number / 100 for number in range(1, 100))
+_LEAST = 0.05
+"""Share of the memes that a side must settle to be worth its while. Nothing smaller is looked at: one wrong label among
+the first few would end the search."""
+
+
+def choose_sure_range(
+    probabilities: NDArray[np.float64], labels: NDArray[np.bool_], threshold: float, error: float
+) -> SureRange | None:
+    """The widest bounds that can be stood by; None where neither side has any.
+
+    Each side is widened from its far end, a hundredth at a time, as long as the upper end of the Clopper-Pearson
+    interval of its share of wrong labels lies within ``error``; the first step where it does not is the last. Taking
+    the widest of all that pass would be to try often and report the luckiest.
+
+    Args:
+        probabilities: Of harm, shape (q,), of memes that the vote's settings were chosen without.
+        labels: Whether they are harmful, shape (q,).
+        threshold: Probability from which on the vote is for harmful: no side reaches across it.
+        error: What share of wrong labels is put up with on a side.
+    """
+    low = [(bound, probabilities <= bound) for bound in _HUNDREDTHS if bound < threshold]
+    high = [(bound, probabilities >= bound) for bound in reversed(_HUNDREDTHS) if bound >= threshold]
+    below, above = _widest(low, labels, error), _widest(high, ~labels, error)
+    if below is None and above is None:
+        return None
+    settles = SureRange(
+        error=error,
+        below=NONE_BELOW if below is None else below,
+        above=NONE_ABOVE if above is None else above,
+        share=0,
+        n=probabilities.size,
+    )
+    return settles.model_copy(update={"share": float(settled(probabilities, settles).mean())})
+
+
+def _widest(sides: Sequence[tuple[float, NDArray[np.bool_]]], wrong: NDArray[np.bool_], error: float) -> float | None:
+    """The last bound of those that hold from the first one on; the memes on its side are marked beside it."""
+    # With fewer, none wrong would still be too little to go by.
+    fewest = max(math.log(1 - CONFIDENCE) / math.log1p(-error), _LEAST * wrong.size)
+    widest = None
+    for bound, side in sides:
+        n = int(side.sum())
+        if n < fewest:
+            continue
+        if not within(int(wrong[side].sum()), n, error):
+            break
+        widest = bound
+    return widest
+
+
+def settled(probabilities: NDArray[np.float64], settles: SureRange | None) -> NDArray[np.bool_]:
+    """Which of these probabilities, shape (q,), settle a meme."""
+    if settles is None:
+        return np.zeros(probabilities.shape, dtype=np.bool_)
+    return (probabilities <= settles.below) | (probabilities >= settles.above)
+
+
+def within(wrong: int, n: int, error: float) -> bool:
+    """Whether the upper end of the Clopper-Pearson interval of ``wrong`` in ``n``, one-sided, is at most ``error``.
+
+    It is where so few would come about by chance with probability ``1 - CONFIDENCE`` or less, were ``error`` the truth.
+    """
+    if wrong >= n * error:
+        return False  # spares the sum: half of all chance lies below
+    ways = math.lgamma(n + 1)
+    chance = sum(
+        math.exp(
+            ways - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * math.log(error) + (n - k) * math.log1p(-error)
+        )
+        for k in range(wrong + 1)
+    )
+    return chance <= 1 - CONFIDENCE
+
+
+_QUANTILE = 0.95
+_PAIRS = 100_000
+"""Pairs drawn: the quantile is then good to about .001."""
+_BLOCK = 4096
+"""Pairs compared at once: bounds the rows that are copied."""
+NO_PAIR = 0.99
+"""Floor of a half of which there are no two different memes: nothing but a copy is then held to be near."""
+
+
+def measure_min_similarity(
+    rows: NDArray[np.float32], memes: Sequence[LabelledMeme], text_dim: int, known: KnownMinSimilarity
+) -> MinSimilarity:
+    """The floors of a library: what the encoder knows, and what it does not from pairs of its memes.
+
+    The pairs are drawn by a fixed seed: the same library has the same floors. Of memes with the same words, or the same
+    picture, one is drawn from: twins are no unrelated memes.
+
+    Args:
+        rows: float32 of shape (n, text_dim + picture_dim).
+        memes: Theirs.
+        text_dim: Where the text half ends.
+        known: What the encoder knows of its floors.
+    """
+    text, picture = known.text, known.picture
+    if text is None:
+        places = _first_of_each([text_key(normalise_text(meme.text)) if meme.has_text else "" for meme in memes])
+        text = _quantile(rows[:, :text_dim], places)
+    if picture is None:
+        # A picture without a digest is taken to be like no other.
+        keys = [meme.pixels_sha256 or f"#{n}" if meme.has_picture else "" for n, meme in enumerate(memes)]
+        picture = _quantile(rows[:, text_dim:], _first_of_each(keys))
+    return MinSimilarity(text=text, picture=picture)
+
+
+def _first_of_each(keys: Sequence[str]) -> NDArray[np.int64]:
+    """Places of the first of each key, in order; blank keys left out."""
+    first: dict[str, int] = {}
+    for place, key in enumerate(keys):
+        if key:
+            first.setdefault(key, place)
+    return np.array(list(first.values()), dtype=np.int64)
+
+
+def _quantile(half: NDArray[np.float32], places: NDArray[np.int64]) -> float:
+    n = places.size
+    if n < 2:
+        return NO_PAIR
+    rng = np.random.default_rng(0)
+    one = rng.integers(0, n, _PAIRS)
+    # Any but the first: an offset of 1 to n - 1 never leads back to it.
+    other = (one + rng.integers(1, n, _PAIRS)) % n
+    similarities = np.concatenate(
+        [
+            np.einsum("nd,nd->n", half[places[one[at : at + _BLOCK]]], half[places[other[at : at + _BLOCK]]])
+            for at in range(0, _PAIRS, _BLOCK)
+        ]
+    )
+    return round(float(np.quantile(similarities, _QUANTILE)), 3)

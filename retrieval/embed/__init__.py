@@ -1,0 +1,1 @@
+"""Encoders: texts and pictures as vectors."""

@@ -1,0 +1,286 @@
+"""A CLIP model with its weights, from open_clip: what goes wrong on the way is told as what is wrong and what to do.
+
+Weights are read as tensors only (safetensors, or a state dict that PyTorch reads with ``weights_only``): a checkpoint
+is a stranger's file, and a pickle may run anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from court.errors import BadRequest, CourtError, NotLoaded, Unavailable
+from retrieval.embed.clip_names import ClipSource
+from retrieval.embed.encoder import Preprocessing
+
+if TYPE_CHECKING:
+    import torch
+
+_CONFIG = "open_clip_config.json"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+_SHOWN = 8
+"""Names that an error lists at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedClip:
+    """A model that is ready to be run.
+
+    Attributes:
+        name: What the encoder is called.
+        model: In float32, on the processor, for inference.
+        known_as: What open_clip calls it, to find its tokenizer by.
+        config: Its architecture, as open_clip describes it.
+        preprocessing: What is done to pictures first.
+    """
+
+    name: str
+    model: torch.nn.Module
+    known_as: str
+    config: Mapping[str, Any]
+    preprocessing: Preprocessing
+
+    @property
+    def context(self) -> int:
+        """Tokens of a text that its own text half reads."""
+        return int(self.config["text_cfg"].get("context_length", 77))
+
+
+def load_clip(source: ClipSource) -> LoadedClip:
+    """The model and its weights; fetched where open_clip or the hub has them and they are not yet kept here.
+
+    Raises:
+        BadRequest: There is no such model, tag, repository or file; or the weights are damaged, or another model's.
+        NotLoaded: open_clip is not installed.
+        Unavailable: Weights have to be fetched, and can't be.
+    """
+    open_clip = _open_clip()
+    if source.model == "local-dir":
+        return _from_directory(open_clip, source)
+    if source.model.startswith("hf-hub:"):
+        return _from_hub(open_clip, source)
+    if source.model not in open_clip.list_models():
+        raise _no_such_model(source.model, open_clip.list_models())
+    if source.path is None:
+        return _from_tag(open_clip, source)
+    if not source.path.is_file():
+        raise _no_such(f"There is no checkpoint for {source.model} at the given path.")
+    preprocessing = _published(open_clip, source.model)
+    return _create(open_clip, source, [source.path], pretrained=str(source.path), force_preprocess_cfg=preprocessing)
+
+
+def weights_digest(modules: Mapping[str, torch.nn.Module]) -> str:
+    """SHA-256 of all tensors of these modules, as ``sha256:…``: of names, shapes, types and values.
+
+    The same weights have the same digest whatever file they came in, and on whatever device they are.
+
+    Raises:
+        BadRequest: A value is not finite: nobody saved such weights on purpose.
+    """
+    import torch
+
+    sha256 = hashlib.sha256()
+    for part, module in sorted(modules.items()):
+        for name, tensor in sorted(module.state_dict().items()):
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise _damaged()
+            sha256.update(f"{part}.{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            sha256.update(tensor.detach().cpu().contiguous().numpy().data)
+    return f"sha256:{sha256.hexdigest()}"
+
+
+def _open_clip() -> Any:
+    try:
+        # By name: open_clip says nothing of its types.
+        return import_module("open_clip")
+    except ImportError as error:
+        raise NotLoaded(
+            "CLIP encoders need open_clip, which is not installed. Install it with: pip install 'memecourt[clip]'",
+            reason="CLIP_NOT_INSTALLED",
+        ) from error
+
+
+def _from_tag(open_clip: Any, source: ClipSource) -> LoadedClip:
+    tags = open_clip.list_pretrained_tags_by_model(source.model)
+    known = open_clip.get_pretrained_cfg(source.model, source.tag)
+    if not known:
+        raise _no_such(
+            f"open_clip knows no weights {source.tag!r} for {source.model}"
+            + (f"; it knows {_listed(tags)}." if tags else ", nor any others.")
+            + f" A checkpoint of your own is open_clip:{source.model}/ and its path, with a slash in it."
+        )
+    try:
+        path = open_clip.download_pretrained(known)
+    except Exception as error:  # the hub, urllib and open_clip each have their own
+        raise not_fetched(source.name, error) from error
+    wanted = {key: known[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in known}
+    return _create(
+        open_clip,
+        source,
+        [Path(path)],
+        pretrained=path,
+        force_preprocess_cfg=wanted,
+        # open_clip only warns where the weights were trained with another activation than the model's file says; the
+        # vectors would be wrong without a word.
+        force_quick_gelu=bool(known.get("quick_gelu")),
+    )
+
+
+def _from_hub(open_clip: Any, source: ClipSource) -> LoadedClip:
+    repository = source.model.removeprefix("hf-hub:")
+    try:
+        open_clip.factory.download_pretrained_from_hf(repository, filename=_CONFIG)
+        path = open_clip.factory.download_pretrained_from_hf(repository)
+    except Exception as error:
+        raise not_fetched(source.name, error) from error
+    return _create(open_clip, source, [Path(path)])
+
+
+def _from_directory(open_clip: Any, source: ClipSource) -> LoadedClip:
+    directory = source.path or Path()
+    files = sorted(path for path in directory.glob("*") if path.suffix in _WEIGHTS)
+    if not (directory / _CONFIG).is_file() or not files:
+        raise _no_such(f"The directory for local-dir: holds no {_CONFIG}, or no weights beside it.")
+    return _create(open_clip, source, files)
+
+
+def _create(
+    open_clip: Any,
+    source: ClipSource,
+    files: Iterable[Path],
+    *,
+    pretrained: str | None = None,
+    force_quick_gelu: bool = False,
+    force_preprocess_cfg: Mapping[str, Any] | None = None,
+) -> LoadedClip:
+    """The model with the weights in ``files``, of which open_clip takes the one that it prefers."""
+    known_as = f"local-dir:{source.path}" if source.model == "local-dir" else source.model
+    try:
+        model = open_clip.create_model(
+            known_as,
+            pretrained,
+            precision="fp32",
+            device="cpu",
+            force_quick_gelu=force_quick_gelu,
+            force_preprocess_cfg=force_preprocess_cfg,
+            pretrained_text=False,
+            require_pretrained=True,
+            weights_only=True,
+        )
+        config = open_clip.get_model_config(known_as)
+        preprocessing = preprocessing_of(model.visual.preprocess_cfg)
+    except Exception as error:  # of torch, safetensors, the hub, timm and transformers
+        raise _refusal(open_clip, source, files, error) from error
+    model.eval().requires_grad_(False)
+    config["quick_gelu"] = force_quick_gelu or bool(config.get("quick_gelu"))
+    return LoadedClip(source.name, model, known_as, config, preprocessing)
+
+
+def _refusal(open_clip: Any, source: ClipSource, files: Iterable[Path], error: Exception) -> CourtError:
+    """Why a model could not be made: its file can't be read, belongs to another, or something is not at hand."""
+    for file in files:
+        try:
+            state = open_clip.factory.load_state_dict(str(file), weights_only=True)
+        except Exception:
+            return _damaged()
+        if not isinstance(state, Mapping) or not all(hasattr(value, "shape") for value in state.values()):
+            return _foreign(source)
+    if isinstance(error, OSError) or "huggingface" in str(error):
+        # A text tower from the hub is described there, also where its weights are at hand.
+        return not_fetched(source.name, error)
+    return _foreign(source)
+
+
+def preprocessing_of(config: Mapping[str, Any]) -> Preprocessing:
+    """As open_clip tells it of a model (``model.visual.preprocess_cfg``)."""
+    size = config["size"]
+    height, width = (size, size) if isinstance(size, int) else size
+    return Preprocessing(
+        size=(height, width),
+        mean=_three(config["mean"]),
+        std=_three(config["std"]),
+        interpolation=config["interpolation"],
+        resize_mode=config["resize_mode"],
+        fill_color=config["fill_color"],
+    )
+
+
+def _three(value: float | Iterable[float]) -> tuple[float, float, float]:
+    red, green, blue = (value,) * 3 if isinstance(value, int | float) else value
+    return red, green, blue
+
+
+def _published(open_clip: Any, model: str) -> dict[str, Any]:
+    """How pictures are prepared for the weights of a model that are published, where all agree; else open_clip's way.
+
+    A checkpoint file does not say it. That of a SigLIP would give nonsense with what open_clip does by default.
+    """
+    known = [open_clip.get_pretrained_cfg(model, tag) for tag in open_clip.list_pretrained_tags_by_model(model)]
+    agreed = {}
+    for key in ("mean", "std", "interpolation", "resize_mode"):
+        values = [one.get(key) for one in known]
+        if values and values[0] is not None and all(value == values[0] for value in values):
+            agreed[key] = values[0]
+    return agreed
+
+
+def _no_such_model(model: str, models: list[str]) -> BadRequest:
+    folded = {name.casefold(): name for name in models}
+    near = [folded[name] for name in difflib.get_close_matches(model.casefold(), folded, n=_SHOWN, cutoff=0.5)]
+    return _no_such(
+        f"open_clip has no model {model!r}."
+        + (f" The nearest names are {_listed(near)}." if near else "")
+        + " python -c 'import open_clip; print(open_clip.list_pretrained())' lists all models and weights."
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _no_such(what: str) -> BadRequest:
+    return BadRequest(what, reason="ENCODER_UNKNOWN", field="encoder")
+
+
+def _damaged() -> BadRequest:
+    return BadRequest(
+        "The weights can't be read: the file is damaged or cut short, or holds pickled code, which is not run. Fetch "
+        "or copy it again, or save the state dict as safetensors.",
+        reason="ENCODER_DAMAGED",
+        field="encoder",
+    )
+
+
+def _foreign(source: ClipSource) -> BadRequest:
+    return BadRequest(
+        f"The weights are not those of {source.model}: tensors are missing, left over, or of another shape. Name the "
+        "model that they were saved from.",
+        reason="ENCODER_FOREIGN",
+        field="encoder",
+    )
+
+
+def not_fetched(name: str, error: BaseException) -> CourtError:
+    """The error for what the hub or a server did not give: it is not there, or nobody answered."""
+    absent = {"RepositoryNotFoundError", "GatedRepoError", "RemoteEntryNotFoundError", "RevisionNotFoundError"}
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    if any(type(one).__name__ in absent for one in causes):
+        return _no_such(
+            f"The Hugging Face hub does not give what {name} names: it is not there, holds no {_CONFIG}, or asks "
+            "for a token (HF_TOKEN)."
+        )
+    return Unavailable(
+        f"What {name} needs is not on this machine and can't be fetched: there is no way to the Hugging Face "
+        "hub or to where the weights are kept. Fetch it where there is one and copy the cache (HF_HOME), or name a "
+        "checkpoint by its path, or a directory with local-dir:.",
+        reason="ENCODER_UNREACHABLE",
+    )

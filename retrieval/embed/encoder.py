@@ -1,0 +1,171 @@
+"""The encoder port: what turns texts and pictures into vectors, and by what it is known.
+
+Text and picture never meet in the score, so an encoder is free to make its two halves by quite different means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+UNIT_TOLERANCE = 1e-3
+"""How far the length of a stored half may be from 1: float32 leaves about 1e-6, damage leaves much more."""
+
+
+class Preprocessing(BaseModel):
+    """What is done to a picture before a model sees it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: tuple[int, int]
+    """Height and width that the model takes, in pixels."""
+    mean: tuple[float, float, float]
+    """Subtracted from red, green and blue, which lie in [0, 1]."""
+    std: tuple[float, float, float]
+    """What is left is divided by it."""
+    interpolation: str
+    resize_mode: str
+    """``shortest`` scales the shorter side and cuts the middle out, ``longest`` pads, ``squash`` distorts."""
+    fill_color: int
+    """What ``longest`` pads with."""
+
+
+class EncoderIdentity(BaseModel):
+    """By what an encoder is known. A library is only ever searched with the encoder that made it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1)
+    digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+    """Of the weights and of the versions of everything done before and after them."""
+    text_dim: int = Field(ge=1)
+    picture_dim: int = Field(ge=1)
+    text_tokens: int = Field(ge=1)
+    """Tokens of a text that are read; what is beyond is cut, and said to be."""
+    texts_by: str = ""
+    """Name of the encoder that the text half comes from; empty where it is this one."""
+    preprocessing: Preprocessing | None = None
+    """Of pictures; None where the digest alone stands for it."""
+
+    @property
+    def dim(self) -> int:
+        """Length of a stored row ``[t|g]``."""
+        return self.text_dim + self.picture_dim
+
+    def __str__(self) -> str:
+        return f"{self.name}{f' + {self.texts_by}' if self.texts_by else ''} ({self.digest[:19]})"
+
+
+@dataclass(frozen=True, slots=True)
+class TextEmbeddings:
+    """Texts as vectors.
+
+    Attributes:
+        vectors: float32 of shape (n, text_dim); rows of length 1, or of zeros where there is no text, or none of which
+            the encoder understands enough to place it.
+        cut: For each text, whether it is longer than the encoder reads.
+    """
+
+    vectors: NDArray[np.float32]
+    cut: tuple[bool, ...]
+
+
+class KnownMinSimilarity(Protocol):
+    """Floors that an encoder knows of itself; :class:`court.precedents.MinSimilarity` is one that knows both."""
+
+    @property
+    def text(self) -> float | None:
+        """Of the text half; None where it has to be told from the library (:mod:`retrieval.calibration.thresholds`)."""
+        ...
+
+    @property
+    def picture(self) -> float | None:
+        """Of the picture half; None likewise."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PartialMinSimilarity:
+    """What an encoder knows whose floors were measured for one half, or for none."""
+
+    text: float | None = None
+    picture: float | None = None
+
+
+class Encoder(Protocol):
+    """Turns texts and pictures into vectors; safe to call from several threads."""
+
+    @property
+    def identity(self) -> EncoderIdentity:
+        """By what it is known."""
+        ...
+
+    @property
+    def floors(self) -> KnownMinSimilarity:
+        """Similarities below which two memes have nothing to say about each other: where they lie is the encoder's."""
+        ...
+
+    def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
+        """One vector a text, in order."""
+        ...
+
+    def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
+        """One vector a picture, in order.
+
+        Args:
+            pictures: For each, its representative frames as PNG, at least one.
+
+        Returns:
+            float32 of shape (n, picture_dim): of each picture the direction of the mean of its frames.
+
+        Raises:
+            ValueError: A picture has no frame.
+        """
+        ...
+
+    def embed_meme(self, text: str, frames: Sequence[bytes]) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
+        """The two halves of one meme.
+
+        Args:
+            text: Its text, perhaps empty.
+            frames: Of its picture, as PNG; none where only the text is to be embedded.
+
+        Returns:
+            What :meth:`embed_texts` gives for the text, and :meth:`embed_pictures` for the picture, if there is one.
+        """
+        ...
+
+
+class Halves:
+    """For encoders to whom a meme is nothing but its two halves."""
+
+    def embed_meme(
+        self: Encoder, text: str, frames: Sequence[bytes]
+    ) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
+        """See :meth:`Encoder.embed_meme`."""
+        pictures = self.embed_pictures([frames]) if frames else None
+        return self.embed_texts([text]), pictures
+
+
+def unit_rows(rows: NDArray[np.floating]) -> NDArray[np.float32]:
+    """The rows, shape (n, d), brought to length 1 as contiguous float32; rows of zeros stay as they are.
+
+    Raises:
+        ValueError: A value is not finite.
+    """
+    wide = np.asarray(rows, dtype=np.float64)
+    if not np.isfinite(wide).all():
+        raise ValueError("an encoder gave a vector that is not finite")
+    lengths = np.linalg.norm(wide, axis=1, keepdims=True)
+    return np.ascontiguousarray(np.divide(wide, lengths, out=np.zeros_like(wide), where=lengths > 1e-12), np.float32)
+
+
+def mean_direction(frames: NDArray[np.floating]) -> NDArray[np.float32]:
+    """The direction, shape (d,), of the mean of unit vectors, shape (n, d); zeros where they cancel out."""
+    mean: NDArray[np.float32] = unit_rows(np.asarray(frames, dtype=np.float64).mean(axis=0, keepdims=True))[0]
+    return mean

@@ -1,0 +1,328 @@
+"""An encoder in a process of its own: what it does keeps no thread of ours from the interpreter.
+
+The process is ours and what it is given is ours, pictures in the encoding that the guarded reader wrote: it is bound by
+nothing, and what it says is believed. It ends with its parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.backends.sandbox.process import ending
+from court.errors import CourtError, Unavailable
+from retrieval.embed.encoder import Encoder, EncoderIdentity, KnownMinSimilarity, TextEmbeddings
+
+_AT_ONCE = 8
+"""Calls that are answered at once: as many texts as the built-in encoder takes together. Others wait in the pipe."""
+_NICE = 10
+"""A trial waits for its precedents anyway: whatever answers others, or holds the interpreter of the parent, goes first.
+And the longer texts wait, the more of them are embedded together. Not more than that: a tenth of a processor is left
+to it by whatever else keeps that busy."""
+
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+"""After a start that failed nothing is started for so long; twice as long after each further one."""
+
+_CODE = f"from {__name__} import main; main()"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A start that failed, for all who wait for it. Nothing is started before ``until``."""
+
+    message: str
+    reason: str
+    pause_s: float
+    until: float
+
+
+class EncoderProcess:
+    """An :class:`~retrieval.embed.encoder.Encoder` that is loaded and asked in a process of its own.
+
+    Where that process ends it is started again, and calls that were under way are made once more. One that it ends by
+    again raises Unavailable. So do all calls for a while after it could not be started again.
+    """
+
+    def __init__(self, load: Callable[[], Encoder], clock: Callable[[], float] = time.monotonic) -> None:
+        """Starts the process and waits until the encoder is loaded, which takes seconds.
+
+        Args:
+            load: Loads the encoder; called there, and so pickled.
+            clock: Monotonic, in seconds.
+
+        Raises:
+            Unavailable: The process ended before it had loaded.
+            Exception: What ``load`` raised.
+        """
+        self._load = load
+        self._clock = clock
+        self._failure: _Failure | None = None
+        self._starting = threading.Lock()
+        self._closed = False
+        self._child = _Child(load)
+
+    @property
+    def identity(self) -> EncoderIdentity:
+        """By what it is known."""
+        return self._child.identity
+
+    @property
+    def floors(self) -> KnownMinSimilarity:
+        """Those of the encoder."""
+        return self._child.floors
+
+    def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
+        """As the encoder does. Raises Unavailable where its process ends twice by it, or can't be started again."""
+        found: TextEmbeddings = self._ask("embed_texts", list(texts))
+        return found
+
+    def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
+        """As the encoder does. Raises Unavailable where its process ends twice by it, or can't be started again."""
+        found: NDArray[np.float32] = self._ask("embed_pictures", [list(frames) for frames in pictures])
+        return found
+
+    def embed_meme(self, text: str, frames: Sequence[bytes]) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
+        """As the encoder does. Raises Unavailable where its process ends twice by it, or can't be started again."""
+        found: tuple[TextEmbeddings, NDArray[np.float32] | None] = self._ask("embed_meme", text, list(frames))
+        return found
+
+    def close(self) -> None:
+        """Ends the process; whoever waits for it gets Unavailable."""
+        with self._starting:
+            self._closed = True
+            self._child.end()
+
+    def _ask(self, method: str, *asked: object) -> Any:
+        child = self._child
+        try:
+            return child.ask(method, asked)
+        except _Ended:
+            again = self._after(child)
+        try:
+            return again.ask(method, asked)
+        except _Ended as error:
+            raise error.unavailable() from None
+
+    def _after(self, ended: _Child) -> _Child:
+        """The process that is asked now that this one has ended."""
+        with self._starting:
+            if self._child is ended and not self._closed:
+                # Who waited for a start that failed shares it: else each in turn would wait for one more.
+                if self._failure is None or self._clock() >= self._failure.until:
+                    self._failure = self._start_again(ended)
+                if self._failure is not None:
+                    left = max(0.0, self._failure.until - self._clock())
+                    raise Unavailable(self._failure.message, reason=self._failure.reason, retry_after=left)
+            return self._child
+
+    def _start_again(self, ended: _Child) -> _Failure | None:
+        """Starts the process that is asked from now on; or says why there is none."""
+        _log.warning("the encoder's process ended (%s); it is started again", ended.how)
+        try:
+            again = _Child(self._load)
+            if again.identity != ended.identity:
+                again.end()
+                raise Unavailable(
+                    f"The encoder had to be started again, and is {again.identity} now instead of "
+                    f"{ended.identity}. Restart the court.",
+                    reason="ENCODER_CHANGED",
+                )
+        except Exception as error:
+            pause_s = min(2 * self._failure.pause_s, _LONGEST_PAUSE_S) if self._failure else _FIRST_PAUSE_S
+            known = error if isinstance(error, CourtError) else _Ended(type(error).__name__).unavailable()
+            _log.warning("the encoder can't be started again (%s); next in %g s at the soonest", known.reason, pause_s)
+            return _Failure(known.message, known.reason, pause_s, self._clock() + pause_s)
+        self._child = again
+        return None
+
+
+class _Ended(Exception):
+    """A process ended before it had answered; in what way."""
+
+    def unavailable(self) -> Unavailable:
+        """The same, for whoever asked."""
+        return Unavailable(
+            f"The encoder's process ended ({self}) before it had answered. Try again.", reason="ENCODER_ENDED"
+        )
+
+
+class _Child:
+    """One process with an encoder, and those who wait for its answers."""
+
+    def __init__(self, load: Callable[[], Encoder]) -> None:
+        here, there = socket.socketpair()
+        with there:
+            self._process = subprocess.Popen(
+                # With the modules that are found here, and no others: not what lies in the working folder.
+                [sys.executable, "-P", "-c", _CODE, str(there.fileno())],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[there.fileno()],
+            )
+        self._connection = Connection(here.detach())
+        self._numbers = itertools.count()
+        self._sending = threading.Lock()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._closed = False
+        try:
+            self._connection.send(load)
+            loaded = self._connection.recv()
+        except BaseException as error:
+            self._hang_up()
+            if isinstance(error, EOFError | OSError):
+                raise _Ended(self.how).unavailable() from error
+            raise
+        if isinstance(loaded, Exception):
+            self._hang_up()
+            raise loaded
+        self.identity: EncoderIdentity
+        self.floors: KnownMinSimilarity
+        self.identity, self.floors = loaded
+        threading.Thread(target=self._listen, name="encoder", daemon=True).start()
+
+    @property
+    def how(self) -> str:
+        """In what way it ended."""
+        return ending(self._process.wait())
+
+    def ask(self, method: str, asked: tuple[object, ...]) -> Any:
+        """What this method of the encoder gives, or raises. Raises _Ended where the process has ended."""
+        answer: Future[Any] = Future()
+        with self._sending:
+            if self._closed:
+                raise _Ended(self.how)
+            number = next(self._numbers)
+            self._waiting[number] = answer
+            try:
+                self._connection.send((number, method, asked))
+            except OSError as error:
+                self._waiting.pop(number, None)
+                self.end()
+                raise _Ended(self.how) from error
+        return answer.result()
+
+    def end(self) -> None:
+        """At once; nothing is in it that could be lost."""
+        self._process.kill()
+        self._process.wait()
+
+    def _listen(self) -> None:
+        try:
+            with suppress(EOFError, OSError):
+                while True:
+                    number, failed, got = self._connection.recv()
+                    answer = self._waiting.pop(number)
+                    if failed:
+                        answer.set_exception(got)
+                    else:
+                        answer.set_result(got)
+        finally:
+            # Whatever ended it: nobody may wait for an answer that nobody listens for.
+            with self._sending:
+                self._closed = True
+                self._hang_up()
+            for answer in self._waiting.values():
+                answer.set_exception(_Ended(self.how))
+
+    def _hang_up(self) -> None:
+        self.end()
+        self._connection.close()
+
+
+def _serve(connection: Connection) -> None:
+    """The other side: loads, then answers; raises EOFError or OSError when the parent is gone."""
+    # Ctrl-C, and SIGTERM to a whole group, are the parent's to answer: it finishes what runs, and needs us for that.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    load = connection.recv()
+    answering = _Answering(connection)
+    # A call that waits for a thread waits in here: the parent is never kept from sending. Loading is one of them, so
+    # that also meanwhile the parent's end is seen.
+    threads = ThreadPoolExecutor(_AT_ONCE)
+    threads.submit(answering.begin, load)
+    while True:
+        threads.submit(answering.answer, *connection.recv())
+
+
+def _go_behind() -> None:
+    """With all threads there are, and those that they will start. Not before it has loaded: all wait for that."""
+    threads = Path("/proc/self/task")
+    if not threads.is_dir():
+        os.nice(_NICE)  # of the whole process, where there is no Linux
+        return
+    for number in [int(thread.name) for thread in threads.iterdir()]:
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.setpriority(os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, number) + _NICE)
+
+
+class _Answering:
+    """Gives the parent what it asks for; it asks for nothing before it was told that the encoder is there."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._encoder: Encoder
+
+    def begin(self, load: Callable[[], Encoder]) -> None:
+        """Loads the encoder."""
+        try:
+            self._encoder = load()
+            _go_behind()
+        except Exception as error:
+            self._send(_sendable(error))
+        else:
+            self._send((self._encoder.identity, self._encoder.floors))
+
+    def answer(self, number: int, method: str, asked: tuple[object, ...]) -> None:
+        """Makes one call."""
+        try:
+            failed, got = False, getattr(self._encoder, method)(*asked)
+        except Exception as error:
+            failed, got = True, _sendable(error)
+        self._send((number, failed, got))
+
+    def _send(self, said: object) -> None:
+        try:
+            with self._sending:
+                self._connection.send(said)
+        except Exception:
+            os._exit(1)  # whoever waits for it learns that it will not come
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error, or one of a kind that can be sent: others may hold anything."""
+    if isinstance(error, CourtError):
+        return error
+    for kind in (ValueError, OSError, MemoryError, RuntimeError):
+        if isinstance(error, kind):
+            return kind(str(error))
+    return RuntimeError(f"the encoder failed by {type(error).__qualname__}")
+
+
+def main() -> None:
+    """The process with the encoder, whose argument is the number of its socket."""
+    try:
+        _serve(Connection(int(sys.argv[1])))
+    except (EOFError, OSError):
+        os._exit(0)  # the parent is gone, and with it everyone who could want an answer

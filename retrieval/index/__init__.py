@@ -1,0 +1,1 @@
+"""Nearest vectors: exact, and by candidates of a first stage."""

@@ -1,0 +1,326 @@
+"""Exact fused search: ``s_i = alpha * sim(t, t_i) + (1 - alpha) * sim(g, g_i)`` as one inner product.
+
+Rows ``[t|g]`` are stored unscaled; the weight is put on the query ``[alpha * q_t ; (1 - alpha) * q_g]``, so that every
+query may bring its own without a rebuild. FAISS scans, we re-score: its order of ties is arbitrary and its sums are
+float32, ours is ``(-score, row)`` of sums in float64, the same every time and on every machine.
+
+Where there are many rows a :class:`~retrieval.index.candidates.CandidateIndex` names candidates, which are scored in
+the same way. Their exact scores tell how far its rough ones are off for this very query; unless the last of the best
+lies clear of what a row that was not named could have by that, more candidates are asked for, and at last all rows are
+scanned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.index.candidates import CandidateIndex, one_thread
+
+_SPARE = 16
+"""Rows fetched beyond those asked for, so that ties at the edge are mostly seen in the first pass."""
+_BLOCK = 128
+"""Rows re-scored at once: bounds the float64 copies, to what a processor's cache holds."""
+_CANDIDATES_PER_HIT = 8
+_TOUCHED = 2**26
+"""Bytes read between two reports of warming up."""
+_PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPolicy:
+    """When rows are scanned and when candidates are asked for; what is found is the same.
+
+    Attributes:
+        few: Size up to which a choice of rows is scored at once, without FAISS, which looks at each row's bit.
+        scanned_share: Share of the rows up to which a choice is scanned: there that is as fast as the fast stage, which
+            takes no choice and so has to name many times as many candidates.
+        candidates: How many are asked for; each further number where those before don't do.
+        asked_share: Share of the rows beyond which asking for candidates is no gain over scanning them all.
+        sure: Standard deviations of the rough scores' error that a row which was not named gets the benefit of.
+    """
+
+    few: int = 1024
+    scanned_share: float = 0.08
+    candidates: tuple[int, ...] = (200, 1600)
+    asked_share: float = 0.125
+    sure: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Rows found, best first, ties by row. All arrays have shape (found,), and ``found`` may be less than asked for.
+
+    Attributes:
+        rows: Places in the library.
+        scores: The fused similarities.
+        text: Cosines of the text halves; 0 where either has none.
+        picture: Cosines of the picture halves; 0 where either has none.
+    """
+
+    rows: NDArray[np.int64]
+    scores: NDArray[np.float64]
+    text: NDArray[np.float64]
+    picture: NDArray[np.float64]
+
+    def ranked(self) -> Hits:
+        """The same, the best first, ties by row."""
+        return self._at(np.lexsort((self.rows, -self.scores)))
+
+    def first(self, k: int) -> Hits:
+        """The first ``k``."""
+        return self._at(slice(k))
+
+    def _at(self, places: NDArray[np.int64] | slice) -> Hits:
+        return Hits(self.rows[places], self.scores[places], self.text[places], self.picture[places])
+
+
+class _QueryVector:
+    """A query as it was given, in float64, and as one weighted float32 vector."""
+
+    def __init__(self, text: NDArray[np.float64], picture: NDArray[np.float64], alpha: float) -> None:
+        self.text, self.picture, self.alpha = text, picture, alpha
+        self.query = np.concatenate([alpha * text, (1 - alpha) * picture]).astype(np.float32)
+
+
+class FusedIndex:
+    """Searches rows that it neither copies nor changes.
+
+    Attributes:
+        rows: float32 of shape (n, text_dim + picture_dim), contiguous; each half of a row has length 1 or 0.
+        text_dim: Where the text half ends.
+        fast: What names candidates; None to scan all rows.
+        plan: When which is done.
+    """
+
+    def __init__(
+        self,
+        rows: NDArray[np.float32],
+        text_dim: int,
+        fast: CandidateIndex | None = None,
+        plan: ScanPolicy | None = None,
+    ) -> None:
+        """Raises ValueError if the rows are not as they must be; that their halves are units is the library's care."""
+        if rows.ndim != 2 or rows.dtype != np.float32 or not rows.flags.c_contiguous:
+            raise ValueError("an index needs contiguous float32 rows")
+        if not 0 < text_dim < rows.shape[1]:
+            raise ValueError(f"rows of {rows.shape[1]} values can't have a text half of {text_dim}")
+        if fast is not None and (fast.rows, fast.dim, fast.text_dim) != (*rows.shape, text_dim):
+            raise ValueError("the fast stage is one of other rows")
+        self.rows = rows
+        self.text_dim = text_dim
+        self.fast = fast
+        self.plan = plan or ScanPolicy()
+
+    def __len__(self) -> int:
+        return int(self.rows.shape[0])
+
+    def search(
+        self,
+        text: NDArray[np.float32] | None,
+        picture: NDArray[np.float32] | None,
+        *,
+        alpha: float,
+        k: int,
+        exclude: Collection[int] = (),
+        among: NDArray[np.bool_] | None = None,
+    ) -> Hits:
+        """The best ``k`` rows.
+
+        Args:
+            text: Of the query, shape (text_dim,), length 1 or 0; None for none.
+            picture: Of the query, shape (picture_dim,), length 1 or 0; None for none.
+            alpha: Weight of the text, in [0, 1].
+            k: How many to find; fewer come back where there are fewer.
+            exclude: Rows that must not be found.
+            among: Boolean of shape (n,): the only rows that may be found; None for all.
+
+        Raises:
+            ValueError: The query is not finite or of the wrong shape, alpha is outside [0, 1] or k below 1.
+            RuntimeError: FAISS failed.
+        """
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha must lie in [0, 1], not {alpha}")
+        if k < 1:
+            raise ValueError(f"k must be at least 1, not {k}")
+        query_text = self._half(text, self.text_dim, "text")
+        query_picture = self._half(picture, self.rows.shape[1] - self.text_dim, "picture")
+        allowed = self._allowed(exclude, among)
+        available = len(self) if allowed is None else int(allowed.sum())
+        k = min(k, available)
+        if k == 0:
+            return _none()
+
+        asked = _QueryVector(query_text, query_picture, alpha)
+        hits = None
+        if allowed is not None and available <= self.plan.few:
+            hits = self._scored(np.flatnonzero(allowed), asked).ranked()
+        elif self.fast is not None and available > self.plan.scanned_share * len(self):
+            hits = self._by_candidates(self.fast, asked, k, allowed, available)
+        if hits is None:
+            hits = self._by_scan(asked, k, allowed, available)
+        return hits.first(k)
+
+    def warm(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Reads all rows once, so that the first search does not wait for the disk.
+
+        A search by candidates reads rows here and there, and an exact one reads all: from a disk that is slow to find
+        its place, either may take a minute where the rows are memory-mapped and were not read before.
+
+        Args:
+            progress: Told how many bytes are read, and of how many.
+        """
+        values = np.asarray(self.rows).reshape(-1)
+        step = _PAGE // values.itemsize
+        for start in range(0, values.size, _TOUCHED // values.itemsize):
+            part = values[start : start + _TOUCHED // values.itemsize]
+            part[::step].max()
+            if progress:
+                progress((start + part.size) * values.itemsize, values.nbytes)
+
+    def _half(self, vector: NDArray[np.float32] | None, dim: int, name: str) -> NDArray[np.float64]:
+        if vector is None:
+            return np.zeros(dim)
+        if vector.shape != (dim,):
+            raise ValueError(f"the {name} of a query has {dim} values, not shape {vector.shape}")
+        if not np.isfinite(vector).all():
+            # FAISS would answer such a query with row -1, which as an index is the last precedent.
+            raise ValueError(f"the {name} of a query is not finite")
+        return vector.astype(np.float64)
+
+    def _allowed(self, exclude: Collection[int], among: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
+        if among is not None and among.shape != (len(self),):
+            raise ValueError(f"a choice among {len(self)} rows can't have shape {among.shape}")
+        if not exclude:
+            return among
+        allowed = np.ones(len(self), dtype=np.bool_) if among is None else among.copy()
+        allowed[np.fromiter(exclude, dtype=np.int64)] = False
+        return allowed
+
+    def _by_candidates(
+        self, fast: CandidateIndex, asked: _QueryVector, k: int, allowed: NDArray[np.bool_] | None, available: int
+    ) -> Hits | None:
+        """The best ``k`` and more, or None if the fast stage does not show which they are."""
+        for least in self.plan.candidates:
+            n = math.ceil(max(least, _CANDIDATES_PER_HIT * k) * len(self) / available)
+            if n > self.plan.asked_share * len(self):
+                return None
+            rows, rough = fast.candidates(asked.query, n)
+            kept = np.arange(rows.size) if allowed is None else np.flatnonzero(allowed[rows])
+            if rows.size < n or kept.size < k + _SPARE:
+                continue
+            hits = self._scored(rows[kept], asked)
+            # By how much the rough scores are off near the edge: at the top they are off by more and one-sidedly.
+            edge = slice(kept.size // 2, None)
+            errors = hits.scores[edge] - rough[kept[edge]]
+            reach = float(rough.min() + errors.mean() + self.plan.sure * errors.std()) + self._slack(asked.query)
+            hits = hits.ranked()
+            if hits.scores[k - 1] > reach:
+                return hits
+        return None
+
+    def _by_scan(self, asked: _QueryVector, k: int, allowed: NDArray[np.bool_] | None, available: int) -> Hits:
+        """The best ``k`` and more."""
+        fetch = min(k + _SPARE, available)
+        candidates, last = self._scan(asked.query, fetch, allowed)
+        hits = self._scored(candidates, asked).ranked()
+        slack = self._slack(asked.query)
+        if fetch < available and last >= hits.scores[k - 1] - slack:
+            # A row that was not fetched may tie with, or by float32's rounding beat, one that was: look at all such.
+            hits = self._scored(self._scan_above(asked.query, hits.scores[k - 1] - slack, allowed), asked).ranked()
+        return hits
+
+    def _slack(self, query: NDArray[np.float32]) -> float:
+        # How far a float32 inner product may be off: n * u * |q| * |row| with u half an epsilon and |row| <= sqrt(2),
+        # whatever the order of its sum; 8 more roundings for the query's own and for the clipping of cosines.
+        unit_roundoff = np.finfo(np.float32).eps / 2
+        return float((query.size + 8) * unit_roundoff * max(float(np.linalg.norm(query)), 1e-6) * 2**0.5)
+
+    def _scan(
+        self, query: NDArray[np.float32], fetch: int, allowed: NDArray[np.bool_] | None
+    ) -> tuple[NDArray[np.int64], float]:
+        """FAISS's best ``fetch`` rows and the float32 score of the last."""
+        import faiss
+
+        scores = np.empty((1, fetch), dtype=np.float32)
+        found = np.empty((1, fetch), dtype=np.int64)
+        # The function under faiss.knn, which itself takes no selector. The arrays behind the pointers live in this
+        # frame until it returns. asarray: a memory-mapped array is passed as the plain array it is.
+        rows, (selector, _bits) = np.asarray(self.rows), _selector(allowed)
+        with one_thread():
+            faiss.knn_inner_product(
+                faiss.swig_ptr(query),
+                faiss.swig_ptr(rows),
+                query.size,
+                1,
+                len(self),
+                fetch,
+                faiss.swig_ptr(scores),
+                faiss.swig_ptr(found),
+                selector,
+            )
+        if (found < 0).any():
+            raise RuntimeError("FAISS found fewer rows than there are")
+        return found[0], float(scores[0, -1])
+
+    def _scan_above(
+        self, query: NDArray[np.float32], least: float, allowed: NDArray[np.bool_] | None
+    ) -> NDArray[np.int64]:
+        """All rows whose float32 score lies above this."""
+        import faiss
+
+        rows, (selector, _bits) = np.asarray(self.rows), _selector(allowed)
+        result = faiss.RangeSearchResult(1)
+        with one_thread():
+            faiss.range_search_inner_product(
+                faiss.swig_ptr(query), faiss.swig_ptr(rows), query.size, 1, len(self), least, result, selector
+            )
+        count = int(faiss.rev_swig_ptr(result.lims, 2)[1])
+        found: NDArray[np.int64] = faiss.rev_swig_ptr(result.labels, count).copy()
+        return found
+
+    def _scored(self, rows: NDArray[np.int64], asked: _QueryVector) -> Hits:
+        """These rows in their order, with their scores."""
+        texts, pictures = np.empty(rows.size), np.empty(rows.size)
+        for start in range(0, rows.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            # Of a memory-mapped file this reads the rows that are named and no others.
+            block = self.rows[rows[part]].astype(np.float64)
+            # Sums along rows, not a matrix product: BLAS may sum equal rows in unequal ways, which would break ties.
+            texts[part] = np.clip((block[:, : self.text_dim] * asked.text).sum(axis=1), -1, 1)
+            pictures[part] = np.clip((block[:, self.text_dim :] * asked.picture).sum(axis=1), -1, 1)
+        return Hits(rows, asked.alpha * texts + (1 - asked.alpha) * pictures, texts, pictures)
+
+
+def merged(parts: Sequence[tuple[int, Hits]], k: int) -> Hits:
+    """The best ``k`` of several searches, as if all rows had been searched at once.
+
+    Args:
+        parts: For each, the place of its first row among all rows, and the best ``k`` of its own.
+        k: How many to find.
+    """
+    together = Hits(
+        np.concatenate([first + hits.rows for first, hits in parts]),
+        *(np.concatenate([getattr(hits, name) for _, hits in parts]) for name in ("scores", "text", "picture")),
+    )
+    return together.ranked().first(k)
+
+
+def _selector(allowed: NDArray[np.bool_] | None) -> tuple[Any, NDArray[np.uint8] | None]:
+    """FAISS's selector of these rows, and the bits that it points to: they must be held as long as it is used."""
+    import faiss
+
+    if allowed is None:
+        return None, None
+    bits = np.packbits(allowed, bitorder="little")
+    return faiss.IDSelectorBitmap(bits.size, faiss.swig_ptr(bits)), bits
+
+
+def _none() -> Hits:
+    nothing = np.empty(0)
+    return Hits(np.empty(0, dtype=np.int64), nothing, nothing, nothing)

@@ -1,0 +1,168 @@
+"""Putting one meme into a library that is in use: from the command line, or when a person overrules a verdict."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import numpy as np
+
+from court.errors import BadLibrary, BadRequest, Unavailable
+from court.meme import Picture, check_text
+from court.ports import PictureReader
+from court.precedents import PrecedentLabel
+from retrieval.embed.encoder import Encoder
+from retrieval.library.changes import Change
+from retrieval.library.manifest import LabelledMeme
+from retrieval.library.ports import Writer
+from retrieval.library.sources import Provenance
+from retrieval.library.thumbnails import shrink
+
+
+def add_precedent(
+    writer: Writer,
+    encoder: Encoder,
+    *,
+    id_: str,
+    label: PrecedentLabel,
+    text: str,
+    picture: Picture | None,
+    who: str,
+    why: str,
+    source: str = "",
+    categories: tuple[str, ...] = (),
+    provenance: Provenance | None = None,
+    verified: bool = True,
+) -> tuple[Change, bool]:
+    """Embeds a meme and puts it in; takes as long as the encoder.
+
+    Args:
+        writer: Of the library, on disk or in a database.
+        encoder: What the library was made with.
+        id_: What records will call it.
+        label: What it was decided to be.
+        text: Of the meme; empty where it has none.
+        picture: As it was decoded; None where it has none.
+        who: Who puts it in.
+        why: For what reason.
+        source: Where it comes from; whoever puts it in if empty.
+        categories: In the words of whoever decided.
+        provenance: What else is known of where it comes from.
+        verified: Whether the label counts as verified, as one does that a person gave.
+
+    Returns:
+        The change, and whether the text is longer than the encoder reads.
+
+    Raises:
+        As :meth:`retrieval.library.ports.Writer.add`; BadText where the text can't be one of a meme.
+    """
+    check_text(text)
+    if (made_with := writer.encoder) != encoder.identity:
+        raise BadLibrary(
+            f"The precedent library was made with the encoder {made_with}, but {encoder.identity} is loaded.",
+            reason="LIBRARY_FOREIGN",
+        )
+    if not 0 < len(id_) <= 200 or not id_.strip():
+        raise BadRequest("A precedent needs an id of 1 to 200 characters.", field="id")
+    texts = encoder.embed_texts([text])
+    looks = np.zeros(encoder.identity.picture_dim, dtype=np.float32)
+    if picture is not None:
+        looks = encoder.embed_pictures([[frame.png for frame in picture.frames]])[0]
+    has_text, has_picture = bool(texts.vectors[0].any()), bool(looks.any())
+    if not has_text and not has_picture:
+        raise BadRequest(
+            "A precedent needs a picture, or a text whose script and signs the encoder can read.",
+            reason="NOTHING_TO_COMPARE",
+        )
+    known = provenance or Provenance()
+    meme = LabelledMeme(
+        id=id_,
+        label=label,
+        text=text,
+        categories=categories,
+        source=source or who,
+        source_label=str(label).lower(),
+        bytes_sha256=picture.bytes_sha256 if picture else "",
+        pixels_sha256=picture.pixels_sha256 if picture else "",
+        has_text=has_text,
+        has_picture=has_picture,
+        split=known.split,
+        namespace=known.namespace,
+        language=known.language,
+        policy=known.policy,
+        added=datetime.now(UTC),
+        verified=verified,
+        who=who,
+    )
+    vector = np.concatenate([texts.vectors[0], looks])
+    kept = shrink(picture.frames[0]) if picture else None
+    return writer.add(meme, vector, kept, who=who, why=why), texts.cut[0]
+
+
+T = TypeVar("T")
+
+Opened = Callable[[], AbstractContextManager[Writer]]
+"""Opens what changes the library."""
+
+
+async def changed(opened: Opened, work: Callable[[Writer], T]) -> T:
+    """Has a library changed, or its history read, in a thread; once begun, it is done, also where the caller leaves.
+
+    Raises:
+        BadLibrary: There is none, or it is damaged.
+        BadRequest: As the methods of :class:`retrieval.library.ports.Writer` say.
+        Unavailable: It can't be changed now.
+    """
+
+    def done() -> T:
+        with opened() as writer:
+            return work(writer)
+
+    try:
+        return await asyncio.to_thread(done)
+    except OSError as error:
+        raise Unavailable(
+            "The library of precedents can't be written now: its disk is full, gone or not to be written to. It is as "
+            "it was.",
+            reason="LIBRARY_NOT_WRITTEN",
+        ) from error
+
+
+async def add_meme(
+    opened: Opened,
+    encoder: Encoder,
+    pictures: PictureReader,
+    *,
+    id_: str,
+    label: PrecedentLabel,
+    text: str,
+    image: bytes | None,
+    **known: Any,
+) -> tuple[Change, bool]:
+    """Decodes a meme's picture under guard, embeds the meme and puts it into a library.
+
+    Args:
+        opened: Opens what changes the library.
+        encoder: What the library was made with.
+        pictures: Decodes.
+        id_: What records will call it.
+        label: What it was decided to be.
+        text: Of the meme; empty where it has none.
+        image: The picture file; None where it has none.
+        known: The rest of what :func:`retrieval.library.edit.add_precedent` takes.
+
+    Returns:
+        The change, and whether the text is longer than the encoder reads.
+
+    Raises:
+        BadPicture: The picture can't be read or is beyond the limits.
+        As :func:`changed` and :func:`retrieval.library.edit.add_precedent`.
+    """
+    picture = None if image is None else await pictures.read(image)
+    return await changed(
+        opened,
+        lambda writer: add_precedent(writer, encoder, id_=id_, label=label, text=text, picture=picture, **known),
+    )

@@ -1,0 +1,158 @@
+"""What a build has embedded so far, so that one that was cut off goes on where it stopped.
+
+By content: a picture by the digest of its file, a text by its own. Whatever was changed between the two runs, a source,
+a picture, the order of the files, is therefore embedded anew, and nothing else is. It lies beside the library that is
+being built, one file for each encoder, and is removed when the library is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sqlite3
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.embed.encoder import EncoderIdentity, TextEmbeddings
+from retrieval.library.storage import BUILDING
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS pictures (
+    bytes_sha256 TEXT PRIMARY KEY, pixels_sha256 TEXT, vector BLOB, jpeg BLOB, sha256 BLOB
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS texts (key BLOB PRIMARY KEY, vector BLOB, cut INTEGER, sha256 BLOB) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedPicture:
+    """What was made of a picture.
+
+    Attributes:
+        bytes_sha256: Of the file, in hex.
+        pixels_sha256: Of the normalised pixels, in hex.
+        vector: float32 of shape (picture_dim,).
+        jpeg: What is to be kept of it.
+    """
+
+    bytes_sha256: str
+    pixels_sha256: str
+    vector: NDArray[np.float32]
+    jpeg: bytes
+
+
+class EmbeddingCache:
+    """What one encoder has made of texts and pictures; safe to use from several threads.
+
+    It is a help and no more: what can't be read or written is embedded again.
+    """
+
+    def __init__(self, root: Path, encoder: EncoderIdentity) -> None:
+        """In the directory of the library; nothing is made there before there is something to keep."""
+        self._directory = root / BUILDING
+        self._path = self._directory / f"{encoder.digest.removeprefix('sha256:')[:16]}.sqlite"
+        self._encoder = encoder
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        if self._path.exists():
+            self._open()
+
+    def picture(self, bytes_sha256: str) -> EmbeddedPicture | None:
+        """What was made of the picture in a file with this digest; None where that is not known."""
+        columns = "pixels_sha256, vector, jpeg, sha256"
+        for pixels, vector, jpeg, sha256 in self._ask(
+            f"SELECT {columns} FROM pictures WHERE bytes_sha256 = ?", bytes_sha256
+        ):
+            if _digest(bytes_sha256, pixels, vector, jpeg) == sha256:
+                return EmbeddedPicture(bytes_sha256, pixels, np.frombuffer(vector, "<f4").astype(np.float32), jpeg)
+        return None
+
+    def texts(self, texts: Sequence[str]) -> list[tuple[NDArray[np.float32], bool] | None]:
+        """Vector of each text and whether it was cut; None for those that are not known."""
+        return [self._text(text) for text in texts]
+
+    def keep_pictures(self, pictures: Sequence[EmbeddedPicture]) -> None:
+        """Keeps what was made of these."""
+        rows = []
+        for one in pictures:
+            vector = one.vector.astype("<f4").tobytes()
+            sha256 = _digest(one.bytes_sha256, one.pixels_sha256, vector, one.jpeg)
+            rows.append((one.bytes_sha256, one.pixels_sha256, vector, one.jpeg, sha256))
+        self._put("INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?, ?)", rows)
+
+    def keep_texts(self, texts: Sequence[str], embedded: TextEmbeddings) -> None:
+        """Keeps what was made of these."""
+        rows = []
+        for text, row, cut in zip(texts, embedded.vectors, embedded.cut, strict=True):
+            key, vector = _key(text), row.astype("<f4").tobytes()
+            rows.append((key, vector, cut, _digest(key, vector, str(int(cut)))))
+        self._put("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?)", rows)
+
+    def close(self) -> None:
+        """Lets go of the file, which stays for the next build."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def discard(self) -> None:
+        """Removes what was kept: the library is written."""
+        self.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _text(self, text: str) -> tuple[NDArray[np.float32], bool] | None:
+        key = _key(text)
+        for vector, cut, sha256 in self._ask("SELECT vector, cut, sha256 FROM texts WHERE key = ?", key):
+            if _digest(key, vector, str(int(cut))) == sha256:
+                return np.frombuffer(vector, "<f4").astype(np.float32), bool(cut)
+        return None
+
+    def _open(self) -> None:
+        try:
+            connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=10)
+            connection.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; {_SCHEMA}")
+        except sqlite3.Error:
+            self._path.unlink(missing_ok=True)
+            return
+        self._connection = connection
+
+    def _ask(self, statement: str, value: str | bytes) -> list[Any]:
+        with self._lock:
+            if self._connection is None:
+                return []
+            try:
+                return self._connection.execute(statement, (value,)).fetchall()
+            except sqlite3.Error:
+                return []
+
+    def _put(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._directory.mkdir(parents=True, exist_ok=True)
+                    self._open()
+                if self._connection is not None:
+                    self._connection.execute("BEGIN IMMEDIATE")
+                    self._connection.executemany(statement, rows)
+                    self._connection.execute("COMMIT")
+            except (sqlite3.Error, OSError):
+                if self._connection is not None and self._connection.in_transaction:
+                    self._connection.rollback()
+
+
+def _key(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).digest()
+
+
+def _digest(*parts: str | bytes) -> bytes:
+    whole = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        whole.update(len(data).to_bytes(8, "little") + data)
+    return whole.digest()

@@ -1,0 +1,74 @@
+"""Which precedents a search may find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+from retrieval.library.manifest import LabelledMeme
+from retrieval.text import normalise_text, text_key
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which precedents may be found: those that all of this holds for. An empty tuple asks for nothing.
+
+    Attributes:
+        sources: Data sets or people that they came from.
+        splits: Of their data sets.
+        namespaces: Whose content they are.
+        languages: Of their texts, as BCP 47 tags.
+        policies: That they were labelled by.
+        since: When they came into the library, at the earliest.
+        until: Before when they came into the library.
+        verified: Whether a person must have confirmed the label.
+
+    A precedent of which it is not known when it came in, is found by neither bound.
+    """
+
+    sources: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()
+    namespaces: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+    verified: bool = False
+
+    def __post_init__(self) -> None:
+        if any(bound is not None and bound.tzinfo is None for bound in (self.since, self.until)):
+            raise ValueError("a time without a time zone says nothing")
+
+    @property
+    def names(self) -> Sequence[tuple[str, ...]]:
+        """The names asked for: of sources, splits, namespaces, languages, policies."""
+        return self.sources, self.splits, self.namespaces, self.languages, self.policies
+
+    def lets_through(self, meme: LabelledMeme) -> bool:
+        """Whether this precedent may be found."""
+        named = (meme.source, meme.split, meme.namespace, meme.language, meme.policy)
+        return (
+            all(not wanted or name in wanted for wanted, name in zip(self.names, named, strict=True))
+            and (self.since is None or (meme.added is not None and meme.added >= self.since))
+            and (self.until is None or (meme.added is not None and meme.added < self.until))
+            and (meme.verified or not self.verified)
+        )
+
+
+DuplicateKey: TypeAlias = tuple[str, str, bool]
+"""Words, pixels, and whether it was found harmful."""
+
+
+def duplicate_key(meme: LabelledMeme) -> DuplicateKey | None:
+    """What clones have in common: the same words on the same pixels with the same label; None for a clone of nothing.
+
+    Words are what is embedded, so that neither spacing nor a watermark makes another meme. Where there are no pictures,
+    the words are all there is to tell memes apart. One meme under both labels speaks for both, once each: that people
+    disagreed about it is worth knowing.
+    """
+    if meme.has_picture and not meme.pixels_sha256:
+        return None  # of which picture it is, nobody has noted
+    words = text_key(normalise_text(meme.text))
+    return (words, meme.pixels_sha256, meme.harmful) if words or meme.pixels_sha256 else None

@@ -1,0 +1,195 @@
+"""Pictures of labelled memes: found beside their file or drawn, decoded under guard, and embedded in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.errors import BadPicture, Unavailable
+from court.meme import LIMITS, Picture
+from court.ports import PictureReader
+from retrieval.embed.encoder import Encoder
+from retrieval.library.embedding_cache import EmbeddedPicture, EmbeddingCache
+from retrieval.library.manifest import KeptPicture
+from retrieval.library.sources import Problem, Row
+from retrieval.library.thumbnails import ThumbnailWriter, shrink
+
+_BATCH = 32
+"""Pictures embedded at once."""
+_AHEAD = 2
+"""Batches that are decoded or embedded while another is: keeps the model busy, and bounds the memory."""
+_AT_ONCE = 4
+"""Pictures decoded at once."""
+_TRIES = 3
+"""How often a picture is tried that could not be read for want of time or of a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A row and where to look for its picture.
+
+    Attributes:
+        row: The row.
+        folder: What its image name is relative to; None where pictures are not looked for.
+    """
+
+    row: Row
+    folder: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is made of a picture.
+
+    Attributes:
+        bytes_sha256: Of the file, in hex.
+        pixels_sha256: Of the normalised pixels, in hex.
+        vector: float32 of shape (picture_dim,).
+        kept: Where it was put to be kept.
+    """
+
+    bytes_sha256: str
+    pixels_sha256: str
+    vector: NDArray[np.float32]
+    kept: KeptPicture
+
+
+class _NoPicture(Exception):
+    """The picture can't be had; the message is the reason."""
+
+
+async def embed_pictures_of(
+    wanted: Sequence[Wanted],
+    reader: PictureReader,
+    encoder: Encoder,
+    spool: ThumbnailWriter,
+    progress: Callable[[int, int], None],
+    remembered: EmbeddingCache | None = None,
+) -> tuple[dict[int, Seen], dict[int, Problem]]:
+    """The pictures, and what was wrong with those that can't be had, both by place in ``wanted``.
+
+    What is ``remembered`` is not decoded and embedded again, and what is, is remembered.
+
+    Raises:
+        OSError: The disk will not have what is kept of them.
+    """
+    gate = asyncio.Semaphore(_AT_ONCE)
+    places = [place for place, item in enumerate(wanted) if item.row.scene or (item.row.image and item.folder)]
+    seen: dict[int, Seen] = {}
+    problems: dict[int, Problem] = {}
+
+    async def fetch(item: Wanted) -> Picture | EmbeddedPicture | str:
+        async with gate:
+            try:
+                data = await asyncio.to_thread(_bytes_of, item)
+                if remembered is not None:
+                    known = await asyncio.to_thread(remembered.picture, hashlib.sha256(data).hexdigest())
+                    if known is not None:
+                        return known
+                return await _read(reader, data)
+            except _NoPicture as why:
+                return str(why)
+
+    async def look(batch: Sequence[int]) -> dict[int, EmbeddedPicture]:
+        pictures: dict[int, Picture] = {}
+        found: dict[int, EmbeddedPicture] = {}
+        for place, result in zip(batch, await asyncio.gather(*(fetch(wanted[p]) for p in batch)), strict=True):
+            if isinstance(result, Picture):
+                pictures[place] = result
+            elif isinstance(result, EmbeddedPicture):
+                found[place] = result
+            else:
+                row = wanted[place].row
+                problems[place] = Problem(row.source, row.line, row.id, result, kept=bool(row.text.strip()))
+        if pictures:
+            new = await asyncio.to_thread(_look, list(pictures.values()), encoder, remembered)
+            found |= zip(pictures, new, strict=True)
+        return {place: found[place] for place in batch if place in found}
+
+    batches = [places[start : start + _BATCH] for start in range(0, len(places), _BATCH)]
+    begun: deque[asyncio.Task[dict[int, EmbeddedPicture]]] = deque()
+    try:
+        for number in range(len(batches)):
+            for later in batches[number + len(begun) : number + 1 + _AHEAD]:
+                begun.append(asyncio.create_task(look(later)))
+            found = await begun.popleft()
+            # In order, so that the same memes make the same file of pictures.
+            seen |= await asyncio.to_thread(_keep, found, spool)
+            progress(min((number + 1) * _BATCH, len(places)), len(places))
+    finally:
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
+    return seen, problems
+
+
+def _look(pictures: Sequence[Picture], encoder: Encoder, remembered: EmbeddingCache | None) -> list[EmbeddedPicture]:
+    vectors = encoder.embed_pictures([[frame.png for frame in picture.frames] for picture in pictures])
+    found = [
+        EmbeddedPicture(picture.bytes_sha256, picture.pixels_sha256, vector, shrink(picture.frames[0]))
+        for picture, vector in zip(pictures, vectors, strict=True)
+    ]
+    if remembered is not None:
+        remembered.keep_pictures(found)
+    return found
+
+
+def _keep(found: Mapping[int, EmbeddedPicture], spool: ThumbnailWriter) -> dict[int, Seen]:
+    return {
+        place: Seen(one.bytes_sha256, one.pixels_sha256, one.vector, spool.append(one.jpeg))
+        for place, one in found.items()
+    }
+
+
+async def _read(reader: PictureReader, data: bytes) -> Picture:
+    for left in reversed(range(_TRIES)):
+        try:
+            return await reader.read(data)
+        except BadPicture as error:
+            raise _NoPicture(f"its picture can't be used ({error.reason})") from error
+        except Unavailable as error:
+            if not left:
+                raise _NoPicture(f"its picture could not be read in time ({error.reason})") from error
+    raise AssertionError("unreachable")
+
+
+def _bytes_of(item: Wanted) -> bytes:
+    return _draw(item.row) if item.row.scene else _file(item.row.image, item.folder or Path())
+
+
+def _draw(row: Row) -> bytes:
+    from retrieval.starter.draw import draw_meme
+
+    try:
+        picture = draw_meme(row.scene, row.text)
+    except ValueError:
+        # Its own message may quote the text.
+        raise _NoPicture("its scene can't be drawn with its text") from None
+    png = io.BytesIO()
+    picture.save(png, "PNG")
+    return png.getvalue()
+
+
+def _file(name: str, folder: Path) -> bytes:
+    """The bytes of a picture below the folder; data sets name it with or without a directory of its own."""
+    try:
+        inside = folder.resolve()
+        for candidate in (folder / name, folder / Path(name).name):
+            path = candidate.resolve()
+            # The name comes from strangers: it must not lead out of the folder.
+            if not path.is_relative_to(inside) or not path.is_file():
+                continue
+            if path.stat().st_size > LIMITS.max_bytes:
+                raise _NoPicture("its picture is larger than can be read")
+            return path.read_bytes()
+    except (OSError, ValueError):
+        raise _NoPicture("its picture can't be opened") from None
+    raise _NoPicture("its picture is missing")

@@ -1,0 +1,105 @@
+"""Protocols of a library: a read-only view of one moment, and a writer of single changes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.precedents import LibraryIdentity, PrecedentLabel
+from retrieval.embed.encoder import EncoderIdentity
+from retrieval.index.exact import Hits
+from retrieval.library.changes import Change, Recorded
+from retrieval.library.filters import Filter
+from retrieval.library.manifest import Counts, LabelledMeme, Tuning
+
+
+class Writer(Protocol):
+    """Changes a library. Each method raises as :class:`retrieval.library.writer.LibraryWriter` does."""
+
+    @property
+    def encoder(self) -> EncoderIdentity:
+        """What the library was made with."""
+        ...
+
+    def add(
+        self, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None, *, who: str, why: str
+    ) -> Change:
+        """Puts a meme in, with its vector, shape (text_dim + picture_dim,), and the JPEG that is kept of it."""
+        ...
+
+    def remove(self, id_: str, *, who: str, why: str) -> Change:
+        """Takes a meme out; it can come back."""
+        ...
+
+    def relabel(self, id_: str, label: PrecedentLabel, *, who: str, why: str) -> Change:
+        """Gives a meme another label, which counts as verified."""
+        ...
+
+    def revoke(self, number: int, *, who: str, why: str) -> Change:
+        """Undoes a change, by another change."""
+        ...
+
+    def forget(self) -> None:
+        """What was removed is lost for good; the history still says who removed which id, when and why."""
+        ...
+
+    def meme(self, id_: str) -> LabelledMeme | None:
+        """The meme of this id as it is now; None where there is none."""
+        ...
+
+    def history(self, meme: str | None = None) -> list[Recorded]:
+        """Every change that is recorded, of one meme or of all, in order."""
+        ...
+
+
+class LibraryView(Protocol):
+    """A library as it was at one moment, whole: what other searches and changes do meanwhile is not seen."""
+
+    @property
+    def identity(self) -> LibraryIdentity:
+        """By what a record names it."""
+        ...
+
+    @property
+    def tuning(self) -> Tuning:
+        """How it is searched and how its precedents vote."""
+        ...
+
+    @property
+    def counts(self) -> Counts:
+        """How many memes there are."""
+        ...
+
+    def rows_of(self, ids: Collection[str]) -> list[int]:
+        """Where the memes of these ids stand; ids that are not there are passed over."""
+        ...
+
+    def count(self, where: Filter) -> int:
+        """How many memes this lets through."""
+        ...
+
+    def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
+        """The memes in these rows, in this order."""
+        ...
+
+    def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Vectors of the texts, shape (n, text_dim), and of the pictures, shape (n, picture_dim), of at least one row,
+        in this order; zeros where there is none."""  # noqa: D205, D209
+        ...
+
+    def search(
+        self,
+        text: NDArray[np.float32] | None,
+        picture: NDArray[np.float32] | None,
+        *,
+        alpha: float,
+        k: int,
+        exclude: Collection[int] = (),
+        where: Filter | None = None,
+        harmful: bool | None = None,
+    ) -> Hits:
+        """As :meth:`~retrieval.index.exact.FusedIndex.search`, among what ``where`` lets through or of one label."""
+        ...

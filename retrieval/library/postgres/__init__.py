@@ -1,0 +1,1 @@
+"""The library of precedents in a PostgreSQL database with pgvector."""

@@ -1,0 +1,221 @@
+"""A library on disk, put into a database: all of it or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from court.errors import BadRequest, CourtError
+from court.precedents import LibraryIdentity
+from retrieval.library.changes import Effect
+from retrieval.library.library import Library, software_version
+from retrieval.library.manifest import KeptPicture, LabelledMeme
+from retrieval.library.postgres import schema
+from retrieval.library.postgres.address import Address
+from retrieval.library.postgres.connections import Connections
+from retrieval.library.postgres.schema import NAMED, About, State
+from retrieval.library.postgres.view import storable
+
+if TYPE_CHECKING:
+    from retrieval.library.postgres.connections import Connection
+
+_WAIT_S = 10.0
+_TOLD = 1000
+"""Memes between two reports of progress."""
+
+Progress = Callable[[str, int, int], None]
+"""Told the step (``push``), how many memes are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What became of it.
+
+    Attributes:
+        identity: The library in the database, by the same name and digest as the one on disk.
+        was_there: Whether it was there already, and nothing was done.
+        replaced: What was searched until now, if that is another one.
+        changes_lost: How many changes were recorded in that and not in this.
+    """
+
+    identity: LibraryIdentity
+    was_there: bool = False
+    replaced: LibraryIdentity | None = None
+    changes_lost: int = 0
+
+
+def push_library(
+    library: Library, address: Address, *, replace: bool = False, progress: Progress | None = None
+) -> Pushed:
+    """Copies a library with its pictures and its history into a database, in one transaction.
+
+    Searches go on in what was there, and from the end of it on search this. If it breaks off, nothing has happened.
+
+    Args:
+        library: What to copy; it has been checked.
+        address: Of the database; pgvector must be in it.
+        replace: Whether a library that is there gives way, with all that was changed in it there.
+        progress: Told how far it is.
+
+    Raises:
+        BadLibrary: The database has no pgvector; or a picture of the library is not what it was when written.
+        BadRequest: There is a library already; or this one is not for a database.
+        NotLoaded: The driver is not installed.
+        OSError: The library can't be read.
+        Unavailable: The server is away, or somebody else is writing for too long.
+    """
+    if library.manifest.encoder.dim > schema.MAX_DIM:
+        raise BadRequest(
+            f"A vector in the database has at most {schema.MAX_DIM:,} numbers, and those of this library have "
+            f"{library.manifest.encoder.dim:,}."
+        )
+    connections = Connections(address)
+    pushed, stale = connections.writing(
+        lambda connection: _pushed(connection, library, replace, progress), wait_s=_WAIT_S
+    )
+    _drop(connections, stale)
+    return pushed
+
+
+def _pushed(
+    connection: Connection, library: Library, replace: bool, progress: Progress | None
+) -> tuple[Pushed, list[int]]:
+    schema.create_library(connection)
+    try:
+        before = schema.state_or_none(connection)
+    except CourtError:
+        # Of another format: whoever asks for it to be replaced, does not need to be told what it is.
+        if not replace:
+            raise
+        before = None
+    if before is not None and before.identity == library.identity:
+        return Pushed(before.identity, was_there=True), []
+    if before is not None and not replace:
+        raise BadRequest(
+            "There is another precedent library in the database. Ask for it to be replaced; what was changed in it "
+            "there is then lost.",
+            reason="LIBRARY_EXISTS",
+        )
+    there = schema.shelves(connection)
+    state = State(
+        shelf=max(there, default=0) + 1,
+        head=library.digest.removeprefix("sha256:"),
+        about=About(
+            name=library.manifest.name,
+            created=library.manifest.created,
+            software=software_version(),
+            encoder=library.manifest.encoder,
+            tuning=library.manifest.tuning,
+            lineage=library.manifest.lineage,
+            written=library.manifest.changes,
+        ),
+        counts=library.counts,
+        rows=library.flags.size,
+        changes=library.manifest.changes + len(library.overlay.changes),
+    )
+    schema.create_shelf(connection, state)
+    _copy_memes(connection, library, state, progress)
+    _copy_history(connection, library, state)
+    schema.finish_shelf(connection, state)
+    schema.write_state(connection, state)
+    stale = [shelf for shelf in there if before is None or shelf != before.shelf]
+    if before is None:
+        return Pushed(state.identity), stale
+    same = before.about.lineage == state.about.lineage
+    lost = max(0, before.changes - state.changes) if same else before.changes
+    return Pushed(state.identity, replaced=before.identity, changes_lost=lost), stale
+
+
+def _copy_memes(connection: Connection, library: Library, state: State, progress: Progress | None) -> None:
+    # One table after another, since a connection carries one copy at a time.
+    rows = range(library.counts.memes) if library.live is None else library.live.tolist()
+    total, steps = len(rows), 3
+    done = 0
+
+    def told() -> None:
+        nonlocal done
+        done += 1
+        if progress and (done % _TOLD == 0 or done == steps * total):
+            progress("push", done // steps, total)
+
+    columns = ("row", "id", "meme", "harmful", "verified", "added", *NAMED)
+    types = ("int8", "text", "text", "bool", "bool", "timestamptz", *("text" for _ in NAMED))
+    with connection.cursor().copy(f"COPY {state.precedents} ({', '.join(columns)}) FROM STDIN (FORMAT BINARY)") as copy:
+        copy.set_types(types)
+        for row, meme in zip(rows, library.memes, strict=True):
+            copy.write_row(values_of(row, meme))
+            told()
+    with connection.cursor().copy(f"COPY {state.vectors} (row, vector) FROM STDIN (FORMAT BINARY)") as copy:
+        copy.set_types(("int8", "vector"))
+        for row in rows:
+            copy.write_row((row, library.vector_of(row)))
+            told()
+    with connection.cursor().copy(f"COPY {state.pictures} (row, jpeg) FROM STDIN (FORMAT BINARY)") as copy:
+        copy.set_types(("int8", "bytea"))
+        for row, meme in zip(rows, library.memes, strict=True):
+            if (jpeg := library.picture_of(meme)) is not None:
+                copy.write_row((row, jpeg))
+            told()
+
+
+def values_of(row: int, meme: LabelledMeme) -> tuple[Any, ...]:
+    """A row of the table of precedents.
+
+    Raises:
+        BadRequest: A name in it can't be held by a database.
+    """
+    names = [getattr(meme, name) for name in NAMED]
+    if len(storable([meme.id, *names])) != 1 + len(names):
+        raise BadRequest(
+            "An id, source, split, namespace, language or policy holds a sign that a database can't keep (NUL, or half "
+            "of a surrogate pair). Build the library again without it."
+        )
+    placed = None if meme.kept is None else meme.kept.model_copy(update={"offset": 0})
+    stored = meme.model_copy(update={"kept": placed}).model_dump_json(exclude_defaults=True)
+    return (row, meme.id, stored, meme.harmful, meme.verified, meme.added, *names)
+
+
+def kept_of(jpeg: bytes | None) -> KeptPicture | None:
+    """How a meme says that it keeps this picture."""
+    return None if not jpeg else KeptPicture(offset=0, size=len(jpeg), sha256=hashlib.sha256(jpeg).hexdigest())
+
+
+def _copy_history(connection: Connection, library: Library, state: State) -> None:
+    with connection.cursor().copy(
+        f"COPY {state.history} (number, meme, entry, vector, jpeg) FROM STDIN (FORMAT BINARY)"
+    ) as copy:
+        copy.set_types(("int8", "text", "text", "bytea", "bytea"))
+        for number, meme, entry, vector, jpeg in _history(library):
+            copy.write_row((number, meme, entry, vector, jpeg))
+
+
+def _history(library: Library) -> Iterator[tuple[int, str, str, bytes | None, bytes | None]]:
+    """All that was changed, with what is needed to bring back what was taken out."""
+    for recorded in library.history():
+        change = recorded.change
+        found = library.base.table.change(change.number)
+        vector, jpeg = (None, None) if found is None else found[1:]
+        taken_out = change.number > library.manifest.changes and change.effect is Effect.HIDE
+        if taken_out and recorded.revoked_by is None and change.before is not None:
+            (meme,) = library.read([change.row])
+            vector, jpeg = library.vector_of(change.row).astype("<f4").tobytes(), library.picture_of(meme)
+        yield change.number, change.meme, change.model_dump_json(exclude_defaults=True), vector, jpeg
+
+
+def _drop(connections: Connections, stale: list[int]) -> None:
+    """Drops what is no longer named; what can't be dropped now, the next push drops."""
+
+    def dropped(connection: Connection) -> None:
+        # A search that began long ago is not waited for long.
+        connection.execute("SET LOCAL lock_timeout = '2s'")
+        for shelf in stale:
+            schema.drop_shelf(connection, shelf)
+
+    if stale:
+        try:
+            connections.writing(dropped, wait_s=_WAIT_S)
+        except CourtError as error:
+            if error.reason != "LIBRARY_LOCKED":
+                raise

@@ -1,0 +1,238 @@
+"""One library in the database, as it is seen in one transaction: exact search by SQL, scored anew by us.
+
+The scan is one inner product a row in the database, ``[alpha * q_t ; (1 - alpha) * q_g]`` by ``[t|g]``, which is the
+weighted sum of both cosines: halves have length 1, or 0 where there is none, and then count 0. pgvector sums in float32
+and in an order of its own. So some more rows are fetched than are asked for, with their vectors, and
+:class:`retrieval.index.exact.FusedIndex` scores these as it scores those of a library on disk; if a row that was not
+fetched may by rounding belong before the last one, all such rows are fetched. What is found, its scores and its order
+are those of a library on disk, bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from court.precedents import LibraryIdentity
+from retrieval.index.exact import FusedIndex, Hits, merged
+from retrieval.library.filters import Filter
+from retrieval.library.manifest import Counts, LabelledMeme, Tuning
+from retrieval.library.postgres.schema import NAMED, State
+from retrieval.library.storage import damaged
+
+if TYPE_CHECKING:
+    from pgvector import Vector
+
+    from retrieval.library.postgres.connections import Connection
+
+_SPARE = 16
+"""Rows fetched beyond those asked for, so that ties at the edge are mostly seen in the first pass."""
+_BLOCK = 1024
+"""Rows scored at once, where there are many that may tie."""
+
+Found: TypeAlias = "tuple[int, Vector, float]"
+"""A row, its vector, and its score as the database sums it."""
+
+
+class PostgresView:
+    """A :class:`~retrieval.library.ports.LibraryView` for as long as its transaction lasts.
+
+    Raises psycopg's errors.
+    """
+
+    def __init__(self, connection: Connection, state: State) -> None:
+        """``connection`` is in a transaction that sees one state of the database, this one."""
+        self._connection = connection
+        self._state = state
+
+    @property
+    def identity(self) -> LibraryIdentity:
+        """By what a record names it."""
+        return self._state.identity
+
+    @property
+    def tuning(self) -> Tuning:
+        """How it is searched and how its precedents vote."""
+        return self._state.about.tuning
+
+    @property
+    def counts(self) -> Counts:
+        """How many memes there are."""
+        return self._state.counts
+
+    def rows_of(self, ids: Collection[str]) -> list[int]:
+        """Where the memes of these ids stand; ids that are not there are passed over."""
+        asked = f"SELECT row FROM {self._state.precedents} WHERE id = ANY(%s) ORDER BY row"
+        return [row for (row,) in self._connection.execute(asked, (storable(ids),))]
+
+    def count(self, where: Filter) -> int:
+        """How many memes this lets through."""
+        condition, values = _condition(where, None)
+        asked = f"SELECT count(*) FROM {self._state.precedents} WHERE {condition}"
+        row = self._connection.execute(asked, values).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
+        """The memes in these rows, in this order. Raises BadLibrary if one can't be understood."""
+        asked = f"SELECT row, meme FROM {self._state.precedents} WHERE row = ANY(%s)"
+        found = {row: parsed(meme) for row, meme in self._connection.execute(asked, (list(rows),))}
+        if found.keys() != set(rows):
+            raise damaged("a meme is missing whose vectors are there")
+        return [found[row] for row in rows]
+
+    def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """As :meth:`retrieval.library.ports.LibraryView.halves`. Raises BadLibrary."""
+        asked = f"SELECT row, vector FROM {self._state.vectors} WHERE row = ANY(%s)"
+        found = {row: vector.to_numpy() for row, vector in self._connection.execute(asked, (list(rows),))}
+        if found.keys() != set(rows):
+            raise damaged("the vectors of a meme are missing")
+        text_dim = self._state.about.encoder.text_dim
+        vectors = np.stack([found[row] for row in rows])
+        return vectors[:, :text_dim], vectors[:, text_dim:]
+
+    def picture(self, id_: str) -> bytes | None:
+        """The JPEG that is kept of the meme with this id; None where there is none.
+
+        Raises:
+            BadLibrary: It is not what it was when it was put there.
+        """
+        asked = (
+            f"SELECT meme, jpeg FROM {self._state.precedents} LEFT JOIN {self._state.pictures} USING (row) "
+            "WHERE id = ANY(%s)"
+        )
+        found = self._connection.cursor(binary=True).execute(asked, (storable([id_]),)).fetchone()
+        if found is None:
+            return None
+        kept, jpeg = parsed(found[0]).kept, found[1]
+        if kept is None:
+            return None
+        if jpeg is None or hashlib.sha256(jpeg).hexdigest() != kept.sha256:
+            raise damaged("a picture in it is not what it was when written")
+        return bytes(jpeg)
+
+    def search(
+        self,
+        text: NDArray[np.float32] | None,
+        picture: NDArray[np.float32] | None,
+        *,
+        alpha: float,
+        k: int,
+        exclude: Collection[int] = (),
+        where: Filter | None = None,
+        harmful: bool | None = None,
+    ) -> Hits:
+        """As :meth:`~retrieval.index.exact.FusedIndex.search`, among what ``where`` lets through or of one label."""
+        encoder = self._state.about.encoder
+        # An index of no rows checks what is asked for as any other, and finds nothing.
+        nothing = FusedIndex(np.zeros((0, encoder.dim), np.float32), encoder.text_dim)
+        best = nothing.search(text, picture, alpha=alpha, k=k)
+        query = np.zeros(encoder.dim)
+        if text is not None:
+            query[: encoder.text_dim] = alpha * text.astype(np.float64)
+        if picture is not None:
+            query[encoder.text_dim :] = (1 - alpha) * picture.astype(np.float64)
+        values: dict[str, Any] = {"query": query.astype(np.float32), "fetch": k + _SPARE}
+        conditions = ["true"]
+        if exclude:
+            conditions.append("row <> ALL(%(out)s)")
+            values["out"] = list(exclude)
+        if where is not None or harmful is not None:
+            condition, chosen = _condition(where, harmful)
+            conditions.append(f"row IN (SELECT row FROM {self._state.precedents} WHERE {condition})")
+            values |= chosen
+        chosen_rows = " AND ".join(conditions)
+        source = f"SELECT row, vector, -(vector <#> %(query)s) FROM {self._state.vectors} WHERE {chosen_rows}"
+
+        def scored(found: Sequence[Found]) -> Hits:
+            return self._scored(found, text, picture, alpha, k)
+
+        cursor = self._connection.cursor(binary=True)
+        found = cursor.execute(f"{source} ORDER BY vector <#> %(query)s, row LIMIT %(fetch)s", values).fetchall()
+        if not found:
+            return best
+        best = scored(found)
+        slack = _slack(values["query"])
+        if len(found) == k + _SPARE and found[-1][2] >= best.scores[k - 1] - slack:
+            # A row that was not fetched may tie with, or by float32's rounding beat, one that was: look at all such.
+            # They may be very many, and come a part at a time.
+            values["least"] = float(best.scores[k - 1] - slack)
+            parts = _blocks(cursor.stream(f"{source} AND -(vector <#> %(query)s) >= %(least)s", values))
+            best = merged([(0, best)], 0)
+            for part in parts:
+                best = merged([(0, best), (0, scored(part))], k)
+        return best
+
+    def _scored(
+        self,
+        found: Sequence[Found],
+        text: NDArray[np.float32] | None,
+        picture: NDArray[np.float32] | None,
+        alpha: float,
+        k: int,
+    ) -> Hits:
+        """The best of these rows, scored as those of a library on disk are."""
+        # By row: to the index, a row's place among them is what decides ties.
+        ordered = sorted(found, key=lambda each: each[0])
+        rows = np.array([row for row, _, _ in ordered], dtype=np.int64)
+        vectors = np.stack([vector.to_numpy() for _, vector, _ in ordered])
+        index = FusedIndex(np.ascontiguousarray(vectors), self._state.about.encoder.text_dim)
+        hits = index.search(text, picture, alpha=alpha, k=k)
+        return Hits(rows[hits.rows], hits.scores, hits.text, hits.picture)
+
+
+def parsed(meme: str) -> LabelledMeme:
+    """A meme as it is stored. Raises BadLibrary."""
+    try:
+        return LabelledMeme.model_validate_json(meme)
+    except ValidationError as error:
+        raise damaged("a meme in it can't be understood") from error
+
+
+def storable(names: Iterable[str]) -> list[str]:
+    """Those of these names that the database can hold: it takes no NUL, and no half of a surrogate pair."""
+    return [name for name in names if "\0" not in name and not any(0xD800 <= ord(sign) < 0xE000 for sign in name)]
+
+
+def _condition(where: Filter | None, harmful: bool | None) -> tuple[str, dict[str, Any]]:
+    """What a row of the table of precedents must satisfy, as SQL, and the values in it."""
+    conditions = ["true"]
+    values: dict[str, Any] = {}
+    if harmful is not None:
+        conditions.append("harmful = %(harmful)s")
+        values["harmful"] = harmful
+    if where is not None:
+        for column, names in zip(NAMED, where.names, strict=True):
+            if names:
+                conditions.append(f"{column} = ANY(%({column})s)")
+                values[column] = storable(names)
+        # A meme of which it is not known when it came in has no time here, and nothing compares with that.
+        for column, sign, bound in (("since", ">=", where.since), ("until", "<", where.until)):
+            if bound is not None:
+                conditions.append(f"added {sign} %({column})s")
+                values[column] = bound
+        if where.verified:
+            conditions.append("verified")
+    return " AND ".join(conditions), values
+
+
+def _slack(query: NDArray[np.float32]) -> float:
+    # As FusedIndex has it: n * u * |q| * |row| bounds the error of a float32 inner product in any order of its sum.
+    unit_roundoff = np.finfo(np.float32).eps / 2
+    return float((query.size + 8) * unit_roundoff * max(float(np.linalg.norm(query)), 1e-6) * 2**0.5)
+
+
+def _blocks(rows: Iterable[tuple[Any, ...]]) -> Iterable[list[tuple[Any, ...]]]:
+    block: list[tuple[Any, ...]] = []
+    for row in rows:
+        block.append(row)
+        if len(block) == _BLOCK:
+            yield block
+            block = []
+    if block:
+        yield block

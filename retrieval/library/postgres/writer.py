@@ -1,0 +1,399 @@
+"""Changing a library in the database one meme at a time, while replicas search it.
+
+Each change is one transaction: the memes, the record of the change, the counts and the head of the library hold
+together or not at all. Writers wait for each other; searches wait for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from court.errors import BadRequest
+from court.precedents import LibraryIdentity, PrecedentLabel
+from retrieval.embed.encoder import EncoderIdentity
+from retrieval.library.changes import (
+    CantChange,
+    Change,
+    Effect,
+    Kind,
+    NoSuchPrecedent,
+    PrecedentExists,
+    Recorded,
+    last_effective,
+    with_revocations,
+)
+from retrieval.library.journal import frame_of, next_head
+from retrieval.library.manifest import MAX_KEPT_BYTES, Counts, LabelledMeme
+from retrieval.library.overlay import fits
+from retrieval.library.postgres.address import Address
+from retrieval.library.postgres.connections import Connections
+from retrieval.library.postgres.push import kept_of, values_of
+from retrieval.library.postgres.schema import LIBRARY, NAMED, State, read_state, shelves
+from retrieval.library.postgres.view import PostgresView, parsed, storable
+from retrieval.library.storage import damaged
+
+if TYPE_CHECKING:
+    from retrieval.library.postgres.connections import Connection
+
+_WAIT_S = 10.0
+"""Seconds to wait for another writer, who mostly is done within hundredths of one; a push takes longer."""
+
+
+class PostgresWriter:
+    """Changes a library in a database, with the methods of :class:`retrieval.library.writer.LibraryWriter`.
+
+    Safe to use from several threads, each of which waits until its change is held by the database. Where the server is
+    lost at the very end of a change, nobody can say whether it holds; the history tells.
+    """
+
+    def __init__(self, address: Address) -> None:
+        """Connects for each change. Raises NotLoaded if the driver is not installed."""
+        self._connections = Connections(address)
+
+    @property
+    def identity(self) -> LibraryIdentity:
+        """By what a record names the library as it is now. Raises BadLibrary or Unavailable."""
+        return self._connections.reading(read_state).identity
+
+    @property
+    def encoder(self) -> EncoderIdentity:
+        """What the library was made with. Raises BadLibrary or Unavailable."""
+        return self._connections.reading(read_state).about.encoder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of its connections."""
+        self._connections.close()
+
+    def add(
+        self, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None, *, who: str, why: str
+    ) -> Change:
+        """Puts a meme in, behind the others.
+
+        Args:
+            meme: With an id that was never used in this library: records of trials name precedents by it.
+            vector: float32 of shape (text_dim + picture_dim,), each half of length 1, or 0 where there is none.
+            picture: What is kept of its picture, a JPEG; None where nothing.
+            who: Who puts it in.
+            why: For what reason.
+
+        Raises:
+            BadLibrary: There is none, or it is damaged.
+            PrecedentExists: The id is taken, or was.
+            BadRequest: There is no name or reason.
+            Unavailable: The server is away, or somebody else is writing for too long.
+            ValueError: The vector is not one of this meme, or the picture is larger than any that is kept.
+        """
+        vector = np.ascontiguousarray(vector, dtype=np.float32)
+        if picture and len(picture) > MAX_KEPT_BYTES:
+            raise ValueError(f"a picture of {len(picture)} bytes is larger than any that is kept")
+
+        def make(draft: _Draft) -> Change:
+            if not fits(vector, meme, draft.state.about.encoder):
+                raise ValueError("the vector of a meme has halves of length 1, or 0 where it has none")
+            if draft.live(meme.id) is not None:
+                raise PrecedentExists(f"There is a precedent with the id {meme.id} already.", field="id")
+            if draft.changes_of(meme.id):
+                raise PrecedentExists(
+                    f"There was a precedent with the id {meme.id}, and records may name it. Take another id, or revoke "
+                    "its removal.",
+                    field="id",
+                )
+            now = datetime.now(UTC)
+            after = meme.model_copy(update={"kept": None, "added": meme.added or now, "who": meme.who or who})
+            change = draft.change(
+                kind=Kind.ADD, who=who, why=why, at=now, meme=meme.id, effect=Effect.APPEND, row=draft.state.rows,
+                after=after,
+            )  # fmt: skip
+            draft.put_in(change.row, after, vector, picture)
+            return draft.record(change, vector, picture)
+
+        return self._made(make)
+
+    def remove(self, id_: str, *, who: str, why: str) -> Change:
+        """Takes a meme out; it can come back.
+
+        Raises:
+            NoSuchPrecedent: It is not there.
+            CantChange: It is the only one.
+            And as :meth:`add`.
+        """
+
+        def make(draft: _Draft) -> Change:
+            row, before = draft.known(id_)
+            change = draft.change(
+                kind=Kind.REMOVE, who=who, why=why, at=datetime.now(UTC), meme=id_, effect=Effect.HIDE, row=row,
+                before=before,
+            )  # fmt: skip
+            vector, picture = draft.take_out(row, before)
+            return draft.record(change, keeps=(vector, picture))
+
+        return self._made(make)
+
+    def relabel(self, id_: str, label: PrecedentLabel, *, who: str, why: str) -> Change:
+        """Gives a meme another label, which counts as verified; the source's own word stays.
+
+        Raises:
+            NoSuchPrecedent: It is not there.
+            CantChange: It has that label, and it is verified.
+            And as :meth:`add`.
+        """
+
+        def make(draft: _Draft) -> Change:
+            row, before = draft.known(id_)
+            if before.label is label and before.verified:
+                raise CantChange(f"The precedent {id_} has that label already, and it is verified.", field="label")
+            after = before.model_copy(update={"label": label, "verified": True, "who": who})
+            change = draft.change(
+                kind=Kind.RELABEL, who=who, why=why, at=datetime.now(UTC), meme=id_, effect=Effect.SET, row=row,
+                before=before, after=after,
+            )  # fmt: skip
+            draft.say(row, before, after)
+            return draft.record(change)
+
+        return self._made(make)
+
+    def revoke(self, number: int, *, who: str, why: str) -> Change:
+        """Undoes a change, by another change.
+
+        Raises:
+            BadRequest: There is none of that number; it is revoked already; something was done to the same meme since;
+                it is a revocation itself; or what is needed was forgotten.
+        """
+
+        def make(draft: _Draft) -> Change:
+            undone, vector, picture = draft.to_revoke(number)
+            told_of = {"kind": Kind.REVOKE, "who": who, "why": why, "at": datetime.now(UTC), "revokes": number}
+            if undone.kind is Kind.REMOVE:
+                if undone.before is None or vector is None:
+                    raise BadRequest(f"What change {number} took out was forgotten on purpose. Add it anew.")
+                # Back where it stood, if its row was numbered as rows are now.
+                here = undone.number > draft.state.about.written
+                row = undone.row if here else draft.state.rows
+                after = undone.before.model_copy(update={"kept": None})
+                effect = Effect.SHOW if here else Effect.APPEND
+                change = draft.change(**told_of, meme=undone.meme, effect=effect, row=row, after=after)
+                numbers = np.frombuffer(vector, dtype="<f4").astype(np.float32)
+                draft.put_in(row, after, numbers, picture)
+                return draft.record(change, numbers, picture)
+            row, now = draft.known(undone.meme)
+            if undone.kind is Kind.ADD:
+                change = draft.change(**told_of, meme=undone.meme, effect=Effect.HIDE, row=row, before=now)
+                return draft.record(change, keeps=draft.take_out(row, now))
+            if undone.before is None:
+                raise BadRequest(f"What change {number} did was forgotten on purpose.")
+            after = undone.before.model_copy(update={"kept": now.kept})
+            change = draft.change(**told_of, meme=undone.meme, effect=Effect.SET, row=row, before=now, after=after)
+            draft.say(row, now, after)
+            return draft.record(change)
+
+        return self._made(make)
+
+    def forget(self) -> None:
+        """What was taken out is lost for good, on the shelf before too; the history still says who took out what.
+
+        Raises:
+            BadLibrary: There is none, or it is damaged.
+            Unavailable: The server is away, or somebody else is writing for too long.
+        """
+
+        def forgotten(connection: Connection) -> None:
+            state = read_state(connection)
+            all_shelves = [replace(state, shelf=shelf) for shelf in shelves(connection)]
+            gone: set[str] = set()  # of a meme that is still here, nothing has to be forgotten
+            for each in all_shelves:
+                asked = (
+                    f"SELECT DISTINCT meme FROM {each.history} WHERE meme NOT IN (SELECT id FROM {state.precedents})"
+                )
+                gone |= {id_ for (id_,) in connection.execute(asked)}
+            for each in all_shelves:
+                changes = f"SELECT number, entry FROM {each.history} WHERE meme = ANY(%s)"
+                for number, entry in connection.execute(changes, ([*gone],)).fetchall():
+                    bare = _change(entry).model_copy(update={"before": None, "after": None})
+                    connection.execute(
+                        f"UPDATE {each.history} SET entry = %s, vector = NULL, jpeg = NULL WHERE number = %s",
+                        (bare.model_dump_json(exclude_defaults=True), number),
+                    )
+                rows = f"SELECT row FROM {each.precedents} WHERE id = ANY(%s)"
+                for table in (each.vectors, each.pictures, each.precedents):
+                    connection.execute(f"DELETE FROM {table} WHERE row IN ({rows})", ([*gone],))
+
+        self._connections.writing(forgotten, wait_s=_WAIT_S)
+
+    def meme(self, id_: str) -> LabelledMeme | None:
+        """The meme of this id as it is now; None where there is none. Raises BadLibrary or Unavailable."""
+
+        def read(connection: Connection) -> LabelledMeme | None:
+            found = _live(connection, read_state(connection), id_)
+            return None if found is None else found[1]
+
+        return self._connections.reading(read)
+
+    def history(self, meme: str | None = None) -> list[Recorded]:
+        """Every change that is recorded, of one meme or of all, in order. Raises BadLibrary or Unavailable."""
+
+        def read(connection: Connection) -> list[Recorded]:
+            return with_revocations(_changes(connection, read_state(connection), meme))
+
+        return self._connections.reading(read)
+
+    def _made(self, make: Callable[[_Draft], Change]) -> Change:
+        return self._connections.writing(
+            lambda connection: make(_Draft(connection, read_state(connection))), wait_s=_WAIT_S
+        )
+
+
+class _Draft:
+    """One change in the making, in its transaction."""
+
+    def __init__(self, connection: Connection, state: State) -> None:
+        self._connection = connection
+        self.state = state
+        self._counts = state.counts
+
+    def change(self, **values: object) -> Change:
+        try:
+            return Change.model_validate({"number": self.state.changes + 1, **values})
+        except ValidationError:
+            raise BadRequest(
+                "A change needs the name of who makes it (1 to 200 characters), a reason (1 to 2,000) and the id of a "
+                "precedent."
+            ) from None
+
+    def live(self, id_: str) -> tuple[int, LabelledMeme] | None:
+        return _live(self._connection, self.state, id_)
+
+    def known(self, id_: str) -> tuple[int, LabelledMeme]:
+        found = self.live(id_)
+        if found is None:
+            raise NoSuchPrecedent(f"There is no precedent with the id {id_}.", field="id")
+        return found
+
+    def changes_of(self, meme: str) -> list[Change]:
+        return _changes(self._connection, self.state, meme)
+
+    def to_revoke(self, number: int) -> tuple[Change, bytes | None, bytes | None]:
+        asked = f"SELECT entry, vector, jpeg FROM {self.state.history} WHERE number = %s"
+        found = self._connection.execute(asked, (number,)).fetchone()
+        if found is None:
+            raise BadRequest(f"There is no change {number} in the history.", reason="CHANGE_UNKNOWN")
+        change = _change(found[0])
+        if change.revokes is not None:
+            raise BadRequest(f"Change {number} is a revocation itself. Make the change that you want anew.")
+        others = self.changes_of(change.meme)
+        by = next((one.revoked_by for one in with_revocations(others) if one.change.number == number), None)
+        if by is not None:
+            raise BadRequest(f"Change {number} was revoked already, by change {by}.")
+        last = last_effective(others)
+        if last is not None and last.number != number:
+            raise BadRequest(f"Change {last.number} was made to the same precedent since. Revoke that first.")
+        return change, found[1], found[2]
+
+    def put_in(self, row: int, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None) -> None:
+        stored = meme.model_copy(update={"kept": kept_of(picture)})
+        self._insert(row, stored)
+        connection = self._connection
+        connection.execute(f"INSERT INTO {self.state.vectors} (row, vector) VALUES (%s, %s)", (row, vector))
+        if picture:
+            connection.execute(f"INSERT INTO {self.state.pictures} (row, jpeg) VALUES (%s, %s)", (row, picture))
+        self.state = replace(self.state, rows=max(self.state.rows, row + 1))
+        self._count(None, stored)
+
+    def take_out(self, row: int, meme: LabelledMeme) -> tuple[bytes, bytes | None]:
+        """The vector and the picture of what was taken out."""
+        if self._counts.memes <= 1:
+            raise CantChange("It is the only precedent in the library. Add another first.", reason="LIBRARY_EMPTY")
+        picture = PostgresView(self._connection, self.state).picture(meme.id)
+        self._connection.execute(f"DELETE FROM {self.state.precedents} WHERE row = %s", (row,))
+        self._connection.execute(f"DELETE FROM {self.state.pictures} WHERE row = %s", (row,))
+        asked = f"DELETE FROM {self.state.vectors} WHERE row = %s RETURNING vector"
+        found = self._connection.cursor(binary=True).execute(asked, (row,)).fetchone()
+        if found is None:
+            raise damaged("the vectors of a meme are missing")
+        self._count(meme, None)
+        return found[0].to_numpy().astype("<f4").tobytes(), picture
+
+    def say(self, row: int, before: LabelledMeme, after: LabelledMeme) -> None:
+        self._connection.execute(f"DELETE FROM {self.state.precedents} WHERE row = %s", (row,))
+        self._insert(row, after)
+        self._count(before, after)
+
+    def record(
+        self,
+        change: Change,
+        vector: NDArray[np.float32] | None = None,
+        picture: bytes | None = None,
+        *,
+        keeps: tuple[bytes, bytes | None] = (b"", None),
+    ) -> Change:
+        """Writes the change down; ``keeps`` are vector and picture of what it took out."""
+        self._connection.execute(
+            f"INSERT INTO {self.state.history} (number, meme, entry, vector, jpeg) VALUES (%s, %s, %s, %s, %s)",
+            (
+                change.number,
+                change.meme,
+                change.model_dump_json(exclude_defaults=True),
+                keeps[0] or None,
+                keeps[1],
+            ),
+        )
+        head = next_head(self.state.head, frame_of(change, vector, picture))
+        self.state = replace(self.state, head=head, counts=self._counts, changes=change.number)
+        self._connection.execute(
+            f"UPDATE {LIBRARY} SET head = %s, counts = %s, rows = %s, changes = %s",
+            (head, self._counts.model_dump_json(), self.state.rows, change.number),
+        )
+        return change
+
+    def _insert(self, row: int, meme: LabelledMeme) -> None:
+        columns = ("row", "id", "meme", "harmful", "verified", "added", *NAMED)
+        marks = ", ".join(["%s"] * len(columns))
+        self._connection.execute(
+            f"INSERT INTO {self.state.precedents} ({', '.join(columns)}) VALUES ({marks})", values_of(row, meme)
+        )
+
+    def _count(self, before: LabelledMeme | None, after: LabelledMeme | None) -> None:
+        counted = self._counts.model_dump()
+        for meme, sign in ((before, -1), (after, 1)):
+            if meme is not None:
+                counted["memes"] += sign
+                counted["with_text"] += sign * meme.has_text
+                counted["with_picture"] += sign * meme.has_picture
+                counted["harmful" if meme.harmful else "not_harmful"] += sign
+                counted["kept_pictures"] += sign * (meme.kept is not None)
+                counted["kept_bytes"] += sign * (meme.kept.size if meme.kept else 0)
+        self._counts = Counts.model_validate(counted)
+
+
+def _live(connection: Connection, state: State, id_: str) -> tuple[int, LabelledMeme] | None:
+    """Where the meme of this id stands that can be found, and the meme; None where there is none."""
+    asked = f"SELECT row, meme FROM {state.precedents} WHERE id = ANY(%s)"
+    found = connection.execute(asked, (storable([id_]),)).fetchone()
+    return None if found is None else (found[0], parsed(found[1]))
+
+
+def _changes(connection: Connection, state: State, meme: str | None) -> list[Change]:
+    asked = f"SELECT entry FROM {state.history}"
+    if meme is None:
+        return [_change(entry) for (entry,) in connection.execute(f"{asked} ORDER BY number")]
+    found = connection.execute(f"{asked} WHERE meme = ANY(%s) ORDER BY number", (storable([meme]),))
+    return [_change(entry) for (entry,) in found]
+
+
+def _change(entry: str) -> Change:
+    try:
+        return Change.model_validate_json(entry)
+    except ValidationError as error:
+        raise damaged("a change recorded in it can't be understood") from error

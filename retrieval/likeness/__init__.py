@@ -1,1 +1,0 @@
-"""Whether two memes are the same or nearly so: known memes, leakage, clones."""

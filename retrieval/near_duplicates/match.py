@@ -1,0 +1,292 @@
+"""Whether a meme is one that is known already, so that it need not be tried again.
+
+A hash of the picture (PDQ) finds what may be the same; it hardly moves when one word of a caption is another. So a meme
+counts as the same only where the texts agree and no tile of the picture differs as well. Whatever is near and not that
+is told as near, with its distance: evidence, and no more.
+"""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from court.meme import Picture
+from retrieval.borders import Box, peeled
+from retrieval.near_duplicates.pdq import QUALITY_FLOOR, Hash, Position, distance, hashes_of, turned
+from retrieval.near_duplicates.tiles import Comparison, Seen, Tolerance, compare
+from retrieval.text import text_key
+
+Pixels = NDArray[np.uint8]
+"""Upright RGB, of shape (height, width, 3)."""
+
+_BORDERS: Final = 2
+"""Borders, one within the other, that are taken off."""
+_LEFT: Final = 0.3
+"""Share of height and width that must be left."""
+_PLAIN: Final = 48
+"""Levels by which a pixel of a border may be off the border's colour; a letter is further off."""
+_SEAM: Final = 4
+"""Lines beside the picture in which a border may be anything: compression smears the picture into them."""
+_POSITIONS: Final = 2
+"""Ways of turning or mirroring a picture that are tried, nearest first."""
+_TRIES: Final = 2
+"""Ways of laying it over the other that are tried for each: with its borders, or without."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchThresholds:
+    """When a meme counts as known. The defaults were chosen on development pictures: ``memecourt-eval duplicates``.
+
+    Attributes:
+        radius: Bits of 256 in which the hashes of two pictures may differ. PDQ's makers say 31 where the hash is all
+            there is to go by; here text and tiles decide, and a crop by 2 % is further off than that.
+        misread: Share of its letters and digits that a text read off a picture may differ in.
+        tiles: What two pictures may differ in.
+        tiles_if_misread: The same where the texts agree only because letters may have been misread: then the picture
+            alone must show that no letter is another.
+    """
+
+    radius: int = 80
+    misread: float = 0.05
+    tiles: Tolerance = field(default_factory=Tolerance)
+    tiles_if_misread: Tolerance = field(default_factory=lambda: Tolerance(tile=20.0))
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.radius <= 256:
+            raise ValueError(f"a radius is 0 to 256 bits, not {self.radius}")
+        if not 0 <= self.misread < 1:
+            raise ValueError(f"the share that may be misread is at least 0 and less than 1, not {self.misread}")
+
+
+@dataclass(frozen=True, slots=True)
+class MemeText:
+    """The text of a meme.
+
+    Attributes:
+        text: Empty where there is none.
+        read: Whether it was read off the picture, and so may be misread.
+    """
+
+    text: str
+    read: bool
+
+
+class HashedPicture:
+    """A picture, or a picture without its plain borders, with its hashes.
+
+    Attributes:
+        pixels: It.
+        hashes: Of its eight positions, uint8 of shape (8, 32), in the order of
+            :class:`~retrieval.near_duplicates.pdq.Position`.
+        quality: Of the hashes, 0 to 100.
+    """
+
+    __slots__ = ("hashes", "pixels", "quality")
+
+    def __init__(self, pixels: Pixels) -> None:
+        self.pixels = pixels
+        self.hashes, self.quality = hashes_of(pixels)
+
+    @property
+    def hash(self) -> Hash:
+        """As it stands."""
+        upright: Hash = self.hashes[0]
+        return upright
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What there is to compare of a meme.
+
+    Attributes:
+        frames: Of each frame the whole of it and, where it has plain borders, what is within them, and what is within
+            those that are within them; what PDQ finds too little in to go by (a quality below 50) is left out, so
+            that a frame may have no view at all.
+        words: Its text.
+    """
+
+    frames: tuple[tuple[HashedPicture, ...], ...]
+    words: MemeText
+
+
+class Difference(StrEnum):
+    """Why a near meme does not count as the same."""
+
+    FRAMES_DIFFER = "FRAMES_DIFFER"
+    """Of animated memes: not as many, or one has nothing to go by."""
+    TOO_SMALL = "TOO_SMALL"
+    CANT_BE_LAID = "CANT_BE_LAID"
+    CUT_OFF = "CUT_OFF"
+    TILE_DIFFERS = "TILE_DIFFERS"
+
+
+class Agreement(StrEnum):
+    """How two texts compare."""
+
+    SAME = "SAME"
+    MISREAD = "MISREAD"
+    """They differ in a few letters that a reader may have misread."""
+    OTHER = "OTHER"
+
+
+def fingerprint(picture: Picture, words: MemeText) -> Fingerprint:
+    """What there is to compare of a meme. Decodes PNGs of our own and hashes: tens of milliseconds a frame.
+
+    Raises:
+        NotLoaded: ``pdqhash`` is not installed.
+    """
+    frames = []
+    for frame in picture.frames:
+        with Image.open(io.BytesIO(frame.png)) as opened:
+            frames.append(np.asarray(opened.convert("RGB")))
+    return fingerprint_pixels(frames, words)
+
+
+def fingerprint_pixels(frames: Sequence[Pixels], words: MemeText) -> Fingerprint:
+    """The same for frames that are decoded. Raises ValueError where there is none."""
+    if not frames:
+        raise ValueError("a meme has at least one frame")
+    return Fingerprint(tuple(tuple(_views(frame)) for frame in frames), words)
+
+
+def _views(pixels: Pixels) -> Iterator[HashedPicture]:
+    levels = pixels.astype(np.int16)
+    height, width = pixels.shape[:2]
+    box, within = None, (0, 0, width, height)
+    for _ in range(1 + _BORDERS):
+        x0, y0, x1, y1 = within
+        view = HashedPicture(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
+        if view.quality >= QUALITY_FLOOR:
+            yield view
+        box, within = within, peeled(levels, within)
+        x0, y0, x1, y1 = within
+        if within == box or x1 - x0 < _LEFT * width or y1 - y0 < _LEFT * height:
+            return
+        if not _is_plain_between(levels, box, within):
+            return
+
+
+def _is_plain_between(levels: NDArray[np.int16], outer: Box, inner: Box) -> bool:
+    """Whether there is nothing in the borders: trimmed away, a word that stands there would never be missed."""
+    left, top, right, bottom = outer
+    x0, y0, x1, y1 = inner
+    above, below = levels[top : max(top, y0 - _SEAM), left:right], levels[min(bottom, y1 + _SEAM) : bottom, left:right]
+    west, east = levels[y0:y1, left : max(left, x0 - _SEAM)], levels[y0:y1, min(right, x1 + _SEAM) : right]
+    for strip in (above, below, west, east):
+        flat = strip.reshape(-1, 3)
+        if len(flat) and np.abs(flat - np.median(flat, axis=0)).max() > _PLAIN:
+            return False
+    return True
+
+
+def pictures_differ(
+    known: Fingerprint,
+    new: Fingerprint,
+    nearness: MatchThresholds = MatchThresholds(),
+    agreement: Agreement = Agreement.SAME,
+) -> Difference | None:
+    """Why two memes are not the same to the eye; None where they are, in every frame and in one position.
+
+    Args:
+        known: One.
+        new: The other.
+        nearness: What counts.
+        agreement: Of their texts: where they may be misread, the tiles are held to more.
+    """
+    if len(known.frames) != len(new.frames):
+        return Difference.FRAMES_DIFFER
+    first: Difference | None = None
+    positions = dict.fromkeys(position for position, *_ in _ways(known.frames[0], new.frames[0], nearness.radius))
+    for position in list(positions)[:_POSITIONS]:
+        tiles = nearness.tiles_if_misread if agreement is Agreement.MISREAD else nearness.tiles
+        differs = next(filter(None, _differing(known, new, position, nearness.radius, tiles)), None)
+        if differs is None:
+            return None
+        first = first or differs
+    return first or Difference.FRAMES_DIFFER
+
+
+def _differing(
+    known: Fingerprint, new: Fingerprint, position: Position, radius: int, tiles: Tolerance
+) -> Iterator[Difference | None]:
+    """Of each frame, why it differs in a position."""
+    for one, other in zip(known.frames, new.frames, strict=True):
+        ways = [way for way in _ways(one, other, radius) if way[0] is position][:_TRIES]
+        seen = [compare(a.pixels, turned(b.pixels, position), tiles) for _, a, b in ways]
+        yield None if any(each.seen is Seen.SAME for each in seen) else _why(seen)
+
+
+def _why(seen: Sequence[Comparison]) -> Difference:
+    return Difference(seen[0].seen) if seen else Difference.FRAMES_DIFFER
+
+
+def _ways(
+    known: Sequence[HashedPicture], new: Sequence[HashedPicture], radius: int
+) -> list[tuple[Position, HashedPicture, HashedPicture]]:
+    """How one may be laid over the other: position and views, nearest first."""
+    ways = []
+    for i, a in enumerate(known):
+        for j, b in enumerate(new):
+            for k, position in enumerate(Position):
+                bits = distance(a.hash, b.hashes[k])
+                if bits <= radius:
+                    ways.append((bits, k, i, j, position))
+    return [(position, known[i], new[j]) for _, _, i, j, position in sorted(ways)]
+
+
+def agreement_of(one: MemeText, other: MemeText, misread: float = MatchThresholds().misread) -> Agreement:
+    """Whether two memes say the same.
+
+    Texts that were given must be the same but for case and spacing. Where one was read off a picture, signs and accents
+    don't count, what readers mistake for each other counts as one, and they may differ in a share of their letters.
+    """
+    if text_key(one.text) == text_key(other.text):
+        return Agreement.SAME
+    if not one.read and not other.read:
+        return Agreement.OTHER
+    a, b = letters_of(one.text), letters_of(other.text)
+    if a == b:
+        return Agreement.SAME
+    return Agreement.MISREAD if _within(a, b, int(misread * max(len(a), len(b)))) else Agreement.OTHER
+
+
+def texts_agree(one: MemeText, other: MemeText, misread: float = MatchThresholds().misread) -> bool:
+    """Whether they do, a few letters aside that may have been misread."""
+    return agreement_of(one, other, misread) is not Agreement.OTHER
+
+
+_ALIKE: Final = str.maketrans({"0": "o", "1": "l", "i": "l", "|": "l", "5": "s", "8": "b", "ı": "l"})
+
+
+def letters_of(text: str) -> str:
+    """A text without spaces, signs and accents, which readers drop and put in; what they mistake is made alike."""
+    plain = unicodedata.normalize("NFKD", text.casefold()).translate(_ALIKE)
+    return "".join(c for c in plain if c.isalnum()).replace("rn", "m").replace("vv", "w")
+
+
+def _within(a: str, b: str, most: int) -> bool:
+    """Whether it takes at most so many insertions, removals and replacements to make one of the other (Ukkonen)."""
+    if abs(len(a) - len(b)) > most:
+        return False
+    beyond = most + 1
+    row = {j: j for j in range(min(len(b), most) + 1)}
+    for i, letter in enumerate(a, 1):
+        new: dict[int, int] = {}
+        for j in range(max(0, i - most), min(len(b), i + most) + 1):
+            if j == 0:
+                new[j] = i
+                continue
+            cost = row.get(j - 1, beyond) + (letter != b[j - 1])
+            new[j] = min(cost, row.get(j, beyond) + 1, new.get(j - 1, beyond) + 1)
+        if min(new.values()) > most:
+            return False
+        row = new
+    return row.get(len(b), beyond) <= most

@@ -1,0 +1,138 @@
+"""Which encoder is meant: by the name that somebody gives, or by the library that is to be searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from court.errors import BadLibrary, BadRequest
+from retrieval.embed import clip_names as clip_source
+from retrieval.embed.clip import TextChoice
+from retrieval.embed.encoder import Encoder, EncoderIdentity
+from retrieval.library import storage, verify
+from retrieval.library.ports import Writer
+from retrieval.library.postgres.address import Address
+from retrieval.library.postgres.writer import PostgresWriter
+from retrieval.library.writer import LibraryWriter
+from retrieval.precedents import postgres_finder as pgvector
+from retrieval.precedents.finder import LibraryFinder
+from retrieval.precedents.postgres_finder import PgvectorFinder
+
+BUILTIN = "builtin"
+_BUILTIN = "builtin/all-MiniLM-L6-v2"
+"""What the built-in encoder calls itself."""
+
+
+def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
+    """The encoder of this name, warm.
+
+    Args:
+        name: ``builtin``, or a CLIP model as :mod:`retrieval.embed.clip_names` has them.
+        texts: With a CLIP model, who embeds texts.
+
+    Raises:
+        BadRequest: There is none of this name, or its weights can't be used.
+        NotLoaded: What runs it is not installed.
+        Unavailable: Its weights have to be fetched, and can't be.
+    """
+    if not clip_source.is_clip(name):
+        name_of(name)
+        if texts == "clip":
+            raise BadRequest("The built-in encoder has no CLIP to embed texts with. Name one with --encoder.")
+        from retrieval.embed.builtin import BuiltinEncoder
+
+        return BuiltinEncoder()
+    source = clip_source.parse_clip(name)
+    from retrieval.embed.clip import OpenClipEncoder
+
+    return OpenClipEncoder.load(source, texts=texts)
+
+
+def load_encoder_for(library: Path | Address | None, asked: str | None = None) -> Encoder:
+    """The encoder that a library was made with; which of its kind exactly is checked when the library is opened.
+
+    Args:
+        library: Its directory, or the address of its database; None where there is none yet.
+        asked: The encoder that is asked for, if any: a library that another made is refused before anything is loaded.
+
+    Raises:
+        BadLibrary: The library is missing or damaged, was made with another encoder than is asked for, or with
+            weights that it can't name.
+        BadRequest, NotLoaded, Unavailable: As :func:`load_encoder`.
+    """
+    if library is None:
+        return load_encoder(asked or BUILTIN)
+    made_with = encoder_of(library)
+    if asked is not None and name_of(asked) != made_with.name:
+        raise BadLibrary(
+            f"The precedent library was made with the encoder {made_with}, but {asked} is asked for: their "
+            "similarities can't be compared. Ask for the former or for none, or build it again with the latter.",
+            reason="LIBRARY_FOREIGN",
+        )
+    if not made_with.name.startswith(clip_source.PREFIX):
+        return load_encoder(BUILTIN)
+    if asked is None and clip_source.is_local(made_with.name):
+        raise BadLibrary(
+            f"The precedent library was made with weights of a local checkpoint, {made_with}. It does not say where "
+            "they are: name them with --encoder, or in the settings as encoder.",
+            reason="ENCODER_NOT_NAMED",
+        )
+    return load_encoder(asked or made_with.name, texts="builtin" if made_with.texts_by else "clip")
+
+
+def name_of(asked: str) -> str:
+    """What an encoder that is asked for by this name calls itself. Raises BadRequest if there is none."""
+    if clip_source.is_clip(asked):
+        return clip_source.parse_clip(asked).name
+    if asked not in (BUILTIN, _BUILTIN):
+        raise BadRequest(
+            f"There is no encoder {asked!r}. There are builtin, and CLIP models: open_clip:MODEL/TAG, "
+            "hf-hub:ORG/NAME and local-dir:DIRECTORY.",
+            reason="ENCODER_UNKNOWN",
+            field="encoder",
+        )
+    return _BUILTIN
+
+
+def encoder_of(library: Path | Address) -> EncoderIdentity:
+    """What a library says that it was made with. Raises BadLibrary if it is missing or damaged."""
+    if isinstance(library, Address):
+        return pgvector.encoder_of(library)
+    while True:
+        pointer = storage.read_pointer(library)
+        try:
+            return verify.read_manifest(library / storage.GENERATIONS / pointer.generation, pointer).encoder
+        except BadLibrary:
+            # Two writes since we read CURRENT would have removed what it named.
+            if storage.read_pointer(library) == pointer:
+                raise
+
+
+@contextmanager
+def open_writer(place: Path | Address) -> Iterator[Writer]:
+    """What changes the library in this directory or database.
+
+    Raises:
+        BadLibrary: On disk there is none, or it is damaged. In a database that is found by the first call.
+        NotLoaded: It lies in a database, and the driver is not installed.
+    """
+    if isinstance(place, Address):
+        with PostgresWriter(place) as writer:
+            yield writer
+    else:
+        yield LibraryWriter.open(place)
+
+
+@contextmanager
+def open_writer_of(finder: LibraryFinder | PgvectorFinder) -> Iterator[Writer]:
+    """What changes the library that is searched here, for as long as it is: nothing is read twice.
+
+    Raises:
+        NotLoaded: It lies in a database, and the driver is not installed.
+    """
+    if isinstance(finder, PgvectorFinder):
+        with PostgresWriter(finder.address) as writer:
+            yield writer
+    else:
+        yield LibraryWriter(finder.searched)

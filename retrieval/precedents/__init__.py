@@ -1,0 +1,1 @@
+"""Finding the precedents of a meme."""

@@ -1,0 +1,217 @@
+"""The court's precedent finder over a PostgreSQL database with pgvector, for several replicas that share it.
+
+It finds what :class:`retrieval.precedents.finder.LibraryFinder` finds in the same library on disk, and says of it what
+that says: the search itself is one code (:mod:`retrieval.precedents.search`), on another shelf. Each search sees the
+library as it was at one moment; what other replicas change is found by the next one, without anybody being told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from court.errors import BadLibrary, Unavailable
+from court.meme import Frame
+from court.precedents import Findings, LibraryIdentity
+from retrieval.embed.encoder import Encoder, EncoderIdentity
+from retrieval.library.filters import Filter
+from retrieval.library.postgres.address import Address
+from retrieval.library.postgres.connections import Connections
+from retrieval.library.postgres.schema import State, read_state, shelves
+from retrieval.library.postgres.view import PostgresView
+from retrieval.library.thumbnails import frame_of
+from retrieval.precedents.search import LibraryInfo, Query, SearchRequest, search_library
+
+if TYPE_CHECKING:
+    from retrieval.library.postgres.connections import Connection
+
+T = TypeVar("T")
+
+_THREADS = 4
+"""Searches at once, each with a connection. Who waits is embedded together; the rest is waiting for the server."""
+_GIVEN = 10_000
+"""Precedents of which is remembered on which shelf they were found: a trial asks for pictures soon after."""
+
+
+class PgvectorFinder:
+    """Finds precedents in a database; satisfies :class:`court.ports.PrecedentFinder`."""
+
+    def __init__(self, address: Address, connections: Connections, encoder: Encoder, state: State) -> None:
+        """As :meth:`open` makes it; takes the connections over."""
+        self._address = address
+        self._connections = connections
+        self._encoder = encoder
+        self._state = state
+        self._given: OrderedDict[str, set[int]] = OrderedDict()
+        self._shelves: dict[int, State] = {state.shelf: state}
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pgvector")
+
+    @classmethod
+    async def open(cls, address: Address, encoder: Encoder) -> Self:
+        """Looks which library there is.
+
+        Args:
+            address: Of the database.
+            encoder: What the library is to be searched with.
+
+        Raises:
+            BadLibrary: There is none, or no pgvector, or it was made with another encoder or has another format.
+            BadRequest: The address has a part that PostgreSQL does not know.
+            NotLoaded: The driver is not installed.
+            Unavailable: The server is away.
+        """
+        connections = Connections(address)
+        try:
+            state = await asyncio.to_thread(connections.reading, read_state)
+            _require(encoder, state)
+            return cls(address, connections, encoder, state)
+        except BaseException:
+            connections.close()
+            raise
+
+    @property
+    def library(self) -> LibraryIdentity:
+        """What is searched, as it was when this finder last looked; findings name what they come from."""
+        return self._state.identity
+
+    @property
+    def address(self) -> Address:
+        """Of the database."""
+        return self._address
+
+    @property
+    def encoder(self) -> Encoder:
+        """What memes are compared by."""
+        return self._encoder
+
+    def close(self) -> None:
+        """Lets go of the threads, once what they search is found, and of the connections."""
+        self._threads.shutdown()
+        self._connections.close()
+
+    async def find(
+        self,
+        *,
+        text: str,
+        frames: Sequence[Frame],
+        pixels_sha256: str,
+        exhibits: int,
+        tally: int,
+        alpha: float | None,
+        exclude: Collection[str] = (),
+        where: Filter | None = None,
+        leave_out_duplicates: bool = False,
+    ) -> Findings:
+        """The most similar precedents: as :meth:`retrieval.precedents.finder.LibraryFinder.find`.
+
+        Raises:
+            BadLibrary: The library is damaged, is there no longer, or was replaced by one of another encoder.
+            ValueError: Alpha is outside [0, 1], or a number below 0.
+            Unavailable: The search could not be made now.
+        """
+        asked = SearchRequest(exhibits, tally, alpha, exclude, where, leave_out_duplicates)
+
+        def work() -> Findings:
+            query = Query.embedded(self._encoder, text, frames, pixels_sha256)
+
+            def search(connection: Connection) -> tuple[State, Findings]:
+                state = read_state(connection, self._state)
+                _require(self._encoder, state)
+                return state, search_library(PostgresView(connection, state), query, asked)
+
+            state, findings = self._connections.reading(search)
+            self._note(state, [exhibit.id for exhibit in findings.exhibits])
+            return findings
+
+        return await self._in_thread(work, "searched")
+
+    async def account(self) -> LibraryInfo:
+        """What there is to say of the library as it is now.
+
+        Raises:
+            BadLibrary: It is damaged, or there no longer.
+            Unavailable: The server is away.
+        """
+
+        def read(connection: Connection) -> LibraryInfo:
+            return LibraryInfo.of(PostgresView(connection, read_state(connection)))
+
+        return await self._in_thread(lambda: self._connections.reading(read), "read")
+
+    async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
+        """Pictures of precedents: see :class:`court.ports.PrecedentFinder`.
+
+        They are looked for in the library that they were found in, as long as it is there: the one before the current
+        one is kept. An id that was found in both, with different pictures, has none.
+
+        Raises:
+            BadLibrary: A picture is not what it was when it was put there: it is not shown, nor passed over in silence.
+            Unavailable: They could not be read now.
+        """
+
+        def read(connection: Connection) -> list[Frame | None]:
+            current = read_state(connection, self._state)
+            there = set(shelves(connection))
+
+            def picture(id_: str) -> Frame | None:
+                with self._lock:
+                    noted = [self._shelves[shelf] for shelf in sorted(self._given.get(id_, ()))]
+                # In one lineage an id is never given to a second meme, on whichever shelf it was found.
+                others = [state for state in noted if state.about.lineage != current.about.lineage]
+                where = [state for state in others if state.shelf in there]
+                if not noted or len(others) < len(noted):
+                    where.append(current)
+                found = {PostgresView(connection, state).picture(id_) for state in where}
+                jpeg = found.pop() if len(found) == 1 else None
+                return None if jpeg is None else frame_of(jpeg)
+
+            return [picture(id_) for id_ in ids]
+
+        return await self._in_thread(lambda: self._connections.reading(read), "read")
+
+    def _note(self, state: State, ids: Collection[str]) -> None:
+        """These were found there."""
+        with self._lock:
+            if state.shelf >= self._state.shelf:
+                self._state = state
+            self._shelves[state.shelf] = state
+            for id_ in ids:
+                self._given.setdefault(id_, set()).add(state.shelf)
+                self._given.move_to_end(id_)
+            while len(self._given) > _GIVEN:
+                self._given.popitem(last=False)
+            named = {self._state.shelf}.union(*self._given.values())
+            for shelf in self._shelves.keys() - named:
+                del self._shelves[shelf]
+
+    async def _in_thread(self, work: Callable[[], T], done: str) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except (RuntimeError, ValueError, OSError, MemoryError) as error:
+            raise Unavailable(
+                f"The precedent library could not be {done}. Try again; if it happens again, restart the court.",
+                reason="SEARCH_FAILED",
+            ) from error
+
+
+def encoder_of(address: Address) -> EncoderIdentity:
+    """What the library in a database was made with. Raises as :meth:`PgvectorFinder.open`."""
+    connections = Connections(address)
+    try:
+        return connections.reading(read_state).about.encoder
+    finally:
+        connections.close()
+
+
+def _require(encoder: Encoder, state: State) -> None:
+    if state.about.encoder != encoder.identity:
+        raise BadLibrary(
+            f"The precedent library was made with the encoder {state.about.encoder}, but {encoder.identity} is loaded: "
+            "their similarities can't be compared. Load the former, or push a library that the latter made.",
+            reason="LIBRARY_FOREIGN",
+        )

@@ -1,0 +1,464 @@
+"""What a search comes to, wherever the precedents lie: finders differ in the shelf that they search, not in this."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.meme import Frame
+from court.precedents import Findings, LibraryIdentity, MinSimilarity, Precedent, Relation, Search, TallyEntry, vote
+from court.summary import vote_if_close
+from court.verdict import Label
+from retrieval.embed.encoder import Encoder
+from retrieval.index.exact import Hits
+from retrieval.library.filters import DuplicateKey, Filter, duplicate_key
+from retrieval.library.manifest import Counts, LabelledMeme, Safeguards, Tuning
+from retrieval.library.ports import LibraryView
+from retrieval.text import text_key
+
+NEAR = MinSimilarity(text=0.80, picture=0.70)
+"""Similarities from which on, in both halves, two memes are nearly the same, as in a benchmark's check."""
+NEARLY = 0.95
+"""Cosine, half by half, from which on two precedents are nearly the same."""
+_FEW_TWINS, _MOST_TWINS = 64, 4096
+"""Rows looked at for near-duplicates, at first and at most."""
+_SPARE, _MOST_LOOKED_AT = 8, 16_384
+"""Rows found beyond those asked for, in the place of clones; and at most, however many clones there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryInfo:
+    """What there is to say of a library, all of the same moment.
+
+    Attributes:
+        identity: By what a record names it.
+        counts: How many memes there are.
+        tuning: How it is searched and how its precedents vote.
+    """
+
+    identity: LibraryIdentity
+    counts: Counts
+    tuning: Tuning
+
+    @classmethod
+    def of(cls, shelf: LibraryView) -> LibraryInfo:
+        """Of the library on this shelf."""
+        return cls(shelf.identity, shelf.counts, shelf.tuning)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is looked for, embedded.
+
+    Attributes:
+        text: float32 of shape (text_dim,), or None where there is none to compare.
+        picture: float32 of shape (picture_dim,), or None where there is none to compare.
+        text_key: To tell the same text.
+        pixels_sha256: To tell the same picture.
+        text_cut: Whether the text is longer than the encoder reads.
+        text_not_understood: True if there is a text and the encoder can't read it, so that ``text`` is None.
+    """
+
+    text: NDArray[np.float32] | None
+    picture: NDArray[np.float32] | None
+    text_key: str
+    pixels_sha256: str
+    text_cut: bool
+    text_not_understood: bool = False
+
+    @classmethod
+    def embedded(cls, encoder: Encoder, text: str, frames: Sequence[Frame], pixels_sha256: str) -> Query:
+        """A meme, as this encoder sees it."""
+        texts, pictures = encoder.embed_meme(text, [frame.png for frame in frames])
+        key, read = text_key(text), bool(texts.vectors[0].any())
+        return cls(
+            text=texts.vectors[0] if read else None,
+            picture=pictures[0] if pictures is not None and pictures[0].any() else None,
+            text_key=key,
+            pixels_sha256=pixels_sha256,
+            text_cut=texts.cut[0] and read,
+            text_not_understood=bool(key) and not read,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequest:
+    """What is asked for, as :meth:`retrieval.precedents.finder.LibraryFinder.find` takes it.
+
+    Raises:
+        ValueError: Alpha is outside [0, 1], or a number below 0.
+    """
+
+    exhibits: int
+    tally: int
+    alpha: float | None
+    exclude: Collection[str] = ()
+    where: Filter | None = None
+    leave_out_duplicates: bool = False
+
+    def __post_init__(self) -> None:
+        if self.alpha is not None and not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha must lie in [0, 1], not {self.alpha}")
+        if self.exhibits < 0 or self.tally < 0:
+            raise ValueError("exhibits and tally can't be negative")
+
+
+def search_library(shelf: LibraryView, query: Query, wanted: SearchRequest) -> Findings:
+    """The most similar precedents: see :class:`court.ports.PrecedentFinder`.
+
+    Clones count once, and the library's safeguards hold (:class:`retrieval.library.manifest.Safeguards`).
+    """
+    findings = _findings(shelf, query, wanted)
+    if not shelf.tuning.safeguards.no_sole_acquittal or not _acquits(findings):
+        return findings
+    for id_ in _perhaps_sole(_findings(shelf, query, replace(wanted, tally=shelf.tuning.vote.k + 1))):
+        (row,) = shelf.rows_of([id_])
+        (meme,) = shelf.read([row])
+        crowd = None
+        if shelf.tuning.safeguards.per_cluster is not None:
+            # Else the next of its kind would speak for it.
+            crowd = _ClusterCap(1)
+            crowd.look(*shelf.halves([row]))
+            crowd.join(0, meme.harmful)
+        without = _findings(shelf, query, wanted, _LeftOut(id_, duplicate_key(meme), crowd))
+        if not _acquits(without):
+            # Named in the notes, since whoever reads the record must be able to look at it.
+            note = f"The precedent {id_} was left out: without it, the vote is not for acquittal."
+            return without.model_copy(update={"notes": (*without.notes, note)})
+    return findings
+
+
+@dataclass(frozen=True, slots=True)
+class _LeftOut:
+    """A precedent that is not to be heard, and its clones neither, nor those of its crowd where crowds count."""
+
+    id: str
+    key: DuplicateKey | None
+    crowd: _ClusterCap | None
+
+
+class _ClusterCap:
+    """Precedents that were chosen, to tell whether one more would be one too many of those that are nearly the same.
+
+    A run of rows is compared at once: numpy lets go of the interpreter at every step, and under load it takes longer to
+    get it back than the step took.
+    """
+
+    def __init__(self, most: int) -> None:
+        """``most`` is how many of one crowd there may be."""
+        self._most = most
+        self._halves: tuple[NDArray[np.float32], ...] = ()
+        self._chosen: list[bool | None] = []
+        """For each row that was looked at of late: whether it is harmful, if it was chosen."""
+        self._first = 0
+        """Where the run begins among them."""
+        self._alike: list[list[int]] = []
+        """For each row of the run, the places of all that are nearly the same."""
+
+    def look(self, texts: NDArray[np.float32], pictures: NDArray[np.float32]) -> None:
+        """Takes the next run: vectors of shape (n, text_dim) and (n, picture_dim)."""
+        kept = [place for place, harmful in enumerate(self._chosen) if harmful is not None]
+        before = [half[kept] for half in self._halves] or [half[:0] for half in (texts, pictures)]
+        self._halves = tuple(map(np.concatenate, zip(before, (texts, pictures), strict=True)))
+        self._chosen = [*(self._chosen[place] for place in kept), *[None] * len(texts)]
+        self._first = len(kept)
+        alike = np.ones((len(texts), len(self._chosen)), dtype=np.bool_)
+        for mine, all_ in zip((texts, pictures), self._halves, strict=True):
+            # What neither has, tells nobody apart.
+            neither = ~np.logical_or.outer(mine.any(axis=1), all_.any(axis=1))
+            # Not by a matrix product, whose threads would spin at the expense of whatever else is done.
+            alike &= (np.einsum("ik,jk->ij", mine, all_) >= NEARLY) | neither
+        self._alike = [[] for _ in range(len(texts))]
+        for row, place in zip(*map(np.ndarray.tolist, np.nonzero(alike)), strict=True):
+            self._alike[row].append(place)
+
+    def full(self, row: int, harmful: bool) -> bool:
+        """Whether there are as many already of this label that are nearly the same as this row of the run."""
+        return sum(self._chosen[place] == harmful for place in self._alike[row]) >= self._most
+
+    def join(self, row: int, harmful: bool) -> None:
+        """It was chosen."""
+        self._chosen[self._first + row] = harmful
+
+
+def _acquits(findings: Findings) -> bool:
+    held = vote_if_close(findings)
+    return held is not None and held.probability < held.settings.threshold
+
+
+def _perhaps_sole(findings: Findings) -> list[str]:
+    """Precedents on whose account alone the vote may acquit: by weight, or since nothing else is near enough.
+
+    Args:
+        findings: With one more in the tally than vote.
+    """
+    settings = findings.vote_settings
+    benign = [entry.id for entry in findings.tally[: settings.k] if entry.label is Label.NOT_HARMFUL]
+    without = {id_: [entry for entry in findings.tally if entry.id != id_] for id_ in benign}
+    probability = {id_: vote(rest, settings).probability if rest else 1.0 for id_, rest in without.items()}
+    weighty = [id_ for id_ in benign if probability[id_] >= settings.threshold]
+    shown = (*findings.exhibits, *filter(None, [findings.nearest_benign]))
+    near = [one.id for one in shown if one.label is Label.NOT_HARMFUL]
+    return list(dict.fromkeys([*sorted(weighty, key=lambda id_: -probability[id_])[:1], *near]))
+
+
+def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced: _LeftOut | None = None) -> Findings:
+    tuning = shelf.tuning
+    exhibits = wanted.exhibits
+    asked = tuning.alpha if wanted.alpha is None else wanted.alpha
+    tally = max(wanted.tally, tuning.vote.k)
+    used, notes = _weights(shelf.counts, query, asked)
+    excluded = shelf.rows_of(wanted.exclude) if wanted.exclude else []
+    if excluded:
+        notes.append(f"{len(excluded)} precedents were left out on purpose.")
+    where = None if wanted.where == Filter() else wanted.where
+    if where is not None:
+        count, size = shelf.count(where), shelf.counts.memes
+        notes.append(f"Only {count:,} of {size:,} precedents were searched, as was asked for.")
+    if tuning.safeguards.verified_only and shelf.count(replace(where or Filter(), verified=True)):
+        where = replace(where or Filter(), verified=True)
+        notes.append("Precedents whose label nobody has confirmed were left out, as the library asks for.")
+    if wanted.leave_out_duplicates:
+        twins = _duplicates(shelf, query, where) - set(excluded)
+        excluded += sorted(twins)
+        if twins:
+            notes.append(f"{len(twins)} precedents were left out as the same meme or nearly the same.")
+
+    found: tuple[Precedent, ...] = ()
+    counted: tuple[TallyEntry, ...] = ()
+    nearest: dict[bool, Precedent | None] = {True: None, False: None}
+    if used is not None:
+        k = max(exhibits, tally, 1)
+        nearest_first = _Ranking(shelf, query, used, excluded, where, tuning.safeguards, silenced)
+        hits, memes = nearest_first.first(k)
+        notes += nearest_first.notes
+        found = tuple(_precedent(meme, query, hits, place) for place, meme in enumerate(memes[:exhibits]))
+        counted = tuple(_entry(meme, hits, place) for place, meme in enumerate(memes[:tally]))
+        for harmful in nearest:
+            # Mostly among what was found; else the whole ranking of that label is searched for its first.
+            place = next((place for place, meme in enumerate(memes) if meme.harmful == harmful), None)
+            if place is not None:
+                nearest[harmful] = _precedent(memes[place], query, hits, place)
+                continue
+            best, alone = nearest_first.first(1, harmful)
+            for meme in alone:
+                nearest[harmful] = _precedent(meme, query, best, 0)
+        notes += _gaps(memes[:exhibits], used)
+    return Findings(
+        library=shelf.identity,
+        search=Search(
+            alpha_asked=asked,
+            alpha=asked if used is None else used,
+            has_text=query.text is not None,
+            has_picture=query.picture is not None,
+            exhibits=exhibits,
+            tally=tally,
+            excluded=len(excluded),
+        ),
+        floors=tuning.floors,
+        exhibits=found,
+        nearest_harmful=nearest[True],
+        nearest_benign=nearest[False],
+        tally=counted,
+        vote_settings=tuning.vote,
+        settles=tuning.settles,
+        text_cut=query.text_cut,
+        text_not_understood=query.text_not_understood,
+        notes=tuple(notes),
+    )
+
+
+class _Ranking:
+    """The nearest precedents, each clone but the first passed over, and of a source no more than it may have."""
+
+    def __init__(
+        self,
+        shelf: LibraryView,
+        query: Query,
+        alpha: float,
+        exclude: Collection[int],
+        where: Filter | None,
+        safeguards: Safeguards,
+        silenced: _LeftOut | None,
+    ) -> None:
+        self._silenced = silenced
+        self._shelf, self._query, self._alpha = shelf, query, alpha
+        self._exclude, self._where, self._cap = exclude, where, safeguards.cap
+        self._per_cluster = safeguards.per_cluster
+        self.notes: list[str] = []
+
+    def first(self, k: int, harmful: bool | None = None) -> tuple[Hits, list[LabelledMeme]]:
+        """The first ``k``, of one label if asked; :attr:`notes` says what was passed over for those of either."""
+        fetched = k + _SPARE
+        while True:
+            hits = self._shelf.search(
+                self._query.text,
+                self._query.picture,
+                alpha=self._alpha,
+                k=fetched,
+                exclude=self._exclude,
+                where=self._where,
+                harmful=harmful,
+            )
+            places, memes, passed_over = self._chosen(hits, k)
+            if len(places) == k or hits.rows.size < fetched or fetched >= _MOST_LOOKED_AT:
+                break
+            fetched = min(4 * fetched, _MOST_LOOKED_AT)
+        if harmful is None:
+            self._note(k, hits.rows.size == fetched, len(places), passed_over)
+        at = np.array(places, dtype=np.int64)
+        return Hits(hits.rows[at], hits.scores[at], hits.text[at], hits.picture[at]), memes
+
+    def _note(self, k: int, more: bool, found: int, passed_over: Counter[str]) -> None:
+        if passed_over["clone"]:
+            self.notes.append(
+                f"Passed over {passed_over['clone']} precedents that repeat a nearer one: clones count once."
+            )
+        if passed_over["source"]:
+            self.notes.append(
+                f"Passed over {passed_over['source']} precedents: of one source, at most {self._cap} are heard."
+            )
+        if passed_over["cluster"]:
+            self.notes.append(
+                f"Passed over {passed_over['cluster']} precedents that are nearly the same as nearer ones: of such, at "
+                f"most {self._per_cluster} are heard."
+            )
+        if found < k and more:
+            self.notes.append(f"Only the {_MOST_LOOKED_AT:,} nearest precedents were looked at, most of them clones.")
+
+    def _chosen(self, hits: Hits, k: int) -> tuple[list[int], list[LabelledMeme], Counter[str]]:
+        places: list[int] = []
+        memes: list[LabelledMeme] = []
+        passed_over: Counter[str] = Counter()
+        heard: Counter[str] = Counter()
+        seen: set[DuplicateKey] = set()
+        crowds = None if self._per_cluster is None else _ClusterCap(self._per_cluster)
+        silenced = self._silenced.crowd if self._silenced is not None else None
+        comparing = [one for one in (crowds, silenced) if one is not None]
+        start = 0
+        while len(places) < k and start < hits.rows.size:
+            # No more are read than may be needed, unless the first did not do.
+            end = start + (k if start == 0 else max(k, _SPARE))
+            rows = hits.rows[start:end].tolist()
+            if comparing:
+                halves = self._shelf.halves(rows)
+                for one in comparing:
+                    one.look(*halves)
+            for place, meme in enumerate(self._shelf.read(rows), start):
+                key = duplicate_key(meme)
+                if self._is_silenced(meme, key):
+                    continue
+                if silenced is not None and silenced.full(place - start, meme.harmful):
+                    continue
+                if key is not None and key in seen:
+                    passed_over["clone"] += 1
+                elif self._cap is not None and heard[meme.source] >= self._cap:
+                    passed_over["source"] += 1
+                elif crowds is not None and crowds.full(place - start, meme.harmful):
+                    passed_over["cluster"] += 1
+                else:
+                    if crowds is not None:
+                        crowds.join(place - start, meme.harmful)
+                    places.append(place)
+                    memes.append(meme)
+                    heard[meme.source] += 1
+                    if len(places) == k:
+                        break
+                if key is not None:
+                    seen.add(key)
+            start = end
+        return places, memes, passed_over
+
+    def _is_silenced(self, meme: LabelledMeme, key: DuplicateKey | None) -> bool:
+        out = self._silenced
+        return out is not None and (meme.id == out.id or (key is not None and key == out.key))
+
+
+def _weights(counts: Counts, query: Query, asked: float) -> tuple[float | None, list[str]]:
+    """The weight of the text that can be used, None where nothing can be compared; and what to say of it."""
+    notes = []
+    if query.text_not_understood:
+        notes.append("The encoder does not understand the meme's text: it is not compared by text.")
+    elif query.text is None:
+        notes.append("The meme has no text: it is not compared by text.")
+    elif not counts.with_text:
+        notes.append("No precedent in the library has a text: the text is not compared.")
+    if query.picture is None:
+        notes.append("The meme has no picture to compare: it is not compared by picture.")
+    elif not counts.with_picture:
+        notes.append("No precedent in the library has a picture: the picture is not compared.")
+    by_text = query.text is not None and counts.with_text > 0
+    by_picture = query.picture is not None and counts.with_picture > 0
+    if by_text and by_picture:
+        return asked, notes
+    if by_text:
+        return 1.0, notes
+    if by_picture:
+        return 0.0, notes
+    notes.append("Nothing is left to compare: no precedent is cited.")
+    return None, notes
+
+
+def _duplicates(shelf: LibraryView, query: Query, where: Filter | None) -> set[int]:
+    """Rows of the meme itself and of what is nearly it, among the :data:`_MOST_TWINS` nearest by either half."""
+    found: set[int] = set()
+    for alpha, half, floor in ((1.0, query.text, NEAR.text), (0.0, query.picture, NEAR.picture)):
+        if half is None:
+            continue
+        k = _FEW_TWINS
+        while True:
+            hits = shelf.search(query.text, query.picture, alpha=alpha, k=k, where=where)
+            if hits.rows.size < k or hits.scores[-1] < floor or k >= _MOST_TWINS:
+                break
+            k *= 4
+        near = np.flatnonzero(hits.scores >= floor)
+        memes = shelf.read(hits.rows[near].tolist())
+        for place, meme in zip(near.tolist(), memes, strict=True):
+            both = hits.text[place] >= NEAR.text and hits.picture[place] >= NEAR.picture
+            textless = not query.text_key and not meme.has_text and hits.picture[place] >= NEAR.picture
+            if both or textless or _relation(meme, query) is not Relation.SIMILAR:
+                found.add(int(hits.rows[place]))
+    return found
+
+
+def _gaps(shown: Sequence[LabelledMeme], alpha: float) -> list[str]:
+    """Notes on exhibits that lack a half which the others are compared by."""
+    without_text = sum(not meme.has_text for meme in shown) if alpha > 0 else 0
+    without_picture = sum(not meme.has_picture for meme in shown) if alpha < 1 else 0
+    return [
+        f"Of the {len(shown)} precedents shown, {count} without a {half}: their {half} similarity counts as 0."
+        for count, half in ((without_text, "text"), (without_picture, "picture"))
+        if count
+    ]
+
+
+def _relation(meme: LabelledMeme, query: Query) -> Relation:
+    same_picture = bool(query.pixels_sha256) and meme.pixels_sha256 == query.pixels_sha256
+    same_text = text_key(meme.text) == query.text_key
+    if same_picture:
+        return Relation.SAME_MEME if same_text else Relation.SAME_PICTURE
+    return Relation.SAME_TEXT if same_text and query.text_key else Relation.SIMILAR
+
+
+def _precedent(meme: LabelledMeme, query: Query, hits: Hits, place: int) -> Precedent:
+    compared_text = meme.has_text and query.text is not None
+    compared_picture = meme.has_picture and query.picture is not None
+    return Precedent(
+        id=meme.id,
+        label=meme.label,
+        text=meme.text,
+        similarity=float(hits.scores[place]),
+        text_similarity=float(hits.text[place]) if compared_text else None,
+        picture_similarity=float(hits.picture[place]) if compared_picture else None,
+        relation=_relation(meme, query),
+        categories=meme.categories,
+        source=meme.source,
+    )
+
+
+def _entry(meme: LabelledMeme, hits: Hits, place: int) -> TallyEntry:
+    return TallyEntry(id=meme.id, label=meme.label, similarity=float(hits.scores[place]))

@@ -1,0 +1,269 @@
+"""The gRPC server: listens, says whether it is well, and goes down without dropping what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import ipaddress
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, TypeVar
+
+import grpc
+
+from court.errors import BadRequest, NotLoaded, Unavailable
+from serving.access.reload import follow_files
+from serving.access.tls import WHAT as CERTIFICATES
+from serving.access.tls import Certificates
+from serving.access.tokens import WHAT as TOKENS
+from serving.access.tokens import Tokens
+from serving.docket.audit.anchoring import keep_anchored, open_witness
+from serving.rpc.docket import DocketService
+from serving.rpc.flow_control import ReceiveBudget
+from serving.rpc.health import COURT, Health, run_health_checks
+from serving.rpc.judge import CourtService
+from serving.rpc.precedents import PrecedentsService
+from serving.rpc.server import make_server
+from serving.runner.executor import TrialExecutor
+from serving.runner.runner import TrialRunner
+from serving.settings import Settings
+from serving.telemetry import Telemetry, open_telemetry
+from serving.wiring import corrections_for, open_court, readiness_checks
+
+_TOLD_S = 5.0
+"""Seconds in which the callers of trials that were ended are told so: each end is kept first, and there may be many."""
+_LAST_S = 2.0
+"""Seconds at the very end for answers that are on their way, and for calls that are no trials."""
+
+_ALLOCATION = {-3: 128 * 1024, -1: 128 * 1024}
+"""For glibc, by the option's number: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, with the values that it begins with."""
+
+
+_log = logging.getLogger("memecourt.server")
+
+T = TypeVar("T")
+
+
+async def serve(
+    settings: Settings,
+    address: str,
+    *,
+    resume: bool = False,
+    ended: Callable[[], Awaitable[int]] | None = None,
+    bound: Callable[[str], None] = lambda _: None,
+    ready: Callable[[], None] = lambda: None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serves until SIGTERM or SIGINT, then lets running trials finish within the grace.
+
+    Args:
+        settings: What to serve.
+        address: ``host:port``; port 0 for a free one.
+        resume: Whether trials that were cut off are taken up, beside the new ones.
+        ended: Returns when a model server that was started for this court has ended by itself; the court then ends too.
+        bound: Is told the address with its port as soon as the server listens.
+        ready: Is called when asks are heard.
+        tell: Is told what takes long, in a sentence.
+
+    Raises:
+        BadRequest: An address can't be listened on, or certificates or tokens can't be used.
+        CourtError: The courthouse can't be opened.
+        Unavailable: The model server ended.
+    """
+    give_memory_back()
+    async with AsyncExitStack() as stack:
+        certificates = Certificates.of(settings)
+        tokens = Tokens.of(settings.tokens) if settings.tokens else None
+        anchor = open_witness(settings.anchor) if settings.anchor else None
+        telemetry = await stack.enter_async_context(open_telemetry(settings))
+        memory = ReceiveBudget(settings.picture_memory, settings.idle)
+        services = (
+            CourtService(settings, telemetry, memory),
+            DocketService(telemetry, memory),
+            PrecedentsService(memory),
+        )
+        server, health = await make_server(*services, reflect=settings.reflection, tokens=tokens, telemetry=telemetry)
+        port = _listen(server, address, certificates)
+        stopping = stop_signals()
+        await server.start()
+        stack.push_async_callback(server.stop, 0)
+        host = address.rpartition(":")[0]
+        bound(f"{host}:{port}")
+        if certificates is None and not _only_here(host):
+            _log.warning("others than this machine can connect, and nothing is encrypted: neither memes nor tokens")
+        if certificates is not None:
+            _beside(stack, follow_files(certificates.paths, certificates.use, CERTIFICATES, certificates.contents))
+        if tokens is not None:
+            _beside(stack, follow_files([tokens.path], tokens.use, TOKENS, tokens.contents))
+        widowed = _beside(stack, _stop_when(ended, stopping))
+        opening = stack.enter_async_context(
+            open_court(settings, tell=tell, follow_library=True, encoder_apart=True, patient=True)
+        )
+        house = await _unless(stopping, opening)
+        if house is not None:
+            if anchor is not None:
+                _beside(stack, keep_anchored(house.docket, anchor))
+            if settings.console:
+                tell(f"console on {await stack.enter_async_context(_console(house, settings, tokens, services[1]))}")
+            await _hold_court(house, settings, services, health, telemetry, stopping, resume=resume, ready=ready)
+        health.end()
+        await server.stop(_LAST_S)
+        if widowed.done():
+            raise Unavailable("The model server ended by itself, and the court with it.", reason="MODEL_SERVER_ENDED")
+
+
+def _console(
+    house: TrialExecutor, settings: Settings, tokens: Tokens | None, docket: DocketService
+) -> AbstractAsyncContextManager[str]:
+    """The console beside gRPC, on the same docket and for the same tokens."""
+    try:
+        from serving.console.serve import open_console
+        from serving.wiring import parts_beside
+    except ModuleNotFoundError as error:
+        raise NotLoaded(
+            f"The console is not installed ({error.name} is missing): pip install 'memecourt[console]'."
+        ) from None
+    assert settings.console is not None
+    parts = parts_beside(house, settings, docket.reviewed)
+    return open_console(
+        house.docket, settings, settings.console, tokens=tokens, pictures=house.court.finder, parts=parts
+    )
+
+
+async def _hold_court(
+    house: TrialExecutor,
+    settings: Settings,
+    services: tuple[CourtService, DocketService, PrecedentsService],
+    health: Health,
+    telemetry: Telemetry,
+    stopping: asyncio.Event,
+    *,
+    resume: bool,
+    ready: Callable[[], None],
+) -> None:
+    """From when asks are heard until the last of them has its answer."""
+    court, docket, precedents = services
+    telemetry.observe(library=lambda: house.court.finder.library.size)
+    async with AsyncExitStack() as last, AsyncExitStack() as stack:
+        reception = await stack.enter_async_context(
+            TrialRunner(house, settings, telemetry, count=court.memory.change_pictures)
+        )
+        court.open(house, reception)
+        docket.open(house, reception.forget, corrections_for(house, settings))
+        precedents.open(house, reception.decoders)
+        _beside(stack, run_health_checks(health, readiness_checks(house, settings)))
+        # Ends with the reception: cancelled before, what it holds would be ended as if its caller had left.
+        resuming = {_beside(last, reception.resume_cut_off(court.watcher))} if resume else set()
+        if await _unless(stopping, health.until_serving(COURT)):
+            _settle_down()
+            stack.callback(gc.unfreeze)  # libraries in C complain of what is still there when the process ends
+            ready()
+        await stopping.wait()
+        _log.info("stopping: running trials have %.0f s to finish", settings.grace)
+        # First of all, so that whoever sends requests here sends them elsewhere while these are still answered.
+        health.end()
+        court.close()
+        reception.close()
+        await asyncio.gather(court.empty(settings.grace), _over(resuming, settings.grace))
+    # The reception has ended what was left, and its callers are being told.
+    await court.empty(_TOLD_S)
+    court.memory.close()
+    docket.close()
+    precedents.close()
+    await precedents.empty(_LAST_S)
+
+
+def give_memory_back() -> None:
+    """From now on what large things took in this process is the system's again when they are gone.
+
+    glibc raises its thresholds by itself with what is freed: pictures would come to lie in the arenas of some forty
+    threads, which keep what each of them needed at most. Other C libraries do as they do.
+    """
+    if setting := getattr(ctypes.CDLL(None), "mallopt", None):
+        for option, size in _ALLOCATION.items():
+            setting(option, size)
+
+
+def _settle_down() -> None:
+    """What is there now stays: the collector need not look through it again: all would wait meanwhile."""
+    gc.collect()
+    gc.freeze()
+
+
+def _beside(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Has something done until the stack is left. Where it fails, that is logged: it would be missed."""
+    task = asyncio.create_task(work)
+
+    def log(done: asyncio.Task[None]) -> None:
+        if not done.cancelled() and (error := done.exception()):
+            _log.error("%s ended: %s", done.get_coro().__qualname__, type(error).__qualname__)  # type: ignore[union-attr]
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    task.add_done_callback(log)
+    stack.push_async_callback(end)
+    return task
+
+
+async def _over(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
+    """Waits for them, at most so long."""
+    if tasks:
+        await asyncio.wait(tasks, timeout=seconds)
+
+
+async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What comes of something, or None once the server is told to stop: it is then cancelled."""
+    doing, told = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((doing, told), return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if doing.done():
+        return doing.result()
+    doing.cancel()
+    await asyncio.wait((doing,))
+    return None
+
+
+async def _stop_when(ended: Callable[[], Awaitable[int]] | None, stopping: asyncio.Event) -> None:
+    await (ended() if ended else asyncio.Event().wait())
+    _log.error("the model server ended by itself")
+    stopping.set()
+
+
+def _listen(server: grpc.aio.Server, address: str, certificates: Certificates | None) -> int:
+    try:
+        if certificates is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, certificates.credentials())
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise BadRequest(
+            f"Can't listen on {address}: it is taken, or no address of this machine. Give host:port, port 0 for a "
+            "free one.",
+            reason="ADDRESS_UNUSABLE",
+            field="address",
+        )
+    return port
+
+
+def _only_here(host: str) -> bool:
+    """Whether an address is of this machine alone."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host.startswith("unix")
+
+
+def stop_signals() -> asyncio.Event:
+    """Is set by SIGTERM or SIGINT from now on."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    return stopping

@@ -1,0 +1,234 @@
+"""``memecourt precedents add-one|remove|relabel|history|revoke|compact``: changing a library while it is in use.
+
+All but ``compact`` do so with a library on disk and with one in a database.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from serving.cli.common import changed_place, excerpt, place_on_disk, printable, run, settings_of, tell
+
+if TYPE_CHECKING:
+    from court.precedents import PrecedentLabel
+    from retrieval.library.changes import Change, Recorded
+    from retrieval.library.library import Library
+    from retrieval.library.ports import Writer
+    from retrieval.library.postgres.address import Address
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+_LABELS = click.Choice(["harmful", "not_harmful"])
+_place = click.argument("place", callback=changed_place, metavar="LIBRARY")
+_on_disk = click.argument(
+    "place",
+    callback=place_on_disk(
+        "There is nothing to compact: what was removed leaves the tables of the search at once, and only the history "
+        "keeps it, to bring it back."
+    ),
+    metavar="LIBRARY",
+)
+_id = click.argument("id_", metavar="ID")
+_json = click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
+
+
+def _signed(command: F) -> F:
+    why = click.option("--why", required=True, help="For what reason; it stands in the history.")
+    who = click.option("--who", required=True, help="Who makes the change; it stands in the history.")
+    return who(why(command))
+
+
+@click.command("add-one")
+@_place
+@_id
+@click.argument("label", type=_LABELS)
+@click.option("--text", default="", help="Its text.")
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Its picture.")
+@click.option("--category", "categories", multiple=True, help="What kind of harm it is; may be given several times.")
+@click.option("--source", default="", help="Where it comes from. [default: whoever adds it]")
+@click.option("--split", default="", help="Of its data set.")
+@click.option("--namespace", default="", help="Whose content it is.")
+@click.option("--language", default="", help="Of its text, as a BCP 47 tag.")
+@click.option("--policy", default="", help="The policy that it was labelled by.")
+@click.option("--encoder", metavar="NAME", help="As for build. [default: what made the library]")
+@_signed
+@_json
+def add_one(
+    place: Path | Address,
+    id_: str,
+    label: str,
+    text: str,
+    picture: Path | None,
+    encoder: str | None,
+    as_json: bool,
+    **known: Any,
+) -> None:
+    """Adds one meme as a precedent: ID, which nothing in the LIBRARY ever had, and LABEL. It counts as verified.
+
+    A server that searches the library on disk finds it a second later, one that searches the database at once.
+    """
+    if not text and picture is None:
+        raise click.UsageError("Give --text, --picture or both.")
+    change, cut = run(_add_one(place, id_, label, text, picture, encoder, **known))
+    if cut:
+        tell("The text is longer than the encoder reads; its end is not compared.")
+    _told(change, as_json)
+
+
+@click.command()
+@_place
+@_id
+@_signed
+@_json
+def remove(place: Path | Address, id_: str, who: str, why: str, as_json: bool) -> None:
+    """Takes the precedent ID out of a LIBRARY. It can be brought back until `compact --forget`."""
+    _told(_done(place, lambda writer: writer.remove(id_, who=who, why=why)), as_json)
+
+
+@click.command()
+@_place
+@_id
+@click.argument("label", type=_LABELS)
+@_signed
+@_json
+def relabel(place: Path | Address, id_: str, label: str, who: str, why: str, as_json: bool) -> None:
+    """Gives the precedent ID of a LIBRARY another LABEL, which counts as verified."""
+    _told(_done(place, lambda writer: writer.relabel(id_, _label(label), who=who, why=why)), as_json)
+
+
+@click.command()
+@_place
+@click.argument("number", type=click.IntRange(min=1), metavar="CHANGE")
+@_signed
+@_json
+def revoke(place: Path | Address, number: int, who: str, why: str, as_json: bool) -> None:
+    """Undoes a CHANGE of a LIBRARY, named by its number in the history, by another change."""
+    _told(_done(place, lambda writer: writer.revoke(number, who=who, why=why)), as_json)
+
+
+@click.command()
+@_place
+@click.argument("id_", metavar="[ID]", required=False)
+@_json
+def history(place: Path | Address, id_: str | None, as_json: bool) -> None:
+    """Tells every change of a LIBRARY, or of the precedent ID in it: who made it, why, when, and whether it holds."""
+    told = _done(place, lambda writer: writer.history(id_))
+    if as_json:
+        click.echo(json.dumps([one.model_dump(mode="json") for one in told]))
+        return
+    for one in told:
+        click.echo(_line(one))
+        click.echo(f"      “{excerpt(one.change.why, 90)}”")
+    if not told:
+        tell("Nothing was changed one by one.")
+
+
+@click.command()
+@_on_disk
+@click.option(
+    "--forget",
+    is_flag=True,
+    help="Lose what was removed for good: nothing of it stays but its id, and who removed it, when and why.",
+)
+@_json
+def compact(place: Path, forget: bool, as_json: bool) -> None:
+    """Writes a LIBRARY anew without what was removed. The history stays, and what it needs to bring things back."""
+    library = run(_compact(place, forget))
+    if as_json:
+        click.echo(json.dumps({"digest": library.digest, "memes": library.counts.memes}))
+    else:
+        click.echo(f"{library.counts.memes:,} memes, digest {library.digest}")
+
+
+COMMANDS = (add_one, remove, relabel, revoke, history, compact)
+
+
+def _label(word: str) -> PrecedentLabel:
+    from court.verdict import Label
+
+    return Label.HARMFUL if word == "harmful" else Label.NOT_HARMFUL
+
+
+def _done(place: Path | Address, work: Callable[[Writer], T]) -> T:
+    from retrieval.library.edit import changed
+    from retrieval.open import open_writer
+
+    return run(changed(lambda: open_writer(place), work))
+
+
+async def _compact(place: Path, forget: bool) -> Library:
+    import asyncio
+
+    from retrieval.library.writer import LibraryWriter
+
+    return await asyncio.to_thread(lambda: LibraryWriter.open(place).compact(forget=forget))
+
+
+async def _add_one(
+    place: Path | Address, id_: str, label: str, text: str, picture: Path | None, asked: str | None, **known: Any
+) -> tuple[Change, bool]:
+    import asyncio
+
+    from court.backends.pictures.reader import GuardedPictureReader
+    from court.errors import BadPicture
+    from retrieval.library.edit import add_meme
+    from retrieval.library.sources import Provenance
+    from retrieval.open import load_encoder_for, open_writer
+
+    settings = settings_of(encoder=asked)
+    tell("Loading the encoder …")
+    encoder = await asyncio.to_thread(load_encoder_for, place, settings.encoder)
+    try:
+        image = None if picture is None else await asyncio.to_thread(picture.read_bytes)
+    except OSError as error:
+        raise BadPicture(f"The picture {picture} can't be read: {error.strerror}.") from None
+    provenance = Provenance(**{name: known.pop(name) for name in ("split", "namespace", "language", "policy")})
+    reader = GuardedPictureReader(workers=settings.picture_workers)
+    try:
+        return await add_meme(
+            lambda: open_writer(place),
+            encoder,
+            reader,
+            id_=id_,
+            label=_label(label),
+            text=text,
+            image=image,
+            provenance=provenance,
+            **known,
+        )
+    finally:
+        await reader.aclose()
+
+
+def _told(change: Change, as_json: bool) -> None:
+    if as_json:
+        click.echo(change.model_dump_json())
+    else:
+        click.echo(f"change {change.number}: {_what(change)}")
+
+
+def _line(one: Recorded) -> str:
+    change = one.change
+    holds = "" if one.revoked_by is None else f"  (revoked by {one.revoked_by})"
+    return f"{change.number:>4}  {change.at:%Y-%m-%d %H:%M}  {excerpt(change.who, 20):<20} {_what(change)}{holds}"
+
+
+def _what(change: Change) -> str:
+    of = printable(change.meme)
+    if change.revokes is not None:
+        return f"revoked {change.revokes}, {of}"
+    if str(change.kind) == "relabel" and change.before is not None and change.after is not None:
+        return f"relabelled {of}: {_word(change.before.label)} to {_word(change.after.label)}"
+    return (
+        f"{'added' if str(change.kind) == 'add' else 'removed' if str(change.kind) == 'remove' else 'relabelled'} {of}"
+    )
+
+
+def _word(label: object) -> str:
+    return str(label).replace("_", " ").lower()

@@ -1,0 +1,27 @@
+"""How far reviewers agree, among themselves and with the court."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serving.console.registry import Page, visitor_of
+from serving.console.rendering import render
+from serving.console.review.find import search_of
+from serving.console.review.parts import desk_of
+from serving.console.visitors import Role
+
+
+async def agreement(request: Request) -> Response:
+    """The figures, of all reviews or of some."""
+    given, visitor = request.query_params, visitor_of(request)
+    asked = {name: given[name].strip()[:20] for name in ("since", "until") if given.get(name, "").strip()}
+    times = search_of(asked)
+    blind, drawn = given.get("blind") == "yes", given.get("drawn") == "yes"
+    figures = await desk_of(request).agreement(
+        since=times.since, until=times.until, blind=blind, drawn=drawn, namespaces=visitor.namespaces
+    )
+    return render(request, "desk/agreement.html", figures=figures, asked=asked, blind=blind, drawn=drawn)
+
+
+PAGES = (Page("/desk/agreement", agreement, role=Role.REVIEWER, name="agreement", nav="Agreement"),)

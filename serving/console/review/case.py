@@ -1,0 +1,230 @@
+"""A case: taken by one reviewer, decided before the verdict is shown, and then compared with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from court.errors import BadRequest, CourtError, Unavailable
+from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
+from court.policy import Clause
+from court.record import TrialRecord
+from court.verdict import Label
+from serving.console.registry import Page, console_of, form_of, session_of, trial_of, visitor_of
+from serving.console.rendering import render
+from serving.console.review.parts import TOLD, blind_first, case_path, desk_of, note_shown, rulings_of, tell_reviewed
+from serving.console.visitors import Role
+from serving.docket.review.corrections import Overrulings, policy_of
+from serving.docket.review.locks import LOCK_MINUTES, CaseError, SaidBefore
+from serving.views.trial_view import view_of
+
+_log = logging.getLogger("memecourt.console")
+
+NO_CLAUSE = "none"
+"""What a review names where it found that no clause applies."""
+_WRITTEN = ("label", "clause", "other_clause", "reason", "precedent", "why")
+"""Fields of the forms that a reviewer fills in."""
+
+
+async def case(request: Request) -> Response:
+    """A case, its verdict shown or not."""
+    return await _page(request, await trial_of(request))
+
+
+async def take(request: Request) -> Response:
+    """Takes a case, also one that nobody has to look at where that is asked for. What was written before stays."""
+    record, visitor, form = await trial_of(request), visitor_of(request), form_of(request)
+    written = any(form.get(name) for name in _WRITTEN)
+    try:
+        await desk_of(request).take(record.trial_id, visitor.name, again=form.get("again") == "yes")
+    except (CaseError, Unavailable) as error:
+        if not written:
+            raise
+        return await _page(request, record, fault=error, written=form)
+    return await _page(request, record, written=form) if written else _back(record)
+
+
+async def renew(request: Request) -> Response:
+    """Keeps a case for longer, or says that it is lost: the page asks for it by itself while it is open."""
+    record, visitor = await trial_of(request), visitor_of(request)
+    lost = ""
+    try:
+        await desk_of(request).renew(record.trial_id, visitor.name)
+    except CaseError as error:
+        lost = error.message
+    return render(request, "desk/renewed.html", lost=lost)
+
+
+async def release(request: Request) -> Response:
+    """Gives a case back."""
+    record = await trial_of(request)
+    await desk_of(request).release(record.trial_id, visitor_of(request).name)
+    return RedirectResponse("/desk", status_code=303)
+
+
+async def see(request: Request) -> Response:
+    """Shows the verdict to somebody who has not decided, and notes it."""
+    record = await trial_of(request)
+    if record.verdict is not None:
+        await note_shown(request, [record.trial_id])
+    return _back(record)
+
+
+async def review(request: Request) -> Response:
+    """Keeps what a reviewer found. Where that can't be, the page comes back with all that was written."""
+    record, visitor, form = await trial_of(request), visitor_of(request), form_of(request)
+    given = form.get("label", "")
+    clause = form.get("clause", "") or form.get("other_clause", "")
+    try:
+        if given not in Label.__members__:
+            raise BadRequest("Say whether the meme is harmful or not harmful.", field="label")
+        if given == Label.HARMFUL and clause == NO_CLAUSE:
+            raise BadRequest("Name the clause of the policy that the meme breaks.", field="clause")
+        event = await desk_of(request).review(
+            record.trial_id, visitor.name, label=Label(given), clause=clause, reason=form.get("reason", "")
+        )
+    except SaidBefore:
+        return RedirectResponse(f"{case_path(record.trial_id)}#done", status_code=303)
+    except (BadRequest, CaseError, Unavailable) as error:
+        return await _page(request, record, fault=error, written=form)
+    tell_reviewed(request, event)
+    precedent = await _follow(request, record.trial_id, event, chosen=form.get("precedent") == "yes")
+    return RedirectResponse(f"{case_path(record.trial_id)}?precedent={precedent}#done", status_code=303)
+
+
+async def ask_opinion(request: Request) -> Response:
+    """Asks for another person's word."""
+    record, form = await trial_of(request), form_of(request)
+    try:
+        await desk_of(request).ask_opinion(record.trial_id, visitor_of(request).name, form.get("why", ""))
+    except SaidBefore:
+        return _back(record)
+    except (BadRequest, CaseError, Unavailable) as error:
+        return await _page(request, record, fault=error, written=form)
+    return _back(record)
+
+
+async def take_back(request: Request) -> Response:
+    """Takes out of the library what an overruling put in."""
+    record, rulings, form = await trial_of(request), rulings_of(request), form_of(request)
+    try:
+        if rulings is None:
+            raise BadRequest("This console can't change the library of precedents.")
+        await rulings.take_back(record.trial_id, who=visitor_of(request).name, why=form.get("back_why", ""))
+    except CourtError as error:
+        return await _page(request, record, fault=error, written=form)
+    return _back(record)
+
+
+async def _follow(request: Request, trial_id: str, event: VerdictReviewed, *, chosen: bool) -> str:
+    """Brings the library in line with a review; says what came of it: made, changed, none or failed."""
+    rulings = rulings_of(request)
+    if rulings is None:
+        return "none"
+    try:
+        record = await console_of(request).docket.record(trial_id)
+        change = await rulings.follow(record, event, chosen=chosen)
+    except CourtError as error:
+        # The review stands; whoever gave it is told that the library does not follow yet.
+        _log.warning("precedent of trial=%s not changed reason=%s", trial_id, error.reason)
+        return "failed"
+    return "none" if change is None else str(change.kind)
+
+
+async def _page(
+    request: Request, record: TrialRecord, *, fault: CourtError | None = None, written: Mapping[str, str] | None = None
+) -> Response:
+    visitor, desk = visitor_of(request), desk_of(request)
+    found = await desk.case(record.trial_id)
+    mine = found.lock is not None and found.lock.holder == visitor.name
+    seen = await desk.has_seen(record.trial_id, visitor.name)
+    shown = seen or not blind_first(request)
+    if shown and not seen and record.verdict is not None:
+        await note_shown(request, [record.trial_id])
+    policy = policy_of(record)
+    rulings = rulings_of(request)
+    precedent = None
+    if rulings is not None and found.outcome is ReviewOutcome.OVERRULED:
+        try:
+            precedent = await rulings.of(record.trial_id)
+        except CourtError as error:
+            _log.warning("precedent of trial=%s not read reason=%s", record.trial_id, error.reason)
+    reviews = record.all(VerdictReviewed)
+    return render(
+        request,
+        "desk/case.html",
+        status=_status(fault),
+        record=record,
+        told=view_of(record),
+        pictures=console_of(request).pictures is not None,
+        keys=_pictures(request, record),
+        case=found,
+        mine=mine,
+        decided=shown,
+        own=[one for one in reviews if one.reviewer == visitor.name],
+        reviews=reviews if shown else (),
+        opinions=record.all(SecondOpinionAsked),
+        clauses=clauses_of(record),
+        policy=policy,
+        can_choose=rulings is not None and rulings.overrulings is Overrulings.CHOSEN,
+        always=rulings is not None and rulings.overrulings is Overrulings.ALWAYS,
+        precedent=precedent,
+        followed=request.query_params.get("precedent", ""),
+        fault=fault,
+        written=written or {},
+        kept=[(name, written[name]) for name in _WRITTEN if written and written.get(name)],
+        words=TOLD,
+        minutes=LOCK_MINUTES,
+        labels=_choices(record, shown=shown),
+        no_clause=NO_CLAUSE,
+    )
+
+
+def _status(fault: CourtError | None) -> int:
+    codes = ((CaseError, 409), (Unavailable, 503), (CourtError, 400))
+    return next((code for kind, code in codes if isinstance(fault, kind)), 200)
+
+
+def clauses_of(record: TrialRecord) -> tuple[Clause, ...]:
+    """Of the policy of a trial; none where its words are not known here."""
+    policy = policy_of(record)
+    return policy.clauses if policy else ()
+
+
+def _choices(record: TrialRecord, *, shown: bool) -> list[tuple[Label, str, str]]:
+    """What can be found: the label, what the choice says, and its key."""
+    names = {Label.HARMFUL: ("harmful", "h"), Label.NOT_HARMFUL: ("not harmful", "n")}
+    verdict = record.verdict
+    if not shown or verdict is None:
+        return [(label, word.capitalize(), key) for label, (word, key) in names.items()]
+    own = (verdict.label, f"Uphold: {str(verdict.label).replace('_', ' ').lower()}", "u")
+    others = [(label, f"Overrule: {word}") for label, (word, _) in names.items() if label is not verdict.label]
+    keys = ["r"] if len(others) == 1 else [names[label][1] for label, _ in others]
+    return [own, *((label, said, key) for (label, said), key in zip(others, keys, strict=True))]
+
+
+def _pictures(request: Request, record: TrialRecord) -> Mapping[str, str]:
+    """What a sharp picture may be fetched with in this very answer, where one was asked for without script."""
+    key = request.query_params.get("shown", "")
+    grant = session_of(request).granted(key, console_of(request).sessions.now()) if key else None
+    usable = grant is not None and grant.trial_id == record.trial_id and not grant.fetched
+    return {grant.what: key} if grant is not None and usable else {}
+
+
+def _back(record: TrialRecord) -> Response:
+    return RedirectResponse(case_path(record.trial_id), status_code=303)
+
+
+PAGES = (
+    Page("/desk/cases/{trial_id}", case, role=Role.REVIEWER, name="case"),
+    Page("/desk/cases/{trial_id}/take", take, role=Role.REVIEWER, methods=("POST",)),
+    Page("/desk/cases/{trial_id}/renew", renew, role=Role.REVIEWER, methods=("POST",)),
+    Page("/desk/cases/{trial_id}/release", release, role=Role.REVIEWER, methods=("POST",)),
+    Page("/desk/cases/{trial_id}/see", see, role=Role.REVIEWER, methods=("POST",)),
+    Page("/desk/cases/{trial_id}/review", review, role=Role.REVIEWER, methods=("POST",)),
+    Page("/desk/cases/{trial_id}/opinion", ask_opinion, role=Role.REVIEWER, methods=("POST",)),
+    Page("/desk/cases/{trial_id}/take-back", take_back, role=Role.ADMIN, methods=("POST",)),
+)

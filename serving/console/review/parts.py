@@ -1,0 +1,109 @@
+"""What the desk's pages work with, and what they don't show before a reviewer has decided."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from urllib.parse import quote
+
+from starlette.requests import Request
+
+from court.errors import NotLoaded
+from court.events import NearDuplicatesFound, VerdictReviewed
+from court.record import TrialRecord
+from serving.console.registry import console_of, visitor_of
+from serving.console.visitors import Role
+from serving.docket.review.corrections import Corrections
+from serving.docket.review.projection import ReviewPriority
+from serving.docket.review.queue import ReviewQueue
+from serving.runner.near_duplicates import NearDuplicateIndex
+
+DESK, RULINGS, NEAR, BLIND_FIRST, REVIEWED = "desk", "rulings", "near", "blind_first", "reviewed"
+"""Names of the parts (:class:`serving.console.registry.Console`). Only the first is required."""
+
+TOLD = {
+    ReviewPriority.REVIEWERS_DISAGREE: "reviewers disagree",
+    ReviewPriority.SECOND_OPINION: "second opinion asked",
+    ReviewPriority.UNDECIDED: "undecided",
+    ReviewPriority.DISAGREE: "sides or votes disagree",
+    ReviewPriority.COURT_ASKS: "court asks for a person",
+    ReviewPriority.LOW_SCORE: "low score",
+    ReviewPriority.SAMPLED: "drawn by chance",
+}
+"""Why a person should look, in words."""
+
+
+def desk_of(request: Request) -> ReviewQueue:
+    """The desk. Raises NotLoaded where this console has none."""
+    desk = console_of(request).parts.get(DESK)
+    if not isinstance(desk, ReviewQueue):
+        raise NotLoaded("This console has no desk: it was opened to read.")
+    return desk
+
+
+def rulings_of(request: Request) -> Corrections | None:
+    """What makes precedents of overrulings; None where the library can't be changed from here."""
+    rulings = console_of(request).parts.get(RULINGS)
+    return rulings if isinstance(rulings, Corrections) else None
+
+
+def near_of(request: Request) -> NearDuplicateIndex | None:
+    """What finds memes by their looks; None where nothing does here."""
+    near = console_of(request).parts.get(NEAR)
+    return near if isinstance(near, NearDuplicateIndex) else None
+
+
+def tell_reviewed(request: Request, event: VerdictReviewed) -> None:
+    """Tells the server that runs in the same process of a review, where there is one."""
+    told = console_of(request).parts.get(REVIEWED)
+    if callable(told):
+        told(event)
+
+
+def blind_first(request: Request) -> bool:
+    """Whether reviewers decide before the verdict is shown."""
+    return bool(console_of(request).parts.get(BLIND_FIRST, True))
+
+
+async def behind(request: Request) -> int:
+    """How many entries of the log the desk still has to read, where it is not done yet; 0 where it is."""
+    desk = desk_of(request)
+    return 0 if await desk.catch_up() else await desk.behind()
+
+
+def kept_blind(request: Request) -> str:
+    """From whom verdicts are kept that wait for their word: the visitor, where they review; empty for nobody."""
+    visitor = visitor_of(request)
+    there = isinstance(console_of(request).parts.get(DESK), ReviewQueue)
+    return visitor.name if there and blind_first(request) and visitor.role >= Role.REVIEWER else ""
+
+
+async def hidden_ids(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
+    """Of these trials, those whose verdict this visitor is not shown yet."""
+    who = kept_blind(request)
+    return await desk_of(request).kept_from(who, trial_ids, visitor_of(request).namespaces) if who else frozenset()
+
+
+async def hidden_and_noted(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
+    """As :func:`hidden_ids`, of trials that have a verdict; that the others' are shown is noted."""
+    hidden = await hidden_ids(request, trial_ids)
+    await note_shown(request, {*trial_ids} - hidden)
+    return hidden
+
+
+async def note_shown(request: Request, trial_ids: Collection[str]) -> None:
+    """Notes that these trials' verdicts are shown to the visitor, where there is a desk and the visitor may review."""
+    visitor = visitor_of(request)
+    if isinstance(console_of(request).parts.get(DESK), ReviewQueue) and visitor.role >= Role.REVIEWER:
+        await desk_of(request).saw(visitor.name, trial_ids)
+
+
+async def note_told(request: Request, record: TrialRecord) -> None:
+    """Notes that all is shown to the visitor that a record tells: its verdict, and those that it cites of others."""
+    near = record.last(NearDuplicatesFound)
+    own = {record.trial_id} if record.verdict is not None else set()
+    await note_shown(request, own | {one.trial_id for one in (near.duplicates if near else ())})
+
+
+def case_path(trial_id: str) -> str:
+    """The page of a case."""
+    return f"/desk/cases/{quote(trial_id, safe='')}"

@@ -1,0 +1,78 @@
+"""Similar trials: of the same or nearly the same picture, or of the same text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from court.record import TrialRecord
+from serving.console.registry import Page, console_of, trial_of, visitor_of
+from serving.console.rendering import render
+from serving.console.review.parts import desk_of, hidden_and_noted, kept_blind, near_of
+from serving.console.visitors import Role
+from serving.docket.review.queue import Case
+from serving.docket.store.pictures import picture_of
+
+_MOST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Similar:
+    """A trial that is like another.
+
+    Attributes:
+        case: It.
+        picture: How near the pictures are, in words; empty where they are not.
+        text: Whether the texts agree.
+        bits: Of 256, those in which the pictures' hashes differ; None where they were not compared by these.
+    """
+
+    case: Case
+    picture: str
+    text: bool
+    bits: int | None = None
+
+
+async def similar(request: Request) -> Response:
+    """Trials like this one: a piece of a page for htmx, a page for everybody else."""
+    record = await trial_of(request)
+    found = await similar_to(request, record)
+    template = "desk/similar_list.html" if request.headers.get("hx-request") == "true" else "desk/similar.html"
+    ended = [one.case.trial_id for one in found if one.case.label is not None]
+    if (who := kept_blind(request)) and not await desk_of(request).has_seen(record.trial_id, who):
+        # Who has not decided yet is not told either what others came to: most are of the same picture.
+        names = frozenset(ended)
+    else:
+        names = await hidden_and_noted(request, ended)
+    return render(request, template, record=record, found=found, hidden=names)
+
+
+async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
+    """Trials like this one that the visitor may see, the nearest first."""
+    desk, visitor = desk_of(request), visitor_of(request)
+    own = await desk.case(record.trial_id)
+    found = {
+        case.trial_id: Similar(case, "the same picture" if same_picture else "", same_text)
+        for case, same_picture, same_text in await desk.alike(own, limit=_MOST, namespaces=visitor.namespaces)
+    }
+    near, text = near_of(request), record.text
+    frames = await console_of(request).docket.frames(record.opened.meme.pixels_sha256)
+    if near is not None and text is not None and frames:
+        picture = picture_of(record.opened.meme, frames)
+        others = await near.near(picture, text.text, bool(text.reader), record.opened.meme.namespace)
+        cases = await desk.cases([one.trial_id for one in others])
+        for one in others:
+            case = cases.get(one.trial_id)
+            known = found.get(one.trial_id)
+            if case is None or one.trial_id == record.trial_id or not visitor.sees(case.namespace):
+                continue
+            if known is None or not known.picture:
+                said = "the same picture" if one.same_picture else "nearly the same picture"
+                same_text = one.same_text or (known is not None and known.text)
+                found[one.trial_id] = Similar(case, said, same_text, one.distance)
+    return sorted(found.values(), key=lambda one: (not one.picture, one.bits or 0, not one.text))
+
+
+PAGES = (Page("/desk/cases/{trial_id}/similar", similar, role=Role.VIEWER, name="similar"),)

@@ -1,0 +1,1 @@
+"""Recomputing everything that the docket claims, and witnessing its checkpoints elsewhere."""

@@ -1,0 +1,146 @@
+"""Pushes the docket's checkpoints to a place that the service can't rewrite, while it serves.
+
+Verdicts do not wait for it: what has not arrived yet is the unanchored tail, and what can't be delivered now is
+delivered later, as the newest checkpoint then. Earlier ones need not arrive: each speaks for all that was before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import httpx2
+
+from court.errors import BadRequest, CourtError, Unavailable
+
+EVERY_S = 1.0
+"""Seconds from one look for a newer checkpoint to the next."""
+_LONGEST_S = 60.0
+"""Seconds between two attempts at a place that does not take them, at most."""
+_PATIENCE_S = 10.0
+_LAST_S = 2.0
+
+_log = logging.getLogger("memecourt.anchor")
+
+
+class Signing(Protocol):
+    """What is needed of a docket."""
+
+    async def checkpoint(self) -> str:
+        """The newest checkpoint, a signed note."""
+        ...
+
+
+class CheckpointWitness(Protocol):
+    """Takes checkpoints and keeps them."""
+
+    async def push(self, note: str) -> None:
+        """Hands one over; it is kept when this returns. Raises Unavailable where it could not be."""
+        ...
+
+    async def aclose(self) -> None:
+        """Lets go."""
+        ...
+
+
+class FileWitness:
+    """A file that checkpoints are added to: on another machine's share, or one that can only be appended to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def push(self, note: str) -> None:
+        """See :meth:`CheckpointWitness.push`."""
+        try:
+            await asyncio.to_thread(self._append, note)
+        except OSError as error:
+            raise _refused(error.strerror or "it can't be written") from None
+
+    async def aclose(self) -> None:
+        """See :meth:`CheckpointWitness.aclose`."""
+
+    def _append(self, note: str) -> None:
+        with self._path.open("ab+") as file:
+            # One that was cut off in the middle is set apart, and spoils none of the others.
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                note = note if file.read(1) == b"\n" else f"\n\n{note}"
+            file.write(f"{note}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class HttpWitness:
+    """An address that checkpoints are sent to, each in the body of a POST; any 2xx says that it is kept."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._client = httpx2.AsyncClient(timeout=_PATIENCE_S, follow_redirects=False)
+
+    async def push(self, note: str) -> None:
+        """See :meth:`CheckpointWitness.push`."""
+        headers = {"Content-Type": "text/plain; charset=utf-8"}
+        try:
+            answer = await self._client.post(self._url, content=note.encode(), headers=headers)
+        except httpx2.HTTPError:
+            raise _refused("it does not answer") from None
+        if not answer.is_success:
+            raise _refused(f"it answers with status {answer.status_code}")
+
+    async def aclose(self) -> None:
+        """See :meth:`CheckpointWitness.aclose`."""
+        await self._client.aclose()
+
+
+def open_witness(named: str) -> CheckpointWitness:
+    """The place that a setting names: a file, or an http or https address.
+
+    Raises:
+        BadRequest: It can't be one.
+    """
+    if "://" not in named:
+        return FileWitness(Path(named))
+    parts = urlsplit(named)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise BadRequest(
+            "The place for checkpoints is a file, or http://HOST/PATH or https, without a key in it.", field="anchor"
+        )
+    return HttpWitness(named)
+
+
+async def keep_anchored(docket: Signing, place: CheckpointWitness, *, every_s: float = EVERY_S) -> None:
+    """Pushes every checkpoint that is newer than the last one pushed, until it is cancelled; the newest at the end."""
+    pushed, wait = "", every_s
+    try:
+        while True:
+            try:
+                pushed = await _push(docket, place, pushed)
+                if wait > every_s:
+                    _log.info("checkpoints are taken again")
+                wait = every_s
+            except CourtError as error:
+                if wait == every_s:
+                    _log.warning("checkpoints can't be kept outside now: %s", error.message)
+                wait = min(2 * wait, _LONGEST_S)
+            await asyncio.sleep(wait)
+    finally:
+        with suppress(CourtError, TimeoutError):
+            async with asyncio.timeout(_LAST_S):
+                await _push(docket, place, pushed)
+        await place.aclose()
+
+
+async def _push(docket: Signing, place: CheckpointWitness, pushed: str) -> str:
+    note = await docket.checkpoint()
+    if note != pushed:
+        await place.push(note)
+    return note
+
+
+def _refused(why: str) -> Unavailable:
+    return Unavailable(f"The place for checkpoints does not take them: {why}.", reason="ANCHOR_UNAVAILABLE")

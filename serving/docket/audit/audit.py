@@ -1,0 +1,254 @@
+"""The rows of a docket as they stand, for whoever checks them, and what follows from its entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy import Boolean, Connection, Integer, Select, literal, select, type_coerce
+
+from court.backends.pictures.normalise import pixels_sha256
+from court.events import TrialFailed, TrialOpened, TrialResumed, VerdictGiven, VerdictReviewed
+from serving.docket.log.anchors import Anchor
+from serving.docket.log.bundle import ACCESS, bundle, signed_count
+from serving.docket.log.canonical_json import parse
+from serving.docket.log.entries import Entry, erased_of
+from serving.docket.log.errors import BadEntry, BadNote
+from serving.docket.log.notes import VerifierKey, open_checkpoint, read_checkpoint, split_note
+from serving.docket.log.verify import Progress, Report, verify, verify_pictures
+from serving.docket.store import log_queries as proofs
+from serving.docket.store import tables as t
+from serving.docket.store.bodies import PART, event_in, part_key
+from serving.docket.store.sql import SqlDocket
+from serving.docket.store.writes import trial_change, trial_row
+
+T = TypeVar("T")
+
+_AT_ONCE = 1000  # rows in memory
+_TELLING = frozenset(kind.__name__ for kind in (TrialOpened, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed))
+"""Kinds of events that the listing is made from; other events change nothing in it."""
+# Truth values as they stand: SQLite takes any value for one, and queries may take it otherwise than its driver does.
+_TRUE_OR_FALSE = [column.name for column in t.trials.c if isinstance(column.type, Boolean)]
+_TRUTHS: Mapping[Any, bool] = {0: False, 1: True}
+_TRIALS = [
+    type_coerce(column, Integer).label(column.name) if column.name in _TRUE_OR_FALSE else column
+    for column in t.trials.c
+]
+
+
+class Rows:
+    """What stands in the tables, as :class:`serving.docket.log.verify.Kept`; of use while the connection is."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Reads over a connection whose reads all see one moment."""
+        self._connection = connection
+
+    def entries(self) -> Iterator[Entry]:
+        """See :meth:`serving.docket.log.verify.Kept.entries`."""
+        return map(_entry_in, self._rows(select(t.entries).order_by(t.entries.c.number)))
+
+    def checkpoints(self) -> Iterator[tuple[int, str]]:
+        """See :meth:`serving.docket.log.verify.Kept.checkpoints`."""
+        query = select(t.checkpoints).order_by(t.checkpoints.c.size)
+        return ((row.size, _as(str, row.note, "")) for row in self._rows(query))
+
+    def tiles(self) -> Iterator[tuple[int, int, bytes]]:
+        """See :meth:`serving.docket.log.verify.Kept.tiles`."""
+        return ((row.level, row.place, _as(bytes, row.hashes, b"")) for row in self._rows(select(t.tiles)))
+
+    def trials(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """See :meth:`serving.docket.log.verify.Kept.trials`."""
+        for row in self._rows(select(*_TRIALS)):
+            truths = {name: _TRUTHS.get(row._mapping[name], row._mapping[name]) for name in _TRUE_OR_FALSE}
+            yield row.trial_id, {**row._mapping, **truths, "review": _written_now(row.review)}
+
+    def parts(self) -> Iterator[tuple[bytes, int, str]]:
+        """See :meth:`serving.docket.log.verify.Kept.parts`."""
+        return ((_as(bytes, row.key, b""), row.number, row.of) for row in self._rows(select(t.parts)))
+
+    def state(self) -> Mapping[str, Any]:
+        """See :meth:`serving.docket.log.verify.Kept.state`."""
+        rows = self._connection.execute(select(t.log)).all()
+        if len(rows) != 1:
+            return {}
+        state = rows[0]._mapping
+        return {**state, "checkpoint": _as(str, state["checkpoint"], "?")}
+
+    def _rows(self, query: Select[Any]) -> Iterator[Any]:
+        return iter(self._connection.execute(query, execution_options={"yield_per": _AT_ONCE}))
+
+
+def _as(kind: type[T], value: Any, instead: T) -> T:
+    """A value where it is of the type of its column: SQLite takes any in any."""
+    return value if isinstance(value, kind) else instead
+
+
+@contextmanager
+def _whatever_stands(connection: Connection) -> Iterator[None]:
+    """SQLite keeps as text what is none, and its driver then ends the reading: here it is given as bytes."""
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver: Any = connection.connection.driver_connection
+    usual = driver.text_factory
+    driver.text_factory = _text_or_bytes
+    try:
+        yield
+    finally:
+        driver.text_factory = usual
+
+
+def _text_or_bytes(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _written_now(review: Any) -> Any:
+    """A kept review as this version writes it: an earlier one knew fewer fields."""
+    if not isinstance(review, str):
+        return review
+    try:
+        return VerdictReviewed.model_validate_json(review).model_dump_json()
+    except ValueError:
+        return review
+
+
+def _entry_in(row: Any) -> Entry:
+    """The entry in a row; one that no commitment and no tree fits where a value is of another type than its column."""
+    kinds = {"number": int, "kind": str, "trial_id": str, "seq": int, "at": str, "commitment": bytes}
+    whole = all(type(row._mapping[name]) is kind for name, kind in kinds.items())
+    whole = whole and all(isinstance(value, bytes | None) for value in (row.body, row.salt))
+    return proofs.entry_in(row) if whole else Entry(row.number, "", "", -1, "", b"", "", b"")
+
+
+class FromEntries:
+    """Listing, parts and pictures, made anew, as :class:`serving.docket.log.verify.Derived`."""
+
+    def __init__(self) -> None:
+        self._trials: dict[str, dict[str, Any]] = {}
+        self._parts: dict[bytes, tuple[int, str]] = {}
+
+    def add(self, entry: Entry) -> None:
+        """See :meth:`serving.docket.log.verify.Derived.add`."""
+        try:
+            if entry.kind == "Erased" and entry.body is not None:
+                self._erase(entry.body)
+            elif entry.kind == PART and entry.body is not None:
+                self._part(entry.number, entry.body)
+            elif entry.kind in _TELLING and entry.body is not None:
+                self._event(entry.body)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise BadEntry(f"The body of entry {entry.number} can't be read as what its header says.") from None
+
+    def trials(self) -> Mapping[str, Mapping[str, Any]]:
+        """See :meth:`serving.docket.log.verify.Derived.trials`."""
+        return self._trials
+
+    def parts(self) -> Mapping[bytes, tuple[int, str]]:
+        """See :meth:`serving.docket.log.verify.Derived.parts`."""
+        return self._parts
+
+    def pictures(self) -> frozenset[str]:
+        """See :meth:`serving.docket.log.verify.Derived.pictures`."""
+        return frozenset(str(row["pixels_sha256"]) for row in self._trials.values() if row.get("pixels_sha256"))
+
+    def _event(self, body: str) -> None:
+        event = event_in(body, {})
+        if isinstance(event, TrialOpened):
+            self._trials[event.trial_id] = {**trial_row(event), "erased": False}
+        else:
+            self._trials[event.trial_id] |= trial_change(event)
+
+    def _part(self, number: int, body: str) -> None:
+        value = parse(body)
+        self._parts[part_key((value["of"], value["value"]))] = (number, value["of"])
+
+    def _erase(self, body: str) -> None:
+        erased = erased_of(body)
+        if erased.trial_id:
+            self._trials[erased.trial_id] = {"trial_id": erased.trial_id, **erased.left}
+
+
+async def audit(
+    docket: SqlDocket,
+    keys: Sequence[VerifierKey],
+    anchors: Sequence[Anchor] = (),
+    *,
+    progress: Progress = lambda entries: None,
+) -> Report:
+    """Checks a whole docket; see :mod:`serving.docket.log.verify` for what is found and what can't be.
+
+    All rows are of one moment; the docket may go on being written to. Pictures are looked at afterwards.
+
+    Raises:
+        Unavailable: It can't be read now.
+    """
+    derived = FromEntries()
+
+    def checked(connection: Connection) -> Report:
+        with _whatever_stands(connection):
+            return verify(Rows(connection), keys, derived, anchors=anchors, progress=progress)
+
+    report = await docket.read(checked)
+
+    async def still_wanted(digest: str) -> bool:
+        one = select(literal(1)).select_from(t.trials).where(t.trials.c.pixels_sha256 == digest).limit(1)
+        return await docket.read(lambda connection: connection.execute(one).first() is not None)
+
+    await verify_pictures(derived.pictures(), docket.frames, pixels_sha256, still_wanted, report)
+    return report
+
+
+async def bundled(
+    docket: SqlDocket, trial_id: str, *, with_access: bool = False, anchors: Sequence[Anchor] = ()
+) -> str:
+    """One trial with its proofs and its signed count, as the text of a file.
+
+    Args:
+        docket: Where it is.
+        trial_id: Of the trial.
+        with_access: Whether it is told who looked at its picture.
+        anchors: Checkpoints that the receiver has: the log is shown to continue them.
+
+    Raises:
+        BadNote: A checkpoint that the receiver has is not of this docket, or of a larger log than there is.
+        TrialUnknown: There is none of that id.
+        DocketError: The docket's private key is not there.
+        Unavailable: The docket can't be read or signed now.
+    """
+    public = await docket.vkey()
+    key = docket.signer(public)
+    checkpoints = {
+        (open_checkpoint(note, [VerifierKey.parse(public)]).size, note) for anchor in anchors for note in anchor.notes
+    }
+    withheld = () if with_access else (ACCESS,)
+
+    def made(connection: Connection) -> str | None:
+        note = proofs.checkpoint(connection)
+        if note is None:
+            return None
+        checkpoint = read_checkpoint(split_note(note)[0])
+        if any(size > checkpoint.size for size, _ in checkpoints):
+            raise BadNote(
+                "A checkpoint of the receiver's is of a larger log than this docket has: entries are missing here."
+            )
+        found = proofs.entries_of(connection, trial_id)
+        own = [entry for entry in found if entry.trial_id == trial_id]
+        return bundle(
+            trial_id,
+            own,
+            [entry for entry in found if entry.kind == PART],
+            checkpoint=note,
+            size=checkpoint.size,
+            count=signed_count(key, checkpoint, trial_id, len(own)),
+            read=proofs.nodes(connection),
+            known=sorted(checkpoints),
+            withheld=withheld,
+        )
+
+    while (text := await docket.read(made)) is None:
+        await docket.sign()
+    return text

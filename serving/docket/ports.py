@@ -1,0 +1,447 @@
+"""The port of the docket: where records are kept, and what several servers must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Protocol
+
+from court.errors import CourtError
+from court.events import AnyEvent, Procedure, ReviewOutcome, TrialFailed, VerdictReviewed
+from court.meme import Picture
+from court.record import TrialRecord, TrialState
+from court.verdict import Label
+from serving.docket.log.entries import Entry, Erased
+
+
+class DocketError(CourtError):
+    """The docket is missing, damaged, or of another format: what is wrong, and what to do."""
+
+    default_reason = "BAD_DOCKET"
+
+
+class TrialUnknown(CourtError):
+    """There is no trial of that id in this docket."""
+
+    default_reason = "TRIAL_UNKNOWN"
+
+
+class TrialErased(TrialUnknown):
+    """The record of a trial was erased."""
+
+    default_reason = "TRIAL_ERASED"
+
+
+class NotDecided(CourtError):
+    """A trial has no verdict that could be reviewed."""
+
+    default_reason = "TRIAL_NOT_DECIDED"
+
+
+class RequestConflict(CourtError):
+    """A request was asked under this name before, and it was another one."""
+
+    default_reason = "REQUEST_ID_TAKEN"
+
+    def __init__(self, message: str, *, reason: str | None = None, field: str | None = "request_id") -> None:
+        super().__init__(message, reason=reason, field=field)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestName:
+    """Names a request.
+
+    Attributes:
+        namespace: Of its content, or empty.
+        request_id: Its own.
+    """
+
+    namespace: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who answers a request, and with which trial.
+
+    Attributes:
+        name: Of the request.
+        payload: Digest of what was asked.
+        trial_id: The trial that answers it; held, being held, or not begun yet.
+        owner: The server that sees to it.
+    """
+
+    name: RequestName
+    payload: str
+    trial_id: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A trial that failed, from when it was opened or last taken up.
+
+    Attributes:
+        begun: Number of the entry that it began with.
+        ended: Number of the entry that says so.
+        failed: What that says.
+    """
+
+    begun: int
+    ended: int
+    failed: TrialFailed
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFilter:
+    """Which trials are meant: those that all of this holds for. What is empty or None asks for nothing.
+
+    Attributes:
+        labels: The Judge's label is one of these.
+        states: The state is one of these.
+        opened_from: Opened then or later.
+        opened_until: Opened before then.
+        reviewed: Whether a person has reviewed the verdict.
+        needs_review: Whether the verdict asks for a person.
+        namespace: Whose content it is; the empty one is a namespace too.
+        namespaces: The namespace is one of these: what a caller may see. An empty set is no trial at all.
+        pixels_sha256: Of a meme with this picture.
+    """
+
+    labels: frozenset[Label] = frozenset()
+    states: frozenset[TrialState] = frozenset()
+    opened_from: datetime | None = None
+    opened_until: datetime | None = None
+    reviewed: bool | None = None
+    needs_review: bool | None = None
+    namespace: str | None = None
+    namespaces: frozenset[str] | None = None
+    pixels_sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DocketLine:
+    """One trial in a listing.
+
+    Attributes:
+        trial_id: Opens the record.
+        opened_at: UTC.
+        procedure: How it is or was tried.
+        namespace: Whose content it is.
+        content_id: What the caller calls it.
+        state: Where it stands; OPEN also where it was cut off.
+        label: The Judge's, or None where there is no verdict.
+        needs_human_review: Whether the verdict asks for a person.
+        request_id: The request that it was opened for.
+        review: The last review, or None where there was none.
+        failure_reason: Why it failed, for machines; empty where it did not.
+        erased: Whether its record was erased: nothing of the meme is known any more.
+    """
+
+    trial_id: str
+    opened_at: datetime
+    procedure: Procedure
+    namespace: str
+    content_id: str
+    state: TrialState
+    label: Label | None
+    needs_human_review: bool
+    request_id: str = ""
+    review: VerdictReviewed | None = None
+    failure_reason: str = ""
+    erased: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Shows that an entry is in the log, to whoever has the docket's public key.
+
+    Attributes:
+        checkpoint: A signed note: how far the log was, and the root of its tree.
+        number: Of the entry.
+        header: Of the entry, whose hash is a leaf of the tree.
+        proof: From the leaf to the root (RFC 6962 §2.1.1).
+    """
+
+    checkpoint: str
+    number: int
+    header: bytes
+    proof: Sequence[bytes]
+
+
+class Docket(Protocol):
+    """Keeps records. What a method has returned from outlives the process, and the machine's power.
+
+    Several servers may use the same docket. Where it is locked, full, gone or closed, every method raises Unavailable
+    (``DOCKET_UNAVAILABLE``, ``DOCKET_CLOSED``). What was to be kept is then almost always not kept; where a connection
+    broke at the very end and has not come back, nobody can say, and asking again is safe: of an event it may say that
+    it is there.
+    """
+
+    async def append(self, *events: AnyEvent) -> None:
+        """Keeps an event, or several in this order: all of them or none.
+
+        Raises:
+            Unavailable: They could not be kept now.
+            DocketError: The trial already has an event of that number.
+        """
+        ...
+
+    async def keep_picture(self, picture: Picture) -> None:
+        """Keeps the representative frames of a picture under the digest of its pixels; again is no harm.
+
+        Raises:
+            Unavailable: They could not be kept now.
+        """
+        ...
+
+    async def record(self, trial_id: str) -> TrialRecord:
+        """The record of a trial.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            DocketError: What is kept is no record.
+        """
+        ...
+
+    async def events(self, trial_id: str, from_seq: int = 0) -> Sequence[AnyEvent]:
+        """The events of a trial from a number on, in order; none where it has not got so far.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            DocketError: What is kept are no events.
+        """
+        ...
+
+    async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
+        """The kept frames of a picture as PNG files; none if it is unknown."""
+        ...
+
+    async def list(
+        self,
+        *,
+        limit: int,
+        after: tuple[datetime, str] | None = None,
+        which: TrialFilter = TrialFilter(),
+        oldest_first: bool = False,
+    ) -> Sequence[DocketLine]:
+        """Trials by the time when they were opened, the last first unless asked otherwise.
+
+        Args:
+            limit: How many at most.
+            after: ``opened_at`` and ``trial_id`` of the line after which to go on.
+            which: Of which trials.
+            oldest_first: Whether the order is turned round.
+        """
+        ...
+
+    async def requests(self) -> Mapping[str, Sequence[str]]:
+        """Ids of all trials by the request that they were opened for, the first opened first."""
+        ...
+
+    async def failures(self, pixels_sha256: str) -> Sequence[Failure]:
+        """Failures of trials in which models may have been shown this picture, in the order in which they were kept.
+
+        Only those since a model that was shown it last gave a verdict: what no model saw says nothing of them.
+        """
+        ...
+
+    async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:
+        """The labels that hold, by trial: the Judge's, or the reviewer's where it was overruled.
+
+        A trial without a verdict, or that there is not, has none.
+        """
+        ...
+
+    async def open_trials(self) -> Sequence[str]:
+        """Ids of the trials that are open, the first opened first: they run in some process, or were cut off."""
+        ...
+
+    async def claim(self, name: RequestName, *, payload: str, trial_id: str, owner: str) -> Lease:
+        """Registers who answers a request and with which trial, unless that has been done: then what stands.
+
+        Of all who claim the same at once, in whichever process, one claim stands and all of them get it.
+
+        Raises:
+            RequestConflict: The request of that name is another one.
+            Unavailable: It could not be kept now.
+        """
+        ...
+
+    async def take_over(self, claim: Lease, *, owner: str, trial_id: str | None = None) -> Lease | None:
+        """Puts another owner, and perhaps another trial, in the place of those that were last seen.
+
+        Returns:
+            The claim as it is now; None where owner or trial had changed: somebody was quicker.
+        """
+        ...
+
+    async def claim_of(self, name: RequestName) -> Lease | None:
+        """Who answers a request; None if nobody has claimed it."""
+        ...
+
+    async def open_claims(self) -> Sequence[Lease]:
+        """For each trial that is open, the claim that it was opened for.
+
+        A claim whose trial was never opened is not among them: what was asked is not known before it is asked again.
+        """
+        ...
+
+    async def beat(self, owner: str) -> None:
+        """Counts one on for a server: it lives."""
+        ...
+
+    async def rest(self, owner: str, count: int | None = None) -> None:
+        """Forgets the count of a server that is gone.
+
+        Args:
+            owner: The server.
+            count: How far it had counted when it was last seen; if it has counted on since, nothing is forgotten. None
+                where it says itself that it goes.
+        """
+        ...
+
+    async def beats(self) -> Mapping[str, int]:
+        """How far each server has counted that is not forgotten.
+
+        Whether one moves is seen by looking twice, whatever clocks say.
+        """
+        ...
+
+    async def know(self, key: str, trial_id: str) -> None:
+        """Keeps which trial answers a key, unless another does already, or the trial's verdict was overruled."""
+        ...
+
+    async def known(self, key: str) -> str | None:
+        """The trial that answers a key, or None."""
+        ...
+
+    async def known_among(self, keys: Sequence[str]) -> Mapping[str, str]:
+        """The trials that answer those of some hundred keys that are answered, by key."""
+        ...
+
+    async def review(
+        self,
+        trial_id: str,
+        *,
+        outcome: ReviewOutcome,
+        label: Label,
+        reason: str,
+        clause: str,
+        reviewer: str,
+        at: datetime,
+    ) -> VerdictReviewed:
+        """Appends a review to a decided trial. An overruled trial answers no key any more, in the same transaction.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            NotDecided: It has no verdict.
+            Unavailable: It could not be kept now.
+        """
+        ...
+
+    async def keep_look(self, trial_id: str, look: bytes) -> None:
+        """Keeps what the picture of a trial looks like, for whoever compares pictures; again is no harm."""
+        ...
+
+    async def looks(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
+        """Number, trial and look of those above a number, in order, at most so many; ask on from the last until none.
+
+        No process ever sees a number before it could see all lower ones: whoever goes on from the last misses none.
+        """
+        ...
+
+    async def entries(self, first: int, most: int, kinds: Collection[str] | None = None) -> Sequence[Entry]:
+        """Entries of the log from a number on, in order, as they are stored: nothing is checked.
+
+        Args:
+            first: The lowest number.
+            most: How many at most.
+            kinds: Of these kinds only.
+        """
+        ...
+
+    async def entries_of(self, trial_id: str) -> Sequence[Entry]:
+        """All entries about a trial, in order: its events, who looked at it, and the parts that its events quote.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+        """
+        ...
+
+    async def size(self) -> int:
+        """How many entries the log has: the number of the next."""
+        ...
+
+    async def added(self, first: int) -> tuple[int, Collection[tuple[str, str]]]:
+        """How many entries the log has, and kind and trial of those from a number on, each pair once."""
+        ...
+
+    async def checkpoint(self) -> str:
+        """The signed note of the log as it is now (C2SP tlog-checkpoint).
+
+        Raises:
+            DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
+        """
+        ...
+
+    async def vkey(self) -> str:
+        """The public key that checkpoints are checked with (C2SP signed-note). Raises DocketError as above."""
+        ...
+
+    async def receipt(self, trial_id: str) -> Receipt:
+        """Shows that a verdict is in the log; the same each time.
+
+        Raises:
+            TrialUnknown: There is no trial of that id.
+            NotDecided: It has no verdict.
+            DocketError: As above.
+        """
+        ...
+
+    async def node(self, level: int, index: int) -> bytes:
+        """The hash of a node of the Merkle tree, all of whose leaves are there. Raises BadProof if it is not stored."""
+        ...
+
+    async def note_access(
+        self, trial_id: str, *, who: str, what: str, at: datetime, kind: Literal["PictureShown"] = "PictureShown"
+    ) -> None:
+        """Puts on record that somebody looks at what is blurred; done before it is shown.
+
+        Raises:
+            TrialUnknown: There is none of that id, or its record was erased (TrialErased).
+            Unavailable: It could not be kept now.
+        """
+        ...
+
+    async def erase(self, trial_id: str, *, who: str, why: str, at: datetime, precedents: Sequence[str] = ()) -> Erased:
+        """Erases what is known of a trial's meme, and says so in the log. Once more is no harm: then what stands.
+
+        The bodies of its entries go, its picture unless another trial has the same, and what other tables hold of it.
+        Who looked at it, and that it was erased, stays. So does what a copy of the docket holds, made before.
+
+        Args:
+            trial_id: Which.
+            who: Who wants it.
+            why: Why.
+            at: When.
+            precedents: Ids of precedents that the trial was made into; their texts go from all records that quote them.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            Unavailable: It could not be done now; or it is done, and files or the place of pictures still hold
+                something of it (``ERASURE_UNFINISHED``): ask once more.
+        """
+        ...
+
+    async def erase_precedent(self, precedent_id: str, *, who: str, why: str, at: datetime) -> Erased:
+        """Erases the texts of a precedent, and digests of its picture, from all records that quote it; as above.
+
+        What is quoted under its id from then on is not kept either.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Waits until everything handed in is kept, and lets go."""
+        ...

@@ -1,0 +1,1 @@
+"""Reviews by people: the queue, its locks, and what overruled verdicts lead to."""

@@ -1,0 +1,256 @@
+"""Verdicts that were overruled as precedents: what a person found of a meme is cited when one like it is tried.
+
+Such a precedent is named after its trial, ``trial:ID``, which is its source as well. It stands as long as the
+overruling does: where a later review finds otherwise it is changed or taken out, and a person can take it back at any
+time. Each of these is a change of the library with its own who and why, which can itself be revoked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from court.errors import BadRequest
+from court.events import ReviewOutcome, VerdictReviewed
+from court.meme import Picture
+from court.policy import DEFAULT_POLICY, Policy
+from court.precedents import PrecedentLabel
+from court.record import TrialRecord
+from court.verdict import Label
+from retrieval.embed.encoder import Encoder
+from retrieval.library.changes import CantChange, Change, Kind, NoSuchPrecedent, PrecedentExists
+from retrieval.library.edit import Opened, add_precedent, changed
+from retrieval.library.manifest import LabelledMeme
+from retrieval.library.ports import Writer
+from retrieval.library.sources import Provenance
+from serving.docket.ports import TrialErased
+from serving.docket.store.pictures import picture_of
+
+_MOST_WHY = 2000
+_TRIES = 5
+"""Of a change to a precedent that others change at the same time."""
+
+
+class Overrulings(StrEnum):
+    """Which overruled verdicts become precedents."""
+
+    NEVER = "never"
+    CHOSEN = "chosen"
+    """Those of which the reviewer says so."""
+    ALWAYS = "always"
+
+
+class Log(Protocol):
+    """What is needed of the docket."""
+
+    async def record(self, trial_id: str) -> TrialRecord:
+        """The record of a trial."""
+
+    async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
+        """The kept frames of a picture as PNG files; none if it is unknown."""
+
+
+def name_of(trial_id: str) -> str:
+    """What the precedent is called that the overruling of this trial makes, and where it comes from."""
+    return f"trial:{trial_id}"
+
+
+class Corrections:
+    """Makes precedents of overrulings, and takes them back."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        encoder: Callable[[], Encoder],
+        docket: Log,
+        overrulings: Overrulings = Overrulings.CHOSEN,
+    ) -> None:
+        """Changes nothing yet.
+
+        Args:
+            opened: Opens what changes the library.
+            encoder: Gives what the library was made with; asked in a thread, when a meme is put in.
+            docket: Where trials and their pictures are.
+            overrulings: Which become precedents.
+        """
+        self._opened = opened
+        self._encoder = encoder
+        self._docket = docket
+        self.overrulings = overrulings
+
+    def wanted(self, *, chosen: bool) -> bool:
+        """Whether an overruling is to become a precedent, where its reviewer has chosen so or not."""
+        return self.overrulings is Overrulings.ALWAYS or (chosen and self.overrulings is Overrulings.CHOSEN)
+
+    async def of(self, trial_id: str) -> LabelledMeme | None:
+        """The precedent that a trial has become; None where it has not, or it was taken back."""
+        return await changed(self._opened, lambda writer: writer.meme(name_of(trial_id)))
+
+    async def follow(self, record: TrialRecord, review: VerdictReviewed, *, chosen: bool) -> Change | None:
+        """Brings the library in line with a review that has been kept.
+
+        An overruling puts the meme in where that is wanted, or gives it the other label where it is in. Upholding the
+        verdict takes out what an earlier overruling put in. Where the trial was reviewed again while the library was
+        being changed, the library follows that as well, and where it was erased, nothing of it stays: whoever comes
+        last, the library is as the last review says.
+
+        Args:
+            record: Of the trial.
+            review: The last one.
+            chosen: Whether its reviewer wants a precedent of it.
+
+        Returns:
+            The change; None where there was nothing to change.
+
+        Raises:
+            BadLibrary: There is no library, or it is damaged.
+            BadRequest: The meme has nothing that can be compared, or what is asked does not fit the library.
+            Unavailable: The library can't be changed now. The review stands all the same.
+        """
+        trial_id = record.trial_id
+        change = await self._bring(record, review, chosen=chosen)
+        while True:
+            try:
+                record = await self._docket.record(trial_id)
+            except TrialErased:
+                await forget(self._opened, trial_id, who=review.reviewer, why="The trial was erased.")
+                return None
+            last = record.last(VerdictReviewed)
+            if last is None or last.seq <= review.seq:
+                return change
+            review = last  # who gave it says themselves whether it is to be a precedent
+            change = await self._bring(record, review, chosen=False) or change
+
+    async def _bring(self, record: TrialRecord, review: VerdictReviewed, *, chosen: bool) -> Change | None:
+        for _ in range(_TRIES):
+            try:
+                return await self._bring_now(record, review, chosen=chosen)
+            except (CantChange, NoSuchPrecedent, PrecedentExists):
+                continue  # somebody else has changed the same precedent since it was looked at
+        return await self._bring_now(record, review, chosen=chosen)
+
+    async def _bring_now(self, record: TrialRecord, review: VerdictReviewed, *, chosen: bool) -> Change | None:
+        name = name_of(record.trial_id)
+        if review.outcome is ReviewOutcome.UPHELD or review.label is Label.UNDECIDED:
+            why = f"The verdict was upheld: {review.reason}"
+            return await changed(self._opened, lambda writer: _without(writer, name, review.reviewer, why))
+        wanted = self.wanted(chosen=chosen)
+        picture = await self._picture(record) if wanted else None
+        return await changed(self._opened, lambda writer: self._put(writer, record, review, picture, wanted=wanted))
+
+    async def take_back(self, trial_id: str, *, who: str, why: str) -> Change:
+        """Takes a precedent out that an overruling put in; the overruling itself stands.
+
+        Raises:
+            NoSuchPrecedent: The trial is none, or no longer.
+            As :meth:`follow`.
+        """
+        return await changed(self._opened, lambda writer: writer.remove(name_of(trial_id), who=who, why=_short(why)))
+
+    async def _picture(self, record: TrialRecord) -> Picture | None:
+        meme = record.opened.meme
+        frames = await self._docket.frames(meme.pixels_sha256)
+        return picture_of(meme, frames) if frames else None
+
+    def _put(
+        self, writer: Writer, record: TrialRecord, review: VerdictReviewed, picture: Picture | None, *, wanted: bool
+    ) -> Change | None:
+        name, who = name_of(record.trial_id), review.reviewer
+        why = _short(f"{record.verdict.label if record.verdict else 'No verdict'} was overruled: {review.reason}")
+        label: PrecedentLabel = Label.HARMFUL if review.label is Label.HARMFUL else Label.NOT_HARMFUL
+        stands = writer.meme(name)
+        if stands is None and wanted:
+            removal = next(
+                (r for r in reversed(writer.history(name)) if _took_out(r.change) and not r.revoked_by), None
+            )
+            if removal is None:
+                return add_precedent(
+                    writer,
+                    self._encoder(),
+                    id_=name,
+                    label=label,
+                    text=record.text.text if record.text else "",
+                    picture=picture,
+                    who=who,
+                    why=why,
+                    source=name,
+                    categories=_categories(record, review),
+                    provenance=Provenance(
+                        namespace=record.opened.meme.namespace,
+                        language=record.text.language if record.text else "",
+                        policy=record.opened.policy.id,
+                    ),
+                )[0]
+            change = writer.revoke(removal.change.number, who=who, why=why)
+            stands = writer.meme(name)
+            if stands is None or stands.label is label:
+                return change
+        if stands is None or stands.label is label:
+            return None
+        return writer.relabel(name, label, who=who, why=why)
+
+
+async def forget(opened: Opened, trial_id: str, *, who: str, why: str) -> bool:
+    """Takes the precedent of a trial that is being erased out of a library, for good.
+
+    A library on disk is written anew without it, and without what its history held of it. One in a database keeps what
+    was taken out in its history, as far as a revocation needs it.
+
+    Args:
+        opened: Opens what changes the library.
+        trial_id: Of the trial.
+        who: Erases it.
+        why: For what reason; stands in the history.
+
+    Returns:
+        Whether there was anything of it.
+
+    Raises:
+        As :meth:`Corrections.follow`.
+    """
+    return await forget_precedent(opened, name_of(trial_id), who=who, why=why)
+
+
+async def forget_precedent(opened: Opened, name: str, *, who: str, why: str) -> bool:
+    """As :func:`forget`, for any precedent: ``name`` is its id."""
+
+    def work(writer: Writer) -> bool:
+        if writer.meme(name) is not None:
+            writer.remove(name, who=who, why=_short(why))
+        known = bool(writer.history(name))
+        if known:
+            writer.forget()
+        return known
+
+    return await changed(opened, work)
+
+
+def policy_of(record: TrialRecord) -> Policy | None:
+    """The policy that a trial was held by, where its words are known: kept with it, or MemeCourt's own."""
+    kept = getattr(record.opened.policy, "content", None)
+    if isinstance(kept, Policy):
+        return kept
+    return DEFAULT_POLICY if record.opened.policy.digest == DEFAULT_POLICY.digest else None
+
+
+def _categories(record: TrialRecord, review: VerdictReviewed) -> tuple[str, ...]:
+    """Of the clause that a finding of harm rests on."""
+    policy = policy_of(record)
+    if review.label is not Label.HARMFUL or policy is None:
+        return ()
+    return tuple(clause.category for clause in policy.clauses if clause.number == review.clause)
+
+
+def _without(writer: Writer, name: str, who: str, why: str) -> Change | None:
+    return None if writer.meme(name) is None else writer.remove(name, who=who, why=_short(why))
+
+
+def _took_out(change: Change) -> bool:
+    return change.kind is Kind.REMOVE
+
+
+def _short(why: str) -> str:
+    if not why.strip():
+        raise BadRequest("Say why.", reason="FIELD_MISSING", field="why")
+    return why if len(why) <= _MOST_WHY else why[: _MOST_WHY - 1] + "…"

@@ -1,0 +1,200 @@
+"""Whose a case is: one person's at a time, for a while, and until they have said what they found.
+
+What they say is kept in the transaction that gives the case back: of two who send at once, or of one who sends twice,
+one is heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, delete, select, update
+
+from court.errors import CourtError
+from court.events import VerdictReviewed
+from court.record import TrialState
+from serving.docket.ports import NotDecided, TrialUnknown
+from serving.docket.review.blinding import has_seen_verdict
+from serving.docket.store import review_tables as t
+from serving.docket.store import tables
+from serving.docket.store.bodies import event_in, unpacked
+from serving.docket.store.group_commit import Batch
+from serving.docket.store.log_append import open_appender
+from serving.docket.store.tables import stamp
+from serving.docket.store.writes import Said, keep_said, unknown
+
+LOCK_MINUTES: Final = 15
+"""For so long a case is one reviewer's, unless that is renewed."""
+
+_lock = t.locks.c
+
+S = TypeVar("S", bound=Said)
+
+
+class CaseError(CourtError):
+    """A case is not this person's to look at now."""
+
+
+class CaseTaken(CaseError):
+    """Somebody else is looking at this case."""
+
+    default_reason = "CASE_TAKEN"
+
+
+class CaseClosed(CaseError):
+    """Nobody has to look at this case any more: it was reviewed meanwhile, or never needed to be."""
+
+    default_reason = "CASE_CLOSED"
+
+
+class AnotherWanted(CaseError):
+    """This case waits for another person's word than this one's."""
+
+    default_reason = "ANOTHER_PERSON_WANTED"
+
+
+class NotHeld(CaseError):
+    """Whoever reviews a case takes it first, and this one was not taken, or for longer ago than a lock lasts."""
+
+    default_reason = "CASE_NOT_HELD"
+
+
+class SaidBefore(CaseError):
+    """The same was sent twice; it was kept the first time, and once."""
+
+    default_reason = "SAID_BEFORE"
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """Who looks at a case, and until when (UTC)."""
+
+    holder: str
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LockedReview:
+    """Something that is to be kept if the case is the speaker's, who then gives it back.
+
+    Attributes:
+        said: What is said; its number is given when it is kept.
+        now: What time it is, UTC.
+    """
+
+    said: Said
+    now: datetime
+
+
+def acquire(connection: Connection, trial_id: str, who: str, now: datetime, *, again: bool) -> Lock:
+    """Makes a case this person's; see :meth:`serving.docket.review.queue.ReviewQueue.take`."""
+    row = connection.execute(select(t.cases).where(t.cases.c.trial_id == trial_id).with_for_update()).one_or_none()
+    _check_takeable(connection, row, trial_id, who, again)
+    held = connection.execute(select(t.locks).where(_lock.trial_id == trial_id)).one_or_none()
+    if held is not None and held.holder != who and held.until > stamp(now):
+        raise CaseTaken(f"{held.holder} is looking at this case, until {_clock_of(held.until)} at the latest.")
+    until = now + timedelta(minutes=LOCK_MINUTES)
+    statement = t.insert_into(connection, t.locks).values(trial_id=trial_id, holder=who, until=stamp(until))
+    set_ = {"holder": who, "until": stamp(until)}
+    connection.execute(statement.on_conflict_do_update(index_elements=[_lock.trial_id], set_=set_))
+    return Lock(who, until)
+
+
+def renew(connection: Connection, trial_id: str, who: str, now: datetime) -> None:
+    """Keeps a case for longer. Raises NotHeld where it is not this person's any more."""
+    until = stamp(now + timedelta(minutes=LOCK_MINUTES))
+    if not connection.execute(update(t.locks).where(*_own(trial_id, who, now)).values(until=until)).rowcount:
+        raise _not_held(connection, trial_id, who, now)
+
+
+def release(connection: Connection, trial_id: str, who: str) -> None:
+    """Gives a case back; one that is not held is no error."""
+    connection.execute(delete(t.locks).where(_lock.trial_id == trial_id, _lock.holder == who))
+
+
+def _say(connection: Connection, asked: Sequence[LockedReview]) -> Sequence[Said | CourtError]:
+    open_appender(connection)  # before any row is held: see serving.docket.store.writes
+    return [_say_one(connection, one.said, one.now) for one in asked]
+
+
+def _say_one(connection: Connection, said: Said, now: datetime) -> Said | CourtError:
+    who = _speaker(said)
+    own = select(_lock.holder).where(*_own(said.trial_id, who, now)).with_for_update()
+    if connection.execute(own).one_or_none() is None:
+        before = [one for one in _said(connection, said.trial_id, type(said)) if _speaker(one) == who]
+        if before and _same(before[-1], said):
+            return SaidBefore("This was sent twice, and is kept once.")
+        return _not_held(connection, said.trial_id, who, now)
+    if isinstance(said, VerdictReviewed):
+        # From the log as well, which may be further than what was drawn from it.
+        own_before = any(_speaker(one) == who for one in _said(connection, said.trial_id, VerdictReviewed))
+        said = said.model_copy(
+            update={"blind": not own_before and not has_seen_verdict(connection, said.trial_id, who)}
+        )
+    kept = keep_said(connection, said)
+    if not isinstance(kept, CourtError):
+        release(connection, said.trial_id, who)
+    return kept
+
+
+SAY = Batch(13, _say)
+
+
+def _own(trial_id: str, who: str, now: datetime) -> tuple[ColumnElement[bool], ...]:
+    return _lock.trial_id == trial_id, _lock.holder == who, _lock.until > stamp(now)
+
+
+def _not_held(connection: Connection, trial_id: str, who: str, now: datetime) -> NotHeld:
+    query = select(t.locks).where(_lock.trial_id == trial_id, _lock.holder != who, _lock.until > stamp(now))
+    held = connection.execute(query).one_or_none()
+    last = next(iter(_said(connection, trial_id, VerdictReviewed)[-1:]), None)
+    why = "its time was over, or it was given back"
+    if held is not None:
+        why = f"{held.holder} is looking at it, until {_clock_of(held.until)} at the latest"
+    elif last is not None:
+        why = (
+            f"{'you' if last.reviewer == who else last.reviewer} reviewed it on {last.at.day} {last.at:%b at %H:%M} UTC"
+        )
+    return NotHeld(f"This case is not yours, or no longer: {why}. To say what you found, take it again.")
+
+
+def _said(connection: Connection, trial_id: str, kind: type[S]) -> Sequence[S]:
+    """What was said of a trial in one way, in order."""
+    entry = tables.entries.c
+    own = (entry.trial_id == trial_id, tables.IS_EVENT, entry.kind == kind.__name__, entry.body.is_not(None))
+    bodies = connection.execute(select(entry.body).where(*own).order_by(entry.seq)).scalars().all()
+    found = [event_in(unpacked(bytes(body)), {}) for body in bodies]
+    return [event for event in found if isinstance(event, kind)]
+
+
+def _speaker(said: Said) -> str:
+    return said.reviewer if isinstance(said, VerdictReviewed) else said.by
+
+
+def _same(one: Said, other: Said) -> bool:
+    """Whether two sayings differ in nothing but when they were sent, and what was shown by then."""
+    left = {"seq", "at", "blind"}
+    return one.model_dump(exclude=left) == other.model_dump(exclude=left)
+
+
+def _check_takeable(connection: Connection, row: Any, trial_id: str, who: str, again: bool) -> None:
+    if row is None:
+        raise unknown(trial_id)
+    if row.erased:
+        raise TrialUnknown("What was said in this trial has been erased: there is nothing left to look at.")
+    if row.state != TrialState.DECIDED:
+        raise NotDecided("This trial has no verdict that could be reviewed.")
+    if again:
+        return
+    if not row.waiting:
+        raise CaseClosed("Nobody has to look at this case any more: somebody reviewed it, or it never needed that.")
+    own = select(t.reviews.c.number).where(t.reviews.c.trial_id == trial_id, t.reviews.c.reviewer == who).limit(1)
+    if row.asked_by == who or connection.execute(own).first() is not None:
+        raise AnotherWanted("Your word on this case stands already: it waits for another person's.")
+
+
+def _clock_of(stamped: str) -> str:
+    return f"{datetime.fromisoformat(stamped):%H:%M} UTC"

@@ -1,0 +1,323 @@
+"""What the desk knows of a trial, drawn from the entries of the log: whether a person should look, and why."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from court.events import (
+    AnyEvent,
+    Described,
+    SecondOpinionAsked,
+    TextRead,
+    TrialFailed,
+    TrialOpened,
+    TrialResumed,
+    VerdictGiven,
+    VerdictReviewed,
+)
+from court.record import TrialState
+from court.verdict import Label, ReviewReason, Verdict
+from serving.docket.store import review_tables as t
+from serving.docket.store.bodies import event_in
+from serving.docket.store.tables import stamp
+
+_log = logging.getLogger("memecourt.desk")
+
+ERASED: Final = "Erased"
+"""The kind of the entry that says that a trial was erased."""
+
+KINDS: Final = frozenset(
+    {
+        "TrialOpened",
+        "TextRead",
+        "Described",
+        "VerdictGiven",
+        "TrialFailed",
+        "TrialResumed",
+        "VerdictReviewed",
+        "SecondOpinionAsked",
+        ERASED,
+    }
+)
+"""Of the entries that are read."""
+
+
+class ReviewPriority(StrEnum):
+    """Why a person should look at a verdict; the most urgent first."""
+
+    REVIEWERS_DISAGREE = "REVIEWERS_DISAGREE"
+    """Two reviewers found it to be different things."""
+    SECOND_OPINION = "SECOND_OPINION"
+    """Somebody asked for another person's word."""
+    UNDECIDED = "UNDECIDED"
+    """The court came to no label."""
+    DISAGREE = "DISAGREE"
+    """The Judge, its own odds, the precedents or an earlier trial say different things, or both sides are as strong.
+
+    One reason for both: that sides are as strong alone would tell the label, which the rule then gives.
+    """
+    COURT_ASKS = "COURT_ASKS"
+    """The verdict asks for a person for a reason of its own."""
+    LOW_SCORE = "LOW_SCORE"
+    """The score hardly speaks for the label."""
+    SAMPLED = "SAMPLED"
+    """Drawn by chance, to know how good verdicts are that nobody doubts."""
+
+    @property
+    def urgency(self) -> int:
+        """1 for what is taken first."""
+        return _URGENCY[self]
+
+
+_URGENCY = {why: place for place, why in enumerate(ReviewPriority, 1)}
+_VOTES = {
+    ReviewReason.VOTE_DISAGREES,
+    ReviewReason.SCORE_DISAGREES,
+    ReviewReason.PRECEDENTS_DISAGREE,
+    ReviewReason.JUDGE_CONTRADICTS_ITSELF,
+    ReviewReason.NEAR_DUPLICATE_HARMFUL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What brings a verdict to the desk that does not ask for it itself. They hold for verdicts read from then on.
+
+    Attributes:
+        sure: A score that puts the probability of the given label below this is low; in (0.5, 1).
+        sampled: Share of all verdicts that chance picks; in [0, 1].
+    """
+
+    sure: float = 0.6
+    sampled: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.sure <= 1 or not 0 <= self.sampled <= 1:
+            raise ValueError("sure lies in [0.5, 1] and sampled in [0, 1]")
+
+
+USUAL: Final = Rules()
+
+Reasons = tuple[tuple[ReviewPriority, str], ...]
+
+
+class Entry(Protocol):
+    """What is read of an entry of the log (:class:`serving.docket.log.entries.Entry`)."""
+
+    @property
+    def number(self) -> int:
+        """Its place in the log."""
+
+    @property
+    def kind(self) -> str:
+        """Of the event."""
+
+    @property
+    def trial_id(self) -> str:
+        """Empty where it belongs to none."""
+
+    @property
+    def body(self) -> str | None:
+        """The event as JSON; None where it was erased."""
+
+
+def is_sampled(trial_id: str, share: float) -> bool:
+    """Whether chance picks a trial: by its id, so that every process says the same, and a larger share picks more."""
+    digest = hashlib.sha256(b"memecourt desk\0" + trial_id.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8]) < share * 2**64
+
+
+def reasons_of(verdict: Verdict, trial_id: str, rules: Rules) -> Reasons:
+    """Why a person should look at a verdict, the most urgent first; nothing where nobody has to."""
+    found: list[tuple[ReviewPriority, str]] = []
+    undecided = verdict.label is Label.UNDECIDED
+    if undecided:
+        found += [(ReviewPriority.UNDECIDED, review.detail) for review in verdict.review]
+    else:
+        for review in verdict.review:
+            found.append(
+                (ReviewPriority.DISAGREE if review.reason in _VOTES else ReviewPriority.COURT_ASKS, review.detail)
+            )
+    strengths = verdict.strengths
+    if strengths is not None and strengths.harmful is strengths.benign:
+        level = strengths.harmful.lower()
+        found.append(
+            (
+                ReviewPriority.DISAGREE,
+                f"Evidence of harm and of no harm are both {level}; a tie is harmful by the rule.",
+            )
+        )
+    if verdict.harm_score is not None and not undecided:
+        own = verdict.harm_score if verdict.label is Label.HARMFUL else 1 - verdict.harm_score
+        if own < rules.sure:
+            label = str(verdict.label).replace("_", " ").lower()
+            found.append((ReviewPriority.LOW_SCORE, f"The score puts the probability of {label} at {own:.2f}."))
+    if is_sampled(trial_id, rules.sampled):
+        found.append((ReviewPriority.SAMPLED, f"Drawn by chance: {rules.sampled:.1%} of all verdicts are."))
+    return tuple(sorted(found, key=lambda each: each[0].urgency))
+
+
+def folded(text: str) -> str:
+    """A text as it is searched: case, width and kinds of spaces make no difference."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def same_letters(text: str) -> str:
+    """What texts share that differ in case and spaces alone; empty where there is no text."""
+    letters = folded(text)
+    return hashlib.sha256(letters.encode("utf-8", "surrogatepass")).hexdigest() if letters else ""
+
+
+def apply_entries(connection: Connection, entries: Sequence[Entry], rules: Rules) -> None:
+    """Draws entries in the order of their numbers. Whoever calls keeps how far it has come, in the same transaction."""
+    named = sorted({entry.trial_id for entry in entries if entry.trial_id})
+    cases = {trial_id: _Case(dict(row)) for trial_id, row in _rows(connection, named)}
+    for entry in entries:
+        if not entry.trial_id:
+            continue
+        case = cases.setdefault(entry.trial_id, _Case({"trial_id": entry.trial_id}, new=True))
+        if entry.kind == ERASED:
+            t.forget(connection, entry.trial_id)
+            cases.pop(entry.trial_id)
+            continue
+        if case.row.get("erased") or entry.body is None:
+            continue
+        try:
+            event = event_in(entry.body, {})
+        except ValueError:
+            # Somebody altered it, which `memecourt docket verify` tells of; the desk goes on without it.
+            _log.error("entry %d can't be read, and the desk does without it", entry.number)
+            continue
+        case.take(event, entry.number, rules, connection)
+    _keep(connection, cases.values())
+
+
+class _Case:
+    """A row that is being drawn."""
+
+    def __init__(self, row: dict[str, Any], *, new: bool = False) -> None:
+        self.row = row
+        self.new = new
+        self.changed = False
+
+    def take(self, event: AnyEvent, number: int, rules: Rules, connection: Connection) -> None:
+        row = self.row
+        self.changed = True
+        match event:
+            case TrialOpened():
+                row["opened_at"] = stamp(event.at)
+                row["namespace"], row["content_id"] = event.meme.namespace, event.meme.content_id
+                row["pixels_sha256"] = event.meme.pixels_sha256
+                models = sorted(set(event.versions.models.values()))
+                row["models"] = "".join(f"\n{model}" for model in models) + "\n" if models else ""
+                row["state"] = TrialState.OPEN
+            case TextRead():
+                row["text"], row["same"] = event.text, same_letters(event.text)
+                self._search(event.text)
+            case Described():
+                self._search(event.description)
+            case TrialFailed():
+                row["state"] = TrialState.FAILED
+            case TrialResumed():
+                row["state"] = TrialState.OPEN
+            case VerdictGiven():
+                self._decided(event, rules)
+            case VerdictReviewed():
+                self._reviewed(event, number, connection)
+            case SecondOpinionAsked():
+                row["asked_by"] = event.by
+                self._waits(((ReviewPriority.SECOND_OPINION, f"{event.by} asks for a second opinion: {event.reason}"),))
+            case _:
+                self.changed = False
+
+    def _decided(self, event: VerdictGiven, rules: Rules) -> None:
+        row, verdict = self.row, event.verdict
+        row["state"], row["label"], row["holds"] = TrialState.DECIDED, str(verdict.label), str(verdict.label)
+        row["score"] = verdict.harm_score
+        row["category"] = verdict.finding.category if verdict.finding else ""
+        row["drawn"] = is_sampled(event.trial_id, rules.sampled)
+        row["rationale"] = folded(verdict.rationale)
+        reasons = reasons_of(verdict, event.trial_id, rules)
+        if reasons:
+            self._waits(reasons)
+
+    def _reviewed(self, event: VerdictReviewed, number: int, connection: Connection) -> None:
+        row = self.row
+        connection.execute(
+            insert(t.reviews),
+            {
+                "number": number,
+                "trial_id": event.trial_id,
+                "reviewer": event.reviewer,
+                "at": stamp(event.at),
+                "outcome": str(event.outcome),
+                "label": str(event.label),
+                "verdict": row.get("label", ""),
+                "blind": event.blind,
+            },
+        )
+        row["holds"], row["outcome"] = str(event.label), str(event.outcome)
+        if row.get("asked_by") == event.reviewer:
+            return  # one's own is no second opinion
+        row["asked_by"], row["waiting"] = "", False
+        given = _last_words(connection, event.trial_id)
+        if len(given) == 2 and len(set(given.values())) == 2:
+            told = ", ".join(f"{who} says {label.replace('_', ' ').lower()}" for who, label in sorted(given.items()))
+            self._waits(((ReviewPriority.REVIEWERS_DISAGREE, f"{told}: a third person decides."),))
+
+    def _waits(self, reasons: Reasons) -> None:
+        row = self.row
+        # What was said before stays to be read, each kind of what people say once.
+        fresh = {why for why, _ in reasons}
+        before = [
+            (ReviewPriority(why), said)
+            for why, said in json.loads(row.get("reasons") or "[]")
+            if ReviewPriority(why) not in fresh
+        ]
+        told = sorted([*reasons, *before], key=lambda each: each[0].urgency)
+        row["reasons"] = json.dumps(told)
+        row["urgency"] = min(why.urgency for why, _ in reasons)
+        row["waiting"] = True
+
+    def _search(self, text: str) -> None:
+        self.row["letters"] = f"{self.row.get('letters') or ''}{folded(text)}\n"
+
+
+def _last_words(connection: Connection, trial_id: str) -> Mapping[str, str]:
+    """What each reviewer last found a trial's meme to be."""
+    row = t.reviews.c
+    query = select(row.reviewer, row.label).where(row.trial_id == trial_id).order_by(row.number)
+    return {reviewer: label for reviewer, label in connection.execute(query)}
+
+
+def _rows(connection: Connection, trial_ids: Sequence[str]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    for first in range(0, len(trial_ids), 500):
+        asked = t.cases.c.trial_id.in_(trial_ids[first : first + 500])
+        for row in connection.execute(select(t.cases).where(asked)).mappings():
+            yield str(row["trial_id"]), {column.name: row[column.name] for column in t.cases.c}
+
+
+def _keep(connection: Connection, cases: Iterable[_Case]) -> None:
+    new = [case.row for case in cases if case.new and case.changed]
+    defaults = {column.name: column.default.arg for column in t.cases.c if column.default is not None}  # type: ignore[attr-defined]
+    if new:
+        connection.execute(insert(t.cases), [{"score": None, **defaults, **row} for row in new])
+    for case in cases:
+        if case.changed and not case.new:
+            connection.execute(update(t.cases).where(t.cases.c.trial_id == case.row["trial_id"]).values(case.row))
+
+
+def begin_anew(connection: Connection) -> None:
+    """Throws away what was drawn from the log, so that it is drawn again; locks and saved searches stay."""
+    # What was erased is not kept apart: the log says it again.
+    for table in (t.cases, t.reviews, t.progress):
+        connection.execute(delete(table))

@@ -1,0 +1,698 @@
+"""The desk: where people find the verdicts that need them, take one at a time, and review it.
+
+What is on it is drawn from the log (:mod:`serving.docket.review.projection`) and kept beside the docket, in the same
+database, so that several consoles share the queue and the locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, or_, select, text, true, tuple_
+from sqlalchemy.exc import DBAPIError
+
+from court.errors import BadRequest, CourtError
+from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
+from court.record import TrialRecord, TrialState
+from court.verdict import Label
+from serving.docket.ports import NotDecided
+from serving.docket.review import locks as desk_locks
+from serving.docket.review.agreement import Agreement, agreement
+from serving.docket.review.blinding import is_blinded
+from serving.docket.review.locks import AnotherWanted, CaseClosed, CaseTaken, Lock, LockedReview
+from serving.docket.review.projection import (
+    KINDS,
+    USUAL,
+    Entry,
+    ReviewPriority,
+    Rules,
+    apply_entries,
+    folded,
+    same_letters,
+)
+from serving.docket.store import review_tables as t
+from serving.docket.store.database import Database
+from serving.docket.store.group_commit import Batch, RolledBack
+from serving.docket.store.tables import stamp
+from serving.docket.store.writes import unknown
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+_PAGE: Final = 500
+"""Entries that are drawn in one transaction."""
+_MOST_SEARCHES: Final = 100
+"""Searches that one person may save."""
+_MOST_WORDS: Final = 50
+"""That are looked for at once: a condition each, and databases bound how many there may be."""
+
+_case = t.cases.c
+_ORDER = (_case.urgency, _case.opened_at, _case.trial_id)
+
+
+class Log(Protocol):
+    """What the desk needs of the docket (:class:`serving.docket.store.sql.SqlDocket`)."""
+
+    @property
+    def database(self) -> Database:
+        """Where it lies."""
+
+    async def entries(self, first: int, most: int, kinds: Any = None) -> Sequence[Entry]:
+        """Entries of these kinds from a number on, in order."""
+
+    async def size(self) -> int:
+        """How many entries there are."""
+
+    async def record(self, trial_id: str) -> TrialRecord:
+        """The record of a trial."""
+
+    async def write(self, batch: Batch[A, T], ask: A) -> T:
+        """Has something written in the next commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A trial as the desk has it.
+
+    Attributes:
+        trial_id: Opens the record.
+        opened_at: UTC.
+        namespace: Whose content it is.
+        content_id: What the caller calls it.
+        pixels_sha256: Of its picture.
+        models: That were asked; none where no model is.
+        text: Of the meme.
+        state: Where the trial stands.
+        label: The court's; None where there is no verdict.
+        holds: The label that holds: the last reviewer's, or the court's.
+        outcome: Of the last review; None where there was none.
+        score: P(harmful), where the verdict has one.
+        category: Of the harm that the court found; empty where it found none.
+        reasons: Why a person should look, or should have, the most urgent first, each with a sentence.
+        waiting: Whether a person should look now.
+        asked_by: Who wants a second opinion; empty where nobody does.
+        erased: Whether all that was said in it is gone.
+        lock: Who looks at it now.
+    """
+
+    trial_id: str
+    opened_at: datetime | None
+    namespace: str
+    content_id: str
+    pixels_sha256: str
+    models: tuple[str, ...]
+    text: str
+    state: TrialState
+    label: Label | None
+    holds: Label | None
+    outcome: ReviewOutcome | None
+    score: float | None
+    category: str
+    reasons: tuple[tuple[ReviewPriority, str], ...]
+    waiting: bool
+    urgency: int
+    asked_by: str
+    erased: bool
+    lock: Lock | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Which trials are looked for: those that all of this holds for. What is empty asks for nothing.
+
+    Attributes:
+        text: Words that all occur in the meme's text, its description or the rationale.
+        label: That holds.
+        since: Opened then or later.
+        until: Opened before then.
+        namespace: Whose content; None for everybody's, the empty one is a namespace too.
+        model: That was asked.
+        category: Of the harm that was found.
+        reviewer: Who has reviewed it.
+        why: For what reason it came to the desk.
+    """
+
+    text: str = ""
+    label: Label | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    namespace: str | None = None
+    model: str = ""
+    category: str = ""
+    reviewer: str = ""
+    why: ReviewPriority | None = None
+
+
+class ReviewQueue:
+    """Queue, search, locks, reviews and agreement, over one docket. Any number of processes may have one."""
+
+    def __init__(
+        self,
+        docket: Log,
+        rules: Rules = USUAL,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        patience_s: float = 2.0,
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            docket: Whose trials are reviewed.
+            rules: What brings a verdict here that does not ask for it itself.
+            clock: Says what time it is, UTC. Consoles on several machines must agree within a minute, for locks.
+            patience_s: Seconds that a caller waits at most until what the log holds is drawn.
+        """
+        self._docket = docket
+        self._rules = rules
+        self._clock = clock
+        self._patience_s = patience_s
+        self._drawing: asyncio.Task[None] | None = None
+        self._began = self._done = 0
+
+    # The log
+
+    async def catch_up(self) -> bool:
+        """Draws what the log holds and the desk does not know yet. Of callers at once, one draws for all.
+
+        Returns:
+            Whether all is drawn that was there when this was called. Of a large docket it takes longer, the first time,
+            than anybody wants to wait: it is then drawn all the same, and what is found meanwhile is what there is.
+
+        Raises:
+            Unavailable: The docket can't be read or written now.
+        """
+        wanted = self._began + 1  # what began before this call may have missed what is meant
+        deadline = asyncio.get_running_loop().time() + self._patience_s
+        while self._done < wanted:
+            drawing = self._drawing
+            if drawing is None or drawing.done():
+                # A task of its own: a caller who leaves takes nobody else's along.
+                self._began += 1
+                drawing = self._drawing = asyncio.create_task(self._draw(self._began))
+                drawing.add_done_callback(_heard)
+            left = deadline - asyncio.get_running_loop().time()
+            await asyncio.wait([drawing], timeout=max(left, 0.0))
+            if not drawing.done():
+                return False
+            drawing.result()
+        return True
+
+    async def behind(self) -> int:
+        """How many entries of the log the desk does not know yet."""
+        return max(0, await self._docket.size() - await self._read(_next))
+
+    async def _draw(self, number: int) -> None:
+        while True:
+            first = await self._read(_next)
+            entries = await self._docket.entries(first, _PAGE, KINDS)
+            if not entries:
+                break
+            await self._write(lambda c, f=first, e=entries: self._take_in(c, f, e))  # type: ignore[misc]
+        self._done = number
+
+    def _take_in(self, connection: Connection, first: int, entries: Sequence[Entry]) -> None:
+        """Draws these, which were asked for from a number on, unless another process was quicker."""
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('memecourt.desk'))"))
+        if _next(connection) != first:
+            return
+        apply_entries(connection, entries, self._rules)
+        stands = t.insert_into(connection, t.progress).values(only=1, next=entries[-1].number + 1)
+        connection.execute(
+            stands.on_conflict_do_update(index_elements=[t.progress.c.only], set_={"next": stands.excluded.next})
+        )
+
+    # Finding
+
+    async def queue(
+        self,
+        who: str,
+        *,
+        limit: int,
+        after: tuple[int, str, str] | None = None,
+        why: ReviewPriority | None = None,
+        namespaces: frozenset[str] | None = None,
+    ) -> Sequence[Case]:
+        """Cases that wait for a person, and may be this one: the most urgent first, then the oldest.
+
+        Args:
+            who: Asks; those on which their word stands already wait for another's.
+            limit: How many at most.
+            after: ``place`` of the case after which to go on.
+            why: Only those that came here for this reason.
+            namespaces: Whose content they may see; None for everybody's.
+        """
+        await self.catch_up()
+        own = exists().where(t.reviews.c.trial_id == _case.trial_id, t.reviews.c.reviewer == who)
+        query = select(t.cases).where(_case.waiting, ~own, _case.asked_by != who).order_by(*_ORDER).limit(limit)
+        query = query.where(*_seen_by(namespaces), *_for(why))
+        if after is not None:
+            query = query.where(tuple_(*_ORDER) > tuple_(*after))
+        return await self._cases(query)
+
+    async def counts(self, namespaces: frozenset[str] | None = None) -> Mapping[ReviewPriority, int]:
+        """How many cases wait, by the most urgent reason of each."""
+        await self.catch_up()
+        query = select(_case.urgency, func.count()).where(_case.waiting, *_seen_by(namespaces)).group_by(_case.urgency)
+        rows = await self._read(lambda connection: connection.execute(query).all())
+        found = {urgency: count for urgency, count in rows}
+        return {why: found[why.urgency] for why in ReviewPriority if why.urgency in found}
+
+    async def find(
+        self,
+        which: Search,
+        *,
+        limit: int,
+        after: tuple[str, str] | None = None,
+        namespaces: frozenset[str] | None = None,
+        blind: str = "",
+    ) -> Sequence[Case]:
+        """Trials that are looked for, the last opened first.
+
+        Args:
+            which: Those that all of this holds for.
+            limit: How many at most.
+            after: ``opened_at`` as it is kept and ``trial_id`` of the case after which to go on.
+            namespaces: Whose content may be seen; None for everybody's.
+            blind: From whom verdicts are kept that wait for their word: no such trial is found by what the court said.
+
+        Raises:
+            BadRequest: It asks for too many words.
+        """
+        await self.catch_up()
+        place = (_case.opened_at, _case.trial_id)
+        told = ~is_blinded(blind, namespaces) if blind else true()
+        query = select(t.cases).where(*_asked(which, told), *_seen_by(namespaces), ~_case.erased)
+        if after is not None:
+            query = query.where(tuple_(*place) < tuple_(*after))
+        return await self._cases(query.order_by(place[0].desc(), place[1].desc()).limit(limit))
+
+    async def case(self, trial_id: str) -> Case:
+        """One case. Raises TrialUnknown."""
+        await self.catch_up()
+        found = await self._cases(select(t.cases).where(_case.trial_id == trial_id))
+        if not found:
+            raise unknown(trial_id)
+        return found[0]
+
+    async def cases(self, trial_ids: Sequence[str]) -> Mapping[str, Case]:
+        """Several cases, by their ids; those that there are not are missing."""
+        await self.catch_up()
+        return {case.trial_id: case for case in await self._cases(select(t.cases).where(_case.trial_id.in_(trial_ids)))}
+
+    async def alike(
+        self, case: Case, *, limit: int, namespaces: frozenset[str] | None = None
+    ) -> Sequence[tuple[Case, bool, bool]]:
+        """Other trials of the very same pixels or of a text of the same letters, the last opened first.
+
+        Returns:
+            Each with whether the pixels are the same, and whether the text is. Memes without text share none.
+        """
+        await self.catch_up()
+        mark = same_letters(case.text)
+        same_picture = _case.pixels_sha256 == case.pixels_sha256
+        same_text = and_(_case.same == mark, _case.same != "")
+        query = select(t.cases).where(
+            same_picture | same_text, _case.trial_id != case.trial_id, ~_case.erased, *_seen_by(namespaces)
+        )
+        found = await self._cases(query.order_by(_case.opened_at.desc(), _case.trial_id.desc()).limit(limit))
+        return [
+            (other, other.pixels_sha256 == case.pixels_sha256, bool(mark) and same_letters(other.text) == mark)
+            for other in found
+        ]
+
+    async def known(self, column: str, namespaces: frozenset[str] | None = None, *, blind: str = "") -> Sequence[str]:
+        """What there is to choose from: the values of ``namespace``, ``category``, ``models`` or ``reviewer``.
+
+        Args:
+            column: Of which.
+            namespaces: Of whose trials; None for everybody's.
+            blind: As for :meth:`find`.
+        """
+        await self.catch_up()
+        query = select(t.reviews.c.reviewer if column == "reviewer" else _case[column]).distinct().limit(1000)
+        if column == "reviewer":
+            query = query.join(t.cases, _case.trial_id == t.reviews.c.trial_id)
+        values = await self._read(lambda c: c.execute(query.where(*_seen_by(namespaces))).scalars().all())
+        if column == "category" and blind:
+            values = [value for value in values if await self._may_be_told(value, blind, namespaces)]
+        if column == "models":
+            values = [model for value in values for model in value.strip("\n").split("\n")]
+        return sorted({value for value in values if value})
+
+    # Saved searches
+
+    async def save(self, owner: str, name: str, query: Mapping[str, str]) -> None:
+        """Keeps a search under a name; one of that name is replaced.
+
+        Raises:
+            BadRequest: The name is empty or long, or there are too many.
+        """
+        name = name.strip()
+        if not 0 < len(name) <= 100:
+            raise BadRequest("A saved search needs a name of 1 to 100 characters.", field="name")
+        row = {"owner": owner, "name": name, "query": json.dumps(dict(query)), "saved_at": stamp(self._clock())}
+
+        def keep(connection: Connection) -> None:
+            own = t.searches.c.owner == owner
+            connection.execute(delete(t.searches).where(own, t.searches.c.name == name))
+            if connection.execute(select(func.count()).where(own)).scalar_one() >= _MOST_SEARCHES:
+                raise BadRequest(f"There are {_MOST_SEARCHES} saved searches already. Remove one first.", field="name")
+            connection.execute(insert(t.searches), row)
+
+        await self._write(keep)
+
+    async def saved(self, owner: str) -> Mapping[str, Mapping[str, str]]:
+        """A person's searches, by name."""
+        row = t.searches.c
+        query = select(row.name, row.query).where(row.owner == owner).order_by(row.name)
+        found = await self._read(lambda connection: connection.execute(query).all())
+        return {name: json.loads(asked) for name, asked in found}
+
+    async def drop(self, owner: str, name: str) -> None:
+        """Removes a saved search; one that is not there is no error."""
+        row = t.searches.c
+        await self._write(lambda c: c.execute(delete(t.searches).where(row.owner == owner, row.name == name)))
+
+    # Taking a case
+
+    async def take(self, trial_id: str, who: str, *, again: bool = False) -> Lock:
+        """Takes a case, so that nobody else does, or takes it for longer.
+
+        Args:
+            trial_id: Which.
+            who: Takes it.
+            again: Whether it may be one that nobody has to look at, or on which their word stands already.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            NotDecided: There is no verdict.
+            CaseTaken: Somebody else has it.
+            CaseClosed: Nobody has to look at it any more.
+            AnotherWanted: It waits for another person's word.
+        """
+        await self.catch_up()
+        now = self._clock()
+        return await self._write(lambda connection: desk_locks.acquire(connection, trial_id, who, now, again=again))
+
+    async def take_next(
+        self, who: str, *, why: ReviewPriority | None = None, namespaces: frozenset[str] | None = None
+    ) -> Case | None:
+        """Takes the most urgent case that nobody has; None where there is none."""
+        after = None
+        while page := await self.queue(who, limit=20, after=after, why=why, namespaces=namespaces):
+            for case in page:
+                if case.lock is not None and case.lock.holder != who:
+                    continue
+                try:
+                    await self.take(case.trial_id, who)
+                except (CaseTaken, CaseClosed, AnotherWanted):
+                    continue  # somebody was quicker
+                return case
+            after = place_of(page[-1])
+        return None
+
+    async def renew(self, trial_id: str, who: str) -> None:
+        """Keeps a case for longer. Raises NotHeld where it is not this person's any more."""
+        now = self._clock()
+        await self._write(lambda connection: desk_locks.renew(connection, trial_id, who, now))
+
+    async def release(self, trial_id: str, who: str) -> None:
+        """Gives a case back; one that is not held is no error."""
+        await self._write(lambda connection: desk_locks.release(connection, trial_id, who))
+
+    async def saw(self, who: str, trial_ids: Collection[str]) -> None:
+        """Notes that somebody was shown these verdicts: what they say of them from now on is not blind."""
+        fresh = sorted({*trial_ids} - await self.seen_of(list(trial_ids), who)) if trial_ids else []
+        rows = [{"trial_id": trial_id, "who": who, "at": stamp(self._clock())} for trial_id in fresh]
+        if rows:
+            await self._write(lambda c: c.execute(t.insert_into(c, t.seen).on_conflict_do_nothing(), rows))
+
+    async def kept_from(
+        self, who: str, trial_ids: Collection[str], namespaces: frozenset[str] | None = None
+    ) -> frozenset[str]:
+        """Of these trials, those whose verdict somebody must not be told yet.
+
+        See :mod:`serving.docket.review.blinding`.
+        """
+        await self.catch_up()
+        query = select(_case.trial_id).where(_case.trial_id.in_(trial_ids), is_blinded(who, namespaces))
+        return await self._read(lambda c: frozenset(c.execute(query).scalars()))
+
+    async def has_seen(self, trial_id: str, who: str) -> bool:
+        """Whether somebody was shown the verdict, or has said what they found."""
+        return trial_id in await self.seen_of([trial_id], who)
+
+    async def seen_of(self, trial_ids: Sequence[str], who: str) -> frozenset[str]:
+        """Of these trials, those of which somebody was shown the verdict, or has said what they found."""
+        shown = select(t.seen.c.trial_id).where(t.seen.c.trial_id.in_(trial_ids), t.seen.c.who == who)
+        said = select(t.reviews.c.trial_id).where(t.reviews.c.trial_id.in_(trial_ids), t.reviews.c.reviewer == who)
+        return await self._read(lambda c: frozenset(c.execute(shown.union(said)).scalars()))
+
+    # Reviewing
+
+    async def review(self, trial_id: str, who: str, *, label: Label, clause: str, reason: str) -> VerdictReviewed:
+        """Says what a meme was found to be, by the person who has taken the case; that gives it back.
+
+        The verdict is upheld where the label is its own and overruled where it is not. The review is marked as blind
+        where neither that verdict nor one of another trial of the same meme was shown to this person before.
+
+        Raises:
+            TrialUnknown, NotDecided: There is no verdict.
+            BadRequest: Clause or reason is missing, or UNDECIDED was found of a verdict that is not.
+            NotHeld: The case was not taken by this person, or is not any more.
+            SaidBefore: The very same was kept already: it was sent twice.
+            Unavailable: It could not be kept now.
+        """
+        clause, reason = clause.strip(), reason.strip()
+        if not 0 < len(clause) <= 200:
+            raise BadRequest(
+                "Name the clause of the policy that this rests on.", reason="FIELD_MISSING", field="clause"
+            )
+        if not 0 < len(reason) <= 2000:
+            raise BadRequest(
+                "Say why, in at most 2,000 characters: whoever opens this trial later reads it.",
+                reason="FIELD_MISSING",
+                field="reason",
+            )
+        record = await self._docket.record(trial_id)
+        verdict = record.verdict
+        if verdict is None:
+            raise NotDecided("This trial has no verdict that could be reviewed.")
+        if label is Label.UNDECIDED and verdict.label is not Label.UNDECIDED:
+            raise BadRequest("Say whether the meme is harmful or not harmful.", reason="FIELD_MISSING", field="label")
+        now = self._clock()
+        said = VerdictReviewed(
+            trial_id=trial_id,
+            seq=0,
+            at=now,
+            outcome=ReviewOutcome.UPHELD if label is verdict.label else ReviewOutcome.OVERRULED,
+            label=label,
+            reason=reason,
+            clause=clause,
+            reviewer=who,
+        )
+        kept = await self._docket.write(desk_locks.SAY, LockedReview(said, now))
+        assert isinstance(kept, VerdictReviewed)
+        return kept
+
+    async def ask_opinion(self, trial_id: str, who: str, reason: str) -> SecondOpinionAsked:
+        """Asks that another person looks at a verdict, whoever has taken the case; that gives it back.
+
+        Raises:
+            TrialUnknown, NotDecided: There is no verdict.
+            BadRequest: There is no reason.
+            NotHeld, SaidBefore, Unavailable: As :meth:`review`.
+        """
+        reason = reason.strip()
+        if not 0 < len(reason) <= 2000:
+            raise BadRequest(
+                "Say what you are unsure of, in at most 2,000 characters.", reason="FIELD_MISSING", field="reason"
+            )
+        now = self._clock()
+        said = SecondOpinionAsked(trial_id=trial_id, seq=0, at=now, by=who, reason=reason)
+        kept = await self._docket.write(desk_locks.SAY, LockedReview(said, now))
+        assert isinstance(kept, SecondOpinionAsked)
+        return kept
+
+    # Figures
+
+    async def agreement(
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        blind: bool = False,
+        drawn: bool = False,
+        namespaces: frozenset[str] | None = None,
+    ) -> Agreement:
+        """How far reviewers agree among themselves and with the court.
+
+        What counts is what each reviewer said first of a meme: what they say later may follow from having talked.
+
+        Args:
+            since: Reviews from then on.
+            until: Reviews before then.
+            blind: Only those of reviewers who had not been shown the verdict.
+            drawn: Only of trials that chance picked: these alone stand for all verdicts, the others came to the desk
+                because something was doubtful.
+            namespaces: Whose content; None for everybody's.
+        """
+        await self.catch_up()
+        row = t.reviews.c
+        query = select(row.trial_id, row.reviewer, row.label, row.verdict, row.blind, row.at, _case.drawn)
+        query = query.join(t.cases, _case.trial_id == row.trial_id).where(*_seen_by(namespaces)).order_by(row.number)
+        found = await self._read(lambda connection: connection.execute(query).all())
+        said: dict[str, dict[str, str]] = {}
+        court: dict[str, str] = {}
+        first: set[tuple[str, str]] = set()
+        for trial_id, reviewer, label, verdict, was_blind, at, was_drawn in found:
+            if (trial_id, reviewer) in first:
+                continue
+            first.add((trial_id, reviewer))
+            if (blind and not was_blind) or (drawn and not was_drawn):
+                continue
+            if (since is not None and at < stamp(since)) or (until is not None and at >= stamp(until)):
+                continue
+            said.setdefault(trial_id, {})[reviewer] = label
+            court[trial_id] = verdict
+        return agreement(said, court, undecided=str(Label.UNDECIDED))
+
+    # The database
+
+    async def _may_be_told(self, category: str, who: str, namespaces: frozenset[str] | None) -> bool:
+        """Whether there is a case of that category whose verdict somebody may know."""
+        # One by one: the first case found mostly answers, where all of them together would have to be looked at.
+        told = (_case.category == category, ~is_blinded(who, namespaces), *_seen_by(namespaces))
+        query = select(_case.trial_id).where(*told).limit(1)
+        return await self._read(lambda connection: connection.execute(query).first()) is not None
+
+    async def _cases(self, query: Any) -> Sequence[Case]:
+        now = stamp(self._clock())
+
+        def ask(connection: Connection) -> Sequence[Case]:
+            rows = connection.execute(query).all()
+            row = t.locks.c
+            own = row.trial_id.in_([found.trial_id for found in rows])
+            locks = {
+                found.trial_id: Lock(found.holder, datetime.fromisoformat(found.until))
+                for found in connection.execute(select(t.locks).where(own, row.until > now))
+            }
+            return [_case_in(found, locks.get(found.trial_id)) for found in rows]
+
+        return await self._read(ask)
+
+    async def _read(self, ask: Callable[[Connection], T]) -> T:
+        def read() -> T:
+            for last in (False, True):
+                try:
+                    with self._docket.database.reading() as connection:
+                        return ask(connection)
+                except CourtError:
+                    raise
+                except Exception as error:
+                    # A kept connection may have been broken for long: then once more with a new one.
+                    if last or not (isinstance(error, DBAPIError) and error.connection_invalidated):
+                        raise self._docket.database.translated(error) from None
+            raise AssertionError("unreachable")
+
+        return await asyncio.to_thread(read)
+
+    async def _write(self, work: Callable[[Connection], T]) -> T:
+        def write() -> T:
+            for last in (False, True):
+                try:
+                    with self._docket.database.writing() as connection:
+                        return work(connection)
+                except CourtError:
+                    raise
+                except RolledBack as error:
+                    if last:
+                        assert isinstance(error.__cause__, Exception)
+                        raise self._docket.database.translated(error.__cause__) from None
+                except Exception as error:
+                    raise self._docket.database.translated(error) from None
+            raise AssertionError("unreachable")
+
+        return await asyncio.to_thread(write)
+
+
+def _heard(drawing: asyncio.Task[None]) -> None:
+    """What it ended in is told to those who wait for it; where nobody does any more, the next call draws again."""
+    if not drawing.cancelled():
+        drawing.exception()
+
+
+def place_of(case: Case) -> tuple[int, str, str]:
+    """Where a case stands in the queue."""
+    return case.urgency, stamp(case.opened_at) if case.opened_at else "", case.trial_id
+
+
+def _next(connection: Connection) -> int:
+    """The entry that is to be drawn next."""
+    return int(connection.execute(select(t.progress.c.next)).scalar_one_or_none() or 0)
+
+
+def _asked(which: Search, told: ColumnElement[bool]) -> list[ColumnElement[bool]]:
+    """A search as conditions; by what the court said only those are found whose verdict may be told."""
+    words = sorted(set(folded(which.text).split()))
+    if len(words) > _MOST_WORDS:
+        raise BadRequest(f"Search for at most {_MOST_WORDS} words at once.", reason="TOO_LONG", field="text")
+    asked: list[ColumnElement[bool]] = [
+        or_(_case.letters.contains(word, autoescape=True), and_(_case.rationale.contains(word, autoescape=True), told))
+        for word in words
+    ]
+    if which.label is not None or which.category:
+        asked.append(told)
+    if which.label is not None:
+        asked.append(_case.holds == str(which.label))
+    if which.since is not None:
+        asked.append(_case.opened_at >= stamp(which.since))
+    if which.until is not None:
+        asked.append(_case.opened_at < stamp(which.until))
+    if which.namespace is not None:
+        asked.append(_case.namespace == which.namespace)
+    if which.model:
+        asked.append(_case.models.contains(f"\n{which.model}\n", autoescape=True))
+    if which.category:
+        asked.append(_case.category == which.category)
+    if which.reviewer:
+        asked.append(exists().where(t.reviews.c.trial_id == _case.trial_id, t.reviews.c.reviewer == which.reviewer))
+    return [*asked, *_for(which.why)]
+
+
+def _for(why: ReviewPriority | None) -> list[ColumnElement[bool]]:
+    return [] if why is None else [_case.reasons.contains(f'["{why}", ', autoescape=True)]
+
+
+def _seen_by(namespaces: frozenset[str] | None) -> list[ColumnElement[bool]]:
+    return [] if namespaces is None else [_case.namespace.in_(sorted(namespaces))]
+
+
+def _case_in(row: Any, lock: Lock | None) -> Case:
+    return Case(
+        trial_id=row.trial_id,
+        opened_at=datetime.fromisoformat(row.opened_at) if row.opened_at else None,
+        namespace=row.namespace,
+        content_id=row.content_id,
+        pixels_sha256=row.pixels_sha256,
+        models=tuple(model for model in row.models.split("\n") if model),
+        text=row.text,
+        state=TrialState(row.state),
+        label=Label(row.label) if row.label else None,
+        holds=Label(row.holds) if row.holds else None,
+        outcome=ReviewOutcome(row.outcome) if row.outcome else None,
+        score=row.score,
+        category=row.category,
+        reasons=tuple((ReviewPriority(why), said) for why, said in json.loads(row.reasons)),
+        waiting=row.waiting,
+        urgency=row.urgency,
+        asked_by=row.asked_by,
+        erased=row.erased,
+        lock=lock,
+    )

@@ -1,0 +1,1 @@
+"""The docket's tables in SQLite or PostgreSQL."""

@@ -1,0 +1,172 @@
+"""How bodies of entries are kept: compressed, and without what belongs to somebody else's meme.
+
+The record of a trial quotes precedents. Their texts, and the digests of their pictures, are entries of their own, of
+the kind ``Part``, and the event that quotes one holds ``{"part": NUMBER}`` in its place. A precedent that is erased is
+so gone from every record that quoted it, and every record still verifies. Empty texts are not kept so: an empty part
+stands for whatever is quoted of a precedent that was erased.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, cast
+
+import lz4.block  # type: ignore[import-untyped]
+from pydantic import TypeAdapter
+
+from court.events import AnyEvent, parse_event
+from serving.docket.log.canonical_json import canonical_bytes, parse
+from serving.docket.log.entries import SALT_SIZE, commitment_to
+
+PART = "Part"
+"""Kind of the entries that hold a part."""
+GONE = "[erased]"
+"""Stands where a part was erased."""
+
+Part = tuple[str, str]
+"""The id of a precedent, and a text of it or the digest of its picture."""
+
+_QUOTES = ("PrecedentsCited", "VerdictGiven")
+_EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
+_WORTH_SHARING = 64 * 1024
+"""Bytes of bodies from which on it takes less time to share them than to hand them over."""
+_HANDS = min(4, os.cpu_count() or 1)
+_hands = ThreadPoolExecutor(_HANDS, thread_name_prefix="sealing")
+
+
+@dataclass(frozen=True, slots=True)
+class SealedBodies:
+    """A body of an entry, ready to be stored.
+
+    Attributes:
+        salt: Random.
+        commitment: To the body, with that salt.
+        stored: The body, packed.
+    """
+
+    salt: bytes
+    commitment: bytes
+    stored: bytes
+
+
+def seal_bodies(bodies: Sequence[bytes]) -> list[SealedBodies]:
+    """Bodies with a salt for each.
+
+    Digesting and packing give up the interpreter: where there is much of it, threads share it.
+    """
+    if sum(map(len, bodies)) < _WORTH_SHARING:
+        return [*map(_sealed, bodies)]
+    share = -(-len(bodies) // _HANDS)
+    shares = [bodies[first : first + share] for first in range(0, len(bodies), share)]
+    others = [_hands.submit(list, map(_sealed, some)) for some in shares[1:]]
+    return [*map(_sealed, shares[0]), *itertools.chain.from_iterable(other.result() for other in others)]
+
+
+def _sealed(body: bytes) -> SealedBodies:
+    salt = secrets.token_bytes(SALT_SIZE)
+    return SealedBodies(salt, commitment_to(body, salt), bytes(lz4.block.compress(body)))
+
+
+def packed(body: str) -> bytes:
+    """A body as it is stored."""
+    return bytes(lz4.block.compress(body.encode()))
+
+
+def unpacked(stored: bytes) -> str:
+    """A body that was stored. Raises ValueError if it was not."""
+    try:
+        return bytes(lz4.block.decompress(stored)).decode()
+    except (lz4.block.LZ4BlockError, MemoryError) as error:  # how long it is, it says itself
+        raise ValueError("this is no stored body") from error
+
+
+def part_key(part: Part) -> bytes:
+    """Under which the entry of a part is found again."""
+    of, value = part
+    return sha256(f"{len(of)} {of} {value}".encode("utf-8", "surrogatepass")).digest()
+
+
+def part_body(part: Part) -> bytes:
+    """The body of the entry that holds a part."""
+    of, value = part
+    return canonical_bytes({"kind": PART, "of": of, "value": value})
+
+
+def part_value(body: str) -> str:
+    """What the entry of a part holds. Raises ValueError if it is none."""
+    value = parse(body)
+    if not isinstance(value, dict) or value.get("kind") != PART or not isinstance(value.get("value"), str):
+        raise ValueError("this is no part")
+    return str(value["value"])
+
+
+def bodies(events: Sequence[AnyEvent], numbers: Callable[[Sequence[Part]], Mapping[Part, int]]) -> list[bytes]:
+    """The bodies of the entries of events, of whatever trials.
+
+    Args:
+        events: Of whatever trials.
+        numbers: Is asked, once at most, for the numbers of the entries of all parts.
+    """
+    values = [event.model_dump(mode="json") for event in events]
+    slots = [slot for value in values for slot in _slots(value) if slot[0][slot[1]]]
+    if slots:
+        found = numbers(sorted({(of, holder[field]) for holder, field, of in slots}))
+        for holder, field, of in slots:
+            holder[field] = {"part": found[of, holder[field]]}
+    return [canonical_bytes(value) for value in values]
+
+
+def parts_in(kind: str, body: str) -> set[int]:
+    """Numbers of the entries of the parts of a body. Raises ValueError if it is none."""
+    if kind not in _QUOTES or '{"part":' not in body:
+        return set()
+    return {holder[field]["part"] for holder, field, _ in _slots(parse(body)) if isinstance(holder[field], dict)}
+
+
+def event_in(body: str, parts: Mapping[int, str]) -> AnyEvent:
+    """The event in a body. Raises ValueError if it is none.
+
+    Args:
+        body: Of its entry.
+        parts: What the entries of its parts hold, by number; one that is not among them, or empty, was erased.
+    """
+    if '{"part":' not in body and '"$' not in body:
+        return parse_event(body)
+    value = parse(body)
+    for holder, field, _ in _slots(value):
+        if isinstance(holder[field], dict):
+            holder[field] = parts.get(holder[field]["part"]) or GONE
+    return _EVENT.validate_python(value)
+
+
+def _slots(value: Any) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Where an event may quote a precedent: the object, the field of it, and the precedent's id.
+
+    Of a value that is no event, those places that are as they should be.
+    """
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if kind == "PrecedentsCited":
+        findings = _object(value.get("findings"))
+        quoted = [*_list(findings.get("exhibits")), findings.get("nearest_harmful"), findings.get("nearest_benign")]
+        field = "text"
+    elif kind == "VerdictGiven":
+        quoted, field = _list(_object(value.get("ruling")).get("precedents")), "picture"
+    else:
+        return
+    for one in quoted:
+        if isinstance(one, dict) and field in one and isinstance(one.get("id"), str):
+            yield one, field, one["id"]
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

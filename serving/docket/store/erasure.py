@@ -1,0 +1,153 @@
+"""What erasing a trial, or a precedent, takes out of a docket, and what it leaves.
+
+Entries lose body and salt: what is left of them, numbers, times and kinds, is what the log is signed over, and tells
+nothing of the meme. The trial stays in listings as erased. A picture outside of the database goes after the record:
+that it is to go is kept with the erasure, so that a crash between the two leaves it to the next start.
+
+A precedent that is erased leaves an empty part, its grave. Whatever is quoted of it from then on, by a trial that was
+running or by a server that has not heard of it, is that part: its texts don't come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, and_, delete, insert, select, update
+
+from court.errors import CourtError
+from court.record import TrialState
+from serving.docket.log.entries import NO_SEQ, Erased, body_of, erased_of
+from serving.docket.store import review_tables as desk_tables
+from serving.docket.store import tables as t
+from serving.docket.store.bodies import PART, part_body, part_key, unpacked
+from serving.docket.store.database import insert_into
+from serving.docket.store.group_commit import Batch
+from serving.docket.store.log_append import EntryDraft, open_appender
+from serving.docket.store.writes import buried, unknown
+
+_AT_ONCE = 500  # entries in one statement
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """Asks that something is erased.
+
+    Attributes:
+        trial_id: The trial; empty where only precedents are meant.
+        who: Who wants it.
+        why: Why.
+        at: When.
+        precedents: Precedents whose texts go from all records that quote them: those that this trial was made into.
+        outside: Whether pictures are kept outside of the database.
+    """
+
+    trial_id: str
+    who: str
+    why: str
+    at: datetime
+    precedents: Sequence[str] = ()
+    outside: bool = False
+
+
+def _erase(connection: Connection, asked: Sequence[Erasure]) -> Sequence[Erased | CourtError]:
+    return [_erase_one(connection, ask) for ask in asked]
+
+
+def _erase_one(connection: Connection, ask: Erasure) -> Erased | CourtError:
+    log = open_appender(connection)
+    row, entry = t.trials.c, t.entries.c
+    numbers: list[int] = []
+    if ask.trial_id:
+        held = select(row.erased).where(row.trial_id == ask.trial_id).with_for_update()
+        state = connection.execute(held).scalar_one_or_none()
+        if state is None:
+            return unknown(ask.trial_id)
+        if state and set(ask.precedents) <= buried(connection, ask.precedents).keys():
+            return _said(connection, ask.trial_id)
+        own = select(entry.number).where(entry.trial_id == ask.trial_id, t.IS_EVENT, entry.body.is_not(None))
+        numbers += connection.execute(own).scalars()
+        if not state:
+            _forget(connection, ask.trial_id, ask.outside)
+    texts, graves = _bury(connection, ask)
+    numbers = sorted([*numbers, *texts])
+    for first in range(0, len(numbers), _AT_ONCE):
+        some = entry.number.in_(numbers[first : first + _AT_ONCE])
+        connection.execute(update(t.entries).where(some).values(body=None, salt=None))
+    # What the listing still says, its events can't vouch for any more: so that it can be checked, the erasure does.
+    found = connection.execute(select(t.trials).where(row.trial_id == ask.trial_id)).one_or_none()
+    left = {name: value for name, value in found._mapping.items() if name != "trial_id"} if found else {}
+    erased = Erased(
+        trial_id=ask.trial_id, at=ask.at, who=ask.who, why=ask.why, numbers=tuple(numbers), buried=graves, left=left
+    )
+    log.add([EntryDraft(erased.kind, ask.trial_id, NO_SEQ, t.stamp(ask.at), body_of(erased).encode())])
+    log.count_erased(len(numbers) + graves + bool(ask.trial_id))
+    log.want_checkpoint()
+    return erased
+
+
+def _bury(connection: Connection, ask: Erasure) -> tuple[Sequence[int], int]:
+    """Numbers of the texts of the precedents, which are not found any more, and how many graves were made."""
+    if not ask.precedents:
+        return (), 0
+    part, log = t.parts.c, open_appender(connection)
+    have = buried(connection, ask.precedents)
+    own = and_(part.of.in_(ask.precedents), part.number.not_in(have.values()))
+    numbers = connection.execute(select(part.number).where(own)).scalars().all()
+    connection.execute(delete(t.parts).where(own))
+    graves = [(of, "") for of in dict.fromkeys(ask.precedents) if of not in have]
+    added = log.add([EntryDraft(PART, "", NO_SEQ, t.stamp(ask.at), part_body(grave)) for grave in graves])
+    rows = [
+        {"key": part_key(grave), "number": number, "of": grave[0]} for grave, number in zip(graves, added, strict=True)
+    ]
+    if rows:
+        connection.execute(insert(t.parts), rows)
+    return numbers, len(graves)
+
+
+def _forget(connection: Connection, trial_id: str, outside: bool) -> None:
+    """All that other tables hold of a trial."""
+    row = t.trials.c
+    for table in (t.known, t.requests, t.looks):
+        connection.execute(delete(table).where(table.c.trial_id == trial_id))
+    own = row.trial_id == trial_id
+    pixels = connection.execute(select(row.pixels_sha256).where(own)).scalar_one()
+    blank = {"content_id": "", "request_id": "", "pixels_sha256": "", "review": None, "needs_review": False}
+    connection.execute(update(t.trials).where(own).values(**blank, erased=True))
+    # One that ran, or was cut off, is not taken up again.
+    still = and_(own, row.state == TrialState.OPEN)
+    connection.execute(update(t.trials).where(still).values(state=TrialState.FAILED, failure_reason="ERASED"))
+    if not others(connection, pixels, trial_id):
+        connection.execute(delete(t.pictures).where(t.pictures.c.pixels_sha256 == pixels))
+        if outside:
+            connection.execute(insert_into(connection, t.leaving).on_conflict_do_nothing(), {"pixels_sha256": pixels})
+    desk_tables.forget(connection, trial_id)
+
+
+def others(connection: Connection, pixels_sha256: str, trial_id: str = "") -> bool:
+    """Whether there is a trial, or another trial, of a picture."""
+    row = t.trials.c
+    query = select(row.trial_id).where(row.pixels_sha256 == pixels_sha256, row.trial_id != trial_id)
+    return connection.execute(query.limit(1)).first() is not None
+
+
+def deletion_outbox(connection: Connection) -> Sequence[str]:
+    """Pictures that are to be removed where they are, outside of the database."""
+    return connection.execute(select(t.leaving.c.pixels_sha256)).scalars().all()
+
+
+def mark_deleted(connection: Connection, pixels_sha256: str) -> None:
+    """One of them has been."""
+    connection.execute(delete(t.leaving).where(t.leaving.c.pixels_sha256 == pixels_sha256))
+
+
+def _said(connection: Connection, trial_id: str) -> Erased:
+    """What was said when it was erased."""
+    entry = t.entries.c
+    own = select(entry.body).where(entry.trial_id == trial_id, t.IS_OTHER, entry.kind == "Erased")
+    bodies = connection.execute(own.order_by(entry.number).limit(1)).scalars().all()
+    return erased_of(unpacked(bodies[0]))
+
+
+ERASE = Batch(12, _erase)

@@ -1,0 +1,84 @@
+"""The private key that a docket's checkpoints are signed with: a file that only its owner may read."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from pathlib import Path
+
+from serving.docket.log.errors import BadNote
+from serving.docket.log.notes import SigningKey
+from serving.docket.ports import DocketError
+
+
+class KeyFile:
+    """Where the key is. It is read, and made where the docket has none yet, when something is first signed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._key: SigningKey | None = None
+
+    def __call__(self, known: str) -> SigningKey:
+        """The key.
+
+        Args:
+            known: The public key that the docket's checkpoints are checked with; empty where none has been signed.
+
+        Raises:
+            DocketError: It is not there, can't be read, or is another one than the docket's.
+        """
+        if self._key is None:
+            self._key = self._read(make=not known)
+        if known and str(self._key.verifier) != known:
+            self._key = None  # read again next time: it may have been put right
+            raise DocketError(
+                "The key file is not that of this docket: its checkpoints are signed with another key. All servers of "
+                "a docket need the same one: name a copy of its file with MEMECOURT_DOCKET_KEY.",
+                reason="DOCKET_KEY",
+            )
+        return self._key
+
+    def _read(self, *, make: bool) -> SigningKey:
+        try:
+            if make:
+                _make(self._path)
+            return SigningKey.parse(self._path.read_text("ascii"))
+        except FileNotFoundError:
+            raise DocketError(
+                "The key that this docket's checkpoints are signed with is not there. Put its file back beside the "
+                "docket, or name it with MEMECOURT_DOCKET_KEY.",
+                reason="DOCKET_KEY",
+            ) from None
+        except (OSError, ValueError, BadNote):
+            raise DocketError(
+                "The docket's key file can't be read, or holds no key. Put the right one back, or name it with "
+                "MEMECOURT_DOCKET_KEY.",
+                reason="DOCKET_KEY",
+            ) from None
+
+
+def _make(path: Path) -> None:
+    """Makes a key where there is none; of several processes that do so at once, one key stands."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    key = SigningKey.create(f"memecourt-docket-{secrets.token_hex(8)}")
+    # Written whole and on the disk before it has its name: nobody reads half a key, and none is lost that has signed.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".docket-key-")
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(key.secret() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(name, path)
+        except FileExistsError:
+            return
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    finally:
+        Path(name).unlink()

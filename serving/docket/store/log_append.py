@@ -1,0 +1,142 @@
+"""The log as it grows: numbers, leaves and one signature for all that a transaction adds.
+
+Whoever adds holds the row of the log locked until the transaction ends, so that numbers have no gaps, whichever process
+gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, LargeBinary, bindparam, cast, insert, select, update
+
+from serving.docket.log.entries import Entry
+from serving.docket.log.merkle import Frontier, Node, pieces
+from serving.docket.log.notes import SigningKey, sign_checkpoint
+from serving.docket.ports import DocketError
+from serving.docket.store import tables as t
+from serving.docket.store.bodies import seal_bodies
+from serving.docket.store.database import insert_into, insert_rows
+
+Signer = Callable[[str], SigningKey]
+"""Gives the key that checkpoints are signed with, by the docket's public key; empty where it has none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryDraft:
+    """What is to become an entry; as :class:`serving.docket.log.entries.Entry`, with the body in UTF-8."""
+
+    kind: str
+    trial_id: str
+    seq: int
+    at: str
+    body: bytes
+
+
+class LogAppender:
+    """The log in a transaction that holds it."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Waits until nobody else adds to it."""
+        self._connection = connection
+        row = connection.execute(_HOLD).one_or_none()
+        if row is None:
+            raise DocketError("The docket does not know how far its log is: it was altered. Restore it from a copy.")
+        self._frontier = Frontier.from_bytes(row.frontier)
+        self._nodes: list[Node] = []
+        self._key: str = row.key
+        self._wanted = False
+        self.erased: int = row.erased
+
+    @property
+    def size(self) -> int:
+        """Entries so far."""
+        return self._frontier.size
+
+    def add(self, drafts: Sequence[EntryDraft]) -> range:
+        """Adds entries; their numbers."""
+        numbers = range(self.size, self.size + len(drafts))
+        rows = []
+        for number, draft, seal in zip(numbers, drafts, seal_bodies([draft.body for draft in drafts]), strict=True):
+            header = Entry(number, draft.kind, draft.trial_id, draft.seq, draft.at, seal.commitment, None, None)
+            self._nodes += self._frontier.append(header.leaf())
+            rows.append(
+                (number, draft.trial_id, draft.seq, draft.kind, draft.at, seal.commitment, seal.salt, seal.stored)
+            )
+        if rows:
+            insert_rows(self._connection, t.entries, _COLUMNS, rows)
+        return numbers
+
+    def want_checkpoint(self) -> None:
+        """The checkpoint of this transaction is given out: it is to be kept."""
+        self._wanted = True
+
+    def count_erased(self, entries: int) -> None:
+        """Counts entries that have been erased."""
+        self.erased += entries
+
+    def lay_tiles(self) -> None:
+        """Keeps what the entries have added to the tree; the row of the log is not told yet."""
+        begun: list[dict[str, object]] = []
+        more: list[dict[str, object]] = []
+        for piece in pieces(self._nodes):
+            row = {"level_": piece.level, "place_": piece.index, "more": piece.hashes}
+            (more if piece.first else begun).append(row)
+        if begun:
+            named = [{"level": row["level_"], "place": row["place_"], "hashes": row["more"]} for row in begun]
+            self._connection.execute(_BEGIN, named)
+        if more:
+            self._connection.execute(_LONGER, more)
+        self._nodes.clear()
+
+    def end(self, signer: Signer | None) -> None:
+        """Keeps how far the log is.
+
+        Args:
+            signer: Whose key signs it; None leaves it unsigned, for whoever comes next.
+        """
+        self.lay_tiles()
+        values = {"size": self.size, "frontier": self._frontier.to_bytes(), "erased": self.erased}
+        if signer is not None:
+            key = signer(self._key)
+            note = sign_checkpoint(key, key.name, self.size, self._frontier.root())
+            values |= {"key": str(key.verifier), "checkpoint": note, "signed": self.size}
+            if self._wanted:
+                keep = insert_into(self._connection, t.checkpoints).on_conflict_do_nothing()
+                self._connection.execute(keep, {"size": self.size, "note": note})
+        self._connection.execute(_GO_ON, values)
+
+
+# Made once: to put a statement together takes longer than to run it.
+_HOLD = select(t.log).with_for_update()
+_BEGIN, _GO_ON = insert(t.tiles), update(t.log)
+_COLUMNS = ("number", "trial_id", "seq", "kind", "at", "commitment", "salt", "body")
+_LONGER = (
+    update(t.tiles)
+    .where(t.tiles.c.level == bindparam("level_"), t.tiles.c.place == bindparam("place_"))
+    .values(hashes=cast(t.tiles.c.hashes.op("||")(bindparam("more", type_=LargeBinary)), LargeBinary))
+)
+
+
+_held: WeakKeyDictionary[Connection, LogAppender] = WeakKeyDictionary()
+
+
+def open_appender(connection: Connection) -> LogAppender:
+    """The log, to add to it in this transaction; from here on whoever else wants to add waits."""
+    if connection not in _held:
+        _held[connection] = LogAppender(connection)
+    return _held[connection]
+
+
+@contextmanager
+def signing(connection: Connection, signer: Signer) -> Iterator[None]:
+    """Around all that a transaction does: signs once what it has added to the log, if it has added anything."""
+    try:
+        yield
+        if connection in _held:
+            _held[connection].end(signer)
+    finally:
+        _held.pop(connection, None)

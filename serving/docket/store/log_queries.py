@@ -1,0 +1,147 @@
+"""What is read of the log: entries, checkpoints, and what proofs are made of. Whoever calls sees one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, bindparam, select
+
+from serving.docket.log.entries import Entry
+from serving.docket.log.merkle import TileNodes, inclusion_proof
+from serving.docket.ports import DocketError, NotDecided, Receipt
+from serving.docket.store import tables as t
+from serving.docket.store.bodies import part_value, parts_in, unpacked
+from serving.docket.store.writes import unknown
+
+_entry = t.entries.c
+_AT_ONCE = 500  # numbers in one query
+
+# What every verdict asks for, made once: to put a statement together takes longer than to run it.
+_GIVEN = (
+    select(_entry.number, _entry.kind, _entry.trial_id, _entry.seq, _entry.at, _entry.commitment)
+    .where(_entry.trial_id == bindparam("trial_id"), t.IS_EVENT, _entry.kind == "VerdictGiven")
+    .order_by(_entry.seq.desc())
+    .limit(1)
+)
+_COVERS = (
+    select(t.checkpoints).where(t.checkpoints.c.size > bindparam("number")).order_by(t.checkpoints.c.size).limit(1)
+)
+_TILE = select(t.tiles.c.hashes).where(t.tiles.c.level == bindparam("level"), t.tiles.c.place == bindparam("place"))
+
+
+def entries(connection: Connection, first: int, most: int, kinds: Collection[str] | None) -> Sequence[Entry]:
+    """See :meth:`serving.docket.ports.Docket.entries`."""
+    query = select(t.entries).where(_entry.number >= first)
+    if kinds is not None:
+        query = query.where(_entry.kind.in_(sorted(kinds)))
+    return _read(connection, query.order_by(_entry.number).limit(most))
+
+
+def entries_of(connection: Connection, trial_id: str) -> Sequence[Entry]:
+    """See :meth:`serving.docket.ports.Docket.entries_of`."""
+    own = select(t.entries).where(_entry.trial_id == trial_id)
+    found = [*_read(connection, own.where(t.IS_EVENT)), *_read(connection, own.where(t.IS_OTHER))]
+    if not found:
+        raise unknown(trial_id)
+    quoted: set[int] = set()
+    for entry in found:
+        if entry.body is not None:
+            quoted |= _parts_in(entry)
+    found += _numbered(connection, quoted)
+    return sorted(found, key=lambda entry: entry.number)
+
+
+def parts(connection: Connection, numbers: Collection[int]) -> Mapping[int, str]:
+    """What entries of parts hold, by number, without those that were erased. Raises ValueError if one is no part."""
+    return {entry.number: part_value(entry.body) for entry in _numbered(connection, numbers) if entry.body is not None}
+
+
+def size(connection: Connection) -> int:
+    """See :meth:`serving.docket.ports.Docket.size`."""
+    return int(_log(connection, t.log.c.size).size)
+
+
+def added(connection: Connection, first: int) -> tuple[int, Collection[tuple[str, str]]]:
+    """See :meth:`serving.docket.ports.Docket.added`."""
+    now = size(connection)
+    if now <= first:
+        return now, ()
+    query = select(_entry.kind, _entry.trial_id).where(_entry.number >= first).distinct()
+    return now, [(kind, trial_id) for kind, trial_id in connection.execute(query)]
+
+
+def checkpoint(connection: Connection) -> str | None:
+    """The signed note of the whole log; None where nobody has signed it since it grew."""
+    row = _log(connection, t.log.c.size, t.log.c.signed, t.log.c.checkpoint)
+    return str(row.checkpoint) if row.signed == row.size else None
+
+
+def key(connection: Connection) -> str:
+    """The public key of the docket; empty where nothing has been signed."""
+    return str(_log(connection, t.log.c.key).key)
+
+
+def receipt(connection: Connection, trial_id: str) -> Receipt | None:
+    """The receipt of a verdict; None where no checkpoint that covers it has been kept."""
+    found = connection.execute(_GIVEN, {"trial_id": trial_id}).one_or_none()
+    if found is None:
+        own = (_entry.trial_id == trial_id, t.IS_EVENT)
+        if connection.execute(select(_entry.number).where(*own).limit(1)).first() is None:
+            raise unknown(trial_id)
+        raise NotDecided(f"Trial {trial_id} has no verdict to give a receipt of.", field="trial_id")
+    kept = connection.execute(_COVERS, {"number": found.number}).one_or_none()
+    if kept is None:
+        return None
+    proof = inclusion_proof(found.number, kept.size, nodes(connection))
+    entry = Entry(
+        found.number, found.kind, found.trial_id, found.seq, found.at, bytes(found.commitment), body=None, salt=None
+    )
+    return Receipt(kept.note, entry.number, entry.header(), tuple(proof))
+
+
+def nodes(connection: Connection) -> TileNodes:
+    """Reads nodes of the Merkle tree; of use while the connection is."""
+
+    def tile(level: int, place: int) -> bytes:
+        return bytes(connection.execute(_TILE, {"level": level, "place": place}).scalar_one_or_none() or b"")
+
+    return TileNodes(tile)
+
+
+def _log(connection: Connection, *columns: Any) -> Any:
+    row = connection.execute(select(*columns)).one_or_none()
+    if row is None:
+        raise DocketError("The docket does not know how far its log is: it was altered. Restore it from a copy.")
+    return row
+
+
+def _numbered(connection: Connection, numbers: Collection[int]) -> list[Entry]:
+    wanted = sorted(numbers)
+    found: list[Entry] = []
+    for first in range(0, len(wanted), _AT_ONCE):
+        found += _read(connection, select(t.entries).where(_entry.number.in_(wanted[first : first + _AT_ONCE])))
+    return found
+
+
+def _read(connection: Connection, query: Select[Any]) -> list[Entry]:
+    return [entry_in(row) for row in connection.execute(query)]
+
+
+def entry_in(row: Any) -> Entry:
+    """The entry in a row. A body that can't be read is an empty text, which no commitment fits."""
+    body: str | None = None
+    if row.body is not None:
+        try:
+            body = unpacked(bytes(row.body))
+        except ValueError:
+            body = ""
+    salt = None if row.salt is None else bytes(row.salt)
+    return Entry(row.number, row.kind, row.trial_id, row.seq, row.at, bytes(row.commitment), body, salt)
+
+
+def _parts_in(entry: Entry) -> set[int]:
+    try:
+        return parts_in(entry.kind, entry.body or "")
+    except ValueError:
+        return set()

@@ -1,0 +1,164 @@
+"""Pictures outside the database: one object per frame, named by the digest of the picture's pixels.
+
+They lie in a directory, or wherever `obstore` reaches (``s3://…``). A picture is there once its first frame is, which
+is put there last and removed last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Self, TypeVar
+
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, ObjectStore, from_url
+
+from court.errors import BadRequest, Unavailable
+from court.events import MemeIdentity
+from court.meme import Frame, Picture, PictureFormat
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
+_THREADS = 4  # each waits for the disk, or for a server, most of the time
+
+
+class ObjectPictures:
+    """Frames of pictures in an object store. What it blocks on, it does in threads of its own."""
+
+    def __init__(self, store: ObjectStore, root: Path | None) -> None:
+        """Frames in a store; ``root`` is where they lie if that is a directory."""
+        self._store = store
+        self._root = root
+        self._threads = ThreadPoolExecutor(_THREADS, "pictures")
+
+    @classmethod
+    def open(cls, place: Path | str) -> Self:
+        """Opens a directory, which is made if it is not there, or the place that a URL names.
+
+        Raises:
+            BadRequest: There is no such kind of place.
+            Unavailable: The directory can't be made.
+        """
+        try:
+            if isinstance(place, Path):
+                return cls(LocalStore(place, mkdir=True), place)
+            return cls(from_url(place), None)
+        except (BaseError, OSError, ValueError):
+            if isinstance(place, Path):
+                raise _unavailable() from None
+            # Without its cause: an address may hold a key.
+            raise BadRequest(
+                "The place for pictures is a directory, or an address such as s3://BUCKET/FOLDER.", field="pictures"
+            ) from None
+
+    async def keep(self, pixels_sha256: str, frames: Sequence[bytes]) -> None:
+        """Keeps frames; done once they are on the disk. Again is no harm. Raises Unavailable."""
+        await self._run(lambda: self.keep_now([(pixels_sha256, frames)]))
+
+    async def frames(self, pixels_sha256: str) -> list[bytes]:
+        """The frames of a picture; none if it is not there. Raises Unavailable."""
+        return await self._run(lambda: self.frames_now(pixels_sha256))
+
+    def close(self) -> None:
+        """Waits for what is being kept."""
+        self._threads.shutdown()
+
+    def keep_now(self, pictures: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+        """As :meth:`keep`, for many, in the thread that asks."""
+        self._find()
+        put = [
+            _path(pixels, place)
+            for pixels, frames in pictures
+            if not self._there(_path(pixels, 0))
+            for place, frame in reversed([*enumerate(frames)])
+            if self._store.put(_path(pixels, place), frame)
+        ]
+        if self._root is not None and put:
+            for path in put:
+                _flush(self._root / path)
+            for folder in {(self._root / path).parent for path in put} | {self._root}:
+                _flush(folder)
+
+    def frames_now(self, pixels_sha256: str) -> list[bytes]:
+        """As :meth:`frames`, in the thread that asks."""
+        frames: list[bytes] = []
+        self._find()
+        while _NAME.fullmatch(pixels_sha256):
+            try:
+                frames.append(bytes(self._store.get(_path(pixels_sha256, len(frames))).bytes()))
+            except FileNotFoundError:
+                break
+        return frames
+
+    def forget_now(self, pixels_sha256: str) -> None:
+        """Removes a picture, if it is there, in the thread that asks."""
+        self._find()
+        count = 0
+        while self._there(_path(pixels_sha256, count)):
+            count += 1
+        for place in reversed(range(count)):
+            with suppress(FileNotFoundError):  # another process removes it too
+                self._store.delete(_path(pixels_sha256, place))
+        if self._root is not None and count:
+            _flush((self._root / _path(pixels_sha256, 0)).parent)
+
+    def _there(self, path: str) -> bool:
+        try:
+            self._store.head(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _find(self) -> None:
+        # A directory that was moved away is not made anew: what is kept in a fresh one is lost when it is put back.
+        if self._root is not None and not self._root.is_dir():
+            raise _unavailable()
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except (BaseError, OSError):
+            raise _unavailable() from None  # what a store says may name paths and hosts
+
+
+def _path(pixels_sha256: str, place: int) -> str:
+    return f"{pixels_sha256[:2]}/{pixels_sha256}.{place}.png"
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _unavailable() -> Unavailable:
+    return Unavailable(
+        "The docket's pictures can't be written or read now: their place is gone, full, or does not answer.",
+        reason="DOCKET_UNAVAILABLE",
+    )
+
+
+def picture_of(meme: MemeIdentity, kept: Sequence[bytes]) -> Picture:
+    """The picture of a trial as it was decoded then, from the frames that the docket kept."""
+    sizes = [struct.unpack(">II", png[16:24]) for png in kept]  # where a PNG says how large it is
+    return Picture(
+        format=PictureFormat(meme.format),
+        bytes_sha256=meme.bytes_sha256,
+        pixels_sha256=meme.pixels_sha256,
+        width=meme.width,
+        height=meme.height,
+        frame_count=meme.frame_count,
+        frames=tuple(
+            Frame(png, width, height, index)
+            for png, (width, height), index in zip(kept, sizes, meme.frames_used, strict=True)
+        ),
+    )

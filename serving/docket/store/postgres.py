@@ -1,0 +1,272 @@
+"""A docket's tables in a PostgreSQL database, which several servers on several machines share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from sqlalchemy import Column, Connection, Integer, MetaData, Table, create_engine, event, insert, select, text, update
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from court.errors import CourtError, NotLoaded
+from retrieval.library.postgres.address import Address
+from serving.docket.ports import DocketError
+from serving.docket.store import schema
+from serving.docket.store import tables as t
+from serving.docket.store.database import exists, failed, later_format, unavailable
+from serving.docket.store.group_commit import RolledBack
+
+if TYPE_CHECKING:
+    import psycopg
+    from sqlalchemy.engine import ExceptionContext
+
+SCHEMA = "memecourt_docket"
+
+_format = Table("format", MetaData(), Column("number", Integer, nullable=False))
+
+_READ_S = 30
+"""Seconds after which the server gives a read up."""
+_SILENT_MS = 15_000
+"""Milliseconds after which a server that does not acknowledge what it is sent counts as gone."""
+_IDLE_S = 15
+"""Seconds after which the server ends a transaction in which nothing happens: whoever began it hangs."""
+
+_AGAIN_S = 0.2
+"""Seconds between two attempts to hear what became of a commit."""
+
+_PASSING = {"40001", "40P01"}
+"""Codes of a transaction that got into another's way (serialization, deadlock)."""
+
+_READ_ONLY = "25006"
+"""Code of a server that is a standby."""
+
+_WHY = {
+    "55P03": "somebody else keeps it locked for too long",
+    "57014": "its database takes too long",
+    "53100": "its disk is full",
+    _READ_ONLY: "its database takes no changes; name the primary",
+    "42P01": "its tables are gone",
+    "3F000": "its tables are gone",
+}
+
+# Tells one life of the database from the next. One that crashed, or whose place a standby took, may have lost the
+# transactions whose end nobody was told, and gives their numbers to others. After a crash there is another checkpoint
+# before anybody gets in, and a standby that takes over begins another timeline. A checkpoint may come at other times
+# too: that costs a certainty now and then, and nothing else.
+_LIFE = (
+    "(SELECT checkpoint_lsn::text FROM pg_control_checkpoint()) "
+    "|| ' ' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+)
+
+# In every transaction that writes, by its own word: a pooler between us and the server may hand us any session. What
+# was acknowledged is on the disk, whatever the database is set to.
+_BEGIN = text(
+    f"SELECT pg_current_xact_id()::text, {_LIFE}, "
+    "set_config('lock_timeout', :patience, true), "
+    "set_config('statement_timeout', :limit, true), "
+    "set_config('idle_in_transaction_session_timeout', :idle, true), "
+    "set_config('synchronous_commit', "
+    "CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, "
+    "true)"
+)
+
+
+_STATUS = text(f"SELECT pg_xact_status(CAST(:number AS xid8)), {_LIFE}")
+
+
+class PostgresDatabase:
+    """A :class:`~serving.docket.store.database.Database` in a schema of its own."""
+
+    def __init__(self, address: Address, patience: float) -> None:
+        """Connects only when there is work. Raises NotLoaded if the driver is not installed."""
+        _require_driver()
+        self._address = address
+        self._patience = patience
+        self._engine = create_engine(
+            "postgresql+psycopg://",
+            creator=self._connected,
+            pool_size=4,
+            max_overflow=12,
+            pool_timeout=patience,
+            # Parameters are what strangers wrote: they have no place in the text of an error.
+            hide_parameters=True,
+            use_native_hstore=False,
+            execution_options={"schema_translate_map": {None: SCHEMA}},
+        )
+        event.listen(self._engine, "handle_error", _leave_a_standby)
+        self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+    @classmethod
+    def open(cls, address: Address, *, create: bool, patience: float) -> Self:
+        """Opens a docket; as :meth:`serving.docket.store.sql.SqlDocket.open`."""
+        database = cls(address, patience)
+        try:
+            with database.writing() as connection:
+                _check_or_create(connection, create=create)
+        except RolledBack as error:
+            database.close()
+            assert isinstance(error.__cause__, Exception)
+            raise database.translated(error.__cause__) from None
+        except SQLAlchemyError as error:
+            database.close()
+            # Without its cause: libpq's sentence names host and user.
+            raise database.translated(error) from None
+        except CourtError:
+            database.close()
+            raise
+        return database
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """See :meth:`serving.docket.store.database.Database.writing`."""
+        committing, number, life = False, "", ""
+        try:
+            with self._engine.connect() as connection:
+                number, life = self._begun(connection)
+                yield connection
+                committing = True
+                connection.commit()
+        except DBAPIError as error:
+            if committing and error.connection_invalidated:
+                # Whether the server still got the word, only the server knows.
+                kept = self._was_kept(number, life)
+                if kept:
+                    return
+                if kept is None:
+                    raise
+                raise RolledBack from error
+            if error.connection_invalidated or _state(error) in _PASSING:
+                raise RolledBack from error
+            raise
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """See :meth:`serving.docket.store.database.Database.reading`."""
+        with self._snapshots.connect() as connection:
+            yield connection
+
+    def translated(self, error: Exception) -> CourtError:
+        """See :meth:`serving.docket.store.database.Database.translated`."""
+        if isinstance(error, CourtError):
+            return error
+        if not isinstance(error, DBAPIError):
+            # Of the pool: all connections are in use.
+            return unavailable("too many ask it at once") if isinstance(error, SQLAlchemyError) else failed()
+        state = _state(error)
+        if state == "23505":
+            return exists()
+        if state == "42501":
+            return DocketError(
+                "The database does not let this user read or change the docket. Ask its owner for the right to.",
+                reason="DOCKET_FORBIDDEN",
+            )
+        if state in _WHY:
+            return unavailable(_WHY[state])
+        # A login that is refused, and a server that is not there, have no code: libpq says only that it failed.
+        away = error.connection_invalidated or state is None or state[:2] in ("08", "28", "53", "57", "58")
+        return unavailable("its database can't be reached, or broke off") if away else failed()
+
+    def scrub(self, patience: float) -> bool:
+        """See :meth:`serving.docket.store.database.Database.scrub`. Here it is for the server's owner to ask for."""
+        return True
+
+    def close(self) -> None:
+        """See :meth:`serving.docket.store.database.Database.close`."""
+        self._engine.dispose()
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        import psycopg
+
+        given = {
+            "application_name": "memecourt",
+            "keepalives_idle": "10",
+            "keepalives_interval": "5",
+            "keepalives_count": "3",
+            "tcp_user_timeout": str(_SILENT_MS),
+            **self._address.parameters(),
+        }
+        # No prepared statements: a pooler may hand a session to somebody else between two of ours.
+        connection = psycopg.connect(**given, autocommit=True, prepare_threshold=None)
+        connection.execute(f"SET statement_timeout = '{_READ_S}s'")
+        connection.autocommit = False
+        return connection
+
+    def _begun(self, connection: Connection) -> tuple[str, str]:
+        """Begins a transaction that writes; its number, and the life of the database that gave it."""
+        limits = {
+            "patience": f"{int(self._patience * 1000)}ms",
+            "limit": f"{_READ_S}s",
+            "idle": f"{_IDLE_S}s",
+        }
+        number, life, *_ = connection.execute(_BEGIN, limits).one()
+        return number, life
+
+    def _was_kept(self, number: str, life: str) -> bool | None:
+        """What became of a transaction whose connection broke in the commit; None where nobody can say, or in time."""
+        until = time.monotonic() + self._patience
+        while time.monotonic() < until:
+            try:
+                with self._engine.connect() as connection:
+                    status, now = connection.execute(_STATUS, {"number": number}).one()
+                if now != life:
+                    return None  # by now the number may be another's
+            except DBAPIError as error:
+                if _state(error) is not None and not error.connection_invalidated:
+                    return None  # another server, which does not know it
+                status = "in progress"
+            if status != "in progress":
+                return {"committed": True, "aborted": False}.get(status)
+            time.sleep(_AGAIN_S)
+        return None
+
+
+def _leave_a_standby(context: ExceptionContext) -> None:
+    """Has all connections made anew where one leads to a standby: the address may lead to another machine by now."""
+    if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
+        context.is_disconnect = True
+
+
+def _state(error: DBAPIError) -> str | None:
+    """The code of an error (SQLSTATE); None where it never came from a server."""
+    state = getattr(error.orig, "sqlstate", None)
+    return None if state is None else str(state)
+
+
+def _check_or_create(connection: Connection, *, create: bool) -> None:
+    # One server after the other: only the first makes the tables.
+    connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('memecourt.docket'))"))
+    there = connection.execute(text(f"SELECT to_regclass('{SCHEMA}.format')")).scalar_one()
+    if there is None:
+        if not create:
+            raise DocketError(
+                "There is no docket in this database. A server that is given its address makes one; so does a trial.",
+                reason="DOCKET_MISSING",
+            )
+        connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+        _format.metadata.create_all(connection)
+        schema.create(connection, SCHEMA)
+        connection.execute(insert(_format).values(number=t.FORMAT))
+        return
+    found = connection.execute(select(_format.c.number)).scalar_one()
+    if found > t.FORMAT:
+        raise later_format(found, t.FORMAT)
+    if found < t.FORMAT:
+        # What Alembic says for itself names no schema. A large docket takes longer than other transactions may.
+        connection.execute(text(f"SET LOCAL search_path = {SCHEMA}"))
+        connection.execute(text("SET LOCAL statement_timeout = 0"))
+        schema.upgrade(connection, found, SCHEMA)
+        connection.execute(update(_format).values(number=t.FORMAT))
+
+
+def _require_driver() -> None:
+    try:
+        import psycopg
+    except ModuleNotFoundError as error:
+        raise NotLoaded(
+            "A docket in a database needs its driver, which is not installed. "
+            "Install it with: pip install 'memecourt[postgres]'",
+            reason="POSTGRES_NOT_INSTALLED",
+        ) from error
+    del psycopg

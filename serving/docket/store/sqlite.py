@@ -1,0 +1,234 @@
+"""A docket's tables in a SQLite file, which several processes on one machine may use."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from sqlalchemy import Connection, text
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLAlchemyError
+
+from court.errors import CourtError
+from serving.docket.ports import DocketError
+from serving.docket.store import schema
+from serving.docket.store import tables as t
+from serving.docket.store.database import exists, failed, later_format, unavailable
+from serving.docket.store.group_commit import sqlite_engine, transaction
+
+_AGAIN_S = 0.05
+"""Seconds between two attempts to have all readers gone."""
+_MOVE_S = 0.25
+"""Seconds between two times that what was committed is moved over."""
+_MOVE_LATER_S = 5.0
+"""The same at most, where readers are in the way."""
+_MOVE_PAGES = 32_000
+"""Pages that wait to be moved over (128 MB) from which on whoever commits does it: nobody else has come to it."""
+_WHY = {
+    "SQLITE_BUSY": "another process is writing to it for too long",
+    "SQLITE_LOCKED": "it is locked",
+    "SQLITE_FULL": "its disk is full",
+    "SQLITE_READONLY": "its file may only be read",
+    "SQLITE_CANTOPEN": "its file is gone",
+}
+
+
+class _Gone(Exception):
+    """The file that was opened is not there any more."""
+
+
+class _Mover:
+    """Moves what was committed from the log that SQLite keeps beside a file over into the file, on a thread of its own.
+
+    Otherwise SQLite has one commit in some do so for all of them, which then waits for two more flushes.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._wanted = threading.Condition()
+        self._committed = self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def committed(self) -> None:
+        """There is something to be moved."""
+        with self._wanted:
+            self._committed = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._move, name="docket-mover", daemon=True)
+                self._thread.start()
+            self._wanted.notify()
+
+    def close(self) -> None:
+        """Ends the thread; who closes the last connection moves what is left."""
+        with self._wanted:
+            self._closing = True
+            self._wanted.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _move(self) -> None:
+        pause = _MOVE_S
+        while True:
+            with self._wanted:
+                if self._wanted.wait_for(lambda: self._closing, pause):
+                    return
+                self._wanted.wait_for(lambda: self._closing or self._committed)
+                if self._closing:
+                    return
+                self._committed = False
+            if self._moved():
+                pause = _MOVE_S
+            else:
+                pause = min(2 * pause, _MOVE_LATER_S)
+                with self._wanted:
+                    self._committed = True
+
+    def _moved(self) -> bool:
+        """Whether all was moved; readers who still see what was before keep some of it where it is."""
+        try:
+            with self._engine.connect() as connection:
+                _, pages, moved = connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").one()
+        except SQLAlchemyError:
+            return False  # whoever commits next hears of it, if it has not passed by then
+        return bool(pages == moved)
+
+
+class SqliteDatabase:
+    """A :class:`~serving.docket.store.database.Database` in a file."""
+
+    def __init__(self, path: Path, patience: float) -> None:
+        self._path = path
+        # After it has been opened the file is never made anew: what is written to a fresh one would be lost when the
+        # right one is put back.
+        self._engine = sqlite_engine(path, patience, create=False, pages=_MOVE_PAGES)
+        # Whoever writes does so on the same connection as before: what SQLite has read of the file through it still
+        # holds, where through any other it would have to be read again.
+        self._writer = sqlite_engine(path, patience, create=False, pages=_MOVE_PAGES)
+        self._mover = _Mover(self._engine)
+        self._lock = threading.Lock()
+        self._file = _identity(path)
+
+    @classmethod
+    def open(cls, path: Path, *, create: bool, patience: float) -> Self:
+        """Opens a docket; as :meth:`serving.docket.store.sql.SqlDocket.open`."""
+        if not path.exists():
+            if not create:
+                raise DocketError(
+                    f"There is no docket at {path}. A trial makes one; --docket or MEMECOURT_DOCKET names another.",
+                    reason="DOCKET_MISSING",
+                )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        database = cls(path, patience)
+        try:
+            with transaction(database._writer) as connection:
+                _check_or_create(connection)
+        except SQLAlchemyError as error:
+            database.close()
+            raise DocketError(
+                f"The file {path} can't be opened as a docket: it is damaged, locked, or something else. "
+                "Restore it from a copy, or name another with --docket or MEMECOURT_DOCKET.",
+            ) from error
+        except DocketError as error:
+            database.close()
+            raise DocketError(f"{path}: {error.message}", reason=error.reason) from None
+        return database
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """See :meth:`serving.docket.store.database.Database.writing`."""
+        self._find()
+        with transaction(self._writer) as connection:
+            yield connection
+        self._mover.committed()
+        # Connections go on in a file that was removed under them, and what they keep there nobody finds again.
+        if _identity(self._path) != self._file:
+            raise _Gone
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """See :meth:`serving.docket.store.database.Database.reading`."""
+        self._find()
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql("BEGIN")
+            yield connection
+
+    def translated(self, error: Exception) -> CourtError:
+        """See :meth:`serving.docket.store.database.Database.translated`."""
+        if isinstance(error, CourtError):
+            return error
+        if isinstance(error, _Gone):
+            return unavailable("its file is gone")
+        if isinstance(error, IntegrityError):
+            return exists()
+        if isinstance(error, OperationalError):
+            name = getattr(error.orig, "sqlite_errorname", "") if isinstance(error.orig, sqlite3.Error) else ""
+            known = next((why for code, why in _WHY.items() if name.startswith(code)), None)
+            return unavailable(known or "it is locked, its disk is full, or its file is gone")
+        if isinstance(error, SQLAlchemyError) and not isinstance(error, DatabaseError):
+            return unavailable("too many ask it at once")
+        return failed()
+
+    def scrub(self, patience: float) -> bool:
+        """See :meth:`serving.docket.store.database.Database.scrub`."""
+        until = time.monotonic() + patience
+        while True:
+            with self._engine.connect() as connection:
+                # Pages as they were lie in the file beside it until all readers have gone on from them.
+                busy, *_ = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+            if not busy:
+                return True
+            if time.monotonic() > until:
+                return False
+            time.sleep(_AGAIN_S)
+
+    def close(self) -> None:
+        """See :meth:`serving.docket.store.database.Database.close`."""
+        self._mover.close()
+        self._dispose()
+
+    def _find(self) -> None:
+        """Sees that the file is the one that is open; goes over to the one that stands in its place, if one does."""
+        with self._lock:
+            found = _identity(self._path)
+            if found is None:
+                raise _Gone
+            if found == self._file:
+                return
+            self._dispose()
+            with transaction(self._writer) as connection:
+                _check_or_create(connection, create=False)
+            self._file = found
+
+    def _dispose(self) -> None:
+        self._engine.dispose()
+        self._writer.dispose()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _check_or_create(connection: Connection, *, create: bool = True) -> None:
+    found = connection.execute(text("PRAGMA user_version")).scalar_one()
+    tables = connection.execute(text("SELECT count(*) FROM sqlite_master WHERE type = 'table'")).scalar_one()
+    if found > t.FORMAT:
+        raise later_format(found, t.FORMAT)
+    if found == 0 and (tables or not create):
+        raise DocketError("This is a SQLite database, but no docket. Name another.")
+    if found == t.FORMAT:
+        return
+    if found == 0:
+        schema.create(connection)
+    else:
+        schema.upgrade(connection, found)
+    connection.execute(text(f"PRAGMA user_version = {t.FORMAT}"))

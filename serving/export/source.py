@@ -1,0 +1,107 @@
+"""What an export is made of: a record, and the pictures that belong to it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from court.events import VerdictGiven
+from court.meme import Frame
+from court.record import TrialRecord
+from serving.docket.ports import Receipt
+
+
+class Pictures(StrEnum):
+    """How the pictures of a trial go into an export."""
+
+    NONE = "none"
+    VEILED = "veiled"
+    """Small, grey and without any detail: what can't be made out there is not in the file either."""
+    SHARP = "sharp"
+    """As they were judged, behind a click; veiled until then."""
+
+
+class RecordSource(Protocol):
+    """The part of a docket that one trial is exported from."""
+
+    async def record(self, trial_id: str) -> TrialRecord:
+        """See :class:`serving.docket.ports.Docket`."""
+        ...
+
+    async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
+        """See :class:`serving.docket.ports.Docket`."""
+        ...
+
+    async def receipt(self, trial_id: str) -> Receipt:
+        """See :class:`serving.docket.ports.Docket`."""
+        ...
+
+
+class PictureSource(Protocol):
+    """The part of a library that has pictures of precedents."""
+
+    async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
+        """See :class:`court.ports.PrecedentFinder`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One trial, to be exported.
+
+    Attributes:
+        record: As the docket keeps it.
+        frames: Of the meme, as PNG files, in the order of ``record.opened.meme.frames_used``; none where they are not
+            wanted, or not kept.
+        precedents: Pictures of precedents by their ids; of those that are wanted and still there.
+        receipt: Shows that the verdict is in the docket's log; None where there is no verdict.
+    """
+
+    record: TrialRecord
+    frames: tuple[bytes, ...] = ()
+    precedents: Mapping[str, bytes] = field(default_factory=dict)
+    receipt: Receipt | None = None
+
+    def changed(self, precedent: str) -> bool:
+        """Whether a precedent's picture is another now than the Judge was shown."""
+        given = self.record.last(VerdictGiven)
+        readings = given.ruling.precedents if given and given.ruling else ()
+        shown = {reading.id: reading.picture for reading in readings}
+        png = self.precedents.get(precedent)
+        then = shown.get(precedent, "")
+        return bool(png is not None and then and hashlib.sha256(png).hexdigest() != then)
+
+
+async def gather(source: RecordSource, trial_id: str, pictures: Pictures, library: PictureSource | None = None) -> Kept:
+    """A trial with its pictures.
+
+    Args:
+        source: Where it is kept.
+        trial_id: Its id.
+        pictures: Whether they are wanted at all; veiling them is for whoever writes the export.
+        library: Of the precedents; None where their pictures can't be had.
+
+    Raises:
+        TrialUnknown: There is none of that id, or it was erased.
+        Unavailable: It could not be read now.
+    """
+    record = await source.record(trial_id)
+    receipt = None if record.verdict is None else await source.receipt(trial_id)
+    if pictures is Pictures.NONE:
+        return Kept(record, receipt=receipt)
+    frames = tuple(await source.frames(record.opened.meme.pixels_sha256))
+    cited = record.precedents
+    ids = [exhibit.id for exhibit in cited.findings.exhibits] if cited else []
+    found = await library.pictures(ids) if library is not None and ids else ()
+    shown = {id_: frame.png for id_, frame in zip(ids, found, strict=False) if frame is not None}
+    return Kept(record, frames, shown, receipt)
+
+
+def data_uri(picture: bytes) -> str:
+    """A picture's file as an address that holds it."""
+    kind = "jpeg" if picture.startswith(b"\xff\xd8") else "png"
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode('ascii')}"

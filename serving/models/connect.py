@@ -1,0 +1,132 @@
+"""Who speaks in a full trial: chat models behind the servers that the settings name, each asked once what it can do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, get_args
+
+from court.errors import BadRequest, ModelRefused, NotLoaded, Unavailable
+from court.meme import LIMITS
+from court.roles import RoleModel, RoleModels
+from serving.settings import RoleName, RoleSettings, Settings
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from court.backends.chat.capabilities import Probed
+    from court.backends.chat.client import ChatCompletions
+    from court.backends.chat.http import Load
+
+_SEES = ("proposer", "judge")
+_AGAIN_S = 1.0
+"""Between two tries to reach a model server that is waited for, in seconds."""
+_TOLD_EVERY = 30
+"""Of those tries one is told of, so that who reads the log sees what is waited for, and not only that."""
+
+
+async def connect_models(
+    settings: Settings, stack: AsyncExitStack, tell: Callable[[str], None], *, patient: bool = False
+) -> RoleModels | None:
+    """Connects to the model servers; None where the settings name none.
+
+    Args:
+        settings: Which servers and models.
+        stack: Closes the connections when it is closed.
+        tell: Is told what a server can't do, and how the court gets along without it.
+        patient: Whether a server that does not answer is waited for.
+
+    Raises:
+        BadRequest: A role has a server without a model, or the other way round.
+        NotLoaded: The client for model servers is not installed.
+        ModelRefused: A server does not have the model, wants another key, or takes no pictures and is to see some.
+        Unavailable: A server does not answer, and is not waited for.
+    """
+    wanted = {role: settings.llm.of_role(role) for role in get_args(RoleName)}
+    if not any(role.url or role.model for role in wanted.values()):
+        return None
+    try:
+        from court.backends.chat.client import http_client
+        from court.backends.chat.http import Load
+    except ModuleNotFoundError as error:
+        raise NotLoaded(
+            "Full trials need the client for model servers, which is not installed. "
+            "Install it with: pip install 'memecourt[full]'",
+            reason="FULL_NOT_INSTALLED",
+        ) from error
+
+    http = http_client()
+    stack.push_async_callback(http.aclose)
+    loads: dict[str, Load] = {}
+    models: dict[tuple[tuple[str, ...], str, str], ChatCompletions] = {}
+    chairs = {}
+    # Up to four frames of the meme, and the precedents' pictures.
+    pictures = LIMITS.representative_frames + settings.trial.exhibits
+    for role, own in wanted.items():
+        urls, name = _both(role, own)
+        key = own.api_key.get_secret_value() if own.api_key else ""
+        model = models.get((urls, name, key))
+        if model is None:
+            for url in urls:
+                loads.setdefault(url, Load(settings.llm.concurrency))
+            model = await _probed({url: loads[url] for url in urls}, name, key, http, pictures, tell, patient)
+            models[urls, name, key] = model
+        if role in _SEES and not model.capabilities.pictures:
+            raise ModelRefused(f"The {role} must see pictures, and {name} takes none. Name another model for it.")
+        chairs[role] = RoleModel(model, own.temperature or 0.0, own.max_tokens, servers=model)
+    return RoleModels(**chairs)
+
+
+async def _probed(
+    loads: Mapping[str, Load],
+    name: str,
+    key: str,
+    http: httpx2.AsyncClient,
+    pictures: int,
+    tell: Callable[[str], None],
+    patient: bool,
+) -> ChatCompletions:
+    """A model at all of its servers, each of which was asked what it can do; what counts is what all of them can."""
+    from court.backends.chat.client import ChatCompletions
+
+    probed = []
+    for number, (url, load) in enumerate(loads.items(), 1):
+        which = f" ({number} of {len(loads)})" if len(loads) > 1 else ""
+        tell(f"Asking the model server for {name}{which} what it can do …")
+        model = ChatCompletions(base_url=url, model=name, api_key=key or None, http=http, load=load)
+        found = await _reached(model, pictures, tell, patient)
+        for sentence in found.sentences:
+            tell(f"{name}{which}: {sentence}")
+        probed.append(model)
+    if len({model.capabilities for model in probed}) > 1:
+        tell(f"{name}: its servers differ; each is asked only for what all of them can do.")
+    return ChatCompletions.joined(probed)
+
+
+async def _reached(model: ChatCompletions, pictures: int, tell: Callable[[str], None], patient: bool) -> Probed:
+    """What a server can do, which is waited for if need be: it may start later than this court, or be started again."""
+    from court.backends.chat.capabilities import probe
+
+    tries = 0
+    while True:
+        try:
+            return await probe(model, pictures=pictures)
+        except Unavailable as error:
+            if not patient:
+                raise
+            if tries % _TOLD_EVERY == 0:
+                tell(f"Waiting for the model server for {model.name}: {error.message}")
+            tries += 1
+        await asyncio.sleep(_AGAIN_S)
+
+
+def _both(role: str, own: RoleSettings) -> tuple[tuple[str, ...], str]:
+    if not own.url or not own.model:
+        raise BadRequest(
+            f"The {role} has {'a model but no server' if own.model else 'a server but no model'}. Give both, with "
+            "--llm-url and --model, in the environment or in the file of settings.",
+            reason="MODEL_HALF_NAMED",
+            field="llm",
+        )
+    return own.url, own.model

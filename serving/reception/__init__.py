@@ -1,1 +1,0 @@
-"""How an ask becomes a trial, once: whose turn it is, what is known already, what is not tried again."""

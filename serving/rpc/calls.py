@@ -1,0 +1,313 @@
+"""What all calls of all services have in common: bytes become a request, an error becomes the right google.rpc status.
+
+Requests arrive as bytes and are parsed here: the library would answer what is no request with INTERNAL. Whatever a
+method raises that is no :class:`~court.errors.CourtError` is a fault of ours: the log gets its kind and place, the
+caller neither, for what it says may hold a path or the text of a meme.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc_status import rpc_status
+
+from court.errors import BadRequest, CourtError, Unavailable
+from court.record import TrialAborted
+from serving.errors import Busy, not_in_session
+from serving.rpc.status import status_of
+
+_TO_ANSWER_S = 0.1
+"""What is kept of a caller's deadline to send it the answer, in seconds."""
+
+_MOST_STREAMS = 1000
+"""Of one method that are answered at once."""
+
+_NOTHING_CHANGED = frozenset({"LIBRARY_LOCKED", "LIBRARY_NOT_WRITTEN"})
+"""Reasons that say that a change was not made."""
+
+_log = logging.getLogger("memecourt.service")
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from serving.rpc.flow_control import Context, ReceiveBudget
+
+    Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
+    Unary: TypeAlias = Callable[[Request, Context], Awaitable[Response]]
+    Streaming: TypeAlias = Callable[[Request, Context], AsyncGenerator[Response, None]]
+
+
+def parse_request(kind: type[Request], data: bytes) -> Request:
+    """The request in a message.
+
+    Raises:
+        BadRequest: The bytes are none; MALFORMED_REQUEST.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        name = kind.DESCRIPTOR.full_name
+        raise BadRequest(f"The message is no {name}.", reason="MALFORMED_REQUEST") from None
+
+
+def to_court_error(error: Exception) -> CourtError:
+    """The error that a caller is told of: a CourtError as it is, anything else as a fault of ours, which is logged."""
+    if isinstance(error, TrialAborted):
+        _log.warning("trial=%s failed reason=%s", error.record.trial_id, error.reason)
+    if isinstance(error, CourtError):
+        return error
+    where = "".join(traceback.format_tb(error.__traceback__))
+    _log.error("request failed: %s\n%s", type(error).__qualname__, where)
+    return CourtError("The server made a mistake.", reason="INTERNAL")
+
+
+async def abort(context: Context, error: CourtError) -> NoReturn:
+    """Ends a call with the status of an error."""
+    status = rpc_status.to_status(status_of(error))
+    # The library keeps what it raises now for as long as the call, which is in its frames: each holds the other. Let it
+    # be without the error, which remembers the request.
+    del error
+    await context.abort(status.code, status.details, status.trailing_metadata)
+
+
+async def finish_call(context: Context, answer: Awaitable[T]) -> T:
+    """What is awaited, or the end of the call with the status of what was raised.
+
+    A caller that vanishes cancels its call. Where it does while something is being sent to it, the library raises an
+    error there as well: that is no fault of ours, and nobody is left to be told of it.
+    """
+    try:
+        return await answer
+    except (asyncio.CancelledError, grpc.aio.AbortError):
+        raise
+    except Exception as error:
+        if _of_vanished(error):
+            raise asyncio.CancelledError from None
+        ending = abort(context, to_court_error(error).with_traceback(None))
+    await ending  # out here, or what the library raises would remember the error
+
+
+def _of_vanished(error: Exception) -> bool:
+    """Whether this is what the library raises where nothing can be sent or received any more, and nothing else."""
+    if isinstance(error, ExceptionGroup):
+        return all(_of_vanished(each) for each in error.exceptions)
+    return isinstance(error, grpc.aio.InternalError)
+
+
+def unary(kind: type[Request], method: Unary[Request, Response], memory: ReceiveBudget | None = None) -> Handler:
+    """A call of one request and one response.
+
+    Args:
+        kind: Of the request.
+        method: Gets the request parsed, and raises its errors.
+        memory: Where room is waited for before the request is read. The call is then registered as one with a stream of
+            requests, which on the wire is the same: the library would read a single one before anything of ours runs.
+    """
+
+    async def call(data: bytes, context: Context) -> Response:
+        async def answer() -> Response:
+            return await method(parse_request(kind, data), context)
+
+        return await finish_call(context, answer())
+
+    if memory is None:
+        return grpc.unary_unary_rpc_method_handler(call, request_deserializer=None, response_serializer=serialized)
+    room = memory
+
+    async def call_with_room(_: AsyncIterator[bytes], context: Context) -> Response:
+        async def answer() -> Response:
+            async with _only_request(room, context) as data:
+                return await method(parse_request(kind, data), context)
+
+        return await finish_call(context, answer())
+
+    return grpc.stream_unary_rpc_method_handler(
+        call_with_room, request_deserializer=None, response_serializer=serialized
+    )
+
+
+def streaming(
+    kind: type[Request], method: Streaming[Request, Response], memory: ReceiveBudget | None = None, *, of: str = ""
+) -> Handler:
+    """A call of one request and a stream of responses.
+
+    ``method`` is an async generator; the next response is asked of it only once flow control has let the one before go.
+    So many calls are answered at once, and others told to come again: each lasts for as long as its caller likes, and
+    has memory until then. One whose caller takes no response for as long as the server waits ends (IDLE): it would keep
+    others out for ever. The rest is as for :func:`unary`; ``of`` is for :meth:`ReceiveBudget.receive`.
+    """
+    answering = 0
+    idle_s = None if memory is None else memory.idle_s
+
+    async def tell(data: bytes, context: Context) -> None:
+        nonlocal answering
+        request = parse_request(kind, data)
+        if answering >= _MOST_STREAMS:
+            raise Busy(f"{answering:,} such streams are open, which is as many as this server has. Come again.")
+        answering += 1
+        try:
+            told = Responses(context, idle_s, "Read responses as they come; open the call again to go on.")
+            async with aclosing(method(request, context)) as responses:
+                async for response in responses:
+                    await told.send(response)
+        finally:
+            answering -= 1
+
+    async def call(data: bytes, context: Context) -> None:
+        await finish_call(context, tell(data, context))
+
+    if memory is None:
+        return grpc.unary_stream_rpc_method_handler(call, request_deserializer=None, response_serializer=serialized)
+    room = memory
+
+    async def call_with_room(_: AsyncIterator[bytes], context: Context) -> None:
+        async def answer() -> None:
+            async with _only_request(room, context, of) as data:
+                await tell(data, context)
+
+        await finish_call(context, answer())
+
+    return grpc.stream_stream_rpc_method_handler(
+        call_with_room, request_deserializer=None, response_serializer=serialized
+    )
+
+
+class Responses:
+    """What is sent in a call of many responses.
+
+    Args:
+        context: Of the call.
+        idle_s: Seconds in which the caller must take a response; None: it has all the time of its call.
+        advice: What a caller is told to do who took none for so long.
+    """
+
+    def __init__(self, context: Context, idle_s: float | None, advice: str) -> None:
+        self._context = context
+        self._idle_s = idle_s
+        self._advice = advice
+        self._begun = False
+
+    async def send(self, response: Message | bytes) -> None:
+        """Sends the next response, once flow control has let it go. One at a time.
+
+        Raises:
+            BadRequest: The caller did not take it; IDLE. The call can only end then.
+        """
+        try:
+            async with asyncio.timeout(self._idle_s) as limit:
+                if not self._begun:
+                    # With the first response the library would send it a second time where that is not taken, and fail
+                    # at that: the caller would be told that all is well.
+                    await self._context.send_initial_metadata(())
+                    self._begun = True
+                await self._context.write(response)
+            return
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        # Not above: with what the writing was ended with, it would remember the response, and who waited for it.
+        raise BadRequest(f"No response was taken for {self._idle_s:g} seconds. {self._advice}", reason="IDLE")
+
+
+@asynccontextmanager
+async def _only_request(memory: ReceiveBudget, context: Context, of: str = "") -> AsyncIterator[bytes]:
+    received = await memory.receive(context, of=of)
+    if received is None:
+        raise no_request()
+    data, lot = received
+    try:
+        yield data
+    finally:
+        lot.release()
+
+
+@contextmanager
+def changing() -> Iterator[None]:
+    """Around a change that would be made twice if it were asked for again, and what is done to tell of it.
+
+    Raises:
+        Unavailable: Without a delay after which to come again where nobody can say whether the change was made.
+    """
+    try:
+        yield
+    except Unavailable as error:
+        if error.reason in _NOTHING_CHANGED:
+            raise
+        raise Unavailable(
+            f"{error.message} What was to be changed may be: look before you ask again.",
+            reason=error.reason,
+            field=error.field,
+            retry_after=None,
+        ) from error
+
+
+def no_request() -> BadRequest:
+    """What a caller is told that has ended its call without a request."""
+    return BadRequest("The call ended without a request.", reason="MALFORMED_REQUEST")
+
+
+def serialized(message: Message) -> bytes:
+    """The bytes of a response."""
+    return message.SerializeToString()
+
+
+def time_left(context: Context) -> float | None:
+    """Seconds until an answer must be on its way; None where the caller gave no deadline."""
+    left = context.time_remaining()
+    return None if left is None else left - _TO_ANSWER_S
+
+
+def traceparent(context: Context) -> str:
+    """The W3C header of that name, or empty."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str):
+            return value
+    return ""
+
+
+class Session(Generic[T]):
+    """What a service answers with, from when it is opened until it is closed."""
+
+    def __init__(self) -> None:
+        """Not open yet: a server listens while it warms up."""
+        self._with: T | None = None
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def open(self, what: T) -> None:
+        """From now on calls are answered with this."""
+        self._with = what
+
+    def close(self) -> None:
+        """From now on calls are turned away; those being answered go on."""
+        self._with = None
+
+    @contextmanager
+    def call(self) -> Iterator[T]:
+        """For as long as a call is answered. Raises Unavailable while there is no session."""
+        if self._with is None:
+            raise not_in_session()
+        self._calls += 1
+        self._idle.clear()
+        try:
+            yield self._with
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+
+    async def empty(self, seconds: float) -> None:
+        """Waits until no call is being answered, at most so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()

@@ -1,0 +1,343 @@
+"""Between the wire and the court: requests checked in form, records turned into responses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from court.errors import BadRequest
+from court.events import NearDuplicate, NearDuplicatesFound, Procedure, VerdictGiven
+from court.precedents import Precedent, PrecedentLabel
+from court.record import TrialRecord
+from court.verdict import Label
+from memecourt.v1 import court_pb2 as wire
+from serving.access.callers import current
+from serving.docket.ports import Receipt
+from serving.runner.executor import TrialResult
+from serving.runner.request import ANY_VERSIONS, RequiredPolicy, RequiredVersions, TrialRequest
+
+if TYPE_CHECKING:
+    from serving.runner.runner import Answer
+
+_MOST = {"request_id": 128, "content.namespace": 128, "content.id": 256}
+_MOST_PINNED, _LONGEST_PIN = 16, 512
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_CLIENT_TOKEN_BYTES = 1024
+_NO_TIME = Duration()
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises BadRequest if the docket can't keep a caller's id for a request."""
+    within(request_id, _MOST["request_id"], "request_id")
+
+
+def ask_of(
+    request: wire.JudgeRequest, *, default: Procedure, traceparent: str = "", trace_id: str = ""
+) -> TrialRequest:
+    """The ask in a request.
+
+    Args:
+        request: As it came.
+        default: The procedure where none is asked for.
+        traceparent: The W3C header of that name, or empty; a malformed one is passed over, as the standard says.
+        trace_id: Of the trace that the call is part of, 32 hex digits, where the server keeps one; goes before.
+
+    Raises:
+        BadRequest: A field is malformed.
+    """
+    check_request_id(request.request_id)
+    within(request.content.namespace, _MOST["content.namespace"], "content.namespace")
+    within(request.content.id, _MOST["content.id"], "content.id")
+    if len(request.client_token) > _CLIENT_TOKEN_BYTES:
+        raise BadRequest(
+            f"client_token has {len(request.client_token):,} bytes; at most {_CLIENT_TOKEN_BYTES:,} are taken.",
+            reason="FIELD_TOO_LONG",
+            field="client_token",
+        )
+    trace = _TRACEPARENT.fullmatch(traceparent)
+    return TrialRequest(
+        image=request.image,
+        text=request.text if request.HasField("text") else None,
+        language=language(request.language),
+        procedure=_procedure(request.procedure, default),
+        request_id=request.request_id,
+        namespace=request.content.namespace,
+        content_id=request.content.id,
+        trace_id=trace_id or (trace[1] if trace else ""),
+        pins=_pins(request.pins) if request.HasField("pins") else ANY_VERSIONS,
+        try_anew=request.try_anew,
+        policy=_policy(request.policy) if request.HasField("policy") else None,
+    )
+
+
+def response_of(hearing: TrialResult, *, client_token: bytes = b"") -> wire.JudgeResponse:
+    """The response to a hearing that ended in a verdict."""
+    record = hearing.record
+    opened = record.opened
+    response = verdict_of(record)
+    response.request_id = opened.request_id
+    response.content.CopyFrom(_content_of(record))
+    response.timings.CopyFrom(_timings(hearing, record))
+    response.client_token = client_token
+    return response
+
+
+def answer_of(answer: Answer, ask: TrialRequest, *, client_token: bytes = b"") -> wire.JudgeResponse:
+    """What a response says of its own request: merged with :func:`verdict_of` of the record, it is the response."""
+    response = wire.JudgeResponse(
+        request_id=answer.name.request_id,
+        content=wire.Content(namespace=ask.namespace, id=ask.content_id),
+        client_token=client_token,
+        timings=_timings(answer, None if answer.reused else answer.record),
+    )
+    if answer.reused:
+        response.reused_from.CopyFrom(wire.ReusedFrom(verdict_id=answer.record.trial_id, near=answer.near))
+        if current().sees(answer.record.opened.meme.namespace):
+            response.reused_from.content.CopyFrom(_content_of(answer.record))
+    return response
+
+
+def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
+    """What a response says of the trial that its verdict is from: the same for every request that is given it."""
+    opened = record.opened
+    given, text, cited = record.last(VerdictGiven), record.text, record.precedents
+    assert given is not None and text is not None
+    verdict, findings = given.verdict, cited.findings if cited else None
+    near = record.last(NearDuplicatesFound)
+    response = wire.JudgeResponse(
+        verdict_id=record.trial_id,
+        label=wire.Label.Value(f"LABEL_{verdict.label}"),
+        rationale=verdict.rationale,
+        precedents=[precedent_of(exhibit) for exhibit in findings.exhibits] if findings else [],
+        needs_human_review=verdict.needs_human_review,
+        review_reasons=[
+            wire.Review(reason=wire.ReviewReason.Value(f"REVIEW_REASON_{review.reason}"), detail=review.detail)
+            for review in verdict.review
+        ],
+        text=wire.JudgedText(text=text.text, source=wire.TextSource.Value(f"TEXT_SOURCE_{text.source}")),
+        procedure=wire.Procedure.Value(f"PROCEDURE_{opened.procedure}"),
+        policy=wire.PolicyReference(id=opened.policy.id, version=opened.policy.version, digest=opened.policy.digest),
+        versions=wire.Versions(
+            software=opened.versions.software,
+            settings=opened.versions.settings,
+            prompts=opened.versions.prompts,
+            models=opened.versions.models,
+            encoder=opened.versions.encoder,
+            library=wire.Library(name=findings.library.name, digest=findings.library.digest, size=findings.library.size)
+            if findings
+            else None,
+            text_reader=opened.versions.text_reader,
+        ),
+        trace_id=opened.trace_id,
+        picture=wire.Picture(
+            bytes_sha256=opened.meme.bytes_sha256,
+            pixels_sha256=opened.meme.pixels_sha256,
+            frame_count=opened.meme.frame_count,
+            frames_judged=opened.meme.frames_used,
+        ),
+        near_duplicates=[_near_duplicate(duplicate) for duplicate in near.duplicates] if near else [],
+    )
+    response.decided_at.FromDatetime(given.at)
+    if verdict.harm_score is not None and verdict.harm_score_meaning is not None:
+        response.harm_score = verdict.harm_score
+        response.harm_score_meaning = wire.ScoreMeaning.Value(f"SCORE_MEANING_{verdict.harm_score_meaning}")
+    if verdict.finding is not None:
+        found = verdict.finding
+        response.finding.CopyFrom(wire.Finding(category=found.category, clause=found.clause, target=found.target))
+    if verdict.strengths is not None:
+        response.strengths.harmful = wire.Strength.Value(f"STRENGTH_{verdict.strengths.harmful}")
+        response.strengths.benign = wire.Strength.Value(f"STRENGTH_{verdict.strengths.benign}")
+    return response
+
+
+def receipt_of(receipt: Receipt) -> wire.Receipt:
+    """The receipt of a verdict."""
+    return wire.Receipt(checkpoint=receipt.checkpoint, entry=receipt.number, header=receipt.header, proof=receipt.proof)
+
+
+def _content_of(record: TrialRecord) -> wire.Content:
+    meme = record.opened.meme
+    return wire.Content(namespace=meme.namespace, id=meme.content_id)
+
+
+def _timings(took: TrialResult | Answer, record: TrialRecord | None) -> wire.Timings:
+    """Those of a request; without a record, no trial was held for it."""
+    text, cited = (record.text, record.precedents) if record else (None, None)
+    return wire.Timings(
+        total=duration(took.total_seconds),
+        picture=duration(took.picture_seconds) if took.picture_seconds else _NO_TIME,
+        text=duration(text.latency_s) if text else _NO_TIME,
+        precedents=duration(cited.latency_s) if cited else _NO_TIME,
+    )
+
+
+def _near_duplicate(duplicate: NearDuplicate) -> wire.NearDuplicate:
+    return wire.NearDuplicate(
+        verdict_id=duplicate.trial_id,
+        label=wire.Label.Value(f"LABEL_{duplicate.label}"),
+        distance=duplicate.distance,
+        same_text=duplicate.same_text,
+        same_picture=duplicate.same_picture,
+    )
+
+
+def _pins(pins: wire.Pins) -> RequiredVersions:
+    models = {within(role, _LONGEST_PIN, "pins.models").lower(): model for role, model in pins.models.items()}
+    few(tuple(models.values()), _MOST_PINNED, _LONGEST_PIN, "pins.models")
+    return RequiredVersions(
+        models=models,
+        prompts=within(pins.prompts, _LONGEST_PIN, "pins.prompts"),
+        library=within(pins.library, _LONGEST_PIN, "pins.library"),
+        encoder=within(pins.encoder, _LONGEST_PIN, "pins.encoder"),
+        settings=within(pins.settings, _LONGEST_PIN, "pins.settings"),
+    )
+
+
+def _procedure(asked: wire.Procedure.ValueType, default: Procedure) -> Procedure:
+    if asked == wire.PROCEDURE_UNSPECIFIED:
+        return default
+    if asked not in wire.Procedure.values():
+        known = ", ".join(name for name, _ in wire.Procedure.items() if not name.endswith("UNSPECIFIED"))
+        raise BadRequest(
+            f"There is no procedure {asked}. Ask for one of {known}.", reason="UNKNOWN_PROCEDURE", field="procedure"
+        )
+    return Procedure(wire.Procedure.Name(asked).removeprefix("PROCEDURE_"))
+
+
+def _policy(policy: wire.PolicyReference) -> RequiredPolicy:
+    return RequiredPolicy(
+        id=within(policy.id, _LONGEST_PIN, "policy.id"),
+        version=within(policy.version, _LONGEST_PIN, "policy.version"),
+        digest=within(policy.digest, _LONGEST_PIN, "policy.digest"),
+    )
+
+
+def precedent_of(precedent: Precedent) -> wire.Precedent:
+    """A precedent as an exhibit."""
+    return wire.Precedent(
+        id=precedent.id,
+        label=wire.Label.Value(f"LABEL_{precedent.label}"),
+        similarity=precedent.similarity,
+        text_similarity=precedent.text_similarity,
+        picture_similarity=precedent.picture_similarity,
+        relation=wire.Relation.Value(f"RELATION_{precedent.relation}"),
+        text=precedent.text,
+        categories=precedent.categories,
+        source=precedent.source,
+    )
+
+
+def duration(seconds: float) -> Duration:
+    """A time in seconds, to the nanosecond."""
+    whole, nanos = divmod(round(seconds * 1e9), 10**9)
+    return Duration(seconds=whole, nanos=nanos)
+
+
+MOST_WHO = 200
+MOST_WHY = 2000
+_LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
+_MOST_LANGUAGE = 35
+_LABELS: dict[int, PrecedentLabel] = {wire.LABEL_HARMFUL: Label.HARMFUL, wire.LABEL_NOT_HARMFUL: Label.NOT_HARMFUL}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST = datetime.max.replace(tzinfo=UTC)
+
+
+def within(value: str, most: int, field: str) -> str:
+    """A text of at most ``most`` characters.
+
+    Raises:
+        BadRequest: It is longer, or holds NUL, which not every place that keeps it can keep.
+    """
+    if len(value) > most:
+        raise BadRequest(
+            f"{field} has {len(value):,} characters; at most {most:,} are taken.", reason="FIELD_TOO_LONG", field=field
+        )
+    if "\0" in value:
+        raise BadRequest(f"{field} holds the character NUL. Leave it out.", reason="FIELD_HOLDS_NUL", field=field)
+    return value
+
+
+def required(value: str, most: int, field: str) -> str:
+    """A text that says something, of at most ``most`` characters. Raises BadRequest."""
+    if not value.strip():
+        raise BadRequest(f"{field} is required.", reason="FIELD_MISSING", field=field)
+    return within(value, most, field)
+
+
+def few(values: Sequence[str], most: int, longest: int, field: str) -> tuple[str, ...]:
+    """At most ``most`` texts of at most ``longest`` characters each. Raises BadRequest."""
+    if len(values) > most:
+        raise BadRequest(
+            f"{field} has {len(values):,} entries; at most {most:,} are taken.", reason="FIELD_TOO_LONG", field=field
+        )
+    return tuple(within(value, longest, field) for value in values)
+
+
+def number(asked: int, default: int, most: int, field: str) -> int:
+    """How many are asked for: 1 to ``most``, and 0 for ``default``. Raises BadRequest."""
+    if not 0 <= asked <= most:
+        raise BadRequest(
+            f"{field} is {asked}; 1 to {most:,} are given, and {default} for 0.", reason="OUT_OF_RANGE", field=field
+        )
+    return asked or default
+
+
+def language(tag: str, field: str = "language") -> str:
+    """A BCP 47 tag, or nothing. Raises BadRequest."""
+    if tag and (len(tag) > _MOST_LANGUAGE or not _LANGUAGE.fullmatch(tag)):
+        raise BadRequest(
+            f'{field} is no BCP 47 tag. Send one such as "en" or "pt-BR", or leave it out.',
+            reason="BAD_LANGUAGE",
+            field=field,
+        )
+    return tag
+
+
+def found_to_be(label: int, field: str = "label") -> PrecedentLabel:
+    """Harmful or not: what a person has decided is one of the two. Raises BadRequest."""
+    known = _LABELS.get(label)
+    if known is None:
+        raise BadRequest(
+            f"{field} says what the meme is found to be: LABEL_HARMFUL or LABEL_NOT_HARMFUL.",
+            reason="UNKNOWN_LABEL",
+            field=field,
+        )
+    return known
+
+
+def time_of(given: Timestamp, field: str) -> datetime:
+    """The first microsecond that is not before this time, or the last there is: what is kept has no finer ones.
+
+    Raises:
+        BadRequest: It lies outside the years 1 to 9999, or its nanoseconds outside a second.
+    """
+    try:
+        if not 0 <= given.nanos < 10**9:
+            raise ValueError
+        second, micros = _EPOCH + timedelta(seconds=given.seconds), -(-given.nanos // 1000)
+        return min(second, _LAST - timedelta(microseconds=micros)) + timedelta(microseconds=micros)
+    except (ValueError, OverflowError):
+        raise BadRequest(f"{field} is no time between the years 1 and 9999.", reason="BAD_TIME", field=field) from None
+
+
+def signed(given: str, field: str) -> str:
+    """Who stands behind this call: the caller's own name, or what is given where the server knows no callers.
+
+    Raises:
+        BadRequest: It is missing where it is required, too long, or not the caller's own name.
+    """
+    own = current().name
+    if own:
+        if given not in ("", own):
+            raise BadRequest(
+                f"{field} is another name than the token's. Leave it out: the token says who you are.",
+                reason="NOT_THE_CALLER",
+                field=field,
+            )
+        return own
+    return required(given, MOST_WHO, field)

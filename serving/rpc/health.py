@@ -1,0 +1,191 @@
+"""Health checks: whether this process lives, and whether asks are heard, for each service by itself.
+
+========================  ==============================================================================
+``liveness``              SERVING as long as the process answers at all. For what restarts it.
+``memecourt.v1.Court``    SERVING while trials can be held: the court is open, its docket answers, and so do
+                          the model servers, where its procedure needs them. For what sends it requests.
+``""``                    The same: what is asked where nobody names a service.
+``memecourt.v1.Docket``   SERVING while the docket answers.
+``memecourt.v1.Precedents``  SERVING while the court is open.
+========================  ==============================================================================
+
+A model server that is gone makes no process of ours any better by a restart: that is why liveness does not look at it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from court.errors import CourtError
+from court.ports import ChatRequest
+
+if TYPE_CHECKING:
+    from court.backends.chat.client import ChatCompletions
+
+COURT = "memecourt.v1.Court"
+DOCKET = "memecourt.v1.Docket"
+PRECEDENTS = "memecourt.v1.Precedents"
+LIVENESS = "liveness"
+OVERALL = ""
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+EVERY_S = 1.0
+"""Between the end of one look at what a service leans on and the next, in seconds."""
+WITHIN_S = 1.75
+"""In which what a service leans on must answer. With the time between two looks: gone is noticed within 4.5 s."""
+DOCKET_WITHIN_S = 4.0
+"""In which the docket must: its threads have the trials' own work to do as well."""
+_HELLO = ChatRequest(system="You answer briefly.", parts=("Say hello.",), reply_schema=None, max_tokens=1)
+
+_log = logging.getLogger("memecourt.health")
+
+ReadinessCheck = Callable[[], Awaitable[object]]
+"""Looks whether something is there; raises CourtError if it is not."""
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library has no types
+    """Answers ``grpc.health.v1.Health``.
+
+    The library's own says SERVING from birth, and writes to those who watch while it holds the lock that every change
+    needs: one who watches and does not read would keep the truth from all others.
+    """
+
+    def __init__(self, services: Iterable[str] = (COURT, DOCKET, PRECEDENTS)) -> None:
+        """Args: names of the services; only liveness is SERVING yet."""
+        self._status: dict[str, int] = {LIVENESS: SERVING, OVERALL: NOT_SERVING, **dict.fromkeys(services, NOT_SERVING)}
+        self._changed = asyncio.Event()
+        self._over = False
+
+    def status(self, service: str) -> int:
+        """What is told of a service that there is."""
+        return self._status[service]
+
+    @property
+    def services(self) -> list[str]:
+        """Names of all that can be asked for, liveness aside."""
+        return [name for name in self._status if name != LIVENESS]
+
+    async def until_serving(self, service: str) -> bool:
+        """Returns True once a service is SERVING."""
+        while self._status[service] != SERVING:
+            await self._changed.wait()
+        return True
+
+    def say(self, service: str, serving: bool) -> None:
+        """From now on, that is what is told of a service; those who watch it are told."""
+        status = SERVING if serving and not self._over else NOT_SERVING
+        if self._status[service] != status:
+            _log.info("service=%s %s", service or "all", health_pb2.HealthCheckResponse.ServingStatus.Name(status))
+            self._status[service] = status
+            self._wake()
+
+    def end(self) -> None:
+        """From now on NOT_SERVING, liveness aside, whatever is said; those who watch are told, and then left."""
+        for service in self._status.keys() - {LIVENESS}:
+            self.say(service, serving=False)
+        self._over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
+        """The status of one service now. NOT_FOUND: there is none of that name."""
+        if request.service not in self._status:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "There is no service of that name.")
+        return health_pb2.HealthCheckResponse(status=self._status[request.service])
+
+    async def List(self, _: health_pb2.HealthListRequest, __: Any) -> health_pb2.HealthListResponse:
+        """The status of all services."""
+        return health_pb2.HealthListResponse(
+            statuses={name: health_pb2.HealthCheckResponse(status=status) for name, status in self._status.items()}
+        )
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
+        """The status of one service, now and each time that it changes; SERVICE_UNKNOWN of one that there is not."""
+        told = None
+        while True:
+            over, changed = self._over, self._changed
+            status = self._status.get(request.service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+            if status != told:
+                await context.write(health_pb2.HealthCheckResponse(status=status))
+                told = status
+            elif over:
+                return
+            else:
+                await changed.wait()
+
+
+class ModelProbe:
+    """Looks whether a model is there: one of its servers must write a token, for one may answer with its engine dead.
+
+    Where one has just answered a call of ours, none is asked. Where none writes its token in time, but answers one of
+    ours meanwhile, it is there: it has much to do.
+    """
+
+    def __init__(self, model: ChatCompletions) -> None:
+        """Args: the model; only asked, never changed."""
+        self._model = model
+
+    async def __call__(self) -> None:
+        """Raises CourtError if it is gone."""
+        began = time.monotonic()
+        if self._model.answered_at > began - EVERY_S:
+            return
+        asked = [asyncio.ensure_future(model.reply(_HELLO, within_s=WITHIN_S)) for model in self._model.apart()]
+        try:
+            for answer in asyncio.as_completed(asked):
+                with contextlib.suppress(CourtError):
+                    await answer
+                    return
+            if self._model.answered_at <= began:
+                await asked[0]  # has failed, like all others: says why
+        finally:
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def run_health_checks(health: Health, leans_on: Mapping[str, Sequence[ReadinessCheck]]) -> None:
+    """Looks again and again whether what the services lean on is there, and says so; for ever.
+
+    Args:
+        health: Is told.
+        leans_on: What each service needs; nothing is said of a service before all of that has been looked at.
+    """
+    there: dict[ReadinessCheck, bool] = {}
+
+    def tell() -> None:
+        for service, looks in leans_on.items():
+            if all(look in there for look in looks):
+                health.say(service, all(there[look] for look in looks))
+
+    async def keep_looking(look: ReadinessCheck) -> None:
+        while True:
+            try:
+                await look()
+                now = True
+            except Exception as error:
+                # Also where the fault is ours: a look that ended would leave SERVING standing for ever.
+                now = False
+                if there.get(look, True):
+                    reason = error.reason if isinstance(error, CourtError) else type(error).__qualname__
+                    _log.warning("what the court leans on is not there reason=%s", reason)
+            there[look] = now
+            tell()
+            await asyncio.sleep(EVERY_S)
+
+    tell()
+    async with asyncio.TaskGroup() as group:
+        for look in {look for looks in leans_on.values() for look in looks}:
+            group.create_task(keep_looking(look))

@@ -1,0 +1,297 @@
+"""The gRPC service: asks come in, verdicts or honest errors go out."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+from court.digests import HASHED_AT_ONCE
+from court.events import AnyEvent
+from memecourt.v1 import court_pb2 as wire
+from serving.access.callers import check_namespace, current
+from serving.rpc.calls import Session, finish_call, no_request, parse_request, streaming, time_left, traceparent
+from serving.rpc.convert import answer_of, ask_of, check_request_id, duration, receipt_of, verdict_of
+from serving.rpc.flow_control import ReceiveBudget
+from serving.rpc.judge_stream import Judging, judge_stream
+from serving.rpc.watch import watch_trial
+from serving.runner.admission import Admission
+from serving.runner.executor import TrialExecutor
+from serving.runner.feed import EventFeed
+from serving.runner.request import Answer, CachedAnswer, TrialRequest
+from serving.runner.runner import TrialRunner
+from serving.runner.single_flight import LRUCache
+from serving.settings import Settings
+from serving.telemetry import SILENT, Telemetry
+
+if TYPE_CHECKING:
+    from court.record import TrialRecord
+    from serving.rpc.calls import Handler
+    from serving.rpc.flow_control import Context
+
+SERVICE = wire.DESCRIPTOR.services_by_name["Court"].full_name
+
+_MOST_VERDICTS = 1024
+"""Verdicts that are kept in the form in which they are sent, for when they are given again."""
+_MOST_REPEATS = 8192
+"""Requests whose like may come again: some KiB each, and the text that came with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sitting:
+    """What asks are answered with while the court is in session."""
+
+    house: TrialExecutor
+    reception: TrialRunner
+
+
+class CourtService:
+    """Serves ``memecourt.v1.Court``.
+
+    Until :meth:`open` has been called it answers UNAVAILABLE, so that a server can listen while it warms up.
+    """
+
+    def __init__(self, settings: Settings, telemetry: Telemetry = SILENT, memory: ReceiveBudget | None = None) -> None:
+        """Not open yet.
+
+        Args:
+            settings: How many trials at once, how many callers that wait, how much memory.
+            telemetry: Is told of every event.
+            memory: That of all services of the server; one of its own if it is alone.
+        """
+        self._settings = settings
+        self._telemetry = telemetry
+        self._session: Session[_Sitting] = Session()
+        self._admission = Admission(settings.concurrent_trials, settings.waiting_trials)
+        self._memory = memory or ReceiveBudget(settings.picture_memory, settings.idle)
+        self._hub = EventFeed()
+        self._verdicts: LRUCache[str, bytes] = LRUCache(_MOST_VERDICTS)
+        self._repeats: LRUCache[bytes, CachedResponse] = LRUCache(_MOST_REPEATS)
+        admission, held = self._admission, self._memory
+        telemetry.observe(
+            running=lambda: admission.running,
+            waiting=lambda: admission.waiting,
+            bytes=lambda: held.held + held.pictures,
+        )
+
+    @property
+    def admission(self) -> Admission:
+        """Whose turn it is."""
+        return self._admission
+
+    @property
+    def memory(self) -> ReceiveBudget:
+        """What requests are held in."""
+        return self._memory
+
+    def open(self, house: TrialExecutor, reception: TrialRunner) -> None:
+        """From now on, asks are heard."""
+        self._session.open(_Sitting(house, reception))
+
+    def close(self) -> None:
+        """From now on, asks are turned away, those that wait for their turn too; trials that have begun go on."""
+        self._session.close()
+        self._memory.close(SERVICE)
+        self._admission.close()
+        self._hub.close()
+
+    async def empty(self, seconds: float) -> None:
+        """Waits until nothing is being heard any more: a cancelled trial still writes down its end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._session.empty(seconds)
+                await self._admission.empty()
+
+    async def watcher(self, event: AnyEvent) -> None:
+        """Is to be told of every event that is kept, also of trials that nobody asks for now."""
+        self._hub.tell(event)
+        await self._telemetry.watch(event)
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What a server is to be given.
+
+        Judge is registered as a call with a stream of requests, which on the wire is the same: its one request is then
+        read when there is memory for it, and not before.
+        """
+        judge: Handler = grpc.stream_unary_rpc_method_handler(
+            self.judge, request_deserializer=None, response_serializer=None
+        )
+        stream: Handler = grpc.stream_stream_rpc_method_handler(
+            self.judge_stream, request_deserializer=None, response_serializer=None
+        )
+        watch = streaming(wire.WatchTrialRequest, self.watch_trial, self._memory, of=SERVICE)
+        return grpc.method_handlers_generic_handler(
+            SERVICE, {"Judge": judge, "JudgeStream": stream, "WatchTrial": watch}
+        )
+
+    async def judge(self, _: AsyncIterator[bytes], context: Context) -> bytes:
+        """Answers one request."""
+        return await finish_call(context, self._judge(context))
+
+    async def judge_stream(self, _: AsyncIterator[bytes], context: Context) -> None:
+        """Answers requests as they come."""
+        await finish_call(context, self._judge_stream(context))
+
+    async def watch_trial(
+        self, request: wire.WatchTrialRequest, _: Context
+    ) -> AsyncGenerator[wire.WatchTrialResponse, None]:
+        """Tells the events of a trial."""
+        with self._session.call() as sitting:
+            async for response in watch_trial(
+                request, sitting.house.docket, sitting.reception, self._hub, self._admission
+            ):
+                yield response
+
+    async def _judge(self, context: Context) -> bytes:
+        with self._session.call() as sitting:
+            received = await self._memory.receive(context, of=SERVICE)
+            if received is None:
+                raise no_request()
+            data, lot = received
+            del received
+            try:
+                began = time.perf_counter()
+                request = parse_request(wire.JudgeRequest, data)
+                del data  # what is held for long is the picture alone
+                check_request_id(request.request_id)  # the one thing that no request before it answers for
+                like = likeness(request)
+                repeat = self._repeats.get(like) if like else None
+                if repeat and (said := await self._said_again(sitting, repeat, request.request_id, began)):
+                    return said
+                ask, token = self._asked(request, context), request.client_token
+                del request
+                answer = await self._tried(sitting, ask, time_left(context))
+                verdict, own = await self._told(sitting, answer, ask, token)
+                if like and answer.given and own.reused_from.HasField("content"):
+                    self._repeats.keep(like, CachedResponse.of(answer.given, own))
+                return verdict + own.SerializeToString()  # messages that are joined are merged
+            finally:
+                lot.release()
+
+    async def _judge_stream(self, context: Context) -> None:
+        with self._session.call() as sitting:
+
+            def tried(request: wire.JudgeRequest) -> Judging:
+                ask, token = self._asked(request, context), request.client_token
+
+                async def told(within_s: float | None) -> tuple[bytes, wire.JudgeResponse]:
+                    return await self._told(
+                        sitting, await self._tried(sitting, ask, within_s, patient=True), ask, token
+                    )
+
+                return told
+
+            await judge_stream(
+                context,
+                self._memory,
+                SERVICE,
+                tried,
+                most=self._settings.concurrent_trials,
+                idle_s=self._settings.idle,
+                told=self._telemetry.streamed,
+            )
+
+    def _asked(self, request: wire.JudgeRequest, context: Context) -> TrialRequest:
+        ask = ask_of(
+            request,
+            default=self._settings.procedure,
+            traceparent=traceparent(context),
+            trace_id=self._telemetry.trace_id(),
+        )
+        check_namespace(ask.namespace)
+        return ask
+
+    async def _tried(
+        self, sitting: _Sitting, ask: TrialRequest, within_s: float | None, *, patient: bool = False
+    ) -> Answer:
+        def turn() -> AbstractAsyncContextManager[None]:
+            return self._admission.turn(ask.namespace, within_s=within_s, patient=patient)
+
+        def required() -> None:
+            self._admission.require(ask.namespace, within_s=within_s, patient=patient)
+
+        return await sitting.reception.answer(ask, self.watcher, within_s=within_s, turn=turn, required=required)
+
+    async def _told(
+        self, sitting: _Sitting, answer: Answer, ask: TrialRequest, token: bytes
+    ) -> tuple[bytes, wire.JudgeResponse]:
+        """A verdict as it is sent, and what the response says of this request besides."""
+        verdict = await self._sent(sitting, answer.record, keep=answer.reused)
+        return verdict, answer_of(answer, ask, client_token=token)
+
+    async def _said_again(
+        self, sitting: _Sitting, repeat: CachedResponse, request_id: str, began: float
+    ) -> bytes | None:
+        """The response to a request like one that was answered from memory; None where it has to be looked at."""
+        check_namespace(repeat.given.ask.namespace)
+        if not current().sees(repeat.whose):
+            return None
+        record = await sitting.reception.again(repeat.given, request_id)
+        if record is None:
+            return None
+        own = repeat.with_its_own(request_id or str(uuid.uuid4()), time.perf_counter() - began)
+        return await self._sent(sitting, record) + own
+
+    async def _sent(self, sitting: _Sitting, record: TrialRecord, *, keep: bool = True) -> bytes:
+        """A verdict with its receipt, as it is sent; ``keep`` where it will be sent again."""
+        if (sent := self._verdicts.get(record.trial_id)) is not None:
+            return sent
+        response = verdict_of(record)
+        response.receipt.CopyFrom(receipt_of(await sitting.house.docket.receipt(record.trial_id)))
+        sent = response.SerializeToString()
+        if keep:
+            self._verdicts.keep(record.trial_id, sent)
+        return sent
+
+
+@dataclass(frozen=True, slots=True)
+class CachedResponse:
+    """How a request was answered that may come again.
+
+    Attributes:
+        given: The verdict.
+        own: What the response said of the request besides, its id and its timings aside, as it is sent.
+        whose: The namespace of the content that the trial was held for, which that tells.
+    """
+
+    given: CachedAnswer
+    own: bytes
+    whose: str
+
+    @classmethod
+    def of(cls, given: CachedAnswer, own: wire.JudgeResponse) -> CachedResponse:
+        """Of an answer, and what was said of its request."""
+        rest = wire.JudgeResponse()
+        rest.CopyFrom(own)
+        rest.ClearField("request_id")
+        rest.ClearField("timings")
+        return cls(given, rest.SerializeToString(), own.reused_from.content.namespace)
+
+    def with_its_own(self, request_id: str, seconds: float) -> bytes:
+        """What the response to another such request says of it, as it is sent."""
+        timings = wire.Timings(total=duration(seconds), picture=_NONE, text=_NONE, precedents=_NONE)
+        return self.own + wire.JudgeResponse(request_id=request_id, timings=timings).SerializeToString()
+
+
+def likeness(request: wire.JudgeRequest) -> bytes | None:
+    """The same for requests that differ by their id alone; None for large ones, which are not digested where calls run.
+
+    Not the same in the next version of protobuf, perhaps: it is for keeping in memory.
+    """
+    if len(request.image) > HASHED_AT_ONCE:
+        return None
+    request_id = request.request_id
+    request.ClearField("request_id")
+    data = request.SerializeToString(deterministic=True)
+    request.request_id = request_id
+    return hashlib.sha256(data).digest()
+
+
+_NONE = duration(0.0)

@@ -1,0 +1,229 @@
+"""Between the wire and the docket or the library: records, pages and filters in the words of either side."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TypeAlias, TypeVar
+
+from court.digests import canonical_json
+from court.errors import BadRequest
+from court.events import AnyEvent, TrialFailed, VerdictReviewed
+from court.record import TrialRecord, TrialState
+from court.verdict import Label
+from memecourt.v1 import court_pb2 as wire
+from retrieval.library.filters import Filter
+from serving.access.callers import check_namespace, current
+from serving.docket.ports import DocketLine, TrialFilter
+from serving.rpc.convert import few, language, time_of, within
+
+W = TypeVar("W")
+
+Place: TypeAlias = tuple[datetime, str]
+"""Where a listing goes on: behind the trial opened then, of this id."""
+
+_MOST_NAMES, _LONGEST_NAME = 1000, 256
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DIGEST_BYTES = 16
+_STATES: dict[int, TrialState] = {wire.TrialState.Value(f"TRIAL_STATE_{state}"): state for state in TrialState}
+_LABELS: dict[int, Label] = {wire.Label.Value(f"LABEL_{label}"): label for label in Label}
+
+
+def event_of(event: AnyEvent) -> wire.TrialEvent:
+    """An event as it is kept."""
+    told = wire.TrialEvent(trial_id=event.trial_id, seq=event.seq, kind=event.kind, json=event.model_dump_json())
+    told.at.FromDatetime(event.at)
+    return told
+
+
+def trial_of(record: TrialRecord) -> wire.Trial:
+    """A trial with all of its events."""
+    return wire.Trial(summary=summary_of(line_of(record)), events=[event_of(event) for event in record.events])
+
+
+def line_of(record: TrialRecord) -> DocketLine:
+    """A record in short."""
+    opened, verdict, state = record.opened, record.verdict, record.state
+    failed = record.last(TrialFailed) if state is TrialState.FAILED else None
+    return DocketLine(
+        trial_id=record.trial_id,
+        opened_at=opened.at,
+        procedure=opened.procedure,
+        namespace=opened.meme.namespace,
+        content_id=opened.meme.content_id,
+        state=state,
+        label=verdict.label if verdict else None,
+        needs_human_review=verdict.needs_human_review if verdict else False,
+        request_id=opened.request_id,
+        review=record.last(VerdictReviewed),
+        failure_reason=failed.reason if failed else "",
+    )
+
+
+def summary_of(line: DocketLine) -> wire.TrialSummary:
+    """A trial in short."""
+    summary = wire.TrialSummary(
+        trial_id=line.trial_id,
+        procedure=wire.Procedure.Value(f"PROCEDURE_{line.procedure}"),
+        content=wire.Content(namespace=line.namespace, id=line.content_id),
+        request_id=line.request_id,
+        state=wire.TrialState.Value(f"TRIAL_STATE_{line.state}"),
+        label=wire.Label.Value(f"LABEL_{line.label or 'UNSPECIFIED'}"),
+        needs_human_review=line.needs_human_review,
+        failure_reason=line.failure_reason,
+    )
+    summary.opened_at.FromDatetime(line.opened_at)
+    if line.review is not None:
+        summary.review.CopyFrom(review_of(line.review))
+    return summary
+
+
+def review_of(event: VerdictReviewed) -> wire.VerdictReview:
+    """What a person made of a verdict."""
+    review = wire.VerdictReview(
+        outcome=wire.ReviewOutcome.Value(f"REVIEW_OUTCOME_{event.outcome}"),
+        label=wire.Label.Value(f"LABEL_{event.label}"),
+        reason=event.reason,
+        clause=event.clause,
+        reviewer=event.reviewer,
+        blind=event.blind,
+    )
+    review.at.FromDatetime(event.at)
+    return review
+
+
+def reviewed_of(record: TrialRecord, event: VerdictReviewed) -> wire.ReviewedVerdict:
+    """A review of the verdict of this record."""
+    opened, verdict = record.opened, record.verdict
+    return wire.ReviewedVerdict(
+        trial_id=record.trial_id,
+        content=wire.Content(namespace=opened.meme.namespace, id=opened.meme.content_id),
+        request_id=opened.request_id,
+        verdict=wire.Label.Value(f"LABEL_{verdict.label if verdict else 'UNSPECIFIED'}"),
+        review=review_of(event),
+    )
+
+
+def which_of(asked: wire.TrialFilter) -> TrialFilter:
+    """Which trials are asked for, of those that the caller may see.
+
+    Raises:
+        BadRequest: A part of it is malformed, or of no meaning to this version.
+        NotAllowed: It names a namespace that is not the caller's business.
+    """
+    if asked.HasField("namespace"):
+        check_namespace(within(asked.namespace, _LONGEST_NAME, "filter.namespace"), "filter.namespace")
+    return TrialFilter(
+        labels=frozenset(_known(label, _LABELS, "filter.labels") for label in asked.labels),
+        states=frozenset(_known(state, _STATES, "filter.states") for state in asked.states),
+        opened_from=time_of(asked.opened_from, "filter.opened_from") if asked.HasField("opened_from") else None,
+        opened_until=time_of(asked.opened_until, "filter.opened_until") if asked.HasField("opened_until") else None,
+        reviewed=asked.reviewed if asked.HasField("reviewed") else None,
+        needs_review=asked.needs_review if asked.HasField("needs_review") else None,
+        namespace=asked.namespace if asked.HasField("namespace") else None,
+        namespaces=current().namespaces,
+    )
+
+
+def token_of(place: Place, which: TrialFilter) -> str:
+    """A page token: where the next page begins, sealed against slips, for this filter only.
+
+    It is no secret and gives nobody a right: a page is made of what its filter and the caller's namespaces let through,
+    whatever its token says. So the seal needs no key, and a token is good at every server of the same docket.
+    """
+    micros = (place[0] - _EPOCH) // timedelta(microseconds=1)
+    said = canonical_json([micros, place[1]])
+    return base64.urlsafe_b64encode(_seal(said, which) + said).decode().rstrip("=")
+
+
+def place_of(token: str, which: TrialFilter) -> Place | None:
+    """Where a page begins; None for the first.
+
+    Raises:
+        BadRequest: The token is none of ours, was altered, or was given for another filter.
+    """
+    if not token:
+        return None
+    try:
+        sealed = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+        seal, said = sealed[:_DIGEST_BYTES], sealed[_DIGEST_BYTES:]
+        # Encoded again it must be the same: several tokens that decode alike would let an altered one through.
+        if seal == _seal(said, which) and base64.urlsafe_b64encode(sealed).decode().rstrip("=") == token:
+            micros, trial_id = json.loads(said)
+            place = _EPOCH + timedelta(microseconds=micros), trial_id
+            # Anybody can make a seal: what is within is not believed either.
+            if isinstance(trial_id, str) and trial_id.isprintable():
+                return place
+    except (ValueError, TypeError, OverflowError):
+        pass
+    raise BadRequest(
+        "page_token was not given for this filter. Send next_page_token of the page before as it came, with the same "
+        "filter; or leave it out, to begin anew.",
+        reason="BAD_PAGE_TOKEN",
+        field="page_token",
+    )
+
+
+def where_of(asked: wire.PrecedentFilter) -> Filter:
+    """Which precedents are asked for, of those that the caller may see.
+
+    A caller that is kept to some namespaces finds what is of theirs, and what is of none: that is everybody's.
+
+    Raises:
+        BadRequest: A part of it is malformed.
+        NotAllowed: It names a namespace that is not the caller's business.
+    """
+    sources, splits, namespaces, policies = (
+        few(names, _MOST_NAMES, _LONGEST_NAME, f"filter.{field}")
+        for field, names in (
+            ("sources", asked.sources),
+            ("splits", asked.splits),
+            ("namespaces", asked.namespaces),
+            ("policies", asked.policies),
+        )
+    )
+    tags = few(asked.languages, _MOST_NAMES, _LONGEST_NAME, "filter.languages")
+    for namespace in filter(None, namespaces):
+        check_namespace(namespace, "filter.namespaces")
+    own = current().namespaces
+    return Filter(
+        sources=sources,
+        splits=splits,
+        namespaces=namespaces if namespaces or own is None else ("", *sorted(own - {""})),
+        languages=tuple(language(tag, "filter.languages") for tag in tags),
+        policies=policies,
+        since=time_of(asked.since, "filter.since") if asked.HasField("since") else None,
+        until=time_of(asked.until, "filter.until") if asked.HasField("until") else None,
+        verified=asked.verified,
+    )
+
+
+def _seal(said: bytes, which: TrialFilter) -> bytes:
+    asked = {
+        "labels": sorted(which.labels),
+        "states": sorted(which.states),
+        "from": _written(which.opened_from),
+        "until": _written(which.opened_until),
+        "reviewed": which.reviewed,
+        "needs_review": which.needs_review,
+        "namespace": which.namespace,
+    }
+    return hashlib.blake2b(
+        said, digest_size=_DIGEST_BYTES, key=hashlib.sha256(canonical_json(asked)).digest(), person=b"memecourt page"
+    ).digest()
+
+
+def _written(time: datetime | None) -> str | None:
+    return None if time is None else time.astimezone(UTC).isoformat()
+
+
+def _known(value: int, known: Mapping[int, W], field: str) -> W:
+    if value not in known:
+        # Not passed over: whoever asks for what this server does not know, would take what is left for the whole.
+        raise BadRequest(
+            f"{field} holds {value}, which asks for nothing that there is.", reason="UNKNOWN_VALUE", field=field
+        )
+    return known[value]

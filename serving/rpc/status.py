@@ -1,0 +1,105 @@
+"""Errors of the court as google.rpc statuses: the one place that knows which is which."""
+
+from __future__ import annotations
+
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from court.errors import BadInput, BadLibrary, CourtError, ModelRefused, NotLoaded, Overrun, ReplyUnusable, Unavailable
+from court.record import TrialAborted
+from memecourt.v1 import court_pb2 as wire
+from retrieval.library.changes import CantChange, NoSuchPrecedent, PrecedentExists
+from serving.access.callers import NotAllowed, Unauthenticated
+from serving.docket.ports import NotDecided, RequestConflict, TrialUnknown
+from serving.errors import Busy
+
+DOMAIN = "memecourt.v1"
+DEADLINE = "DEADLINE"
+"""Reason of the overrun that is the caller's own deadline, and not one of our time limits."""
+
+
+_MOST_BYTES, _MOST_OF_FIELD = 1000, 200
+"""Of a message, and of the name of a field, in UTF-8. They may quote what was asked for; a status travels as metadata,
+the message three times and once with three characters a byte, and clients refuse metadata of more than 8 KiB."""
+
+_CODES: tuple[tuple[type[CourtError], code_pb2.Code.ValueType], ...] = (
+    (Busy, code_pb2.RESOURCE_EXHAUSTED),
+    (ReplyUnusable, code_pb2.ABORTED),
+    (Unavailable, code_pb2.UNAVAILABLE),
+    (RequestConflict, code_pb2.ALREADY_EXISTS),
+    (PrecedentExists, code_pb2.ALREADY_EXISTS),
+    (TrialUnknown, code_pb2.NOT_FOUND),
+    (NoSuchPrecedent, code_pb2.NOT_FOUND),
+    (CantChange, code_pb2.FAILED_PRECONDITION),
+    (NotDecided, code_pb2.FAILED_PRECONDITION),
+    (NotLoaded, code_pb2.FAILED_PRECONDITION),
+    (BadLibrary, code_pb2.FAILED_PRECONDITION),
+    (ModelRefused, code_pb2.FAILED_PRECONDITION),
+    (Unauthenticated, code_pb2.UNAUTHENTICATED),
+    (NotAllowed, code_pb2.PERMISSION_DENIED),
+    (BadInput, code_pb2.INVALID_ARGUMENT),
+)
+"""The first that fits is meant: a kind stands above what it is a kind of."""
+
+
+def status_of(error: CourtError) -> status_pb2.Status:
+    """The google.rpc status of an error: its code, its message, one ErrorInfo, and what the code calls for besides."""
+    root, code = _root(error), _code_of(error)
+    message, field = _cut(root.message, _MOST_BYTES), _cut(root.field or "", _MOST_OF_FIELD)
+    info = error_details_pb2.ErrorInfo(reason=root.reason, domain=DOMAIN)
+    if isinstance(error, TrialAborted):
+        info.metadata["trial_id"] = error.record.trial_id
+    details: list[Message] = [info]
+    if code == code_pb2.INVALID_ARGUMENT:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message, reason=root.reason)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    elif field:
+        info.metadata["field"] = field
+    delay = _retry_delay(root, code)
+    if delay is not None:
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    status = status_pb2.Status(code=code, message=message)
+    for detail in details:
+        packed = AnyMessage()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status
+
+
+def failure_of(error: CourtError) -> wire.Failure:
+    """The same as a value, for a response in a stream."""
+    root, code = _root(error), _code_of(error)
+    return wire.Failure(
+        code=code,
+        reason=root.reason,
+        message=_cut(root.message, _MOST_BYTES),
+        field=_cut(root.field or "", _MOST_OF_FIELD),
+        retry_delay=_retry_delay(root, code),
+        trial_id=error.record.trial_id if isinstance(error, TrialAborted) else "",
+    )
+
+
+def _cut(text: str, most: int) -> str:
+    """As much of a text as has at most so many bytes."""
+    return text.encode(errors="replace")[:most].decode(errors="ignore")
+
+
+def _root(error: CourtError) -> CourtError:
+    return error.cause if isinstance(error, TrialAborted) else error
+
+
+def _code_of(error: CourtError) -> code_pb2.Code.ValueType:
+    root = _root(error)
+    if isinstance(root, Overrun) and root.reason == DEADLINE:
+        return code_pb2.DEADLINE_EXCEEDED
+    return next((code for kind, code in _CODES if isinstance(root, kind)), code_pb2.INTERNAL)
+
+
+def _retry_delay(root: CourtError, code: int) -> Duration | None:
+    if not isinstance(root, Unavailable) or root.retry_after is None or code == code_pb2.DEADLINE_EXCEEDED:
+        return None
+    delay = Duration()
+    delay.FromMilliseconds(round(root.retry_after * 1000))
+    return delay

@@ -1,0 +1,271 @@
+"""Whose turn it is: so many trials at once, so many callers waiting, and no namespace before its share.
+
+Turns are given by start-time fair queueing (Goyal, Vin and Cheng, 1996) with every turn counting one: namespaces that
+wait take turns with each other, whoever comes new to the queue is as near to its head as those that were served last,
+and within a namespace who came first goes first. A namespace that floods the queue makes only itself wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from serving.errors import Busy, not_in_session
+
+_WEIGHT = 0.1
+"""Of the last trial in the mean time that a trial takes."""
+_FIRST_GUESS_S = 1.0
+"""What a trial is taken to need before one has ended, in seconds."""
+_SHORTEST_S, _LONGEST_S = 0.05, 60.0
+"""Bounds of the delay that a caller is told, in seconds."""
+_MOST_FINISHED = 10_000
+"""Namespaces without anybody waiting whose last turn is remembered, before those of no consequence are forgotten."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """Who waits.
+
+    Attributes:
+        patient: Whether it waits however many wait.
+        turn: Done when it has its turn, with the time at which that began.
+    """
+
+    patient: bool
+    turn: asyncio.Future[float]
+
+
+@dataclass(slots=True, eq=False)
+class _NamespaceQueue:
+    """Those of one namespace who wait; never empty.
+
+    Attributes:
+        start: Its next turn in virtual time: that of all who wait with the smallest is given first.
+        number: Of the line; those made first go first where the start is the same.
+        waiters: Who waits, who came first first.
+        impatient: How many of them wait only where there is room.
+    """
+
+    start: float
+    number: int
+    waiters: deque[_Waiter] = field(default_factory=deque)
+    impatient: int = 0
+
+
+class Admission:
+    """Gives turns. Used from one event loop."""
+
+    def __init__(self, most: int, most_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nobody is here yet.
+
+        Args:
+            most: Turns that may be taken at once.
+            most_waiting: Callers that may wait for theirs, patient ones aside.
+            clock: Seconds.
+        """
+        self._most = most
+        self._most_waiting = most_waiting
+        self._clock = clock
+        self._lines: dict[str, _NamespaceQueue] = {}
+        self._next: list[tuple[float, int, str]] = []  # a heap; entries of lines that are gone are passed over
+        self._numbers = itertools.count()
+        self._virtual = 0.0
+        self._finish: dict[str, float] = {}  # the virtual time at which a namespace's last turn ends
+        self._running = 0
+        self._waiting = 0
+        self._waiting_patiently = 0
+        self._since = 0.0  # sum of the times at which those running began
+        self._mean_s: float | None = None
+        self._booked = 0.0  # until when those who were told to come again have been told to
+        self._closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def running(self) -> int:
+        """Turns that are being taken."""
+        return self._running
+
+    @property
+    def waiting(self) -> int:
+        """Callers that wait, patient ones included."""
+        return self._waiting + self._waiting_patiently
+
+    @asynccontextmanager
+    async def turn(
+        self, namespace: str, *, within_s: float | None = None, patient: bool = False
+    ) -> AsyncIterator[None]:
+        """A turn, for as long as the block lasts; waits for it. Who is cancelled while waiting leaves at once.
+
+        Args:
+            namespace: Whose turn it is.
+            within_s: Seconds that the caller has; who can't be served in them is refused at once.
+            patient: Whether it waits however many wait: for what is held up elsewhere when there is no room, as a
+                stream is.
+
+        Raises:
+            Busy: As many wait as may, or there is no turn in time; its ``retry_after`` is when there should be.
+            Unavailable: The court closes.
+        """
+        if self._closed:
+            raise not_in_session()
+        if self._running < self._most and not self._lines:
+            began = self._begin(namespace, self._start_of(namespace))
+        else:
+            began = await self._wait(namespace, within_s, patient)
+        try:
+            yield
+        finally:
+            took = self._clock() - began
+            self._mean_s = took if self._mean_s is None else self._mean_s + _WEIGHT * (took - self._mean_s)
+            self._end(began)
+
+    def require(self, namespace: str, *, within_s: float | None = None, patient: bool = False) -> None:
+        """Raises what :meth:`turn` would raise at once: for callers with work to do before they ask for theirs."""
+        if self._closed:
+            raise not_in_session()
+        if not patient and (self._running >= self._most or self._lines):
+            self._giving_way_to(namespace, within_s)
+
+    def close(self) -> None:
+        """Sends away who waits, and everybody from now on; turns that have begun go on."""
+        self._closed = True
+        for line in self._lines.values():
+            for waiter in line.waiters:
+                if not waiter.turn.done():
+                    waiter.turn.set_exception(not_in_session())
+        self._lines.clear()
+        self._waiting = self._waiting_patiently = 0
+
+    async def empty(self) -> None:
+        """Waits until no turn is being taken."""
+        await self._idle.wait()
+
+    async def _wait(self, namespace: str, within_s: float | None, patient: bool) -> float:
+        if not patient and (theirs := self._giving_way_to(namespace, within_s)) is not None:
+            last = next(w for w in reversed(self._lines[theirs].waiters) if not w.patient)
+            self._leave(theirs, last)
+            if not last.turn.done():
+                last.turn.set_exception(self._busy())
+        line = self._lines.get(namespace)
+        if line is None:
+            line = self._lines[namespace] = _NamespaceQueue(self._start_of(namespace), next(self._numbers))
+            heapq.heappush(self._next, (line.start, line.number, namespace))
+        waiter = _Waiter(patient, asyncio.get_running_loop().create_future())
+        line.waiters.append(waiter)
+        self._count(line, waiter, 1)
+        try:
+            return await waiter.turn
+        except asyncio.CancelledError:
+            if waiter.turn.cancelled():
+                self._leave(namespace, waiter)
+            elif waiter.turn.exception() is None:  # the turn came as the caller left: the next one has it
+                self._end(waiter.turn.result())
+            raise
+
+    def _giving_way_to(self, namespace: str, within_s: float | None) -> str | None:
+        """The namespace whose last caller gives way to one that comes now; None where there is room for it.
+
+        Raises:
+            Busy: There is none, and nobody gives way.
+        """
+        own = self._lines.get(namespace)
+        before = min(self.waiting, (len(own.waiters) if own else 0) * len(self._lines) + len(self._lines))
+        if within_s is not None and self._mean_s is not None and (before + 1) / self._rate() > within_s:
+            raise Busy(
+                "There are more trials to be held first than can be in the time that was given. Come again, or give "
+                "it more time.",
+                retry_after=self._delay(),
+            )
+        if self._waiting < self._most_waiting:
+            return None
+        # Whoever has more than a share of the queue gives way to who has less: the last to come goes.
+        theirs = max(self._lines, key=lambda name: self._lines[name].impatient, default=None)
+        if theirs is None or self._lines[theirs].impatient <= (own.impatient if own else 0) + 1:
+            raise self._busy()
+        return theirs
+
+    def _busy(self) -> Busy:
+        return Busy(
+            f"{self._running:,} trials are being held and {self._waiting:,} callers wait, which is as many as this "
+            "server takes. Come again.",
+            retry_after=self._delay(),
+        )
+
+    def _rate(self) -> float:
+        """Turns a second that come free, as measured. A trial that is running long counts before it has ended."""
+        so_far = self._clock() - self._since / self._running if self._running else 0.0
+        mean = max(so_far, _FIRST_GUESS_S) if self._mean_s is None else max(so_far, self._mean_s)
+        return self._most / max(mean, 1e-6)
+
+    def _delay(self) -> float:
+        """When to come again, in seconds: when those who wait, and those who were told so before, have had their turn.
+
+        Callers that were refused together are so called back one by one, as turns come free.
+        """
+        now, rate = self._clock(), self._rate()
+        self._booked = min(max(self._booked, now + self.waiting / rate) + 1 / rate, now + _LONGEST_S)
+        return max(self._booked - now, _SHORTEST_S)
+
+    def _start_of(self, namespace: str) -> float:
+        return max(self._virtual, self._finish.get(namespace, 0.0))
+
+    def _begin(self, namespace: str, start: float) -> float:
+        began = self._clock()
+        self._since += began
+        self._virtual = max(self._virtual, start)
+        self._finish[namespace] = start + 1
+        self._running += 1
+        self._idle.clear()
+        if len(self._finish) > _MOST_FINISHED:
+            self._finish = {name: finish for name, finish in self._finish.items() if finish > self._virtual}
+        return began
+
+    def _end(self, began: float) -> None:
+        self._since -= began
+        self._running -= 1
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        while self._running < self._most and self._lines:
+            start, number, namespace = heapq.heappop(self._next)
+            line = self._lines.get(namespace)
+            if line is None or line.number != number or line.start != start:
+                continue
+            waiter = line.waiters.popleft()
+            self._count(line, waiter, -1)
+            left = waiter.turn.done()  # it is leaving just now
+            began = 0.0 if left else self._begin(namespace, line.start)
+            if line.waiters:
+                line.start = self._start_of(namespace)
+                heapq.heappush(self._next, (line.start, line.number, namespace))
+            else:
+                del self._lines[namespace]
+            if not left:
+                waiter.turn.set_result(began)
+        if not self._lines:
+            self._next.clear()
+        if not self._running:
+            self._idle.set()
+
+    def _leave(self, namespace: str, waiter: _Waiter) -> None:
+        line = self._lines.get(namespace)
+        if line is None or waiter not in line.waiters:
+            return  # the queue was dissolved
+        line.waiters.remove(waiter)
+        self._count(line, waiter, -1)
+        if not line.waiters:
+            del self._lines[namespace]
+
+    def _count(self, line: _NamespaceQueue, waiter: _Waiter, by: int) -> None:
+        if waiter.patient:
+            self._waiting_patiently += by
+        else:
+            self._waiting += by
+            line.impatient += by

@@ -1,0 +1,179 @@
+"""Who sees to which request, and which trial is to answer a meme: what all servers agree on, by what the docket holds.
+
+A request is claimed under its name, for a trial and by a server. So is a meme that has no verdict yet, under the key
+that it will be known by: of all servers that are asked about it at once, under whatever request ids, one holds its
+trial, and the others follow that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable
+from weakref import WeakValueDictionary
+
+from court.record import TrialRecord, TrialState
+from serving.docket.ports import Docket, Lease, RequestName, TrialUnknown
+from serving.runner.heartbeat import Heartbeat
+
+MEMES = "\0meme"
+"""Namespace under which memes are claimed by their keys; no caller can name one that holds NUL."""
+_LED = "meme/"
+"""Before a key as the owner of a request's claim: whoever holds the meme of that key sees to it, whoever that is."""
+_NOBODY = ""
+"""Owner of what a server that had claimed it has left, or never began."""
+
+
+class LeaseTable:
+    """The claims of one server, and its view of those of others."""
+
+    def __init__(self, docket: Docket, pulse: Heartbeat) -> None:
+        """Claims nothing yet.
+
+        Args:
+            docket: Where claims are kept.
+            pulse: Tells which servers live, and what this one is called.
+        """
+        self._docket = docket
+        self._pulse = pulse
+        self._numbers = itertools.count()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def owner(self) -> str:
+        """This server, with a new number: whoever compares it sees whether a claim has changed hands meanwhile."""
+        return f"{self._pulse.server}/{next(self._numbers)}"
+
+    def wanted(self, name: RequestName, payload: str, trial_id: str, owner: str = "") -> Lease:
+        """A claim to be made.
+
+        Args:
+            name: Of the request.
+            payload: Digest of what it asks.
+            trial_id: The trial.
+            owner: Who sees to the trial; this server where it is left out.
+        """
+        return Lease(name, payload, trial_id, owner or self.owner())
+
+    async def claim(self, wanted: Lease) -> Lease:
+        """Claims a request for a trial, unless that has been done; then what stands.
+
+        Raises:
+            RequestConflict: The request of that name is another one.
+            Unavailable: It could not be kept now.
+        """
+        return await self._docket.claim(
+            wanted.name, payload=wanted.payload, trial_id=wanted.trial_id, owner=wanted.owner
+        )
+
+    def wanted_lead(self, key: str) -> Lease:
+        """The claim of a meme, by the key that it will be known by, for a trial that nobody has begun."""
+        return self.wanted(RequestName(MEMES, key), "", str(uuid.uuid4()))
+
+    async def take_over(self, claim: Lease, trial_id: str | None = None, owner: str = "") -> Lease | None:
+        """Puts this server, or the owner named, and perhaps another trial in a claim, if that is still what stands."""
+        return await self._docket.take_over(claim, owner=owner or self.owner(), trial_id=trial_id)
+
+    async def leave(self, claim: Lease) -> None:
+        """A trial that this server was to begin is left to whoever comes: a request waits for it no longer.
+
+        The docket writes in the order in which it is asked to. So it does not matter whether it is known that the claim
+        was made: what was being written when its caller left, is written before this.
+        """
+        if self.own(claim):
+            await self.take_over(claim, owner=f"{_NOBODY}/0")
+
+    async def standing(self, claim: Lease) -> Lease:
+        """What stands in the place of a claim by now."""
+        return await self._docket.claim_of(claim.name) or claim
+
+    async def ruling(self, claim: Lease, record: TrialRecord | None) -> Lease:
+        """The claim by which servers agree who holds a trial.
+
+        That is the one of the request which it was opened for; before it is opened, that of the meme for all requests
+        that follow it.
+        """
+        if record is not None:
+            name = request_of(record)
+        elif claim.owner.startswith(_LED):
+            name = RequestName(MEMES, claim.owner.removeprefix(_LED))
+        else:
+            return claim
+        return claim if name == claim.name else await self._docket.claim_of(name) or claim
+
+    async def lead(self, wanted: Lease, answers: Callable[[TrialRecord], bool]) -> Lease:
+        """The trial that is to answer a meme of which no verdict is known.
+
+        Args:
+            wanted: As :meth:`wanted_lead` makes it. The claim may stand, and wait for its trial to be begun, also where
+                this raises.
+            answers: Whether a trial that has ended may answer requests for the meme.
+
+        Returns:
+            The claim that stands; the one that was wanted, if this has made it.
+
+        Raises:
+            Unavailable: The docket can't say.
+        """
+        lead = await self.claim(wanted)
+        while lead.trial_id != wanted.trial_id:
+            record = await self.record(lead.trial_id)
+            if record is None or record.state is TrialState.OPEN or answers(record):
+                return lead
+            # It came to nothing that would serve another request. Its own request may be on trial anew.
+            ruling = await self.ruling(lead, record)
+            own = ruling.trial_id == lead.trial_id
+            trial_id, owner = (wanted.trial_id, wanted.owner) if own else (ruling.trial_id, "")
+            lead = await self.take_over(lead, trial_id, owner) or await self.standing(lead)
+        return lead
+
+    async def follow(self, claim: Lease, trial_id: str) -> Lease | None:
+        """Puts another trial in a claim, which goes on as it did: this server's, or with whoever holds the meme."""
+        return await self.take_over(claim, trial_id, claim.owner if claim.owner.startswith(_LED) else "")
+
+    async def record(self, trial_id: str) -> TrialRecord | None:
+        """The record of a trial; None where it was not opened yet."""
+        try:
+            return await self._docket.record(trial_id)
+        except TrialUnknown:
+            return None
+
+    def taking(self, trial_id: str) -> asyncio.Lock:
+        """Held while a trial is taken over: what the docket says then must not be seen before it is held here."""
+        lock = self._locks.get(trial_id)
+        if lock is None:
+            lock = self._locks[trial_id] = asyncio.Lock()
+        return lock
+
+    def left_alone(self, ruling: Lease, record: TrialRecord | None) -> bool:
+        """Whether no server is at a trial that has no verdict and is not held here."""
+        if record is not None and record.state is TrialState.FAILED:
+            return True
+        return self.gone(server_of(ruling))
+
+    def gone(self, server: str) -> bool:
+        """Whether a server does not hold what is not held here: it is this one, has left it, or is dead."""
+        return server in (self._pulse.server, _NOBODY) or self._pulse.dead(server)
+
+    def lives(self, server: str) -> bool:
+        """Whether a server was seen to count, and counts on."""
+        return self._pulse.lives(server)
+
+    def own(self, claim: Lease) -> bool:
+        """Whether this server sees to it."""
+        return server_of(claim) == self._pulse.server
+
+
+def owner_of_meme(key: str) -> str:
+    """Owner of the claims of requests that wait for the trial of a meme, by the key of that."""
+    return _LED + key
+
+
+def server_of(claim: Lease) -> str:
+    """The server that sees to a claim."""
+    return claim.owner.partition("/")[0]
+
+
+def request_of(record: TrialRecord) -> RequestName:
+    """The request that a trial was opened for."""
+    return RequestName(record.opened.meme.namespace, record.opened.request_id)

@@ -1,0 +1,116 @@
+"""The one door to what decodes pictures, whoever has them decoded.
+
+Each file is decoded once for all who wait for it, so many files at once, namespaces taking turns; one that has killed
+or worn out its process is not decoded again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from court.digests import digest_of_file
+from court.errors import BadPicture, Unavailable
+from court.meme import Picture
+from court.ports import PictureReader
+from serving.runner.admission import Admission
+from serving.runner.quarantine import Quarantine
+from serving.runner.request import Counted, size_of, uncounted
+from serving.runner.single_flight import SingleFlight
+from serving.telemetry import SILENT, Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A picture that was decoded.
+
+    Attributes:
+        picture: What it shows.
+        seconds: That this took whoever had it decoded; 0 for those who waited for the same file.
+    """
+
+    picture: Picture
+    seconds: float
+
+
+class DecodingPool:
+    """Decodes. Safe to call concurrently, within one event loop."""
+
+    def __init__(
+        self,
+        pictures: PictureReader,
+        quarantine: Quarantine,
+        most: int,
+        *,
+        telemetry: Telemetry = SILENT,
+        count: Counted = uncounted,
+    ) -> None:
+        """Decodes nothing yet.
+
+        Args:
+            pictures: What decodes.
+            quarantine: Remembers the files that killed it.
+            most: Files that are decoded at once.
+            telemetry: Is told how long each took.
+            count: Is told how many bytes of decoded pictures are held more, or fewer.
+        """
+        self._pictures = pictures
+        self._quarantine = quarantine
+        self._turns = Admission(most, 0)
+        self._telemetry = telemetry
+        self._count = count
+        self._decoding: dict[bytes, SingleFlight[Decoded]] = {}
+
+    def at(self, file: bytes) -> bool:
+        """Whether a file of that digest is being decoded, or waits for that."""
+        return file in self._decoding
+
+    async def read(self, data: bytes, file: bytes, namespace: str) -> Decoded:
+        """The picture in a file.
+
+        Args:
+            data: The file.
+            file: SHA-256 of it.
+            namespace: Whose turn it is.
+
+        Raises:
+            BadPicture: It can't be read, is beyond the limits, or in quarantine.
+            Unavailable: It could not be tried; the same bytes may do later.
+        """
+        self._quarantine.require(file, text_given=True)
+        while True:
+            decoding = self._decoding.get(file)
+            own = decoding is None
+            if decoding is None:
+                decoding = self._decoding[file] = SingleFlight(lambda: self._decoding.pop(file))
+                decoding.begin(self._decode(data, file, namespace))
+            if not decoding.ending:
+                with decoding:
+                    decoded = await decoding.result()
+                return decoded if own else Decoded(decoded.picture, 0.0)
+            await decoding.over()
+
+    @asynccontextmanager
+    async def picture(self, data: bytes, namespace: str) -> AsyncIterator[Picture]:
+        """The picture in a file, counted for as long as the block lasts. Raises as :meth:`read`."""
+        picture = (await self.read(data, await digest_of_file(data), namespace)).picture
+        self._count(size_of(picture))
+        try:
+            yield picture
+        finally:
+            self._count(-size_of(picture))
+
+    async def _decode(self, data: bytes, file: bytes, namespace: str) -> Decoded:
+        began = time.perf_counter()
+        try:
+            async with self._turns.turn(namespace, patient=True):
+                picture = await self._pictures.read(data)
+        except (BadPicture, Unavailable) as error:
+            self._quarantine.refused(file, error.reason)
+            raise
+        self._quarantine.read(file)
+        seconds = time.perf_counter() - began
+        self._telemetry.decoded(seconds)
+        return Decoded(picture, seconds)

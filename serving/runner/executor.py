@@ -1,0 +1,159 @@
+"""Runs a trial: decodes the picture, tries the meme and appends every event to the docket."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+
+from court.errors import CantResume
+from court.events import AnyEvent, PrecedentsCited, TextRead, TrialOpened, VerdictGiven
+from court.meme import Meme, Picture, check_text
+from court.ports import EventListener, EventSink, PictureReader
+from court.record import TrialRecord
+from court.trial import Court, TrialCase
+from serving.docket.ports import Docket
+from serving.docket.store.pictures import picture_of
+from serving.runner.near_duplicates import NearDuplicateIndex
+from serving.runner.request import TrialRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What came of it.
+
+    Attributes:
+        record: The whole trial.
+        picture_seconds: Time that decoding the picture took; it comes before the trial.
+        total_seconds: From the ask to the verdict.
+    """
+
+    record: TrialRecord
+    picture_seconds: float
+    total_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrialExecutor:
+    """A court with everything around it: asks go in, kept records come out.
+
+    Attributes:
+        court: Tries.
+        pictures: Decodes.
+        docket: Keeps.
+        near: Learns what each meme that was tried looks like; None where nobody wants to know.
+    """
+
+    court: Court
+    pictures: PictureReader
+    docket: Docket
+    near: NearDuplicateIndex | None = None
+
+    async def hear(
+        self,
+        ask: TrialRequest,
+        watch: EventListener | None = None,
+        *,
+        within_s: float | None = None,
+        trial_id: str | None = None,
+        picture: Picture | None = None,
+    ) -> TrialResult:
+        """Decodes, tries and keeps.
+
+        Args:
+            ask: What to try.
+            watch: Is told of every event after the docket has kept it.
+            within_s: Seconds until the caller's deadline; None where there is none.
+            trial_id: Names the trial; None for a new name.
+            picture: That of the ask, where it has been decoded.
+
+        Raises:
+            BadInput: The picture or the text can't be tried; nothing is recorded.
+            NotLoaded: The procedure, or what the ask is pinned to, is not available; nothing is recorded.
+            Unavailable: Something needed is not there now; nothing is recorded.
+            TrialAborted: The trial began and failed; its record is kept.
+        """
+        began = time.perf_counter()
+        if ask.text is not None:
+            check_text(ask.text)  # before the picture: it costs nothing
+        self.court.require(ask.procedure)
+        if picture is None:
+            picture = await self.pictures.read(ask.image)
+        decoded = time.perf_counter()
+        await self.docket.keep_picture(picture)
+
+        case = TrialCase(
+            trial_id=trial_id or str(uuid.uuid4()),
+            meme=Meme(picture=picture, text=ask.text, language=ask.language or None),
+            procedure=ask.procedure,
+            request_id=ask.request_id or str(uuid.uuid4()),
+            namespace=ask.namespace,
+            content_id=ask.content_id,
+            trace_id=ask.trace_id or uuid.uuid4().hex,
+            within_s=None if within_s is None else within_s - (time.perf_counter() - began),
+        )
+        record = await self.court.hear(case, self._keeping(watch, picture, ask.namespace, ask=ask))
+        return TrialResult(record, picture_seconds=decoded - began, total_seconds=time.perf_counter() - began)
+
+    async def resume(
+        self,
+        trial_id: str,
+        watch: EventListener | None = None,
+        *,
+        within_s: float | None = None,
+        ask: TrialRequest | None = None,
+    ) -> TrialRecord:
+        """Takes a trial up where it was cut off.
+
+        Args:
+            trial_id: Which.
+            watch: Is told of every event that comes now, after the docket has kept it.
+            within_s: Seconds until the caller's deadline; None where there is none.
+            ask: For whom, if for anybody.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            CantResume: It is over, or was begun with other versions than are loaded now.
+            TrialAborted: It failed again.
+        """
+        record = await self.docket.record(trial_id)
+        kept = await self.docket.frames(record.opened.meme.pixels_sha256)
+        if not kept:
+            raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
+        picture = picture_of(record.opened.meme, kept)
+        keeping = self._keeping(watch, picture, record.opened.meme.namespace, record.text, ask, record.opened)
+        return await self.court.resume(record, picture, keeping, within_s=within_s)
+
+    def _keeping(
+        self,
+        watch: EventListener | None,
+        picture: Picture,
+        namespace: str,
+        text: TextRead | None = None,
+        ask: TrialRequest | None = None,
+        opened: TrialOpened | None = None,
+    ) -> EventSink:
+        async def keep(*events: AnyEvent) -> None:
+            nonlocal text, opened
+            for event in events:
+                # What is loaded may change at any time: what counts is what the trial is held with.
+                if ask is not None and isinstance(event, TrialOpened):
+                    ask.require(event.versions, event.policy)
+                    opened = event
+                elif ask is not None and opened is not None and isinstance(event, PrecedentsCited):
+                    ask.require(opened.versions, opened.policy, event.findings.library.digest)
+                if isinstance(event, TextRead):
+                    text = event
+                if isinstance(event, VerdictGiven) and self.near is not None and text is not None:
+                    # Before the verdict: a look without one is passed over, a verdict without one would be lost in a
+                    # crash.
+                    await self.near.learn(event.trial_id, picture, text.text, bool(text.reader), namespace)
+            await self.docket.append(*events)
+            if any(isinstance(event, TrialOpened) for event in events):
+                # Once more: until this trial stood in the docket, the last other one of its picture could be erased.
+                await self.docket.keep_picture(picture)
+            if watch is not None:
+                for event in events:
+                    await watch(event)
+
+        return keep

@@ -1,0 +1,276 @@
+"""The trials that this server holds: each once for all callers who wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from court.errors import CantResume, CourtError
+from court.events import AnyEvent, TextRead, TrialFailed, TrialResumed
+from court.meme import Picture
+from court.ports import EventListener
+from court.record import TrialAborted, TrialRecord, TrialState
+from court.trial import STOPPED
+from serving.docket.ports import Lease
+from serving.runner.decoding import DecodingPool
+from serving.runner.executor import TrialExecutor
+from serving.runner.quarantine import Quarantine
+from serving.runner.request import AdmissionSlot, Call
+from serving.runner.single_flight import LRUCache, SingleFlight
+from serving.runner.verdict_cache import VerdictCache
+from serving.telemetry import Telemetry
+
+_MOST_UNRESUMABLE = 4096
+
+_log = logging.getLogger("memecourt.service")
+
+
+class RunningTrial(SingleFlight[TrialRecord]):
+    """A trial of this server that callers wait for.
+
+    Attributes:
+        trial_id: Of the trial.
+        begun_by: The call whose deadline it keeps to; None where nobody's.
+        claims: That this server made for it, or wanted to, of requests and of the meme.
+        events: What has been kept of it.
+    """
+
+    def __init__(self, trial_id: str, unneeded: Callable[[], object]) -> None:
+        """A trial that has not been begun."""
+        super().__init__(unneeded)
+        self.trial_id = trial_id
+        self.begun_by: Call | None = None
+        self.claims: set[Lease] = set()
+        self.events: list[AnyEvent] = []
+
+    @property
+    def record(self) -> TrialRecord | None:
+        """What has been kept of it, without asking the docket; None where that is nothing."""
+        return TrialRecord.of(self.events) if self.events else None
+
+    def noting(self, watch: EventListener | None) -> EventListener:
+        """Notes the events that are kept, and tells them on."""
+
+        async def note(event: AnyEvent) -> None:
+            self.events.append(event)
+            if watch is not None:
+                await watch(event)
+
+        return note
+
+
+class TrialsInFlight:
+    """Trials by their ids, and those that are held for a meme by the key that it will be known by."""
+
+    def __init__(
+        self,
+        house: TrialExecutor,
+        known: VerdictCache,
+        quarantine: Quarantine,
+        telemetry: Telemetry,
+        ended: Callable[[RunningTrial], None],
+        decoders: DecodingPool,
+    ) -> None:
+        """Holds none yet.
+
+        Args:
+            house: Where trials are held and kept.
+            known: Learns of files that were decoded, and of verdicts.
+            quarantine: Says what is not tried again.
+            telemetry: Is told of trials that were taken up.
+            ended: Is told of each trial that is over, however it ended, and of each that nobody is left to begin.
+            decoders: Decode the pictures of calls.
+        """
+        self._house = house
+        self._known = known
+        self._quarantine = quarantine
+        self._telemetry = telemetry
+        self._ended = ended
+        self._decoders = decoders
+        self._flights: dict[str, RunningTrial] = {}
+        self._leading: dict[str, RunningTrial] = {}
+        self._unresumable: LRUCache[str, bool] = LRUCache(_MOST_UNRESUMABLE)
+        self._stopped = False
+
+    def of(self, trial_id: str) -> RunningTrial | None:
+        """A trial that is held here, or about to be."""
+        return self._flights.get(trial_id)
+
+    def leading(self, key: str) -> RunningTrial | None:
+        """The trial of the meme of that key."""
+        return self._leading.get(key)
+
+    def enlist(self, trial_id: str, key: str = "") -> RunningTrial:
+        """A trial that callers can enter. It is struck off when it is over, or when nobody is left to begin it.
+
+        Args:
+            trial_id: Of the trial.
+            key: That its meme will be known by; empty where it answers its own request alone.
+        """
+
+        def strike() -> None:
+            # Not the one below: it would hold itself, and all that its trial said, until the collector comes round.
+            flight = self._flights.pop(trial_id)
+            if key and self._leading.get(key) is flight:
+                del self._leading[key]
+            self._ended(flight)
+
+        flight = self._flights[trial_id] = RunningTrial(trial_id, strike)
+        if key:
+            self._leading[key] = flight
+        return flight
+
+    def begin(self, flight: RunningTrial, call: Call) -> None:
+        """Begins the trial of a call. From here to the next caller's entering, nothing may be awaited."""
+        flight.begun_by = call
+        self._begin(flight, self._try(call, flight))
+
+    def take_up(self, flight: RunningTrial, watch: EventListener | None, call: Call | None = None) -> None:
+        """Takes a trial up from its record, for a call or for nobody; as :meth:`begin`."""
+        flight.begun_by = call
+        self._begin(flight, self._resume(flight, watch, call))
+
+    def resumable(self, record: TrialRecord) -> bool:
+        """Whether a trial without a verdict may go on, as far as can be told without trying."""
+        if self._unresumable.get(record.trial_id):
+            return False
+        failed = record.last(TrialFailed)
+        return record.state is TrialState.OPEN or failed is None or failed.retryable or failed.reason == "CANCELLED"
+
+    async def stop(self) -> None:
+        """Ends all trials, those too that are about to be begun; each still writes down its end."""
+        self._stopped = True
+        tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
+        for task in tasks:
+            task.cancel(STOPPED)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _begin(self, flight: RunningTrial, work: Coroutine[Any, Any, TrialRecord]) -> None:
+        flight.begin(work)
+        if self._stopped and flight.task is not None:
+            flight.task.cancel(STOPPED)
+
+    async def decoded(self, call: Call, place: AdmissionSlot | None = None) -> Picture:
+        """The picture of a call.
+
+        Args:
+            call: Whose.
+            place: Where it is decoded in turn, and held: that of the call, or of the trial that it began. No turn is
+                needed where somebody else has the same file decoded.
+        """
+        place = place or call.place
+        if place.picture is not None:
+            return place.picture
+        if not self._decoders.at(call.file):
+            await place.take()
+        decoded = await self._decoders.read(call.ask.image, call.file, call.ask.namespace)
+        call.picture_seconds += decoded.seconds
+        self._known.seen(call.file, decoded.picture.pixels_sha256)
+        place.keep(decoded.picture)
+        return decoded.picture
+
+    async def _try(self, call: Call, flight: RunningTrial) -> TrialRecord:
+        """Holds the trial of a call."""
+        place = call.place.handed_on()  # the trial may outlive the call
+        try:
+            await place.take()
+            pixels = (await self.decoded(call, place)).pixels_sha256
+            async with self._quarantine.trial(place, pixels, call.ask.procedure):
+                picture = await self.decoded(call, place)
+                try:
+                    ask = replace(call.ask, request_id=call.name.request_id)
+                    hearing = await self._house.hear(
+                        ask,
+                        self._noting(flight, call.file, call.watch),
+                        within_s=call.left,
+                        trial_id=flight.trial_id,
+                        picture=picture,
+                    )
+                except TrialAborted as error:
+                    self._quarantine.failed(call.file, error.reason)
+                    raise
+        finally:
+            await place.leave()
+        await self._learn(hearing.record)
+        return hearing.record
+
+    async def _resume(self, flight: RunningTrial, watch: EventListener | None, call: Call | None = None) -> TrialRecord:
+        """Takes a trial up, for a call or for nobody."""
+        place = call.place.handed_on() if call else AdmissionSlot(None)
+        try:
+            await place.take()
+            record = await self._house.docket.record(flight.trial_id)
+            flight.events += record.events
+            meme = record.opened.meme
+            file = bytes.fromhex(meme.bytes_sha256)
+            async with self._quarantine.trial(place, meme.pixels_sha256, record.opened.procedure):
+                try:
+                    record = await self._house.resume(
+                        flight.trial_id,
+                        self._noting(flight, file, self._resuming(record, watch)),
+                        within_s=call.left if call else None,
+                        ask=call.ask if call else None,
+                    )
+                except CantResume as error:
+                    await self._give_up(record, error, watch)
+                    raise
+                except TrialAborted as error:
+                    self._quarantine.failed(file, error.reason)
+                    raise
+        finally:
+            await place.leave()
+        await self._learn(record)
+        return record
+
+    def _noting(self, flight: RunningTrial, file: bytes, watch: EventListener | None) -> EventListener:
+        """As :meth:`RunningTrial.noting`; quarantine learns at once that the text could be read off a file."""
+        note = flight.noting(watch)
+
+        async def noting(event: AnyEvent) -> None:
+            if isinstance(event, TextRead) and event.reader:
+                self._quarantine.text_read(file)
+            await note(event)
+
+        return noting
+
+    async def _give_up(self, record: TrialRecord, error: CantResume, watch: EventListener | None) -> None:
+        """Writes down that a trial can't be taken up, so that it does not stand open for ever."""
+        self._unresumable.keep(record.trial_id, True)
+        if record.state is not TrialState.OPEN:
+            return
+        failed = TrialFailed(
+            trial_id=record.trial_id,
+            seq=len(record.events),
+            at=self._house.court.now(),
+            step="resuming",
+            reason=error.reason,
+            message=error.message,
+            retryable=error.reason == "VERSIONS_DIFFER",  # a server that has those may still take it up
+        )
+        await self._house.docket.append(failed)
+        if watch is not None:
+            self._telemetry.resuming(record)
+            await watch(failed)
+
+    def _resuming(self, record: TrialRecord, watch: EventListener | None) -> EventListener:
+        """Tells telemetry of what was said before, once it is sure that the trial goes on, and the rest to whoever."""
+
+        async def told(event: AnyEvent) -> None:
+            if isinstance(event, TrialResumed):
+                self._telemetry.resuming(record)
+            if watch is not None:
+                await watch(event)
+
+        return told
+
+    async def _learn(self, record: TrialRecord) -> None:
+        """The next who asks about the same meme need no trial."""
+        try:
+            await self._known.learn(record)
+        except CourtError as error:
+            # The verdict is kept: it is not held back because it can't be found by its meme.
+            _log.warning("trial=%s can't be given again: reason=%s", record.trial_id, error.reason)

@@ -1,0 +1,480 @@
+"""Memes tried before that are nearly the one on trial: what each looked like stands in the docket, for every server.
+
+A look is small: the perceptual hashes of the picture, the text and the digest of the pixels. All of them are held in
+memory; the pictures themselves are read from the docket for the few that are laid over each other. What a trial came to
+is asked of the docket as well, so that a review counts from the moment on when it is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import logging
+import struct
+import zlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from court.errors import Unavailable
+from court.events import NearDuplicate, ReviewOutcome, VerdictReviewed
+from court.meme import Picture
+from court.record import TrialRecord, TrialState
+from court.verdict import Label
+from retrieval.near_duplicates.match import (
+    Agreement,
+    MatchThresholds,
+    MemeText,
+    agreement_of,
+    fingerprint,
+    fingerprint_pixels,
+    letters_of,
+    pictures_differ,
+)
+from retrieval.near_duplicates.pdq import BYTES, PdqIndex
+from serving.docket.ports import TrialUnknown
+from serving.settings import Settings
+
+_log = logging.getLogger("memecourt.near")
+
+T = TypeVar("T")
+Hashes = NDArray[np.uint8]
+
+_FORMAT: Final = 1
+"""Of a look; one of another format is passed over, so that an older server may use the docket of a newer one."""
+_THREADS: Final = 2
+_PAGE: Final = 10_000
+"""Looks that are read at once."""
+_MOST: Final = 1_000_000
+"""Looks that are held; of more, the latest."""
+_WEIGHED: Final = 200
+"""Memes near in picture whose texts are compared, nearest first; those of the very same letters go first."""
+_CITED: Final = 5
+"""Memes that are cited of those found harmful, and as many of the rest: nobody hides a harmful one behind others."""
+_LAID_OVER: Final = 3
+"""Pictures that are compared tile by tile to say how near a meme is: a tenth of a second of one processor each."""
+_TRIED: Final = 8
+"""The same to find a meme whose verdict may be given again."""
+_FUZZY: Final = 400
+"""Characters up to which a text may be misread; longer ones agree to the letter: what it takes to compare grows by the
+square."""
+_PATIENCE: Final = 2.0
+"""Seconds that a verdict, or the end, waits for a look to be kept. In PostgreSQL the looks of several servers are
+numbered one after the other, and one of these may hang."""
+_REMEMBERED: Final = 256
+"""Pictures whose hashes are kept from the question what is near to the verdict."""
+
+
+class FingerprintStore(Protocol):
+    """What is needed of the docket (:class:`serving.docket.ports.Docket`)."""
+
+    async def keep_look(self, trial_id: str, look: bytes) -> None:
+        """Keeps what the meme of a trial looks like."""
+
+    async def looks(self, since: int, *, most: int = ...) -> Sequence[tuple[int, str, bytes]]:
+        """Number, trial and look of those above a number, in order."""
+
+    async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:
+        """What the trials came to, reviews counted; those without a verdict are missing."""
+
+    async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
+        """The kept frames of a picture as PNG files."""
+
+    async def record(self, trial_id: str) -> TrialRecord:
+        """The record of a trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFingerprint:
+    """What is kept of a meme's look.
+
+    Attributes:
+        pixels_sha256: Digest of its pixels, under which the docket has its frames.
+        namespace: Whose content it is.
+        words: Its text.
+        hashes: Of all representative frames, with and without borders: uint8 of shape (n, 32); none where there is too
+            little in the picture to go by.
+    """
+
+    pixels_sha256: str
+    namespace: str
+    words: MemeText
+    hashes: Hashes
+
+    def to_bytes(self) -> bytes:
+        """As it is stored: format, hashes, then what is held in memory."""
+        return bytes([_FORMAT, len(self.hashes)]) + self.hashes.tobytes() + self.held()
+
+    def held(self) -> bytes:
+        """All but the hashes, packed."""
+        namespace, text = self.namespace.encode(), self.words.text.encode("utf-8", "surrogatepass")
+        packed = zlib.compress(text)
+        small = len(packed) < len(text)
+        head = _HEAD.pack(
+            self.words.read | small << 1,
+            bytes.fromhex(self.pixels_sha256),
+            _fingerprint(self.words.text),
+            len(namespace),
+        )
+        return head + namespace + (packed if small else text)
+
+
+_HEAD: Final = struct.Struct(">B32s8sH")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What is held of a trial: packed, for there may be a million. Unpacked a field at a time."""
+
+    trial_id: str
+    packed: bytes
+
+    @property
+    def fingerprint(self) -> bytes:
+        return self.packed[33:41]
+
+    @property
+    def pixels_sha256(self) -> str:
+        return self.packed[1:33].hex()
+
+    @property
+    def namespace(self) -> str:
+        _, _, _, length = _HEAD.unpack_from(self.packed)
+        return self.packed[_HEAD.size : _HEAD.size + length].decode()
+
+    @property
+    def words(self) -> MemeText:
+        flags, _, _, length = _HEAD.unpack_from(self.packed)
+        text = self.packed[_HEAD.size + length :]
+        text = zlib.decompress(text) if flags & 2 else text
+        return MemeText(text.decode("utf-8", "surrogatepass"), bool(flags & 1))
+
+
+def _fingerprint(text: str) -> bytes:
+    """Eight bytes that texts of the same letters share."""
+    return hashlib.blake2b(letters_of(text).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shelf:
+    """The looks at one moment. A search has one shelf, whatever is added meanwhile.
+
+    Attributes:
+        index: Hashes under the numbers of rows.
+        rows: Trial id, NUL, look; the place is the row's number less ``first``. Only ever appended to.
+        first: Number of the first row.
+        size: Rows that belong to this shelf.
+    """
+
+    index: PdqIndex
+    rows: list[bytes]
+    first: int
+    size: int
+
+    def row(self, number: int) -> _Row:
+        trial_id, _, packed = self.rows[number - self.first].partition(b"\0")
+        return _Row(trial_id.decode(), packed)
+
+    def with_more(self, looks: Sequence[tuple[int, str, bytes]], most: int) -> _Shelf:
+        """Another shelf, with these as well, and without the oldest where they are more than a quarter too many."""
+        hashes: list[Hashes] = []
+        numbers: list[int] = []
+        rows: list[bytes] = []
+        for _, trial_id, look in looks:
+            if look[:1] != bytes([_FORMAT]):
+                continue
+            count = look[1] if len(look) > 1 else 0
+            end = 2 + BYTES * count
+            if len(look) < end + _HEAD.size:
+                _log.error("trial %s: its look is damaged and is passed over", trial_id)
+                continue
+            if not count:
+                continue
+            hashes.append(np.frombuffer(look[2:end], np.uint8).reshape(-1, BYTES))
+            numbers += [self.first + self.size + len(rows)] * count
+            rows.append(trial_id.encode() + b"\0" + look[end:])
+        if not rows:
+            return self
+        more = replace(self, index=self.index.with_more(np.concatenate(hashes), numbers), size=self.size + len(rows))
+        self.rows.extend(rows)
+        return more if more.size <= 1.25 * most else more._latest(most)
+
+    def _latest(self, most: int) -> _Shelf:
+        gone = self.size - most
+        return _Shelf(self.index.without_below(self.first + gone), self.rows[gone:], self.first + gone, most)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A meme that is near in picture, before anybody asked what its trial came to."""
+
+    trial_id: str
+    pixels_sha256: str
+    distance: int
+    agreement: Agreement
+
+    @property
+    def same_text(self) -> bool:
+        return self.agreement is not Agreement.OTHER
+
+
+class NearDuplicateIndex:
+    """Finds memes tried before by their looks (:class:`court.ports.DuplicateFinder`), and keeps the looks of new ones.
+
+    Several servers with the same docket see each other's: each reads on in it before it searches. Everything that takes
+    the processor long runs in threads of its own.
+    """
+
+    def __init__(
+        self,
+        docket: FingerprintStore,
+        settings: Settings,
+        *,
+        nearness: MatchThresholds | None = None,
+        most: int = _MOST,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            docket: Where looks, pictures and what trials came to are kept.
+            settings: Whose memes are seen (``reuse``: other namespaces' only where it is ``everywhere``), and whether a
+                verdict may be given again for what is nearly the same (``reuse_near``).
+            nearness: What counts as near and as the same, instead of the default.
+            most: Looks that are held in memory; of more, the latest.
+        """
+        self._docket = docket
+        self._everywhere = settings.reuse == "everywhere"
+        self._reuses = settings.reuse_near and settings.reuse != "off"
+        self._nearness = nearness or MatchThresholds()
+        self._most = most
+        self._shelf = _Shelf(PdqIndex(np.empty((0, BYTES), np.uint8), []), [], 0, 0)
+        self._read_up_to = 0
+        self._reading: asyncio.Task[None] | None = None
+        self._begun = self._done = 0
+        self._keeping: set[asyncio.Future[None]] = set()
+        self._hashes: OrderedDict[str, Hashes] = OrderedDict()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="near")
+
+    def __len__(self) -> int:
+        return self._shelf.size
+
+    async def catch_up(self) -> None:
+        """Reads the looks that have been kept since, here or elsewhere. Of callers at once, one reads for all.
+
+        Raises:
+            Unavailable: The docket can't be read now.
+        """
+        wanted = self._begun + 1  # a reading that began before this call may have missed what is meant
+        while self._done < wanted:
+            reading = self._reading
+            if reading is None or reading.done():
+                # Its own task: a caller who leaves takes nobody else's along, and no page is half shelved.
+                self._begun += 1
+                reading = self._reading = asyncio.create_task(self._read_on(self._begun))
+            await asyncio.wait([reading])
+            if not reading.cancelled() and (error := reading.exception()):
+                raise error
+
+    async def _read_on(self, number: int) -> None:
+        while looks := await self._docket.looks(self._read_up_to, most=_PAGE):
+            self._shelf = await self._aside(self._shelf.with_more, looks, self._most)
+            self._read_up_to = looks[-1][0]
+            if len(looks) < _PAGE:
+                break
+        self._done = number
+
+    async def near(self, picture: Picture, text: str, text_read: bool, namespace: str) -> Sequence[NearDuplicate]:
+        """As :meth:`court.ports.DuplicateFinder.near`.
+
+        Cited are the nearest five of those found harmful and the nearest five of the rest, those with the same text
+        before others. Pictures are laid over each other only where the texts agree, and of the nearest three; of the
+        rest it is not said that they are the same picture, unless every pixel is.
+        """
+        found = await self._candidates(picture, MemeText(text, text_read), namespace)
+        labels = await self._docket.labels([each.trial_id for each in found]) if found else {}
+        cited, compared = [], 0
+        for each in _cited(found, labels):
+            same = each.pixels_sha256 == picture.pixels_sha256
+            if not same and each.same_text and compared < _LAID_OVER:
+                compared += 1
+                same = await self._is_same_picture(each, picture)
+            cited.append(
+                NearDuplicate(
+                    trial_id=each.trial_id,
+                    label=labels[each.trial_id],
+                    distance=each.distance,
+                    same_text=each.same_text,
+                    same_picture=same,
+                )
+            )
+        return sorted(cited, key=lambda duplicate: (duplicate.distance, not duplicate.same_text))
+
+    async def same(
+        self,
+        picture: Picture,
+        text: str,
+        text_read: bool,
+        namespace: str,
+        *,
+        usable: Callable[[str], Awaitable[bool]] | None = None,
+    ) -> str | None:
+        """The trial whose verdict may be given again for this meme: hash near, texts alike and no tile different.
+
+        Args:
+            picture: Of the meme.
+            text: Of the meme; empty where it has none.
+            text_read: Whether it was read off the picture.
+            namespace: Whose content it is.
+            usable: Whether the trial of an id will do, e.g. was held with the same versions; asked before pictures are
+                compared. A trial without a verdict, or whose verdict was overruled, never will.
+
+        Returns:
+            Its id; None where there is none, and always where the settings do not allow it.
+
+        Raises:
+            Unavailable: The docket can't be read now.
+        """
+        if not self._reuses:
+            return None
+        tried = 0
+        for each in await self._candidates(picture, MemeText(text, text_read), namespace):
+            if tried == _TRIED:
+                break
+            if not each.same_text or not await self._stands(each.trial_id):
+                continue
+            if usable is not None and not await usable(each.trial_id):
+                continue
+            tried += 1
+            if each.pixels_sha256 == picture.pixels_sha256 or await self._is_same_picture(each, picture):
+                return each.trial_id
+        return None
+
+    async def learn(self, trial_id: str, picture: Picture, text: str, text_read: bool, namespace: str) -> None:
+        """Keeps what the meme of a trial looks like.
+
+        To be called before its verdict is kept: a look without a verdict is passed over, and a verdict without a look
+        would never be found. Where it takes long, it goes on behind the caller's back, and the log says so.
+
+        Raises:
+            Unavailable: It could not be kept now.
+        """
+        hashes = await self._hashes_of(picture)
+        upright = np.ascontiguousarray(hashes[:, 0])
+        kept = StoredFingerprint(picture.pixels_sha256, namespace, MemeText(text, text_read), upright)
+        keeping = asyncio.ensure_future(self._docket.keep_look(trial_id, kept.to_bytes()))
+        self._keeping.add(keeping)
+        keeping.add_done_callback(self._keeping.discard)
+        await asyncio.wait([keeping], timeout=_PATIENCE)
+        if keeping.done():
+            keeping.result()
+            return
+        keeping.add_done_callback(_told)
+        _log.warning("trial %s: its look is not kept yet; its verdict does not wait for that", trial_id)
+
+    async def close(self) -> None:
+        """Waits until what is being read or compared is done, and lets go of the threads."""
+        going_on = [*self._keeping, *([self._reading] if self._reading is not None else [])]
+        if going_on:
+            _, hanging = await asyncio.wait(going_on, timeout=_PATIENCE)
+            for task in hanging:
+                task.cancel()
+        await asyncio.to_thread(self._threads.shutdown)
+
+    async def _candidates(self, picture: Picture, words: MemeText, namespace: str) -> Sequence[_Candidate]:
+        await self.catch_up()
+        hashes = await self._hashes_of(picture)
+        return await self._aside(self._search, self._shelf, hashes, words, namespace)
+
+    def _search(self, shelf: _Shelf, hashes: Hashes, words: MemeText, namespace: str) -> list[_Candidate]:
+        """Those that are near in picture, the same text first, then the nearest, then the latest."""
+        near = shelf.index.near(hashes.reshape(-1, BYTES), self._nearness.radius)
+        if not near:
+            return []
+        mark, rows = _fingerprint(words.text), ((bits, -number, shelf.row(number)) for number, bits in near.items())
+        seen = [found for found in rows if self._everywhere or found[2].namespace == namespace]
+        seen.sort(key=lambda found: (found[2].fingerprint != mark, *found[:2]))
+        misread = self._nearness.misread
+        weighed = [(_agreement(row, words, mark, misread), bits, age, row) for bits, age, row in seen[:_WEIGHED]]
+        weighed.sort(key=lambda found: (found[0] is Agreement.OTHER, *found[1:3]))
+        return [_Candidate(row.trial_id, row.pixels_sha256, bits, agreement) for agreement, bits, _, row in weighed]
+
+    async def _hashes_of(self, picture: Picture) -> Hashes:
+        """Of all frames with and without borders, in eight positions: uint8 of shape (n, 8, 32)."""
+        known = self._hashes.get(picture.pixels_sha256)
+        if known is None:
+            known = await self._aside(_hashes_of, picture)
+            self._hashes[picture.pixels_sha256] = known
+            if len(self._hashes) > _REMEMBERED:
+                self._hashes.popitem(last=False)
+        return known
+
+    async def _is_same_picture(self, known: _Candidate, picture: Picture) -> bool:
+        """Whether no tile differs in any frame; not, where the docket has lost the picture."""
+        frames = await self._docket.frames(known.pixels_sha256)
+        return bool(frames) and await self._aside(_look_the_same, frames, picture, self._nearness, known.agreement)
+
+    async def _stands(self, trial_id: str) -> bool:
+        try:
+            record = await self._docket.record(trial_id)
+        except TrialUnknown:  # it was erased since its look was read
+            return False
+        reviews = record.all(VerdictReviewed)
+        return record.state is TrialState.DECIDED and all(r.outcome is not ReviewOutcome.OVERRULED for r in reviews)
+
+    async def _aside(self, work: Callable[..., T], *given: object) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
+        except RuntimeError as error:
+            if "shutdown" not in str(error):
+                raise
+            raise Unavailable("The court is closing. Ask again later.", reason="CLOSING") from None
+
+
+def _told(keeping: asyncio.Future[None]) -> None:
+    """Of a look that nobody waits for any more."""
+    if not keeping.cancelled() and (error := keeping.exception()):
+        _log.error("a look could not be kept: %s", type(error).__qualname__)
+
+
+def _cited(found: Iterable[_Candidate], labels: Mapping[str, Label]) -> Iterator[_Candidate]:
+    """The first of either kind; trials without a verdict have nothing to say."""
+    left = {True: _CITED, False: _CITED}
+    for each in found:
+        label = labels.get(each.trial_id)
+        if label is not None and left[label is Label.HARMFUL]:
+            left[label is Label.HARMFUL] -= 1
+            yield each
+
+
+def _agreement(row: _Row, new: MemeText, mark: bytes, misread: float) -> Agreement:
+    known = row.words
+    if row.fingerprint != mark and max(len(known.text), len(new.text)) > _FUZZY:
+        return Agreement.OTHER
+    agreement = agreement_of(known, new, misread)
+    if agreement is Agreement.SAME and (known.read or new.read) and not letters_of(new.text):
+        return Agreement.MISREAD  # nothing was read on either, which does not say that nothing stands there
+    return agreement
+
+
+def _hashes_of(picture: Picture) -> Hashes:
+    look = fingerprint(picture, MemeText("", read=False))
+    views = [view.hashes for frame in look.frames for view in frame]
+    return np.stack(views) if views else np.empty((0, 8, BYTES), np.uint8)
+
+
+def _look_the_same(frames: Sequence[bytes], picture: Picture, nearness: MatchThresholds, agreement: Agreement) -> bool:
+    nothing = MemeText("", read=False)
+    known = fingerprint_pixels([_decoded(png) for png in frames], nothing)
+    return pictures_differ(known, fingerprint(picture, nothing), nearness, agreement) is None
+
+
+def _decoded(png: bytes) -> NDArray[np.uint8]:
+    with Image.open(io.BytesIO(png)) as opened:
+        return np.asarray(opened.convert("RGB"))

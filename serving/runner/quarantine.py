@@ -1,0 +1,136 @@
+"""What is not tried again: pictures that killed what looked at them, and trials that killed the model server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from court.errors import BadPicture
+from court.events import Procedure
+from serving.docket.ports import Docket, Failure
+from serving.runner.request import AdmissionSlot
+from serving.runner.single_flight import LRUCache
+
+MOST_KILLS = 2
+"""Times that a model server may break off in trials of a picture, with no verdict of a model between, before it is
+refused."""
+_MOST_FILES = 65_536
+_KILLS = frozenset({"PICTURE_KILLS_READER", "PICTURE_TOO_COSTLY"})
+"""Reasons of a picture reader whose process died, or was ended because of what the picture cost."""
+_KILLED = "PICTURE_READER_KILLED"
+"""The process was killed from outside, which is hardly the file's doing. But code that a file has subverted can send
+itself that signal, and a file can be what the memory of the machine was too small for: twice is once too often."""
+_UNREAD = "TEXT_READER_FAILED"
+_UNREAD_KILLED = "TEXT_READER_KILLED"
+
+
+class Quarantine:
+    """Remembers, for as long as this process lives, which files killed a worker; the docket knows of model servers."""
+
+    def __init__(self, docket: Docket) -> None:
+        """Refuses nothing yet.
+
+        Args:
+            docket: Holds the failed trials of each picture, of this process and all others.
+        """
+        self._docket = docket
+        # Whether a file is refused; not yet where its process was killed from outside once.
+        self._files: LRUCache[bytes, bool] = LRUCache(_MOST_FILES)
+        self._unread: LRUCache[bytes, bool] = LRUCache(_MOST_FILES)
+        self._suspect = asyncio.Lock()
+
+    def require(self, file: bytes, *, text_given: bool) -> None:
+        """Raises BadPicture if a file of that digest has killed a worker that it would be given to again."""
+        if self._files.get(file):
+            raise _quarantined("The process that decoded it was killed or worn out.")
+        if not text_given and self._unread.get(file):
+            raise _quarantined("The process that read the text off it failed or was killed. Send the text with it.")
+
+    def refused(self, file: bytes, reason: str) -> None:
+        """Takes note of why a file could not be decoded."""
+        if reason in _KILLS or reason == _KILLED:
+            _blame(self._files, file, at_once=reason != _KILLED)
+
+    def read(self, file: bytes) -> None:
+        """Takes note that a file could be decoded: a process that was killed over it before was not killed by it."""
+        _clear(self._files, file)
+
+    def failed(self, file: bytes, reason: str) -> None:
+        """Takes note of why the trial of a file failed."""
+        if reason in (_UNREAD, _UNREAD_KILLED):
+            _blame(self._unread, file, at_once=reason == _UNREAD)
+
+    def text_read(self, file: bytes) -> None:
+        """The same of the text on it."""
+        _clear(self._unread, file)
+
+    async def require_pixels(self, pixels_sha256: str, procedure: Procedure) -> None:
+        """Raises BadPicture if a picture has killed a model server twice, and would be shown to one again."""
+        await self._kills(pixels_sha256, procedure)
+
+    @asynccontextmanager
+    async def trial(self, place: AdmissionSlot, pixels_sha256: str, procedure: Procedure) -> AsyncIterator[None]:
+        """A trial of a picture, in its turn, for as long as the context lasts.
+
+        Of trials that were running when a model server died, one is to blame and the others are not. They are held
+        again one at a time, so that the next death has one suspect. A suspect that waits for others has no turn
+        meanwhile: those that are under no suspicion do not wait for it.
+
+        Args:
+            place: Where the trial has its turn. That of a suspect holds no decoded picture any more.
+            pixels_sha256: Of the picture.
+            procedure: How it is tried.
+
+        Raises:
+            BadPicture: It has killed a model server twice.
+            Unavailable: The docket can't say; or there is no turn again.
+        """
+        await place.take()
+        if not await self._kills(pixels_sha256, procedure):
+            yield
+            return
+        await place.leave()
+        async with self._suspect:
+            await place.take()
+            await self._kills(pixels_sha256, procedure)  # again: it may have been on trial meanwhile
+            yield
+
+    async def _kills(self, pixels_sha256: str, procedure: Procedure) -> int:
+        if procedure is Procedure.SUMMARY:
+            return 0  # shown to no model
+        kills = _deaths(await self._docket.failures(pixels_sha256))
+        if kills >= MOST_KILLS:
+            raise _quarantined("The model server broke off twice while it looked at it.")
+        return kills
+
+
+def _blame(files: LRUCache[bytes, bool], file: bytes, *, at_once: bool) -> None:
+    """Refuses a file from now on; if not at once, then only when there was something before."""
+    files.keep(file, at_once or files.get(file) is not None)
+
+
+def _clear(files: LRUCache[bytes, bool], file: bytes) -> None:
+    """Forgets that a process was killed over a file; what is refused stays so, others may have begun before that."""
+    if files.get(file) is False:
+        files.drop(file)
+
+
+def _deaths(failures: Sequence[Failure]) -> int:
+    """How often a model server must have died for trials to have failed so, in the order in which they did.
+
+    Of trials that were held at once all fail when it dies once, and a picture that many ask for is on trial often.
+    """
+    deaths, at_once, last = 0, 0, -1
+    for failure in failures:
+        if not failure.failed.broke_off:
+            continue
+        if failure.begun > last:
+            at_once, last = 0, failure.ended
+        deaths += max(0, failure.failed.broke_off - at_once)
+        at_once = max(at_once, failure.failed.broke_off)
+    return deaths
+
+
+def _quarantined(why: str) -> BadPicture:
+    return BadPicture(f"The picture is not tried again. {why}", reason="QUARANTINED")

@@ -1,0 +1,312 @@
+"""One request on its way through the reception: what is asked, whose turn it is, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+
+from court.digests import digest
+from court.errors import NotLoaded
+from court.events import PolicyReference, Procedure, Versions
+from court.meme import Picture
+from court.policy import Policy
+from court.ports import EventListener
+from court.record import TrialRecord
+from serving.docket.ports import RequestName
+
+Turn = Callable[[], AbstractAsyncContextManager[object]]
+"""Entered before a picture is decoded or a trial held, left afterwards, perhaps in another task: where callers wait for
+their turn."""
+
+Required = Callable[[], None]
+"""Raises what waiting for a turn would raise at once, where there is no room to wait."""
+
+Counted = Callable[[int], None]
+"""Is told of so many bytes more, or fewer, that decoded pictures take."""
+
+_TO_END_S = 0.25
+"""What a call gets beyond its deadline for its trial to write down that it ended by it, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedAnswer:
+    """A verdict that was given again, and what it takes to give it to a request that asks the same once more.
+
+    Attributes:
+        ask: What was asked, without its picture.
+        file: SHA-256 of the picture file.
+        payload: Digest of what was asked.
+        key: By which the meme is known.
+        held: What trials were held with then: see :meth:`serving.runner.verdict_cache.VerdictCache.held`.
+        trial_id: Whose verdict it is.
+    """
+
+    ask: TrialRequest
+    file: bytes
+    payload: str
+    key: str
+    held: object
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a request that has a verdict.
+
+    Attributes:
+        record: The whole trial that the verdict is from.
+        picture_seconds: Time that decoding the picture took; 0 where this call decoded none.
+        total_seconds: From the ask to the answer.
+        name: What the request is known by: the caller's id for it, or one that was made up.
+        reused: Whether the trial was held for another request.
+        near: Whether it was held for a meme that is only nearly this one.
+        given: Where it was at hand: what :meth:`serving.runner.runner.TrialRunner.again` takes.
+    """
+
+    record: TrialRecord
+    picture_seconds: float
+    total_seconds: float
+    name: RequestName
+    reused: bool
+    near: bool
+    given: CachedAnswer | None = None
+
+
+def not_required() -> None:
+    """Raises nothing."""
+
+
+def uncounted(_: int) -> None:
+    """Counts nothing."""
+
+
+@dataclass(slots=True)
+class AdmissionSlot:
+    """Where a call, or the trial that it began, waits for its turn and has it.
+
+    Only who has its turn holds a decoded picture: as many are in memory as there are turns, however many wait.
+
+    Attributes:
+        turn: Where the turn is waited for; None where none is needed.
+        count: Is told of the bytes of the picture.
+        required: Raises where the turn would be refused.
+        entered: The turn, while it is had.
+        picture: Decoded, while it is held.
+    """
+
+    turn: Turn | None
+    count: Counted = uncounted
+    required: Required = not_required
+    entered: AbstractAsyncContextManager[object] | None = None
+    picture: Picture | None = None
+
+    async def take(self) -> None:
+        """Waits for the turn, unless it is had."""
+        if self.turn is not None and self.entered is None:
+            turn = self.turn()
+            await turn.__aenter__()
+            self.entered = turn
+
+    def require(self) -> None:
+        """Raises Busy where the turn would be refused, and Unavailable where the court closes; waits for nothing."""
+        if self.entered is None:
+            self.required()
+
+    async def leave(self) -> None:
+        """Lets the next one have it: what is waited for now is others' work."""
+        entered, self.entered = self.entered, None
+        picture, self.picture = self.picture, None
+        if picture is not None:
+            self.count(-size_of(picture))
+        if entered is not None:
+            await entered.__aexit__(None, None, None)
+
+    def keep(self, picture: Picture) -> None:
+        """Holds a picture until the turn is left; not without one."""
+        if self.picture is None and (self.turn is None or self.entered is not None):
+            self.picture = picture
+            self.count(size_of(picture))
+
+    def handed_on(self) -> AdmissionSlot:
+        """Another place, which has the turn and the picture from now on instead of this."""
+        other = replace(self)
+        self.entered = self.picture = None
+        return other
+
+
+@dataclass(slots=True)
+class Call:
+    """A request on its way.
+
+    Attributes:
+        ask: What is asked.
+        name: What the request is known by: the caller's id for it, or one that was made up.
+        file: SHA-256 of the picture file.
+        watch: Is told of the events of a trial that this call begins.
+        place: Where it waits for its turn.
+        began: When it came, by the performance counter.
+        clock: Ends it at the caller's deadline.
+        deadline: By the event loop's clock; None where there is none.
+        picture_seconds: What decoding its picture took.
+    """
+
+    ask: TrialRequest
+    name: RequestName
+    file: bytes
+    watch: EventListener | None
+    place: AdmissionSlot
+    began: float
+    clock: asyncio.Timeout
+    deadline: float | None
+    picture_seconds: float = 0.0
+
+    @property
+    def payload(self) -> str:
+        """Digest of what is asked."""
+        return request_fingerprint(self.ask, self.file)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the deadline; None where there is none."""
+        return None if self.deadline is None else self.deadline - asyncio.get_running_loop().time()
+
+    def ends_with_trial(self) -> None:
+        """The trial that this call began keeps to the deadline by itself; the call waits for it to say so."""
+        if self.deadline is not None:
+            self.clock.reschedule(self.deadline + _TO_END_S)
+
+
+def size_of(picture: Picture) -> int:
+    """Bytes that a decoded picture takes."""
+    return sum(len(frame.png) for frame in picture.frames)
+
+
+def request_fingerprint(ask: TrialRequest, file: bytes) -> str:
+    """Digest of all that makes a request the one that it is: the same id may stand for no other.
+
+    Args:
+        ask: What is asked.
+        file: SHA-256 of its picture file.
+    """
+    pins, policy = ask.pins, ask.policy
+    return digest(
+        [
+            file.hex(),
+            ask.text,
+            ask.language,
+            ask.procedure,
+            ask.content_id,
+            "" if policy is None else "\n".join((policy.id, policy.version, policy.digest)),
+            [dict(pins.models), pins.prompts, pins.library, pins.encoder, pins.settings],
+            ask.try_anew,
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredVersions:
+    """Versions that a caller insists on, each as a record gives it. What is empty may be anything.
+
+    Attributes:
+        models: Model per role, by the role's name in lower case.
+        prompts: Digest of the prompt set.
+        library: Digest of the library of precedents.
+        encoder: Name and digest of the encoder.
+        settings: Digest of the trial's settings.
+    """
+
+    models: Mapping[str, str] = field(default_factory=dict)
+    prompts: str = ""
+    library: str = ""
+    encoder: str = ""
+    settings: str = ""
+
+
+ANY_VERSIONS = RequiredVersions()
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredPolicy:
+    """The policy that a caller insists on, as a record gives it. What is empty may be anything."""
+
+    id: str = ""
+    version: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRequest:
+    """What a caller asks for, checked in form but not yet in substance.
+
+    Attributes:
+        image: The picture file.
+        text: Of the meme; None to have it read off the picture.
+        language: BCP 47 tag or empty.
+        procedure: How to try it.
+        request_id: The caller's name for the request, or empty.
+        namespace: Whose content it is.
+        content_id: What the caller calls it.
+        trace_id: 32 hex digits, or empty for a new one.
+        pins: What it must be tried with.
+        try_anew: Whether it is tried also where the verdict of an earlier trial would serve.
+        policy: The policy that it must be tried by; None for whichever is loaded.
+    """
+
+    image: bytes
+    text: str | None = None
+    language: str = ""
+    procedure: Procedure = Procedure.SUMMARY
+    request_id: str = ""
+    namespace: str = ""
+    content_id: str = ""
+    trace_id: str = ""
+    pins: RequiredVersions = ANY_VERSIONS
+    try_anew: bool = False
+    policy: RequiredPolicy | None = None
+
+    def require(self, versions: Versions, policy: Policy | PolicyReference, library: str | None = None) -> None:
+        """Raises NotLoaded if this is to be tried with something else.
+
+        Args:
+            versions: What a trial is or would be held with.
+            policy: What it is held by.
+            library: Digest of the library that precedents were found in, where they were: it may have been changed
+                after the trial began. That of the versions if not given.
+        """
+        if self.pins != ANY_VERSIONS:
+            held = {name: getattr(versions, name) for name in ("prompts", "library", "encoder", "settings")}
+            if library is not None:
+                held["library"] = library
+            wanted = {name: getattr(self.pins, name) for name in held}
+            for role, model in self.pins.models.items():
+                wanted[f"models.{role}"], held[f"models.{role}"] = model, versions.models.get(role.upper(), "")
+            for name, version in wanted.items():
+                if version and version != held[name]:
+                    raise NotLoaded(
+                        f"The {name} asked for can't be had: {held[name] or 'none'} is loaded. Leave the pin out to "
+                        "have the meme tried with that.",
+                        reason="PIN_NOT_LOADED",
+                        field=f"pins.{name}",
+                    )
+        asked = self.policy
+        if asked is not None and any(
+            wanted not in ("", loaded)
+            for wanted, loaded in (
+                (asked.id, policy.id),
+                (asked.version, policy.version),
+                (asked.digest, policy.digest),
+            )
+        ):
+            raise NotLoaded(
+                f"The policy that was asked for is not loaded; {policy.id} version {policy.version} ({policy.digest}) "
+                "is. Leave the policy out to have that one applied.",
+                reason="POLICY_NOT_LOADED",
+                field="policy",
+            )
+
+    def require_of(self, record: TrialRecord) -> None:
+        """Raises NotLoaded if a trial was held with something else than this is to be tried with."""
+        cited = record.precedents
+        self.require(record.opened.versions, record.opened.policy, cited.findings.library.digest if cited else None)

@@ -1,0 +1,637 @@
+"""Ask twice, pay once: which requests need a trial, and which have their verdict already.
+
+A request is claimed in the docket before its trial is begun, under its namespace and id, with a digest of what it asks.
+Whoever asks the same again, at whichever server, finds the claim and gets the same trial: from its record, by waiting
+for it, or by taking it up where it was cut off. A claim names the server that sees to it and a number that is new each
+time; who takes a trial up puts another in its place, and only if nobody else has.
+
+A meme that is known (:mod:`serving.runner.verdict_cache`) is claimed for the trial that it is known by. An unknown one
+is claimed itself, before any request for it: requests for it that come while its trial is held, at whichever server,
+wait for that trial (:mod:`serving.runner.claims`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Self
+
+from court.digests import digest_of_file
+from court.errors import CantResume, CourtError, NotLoaded, Overrun, Unavailable
+from court.meme import check_text
+from court.ports import EventListener
+from court.record import TrialAborted, TrialRecord, TrialState
+from court.trial import STOPPED
+from serving.docket.ports import Lease, RequestConflict, RequestName, TrialUnknown
+from serving.errors import Busy
+from serving.runner.claims import MEMES, LeaseTable, owner_of_meme, server_of
+from serving.runner.decoding import DecodingPool
+from serving.runner.executor import TrialExecutor
+from serving.runner.heartbeat import Heartbeat
+from serving.runner.in_flight import RunningTrial, TrialsInFlight
+from serving.runner.quarantine import Quarantine
+from serving.runner.reaper import Reaper, UnstoredEnd, cause_of
+from serving.runner.request import (
+    ANY_VERSIONS,
+    AdmissionSlot,
+    Answer,
+    CachedAnswer,
+    Call,
+    Counted,
+    Required,
+    TrialRequest,
+    Turn,
+    not_required,
+    uncounted,
+)
+from serving.runner.single_flight import WorkCancelled
+from serving.runner.verdict_cache import VerdictCache, reusable, whole
+from serving.settings import Settings
+from serving.telemetry import SILENT, Telemetry
+
+__all__ = ["Answer", "TrialRunner", "Turn"]
+
+_POLL_S = (0.1, 1.0)
+"""Between two looks at a trial that another server holds: the first, and the longest, in seconds."""
+
+_ITS_OWN = frozenset({"DEADLINE", "PIN_NOT_LOADED", "POLICY_NOT_LOADED"})
+"""Reasons of a trial's end that are the business of the caller alone who began it."""
+
+_log = logging.getLogger("memecourt.service")
+
+
+class TrialRunner:
+    """Answers requests, holding a trial only where one is needed. Safe to call concurrently, within one event loop.
+
+    Attributes:
+        decoders: What decodes pictures, those of its trials and others.
+    """
+
+    def __init__(
+        self,
+        house: TrialExecutor,
+        settings: Settings,
+        telemetry: Telemetry = SILENT,
+        *,
+        pulse: Heartbeat | None = None,
+        count: Counted = uncounted,
+    ) -> None:
+        """Answers nothing yet: see :meth:`__aenter__`.
+
+        Args:
+            house: Where trials are held and kept.
+            settings: Whose verdicts are given again.
+            telemetry: Is told what was given again.
+            pulse: Tells which servers live, and what this one is called.
+            count: Is told how many bytes of decoded pictures are held more, or fewer.
+        """
+        self._house = house
+        self._docket = house.docket
+        self._near = house.near if settings.reuse_near else None
+        self._reuse = settings.reuse != "off"
+        self._telemetry = telemetry
+        self._pulse = pulse or Heartbeat(house.docket, uuid.uuid4().hex)
+        self._claims = LeaseTable(house.docket, self._pulse)
+        self._known = VerdictCache(house.docket, house.court, settings)
+        self._quarantine = Quarantine(house.docket)
+        self.decoders = DecodingPool(
+            house.pictures, self._quarantine, settings.picture_workers, telemetry=telemetry, count=count
+        )
+        self._hearings = TrialsInFlight(house, self._known, self._quarantine, telemetry, self._ended, self.decoders)
+        self._count = count
+        self._loose_ends = Reaper(house.docket, self._claims, self._hearings.of, house.court.now, telemetry.watch)
+        self._beside: list[asyncio.Task[None]] = []
+        self._open = False
+        self._closing = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        """From now on other servers see that this one lives, and requests are answered.
+
+        Raises:
+            Unavailable: The docket is not there now.
+        """
+        await self._pulse.beat()
+        self._beside = [asyncio.create_task(work) for work in (self._pulse.run(), self._loose_ends.run())]
+        self._open = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Ends what is running; each trial still writes down its end, and who waits for it is told so."""
+        self.close()
+        await self._hearings.stop()
+        for task in self._beside:
+            task.cancel()
+        if self._beside:
+            await asyncio.wait(self._beside)
+            self._beside = []
+            with suppress(CourtError):  # the docket is away: others see for themselves that this server is gone
+                await self._loose_ends.tie()
+                await self._pulse.rest()
+
+    def close(self) -> None:
+        """From now on no request is taken any more, and no trial that was cut off; those that were go on."""
+        self._open = False
+        self._closing.set()
+
+    async def answer(
+        self,
+        ask: TrialRequest,
+        watch: EventListener | None = None,
+        *,
+        within_s: float | None = None,
+        turn: Turn | None = None,
+        required: Required = not_required,
+    ) -> Answer:
+        """The verdict on a request.
+
+        A call that is cancelled leaves; a trial goes on for as long as one call waits for it, and no longer.
+
+        Args:
+            ask: What to try.
+            watch: Is told of every event of a trial that this call begins or takes up, after the docket has kept it;
+                calls that join a trial are told nothing.
+            within_s: Seconds until the caller's deadline; None where there is none.
+            turn: Where to wait for the turn, if a picture has to be decoded or a trial held.
+            required: Raises what ``turn`` would raise at once. Asked before anything is written down for a trial.
+
+        Raises:
+            BadInput: The picture or the text can't be tried, or is in quarantine; nothing is recorded.
+            NotLoaded: The procedure or a version that it is pinned to is not available; nothing is recorded.
+            RequestConflict: Another request was asked under this name.
+            Unavailable: Something needed is not there now. What has been kept is taken up when it is asked again.
+            TrialAborted: The trial began and failed; its record is kept.
+        """
+        began = time.perf_counter()
+        if not self._open:
+            raise Unavailable("The court is not in session: it is starting or closing.", reason="NOT_IN_SESSION")
+        if ask.text is not None:
+            check_text(ask.text)
+        name = RequestName(ask.namespace, ask.request_id or str(uuid.uuid4()))
+        try:
+            async with asyncio.timeout(within_s) as clock:
+                file = await digest_of_file(ask.image)
+                self._quarantine.require(file, text_given=ask.text is not None)
+                call = Call(
+                    ask, name, file, watch, AdmissionSlot(turn, self._count, required), began, clock, clock.when()
+                )
+                answer = await self._at_hand(call) if self._reuse and not ask.try_anew else None
+                if answer is None:
+                    try:
+                        answer = await self._answer(call)
+                    finally:
+                        await call.place.leave()
+                if answer.reused:
+                    self._telemetry.reused(near=answer.near)
+                return answer
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
+
+    async def again(self, given: CachedAnswer, request_id: str) -> TrialRecord | None:
+        """The trial whose verdict answers a request that asks what another has asked, id aside.
+
+        Args:
+            given: From the :class:`Answer` to that one.
+            request_id: The caller's own for this request; empty where there is none.
+
+        Returns:
+            Its record; None where that is not at hand any more, and the request is to be answered like any other.
+
+        Raises:
+            BadPicture: The picture is in quarantine.
+            RequestConflict: Another request was asked under this name.
+            Unavailable: The docket is not there now, or the court is not in session.
+        """
+        if not self._open or self._known.held(given.ask.procedure) is not given.held:
+            return None
+        self._quarantine.require(given.file, text_given=given.ask.text is not None)
+        record = await self._known.at_hand(given.key)
+        if record is None or record.trial_id != given.trial_id:
+            return None
+        if request_id:
+            if (record.opened.meme.namespace, record.opened.request_id) == (given.ask.namespace, request_id):
+                return None  # the request that the trial was held for
+            name = RequestName(given.ask.namespace, request_id)
+            claim = await self._claims.claim(self._claims.wanted(name, given.payload, given.trial_id))
+            if claim.trial_id != given.trial_id:
+                return None
+        self._telemetry.reused(near=False)
+        return record
+
+    async def trial_of(self, name: RequestName) -> str | None:
+        """Id of the trial that answers a request, which may not have been opened yet; None where nobody asked that."""
+        claim = await self._docket.claim_of(name)
+        return None if claim is None else claim.trial_id
+
+    def forget(self, trial_id: str) -> None:
+        """A verdict was overruled: at this server it is given to nobody again, from now on."""
+        self._known.forget(trial_id)
+
+    async def resume_cut_off(self, watch: EventListener | None = None) -> None:
+        """Takes up the trials that servers which have died left open, one after the other.
+
+        Returns when each that stands open as it begins has ended or has a server that lives; once this is closed, when
+        the one that is held has ended. What can't be begun because the docket, or what else it takes, is away, is tried
+        again until it can. A trial that was claimed and never opened is not known well enough to be held before it is
+        asked for again.
+
+        Args:
+            watch: Is told of their events.
+        """
+        waiting = await self._cut_off()
+        while waiting:
+            away = ""
+            for trial_id, claim in [*waiting.items()]:
+                if self._closing.is_set():
+                    return
+                try:
+                    if await self._seen_to(claim, watch):
+                        del waiting[trial_id]
+                except Unavailable as error:  # not begun: one that was, and failed, is TrialAborted
+                    away = error.reason
+                except CourtError as error:
+                    del waiting[trial_id]
+                    _log.warning("trial=%s not resumed reason=%s", trial_id, error.reason)
+            if away:
+                _log.warning("%d trials wait to be resumed: reason=%s", len(waiting), away)
+            if waiting:
+                await self._pause()
+
+    async def _cut_off(self) -> dict[str, Lease]:
+        """The claims of all trials that are open, by their ids; none once this is closed."""
+        while not self._closing.is_set():
+            try:
+                return {claim.trial_id: claim for claim in await self._docket.open_claims()}
+            except Unavailable as error:
+                _log.warning("what is to be resumed can't be told yet: reason=%s", error.reason)
+            await self._pause()
+        return {}
+
+    async def _pause(self) -> None:
+        """Between two looks at what was cut off; over at once when this is closed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._pulse.beat_s):
+                await self._closing.wait()
+
+    # A request on its way.
+
+    def _require(self, ask: TrialRequest) -> None:
+        """Raises NotLoaded where it can be seen from the ask alone that it can't be tried now.
+
+        Not asked of what has its verdict already, which is given whatever is loaded by now.
+        """
+        self._house.court.require(ask.procedure)
+        if ask.pins != ANY_VERSIONS or ask.policy is not None:
+            ask.require(self._known.versions(ask.procedure), self._house.court.policy)
+
+    async def _at_hand(self, call: Call) -> Answer | None:
+        """The answer where everything needed is in memory: nothing is decoded, and one claim is written at most."""
+        pixels = self._known.pixels_of(call.file)
+        if pixels is None:
+            return None
+        held, key = self._known.held(call.ask.procedure), self._known.key(call.ask, pixels)
+        record = await self._known.at_hand(key)
+        if record is None or not _fits(call.ask, record) or await self._claim_for(call, record.trial_id) is not None:
+            return None
+        return self._answered_again(call, record, key, held)
+
+    async def _claim_for(self, call: Call, trial_id: str) -> Lease | None:
+        """Has the trial of a known meme answer a request; the claim to follow where another does already.
+
+        A request without an id of the caller's is not claimed: it can't be asked again, so nothing is to be kept.
+        """
+        if not call.ask.request_id:
+            return None
+        claim = await self._claims.claim(self._claims.wanted(call.name, call.payload, trial_id))
+        return claim if claim.trial_id != trial_id else None
+
+    async def _answer(self, call: Call) -> Answer:
+        """The answer where a trial may be needed."""
+        claim = await self._docket.claim_of(call.name) if call.ask.request_id else None
+        if claim is None:
+            return await self._first(call)
+        if claim.payload != call.payload:
+            raise RequestConflict(
+                "Another request was asked under this request_id in this namespace. Give each request an id of its own."
+            )
+        answer = await self._follow(call, claim)
+        if answer.reused:
+            if not whole(answer.record):  # which this request has not been told
+                pixels = await self._pixels(call)
+                if key := self._key(call, pixels):
+                    answer = await self._due(call, claim, answer, pixels, key)
+            call.ask.require_of(answer.record)
+        return answer
+
+    def _key(self, call: Call, pixels_sha256: str) -> str:
+        """The key of what is asked, tried with what is loaded now; empty where it gets a trial of its own.
+
+        Raises:
+            NotLoaded: That is not what the ask is pinned to.
+        """
+        self._require(call.ask)
+        return self._known.key(call.ask, pixels_sha256) if self._reuse and not call.ask.try_anew else ""
+
+    async def _first(self, call: Call) -> Answer:
+        """The answer to a request that nobody asked before."""
+        self._require(call.ask)
+        pixels = await self._pixels(call)
+        await self._quarantine.require_pixels(pixels, call.ask.procedure)
+        key, held = self._key(call, pixels), self._known.held(call.ask.procedure)
+        if key and (earlier := await self._known.find(key) or await self._nearly(call)):
+            call.ask.require_of(earlier)
+            if (claim := await self._claim_for(call, earlier.trial_id)) is not None:
+                return await self._follow(call, claim)
+            if self._known.answers(earlier, key):
+                return self._answered_again(call, earlier, key, held)
+            return self._answered(call, earlier, near=await self._is_near(call, earlier))
+        claim, answer = await self._join(call, key)
+        return await self._due(call, claim, answer, pixels, key)
+
+    async def _due(self, call: Call, claim: Lease, answer: Answer, pixels: str, key: str) -> Answer:
+        """The answer that a call is due, given that of a trial which may have been held for another.
+
+        That may have been cut short for a caller who had less time, or held with something else than was loaded when
+        this one asked: this one is due a trial that was not.
+        """
+        while answer.reused and not self._known.answers(answer.record, key):
+            key = self._key(call, pixels)
+            lead, _ = await self._lead(key)
+            with self._unless_left(lead):
+                own = await self._claims.take_over(claim, lead.trial_id, owner_of_meme(key))
+                claim = own or await self._claims.standing(claim)
+                answer = await self._follow(call, claim)
+        return answer
+
+    async def _pixels(self, call: Call) -> str:
+        """Digest of the pixels of a call's picture, which is decoded if it has not been lately."""
+        return self._known.pixels_of(call.file) or (await self._hearings.decoded(call)).pixels_sha256
+
+    async def _join(self, call: Call, key: str) -> tuple[Lease, Answer]:
+        """The answer of the trial that is held for a meme, at whichever server, or of one that this call begins."""
+        flight, lead = self._hearings.leading(key), None
+        while flight is not None and flight.ending:
+            await flight.over()
+            flight = self._hearings.leading(key)
+        if flight is None:
+            await self._require_turn(call, key)
+        if flight is None and key:
+            lead, made = await self._lead(key)
+            # Whoever else asks for it here has got the same answer, and may have been quicker.
+            flight = self._hearings.enlist(lead.trial_id, key) if made else self._hearings.of(lead.trial_id)
+        elif flight is None:
+            flight = self._hearings.enlist(str(uuid.uuid4()))
+        if flight is None:
+            assert lead is not None, "there is a key"
+            wanted = self._claims.wanted(call.name, call.payload, lead.trial_id, owner_of_meme(key))
+            claim = await self._claims.claim(wanted)
+            return claim, await self._follow(call, claim)
+        with flight:
+            wanted = self._claims.wanted(call.name, call.payload, flight.trial_id)
+            flight.claims |= {wanted} if lead is None else {wanted, lead}
+            claim = await self._claims.claim(wanted)
+            return claim, await self._follow(call, claim)
+
+    async def _require_turn(self, call: Call, key: str) -> None:
+        """Raises Busy where a trial would be refused its turn, before anything is written down for it.
+
+        An overloaded server has that to say most of all, and it is to cost it little.
+        """
+        try:
+            call.place.require()
+        except Busy:
+            if not key or await self._docket.claim_of(RequestName(MEMES, key)) is None:
+                raise  # else another server may be at it, and this call waits for that
+
+    async def _lead(self, key: str) -> tuple[Lease, bool]:
+        """The claim of a meme, and whether this call has just made it: then nobody else begins its trial."""
+        wanted = self._claims.wanted_lead(key)
+        with self._unless_left(wanted):
+            lead = await self._claims.lead(wanted, lambda record: self._known.answers(record, key))
+        return lead, lead == wanted
+
+    async def _follow(self, call: Call, claim: Lease) -> Answer:
+        """The answer to a request that is claimed: its trial is waited for, taken up or begun, as need be."""
+        pause, longest = _POLL_S
+        while True:
+            flight = self._hearings.of(claim.trial_id)
+            if flight is None:
+                found = await self._look(call, claim)
+                if isinstance(found, TrialRecord):
+                    return self._answered(call, found, near=await self._is_near(call, found))
+                if found is None:  # another server is at it
+                    await call.place.leave()
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, longest)
+                claim = found or await self._claims.standing(claim)
+                continue
+            if flight.ending:
+                await flight.over()
+            else:
+                with flight:
+                    try:
+                        return self._answered(call, await self._held(call, flight))
+                    except CourtError as error:
+                        if not self._goes_on(call, flight, error):
+                            raise
+            claim = await self._claims.standing(claim)
+
+    async def _held(self, call: Call, flight: RunningTrial) -> TrialRecord:
+        """The record of a trial of this server, which is begun if nobody has."""
+        if flight.task is None:
+            self._hearings.begin(flight, call)
+        if flight.begun_by is call:
+            call.ends_with_trial()
+        else:
+            await call.place.leave()
+        try:
+            return await flight.result()
+        except WorkCancelled:
+            stopped = Unavailable("The server was stopped before there was a verdict.", reason=STOPPED)
+            record = flight.record
+            if record is None:
+                raise stopped from None
+            if record.state is TrialState.DECIDED:
+                return record
+            raise TrialAborted(stopped, record) from None
+
+    def _goes_on(self, call: Call, flight: RunningTrial, error: CourtError) -> bool:
+        """Whether this call looks again for what answers it, after a trial that it waited for has failed."""
+        if error.reason == "EVENT_EXISTS" or isinstance(error, CantResume):
+            return True  # another server has taken it up, or it must be held anew
+        # The deadline was another caller's, or the pins were.
+        return error.reason in _ITS_OWN and flight.begun_by is not call
+
+    def _answered(self, call: Call, record: TrialRecord, *, near: bool = False) -> Answer:
+        opened = record.opened
+        reused = (opened.meme.namespace, opened.request_id) != (call.name.namespace, call.name.request_id)
+        return Answer(
+            record=record,
+            picture_seconds=call.picture_seconds,
+            total_seconds=time.perf_counter() - call.began,
+            name=call.name,
+            reused=reused,
+            near=near,
+        )
+
+    def _answered_again(self, call: Call, record: TrialRecord, key: str, held: object) -> Answer:
+        """The answer from the trial of a known meme, and what it takes to give it to others who ask the same."""
+        answer = self._answered(call, record)
+        if not answer.reused:
+            return answer  # asked twice: what is said to it differs from what is said to others
+        ask = replace(call.ask, image=b"")
+        return replace(answer, given=CachedAnswer(ask, call.file, call.payload, key, held, record.trial_id))
+
+    # Pictures.
+
+    async def _nearly(self, call: Call) -> TrialRecord | None:
+        """The trial of a meme that is nearly the one in a call and whose verdict may be given again, or None."""
+        if self._near is None:
+            return None
+        await call.place.take()
+        picture, text = await self._hearings.decoded(call), call.ask.text
+        if text is None:
+            try:
+                text = (await self._house.court.text_reader.read(picture)).text
+            except CourtError as error:
+                self._quarantine.failed(call.file, error.reason)
+                raise
+            self._quarantine.text_read(call.file)
+        found: dict[str, TrialRecord] = {}
+
+        async def usable(trial_id: str) -> bool:
+            try:
+                record = found[trial_id] = await self._docket.record(trial_id)
+            except TrialUnknown:
+                return False  # erased just now
+            return reusable(record) and self._known.held_alike(record, call.ask)
+
+        read = call.ask.text is None
+        trial_id = await self._near.same(picture, text, read, call.ask.namespace, usable=usable)
+        return None if trial_id is None else found[trial_id]
+
+    async def _is_near(self, call: Call, record: TrialRecord) -> bool:
+        """Whether a trial was held for another picture than that of the call."""
+        meme = record.opened.meme
+        if meme.bytes_sha256 == call.file.hex():
+            return False
+        return await self._pixels(call) != meme.pixels_sha256
+
+    # Claims and trials.
+
+    async def _look(self, call: Call, claim: Lease) -> TrialRecord | Lease | None:
+        """What the docket holds of a trial that is not held at this server now.
+
+        Returns:
+            Its record, if it has a verdict; the claim to follow, if it could be taken up or has changed; None where
+            another server is at it.
+        """
+        record = await self._claims.record(claim.trial_id)
+        if record is not None and record.state is TrialState.DECIDED:
+            return record
+        ruling = await self._claims.ruling(claim, record)
+        if ruling.trial_id != claim.trial_id:
+            # Whoever it was opened for has gone on to another trial, and so do all who were answered by it.
+            return await self._claims.follow(claim, ruling.trial_id)
+        if not self._claims.left_alone(ruling, record):
+            return None
+        if record is not None:
+            await self._quarantine.require_pixels(record.opened.meme.pixels_sha256, record.opened.procedure)
+        anew = record is not None and not self._hearings.resumable(record)
+        if record is None or anew:
+            self._require(call.ask)
+        await call.place.take()
+        trial_id, owner = str(uuid.uuid4()) if anew else claim.trial_id, self._claims.owner()
+        wanted = {replace(each, trial_id=trial_id, owner=owner) for each in (ruling, claim)}
+        async with self._claims.taking(claim.trial_id):
+            if self._hearings.of(claim.trial_id):
+                return claim  # another call of this server was quicker
+            with self._unless_left(*wanted):
+                if await self._claims.take_over(ruling, trial_id, owner) is None:
+                    return await self._claims.standing(claim)
+                if ruling != claim and (anew or record is None):
+                    await self._claims.take_over(claim, trial_id, owner)
+            flight = self._hearings.enlist(trial_id)
+            flight.claims |= wanted
+            if record is None or anew:
+                self._hearings.begin(flight, call)
+            else:
+                self._hearings.take_up(flight, call.watch, call)
+        return replace(claim, trial_id=trial_id)
+
+    async def _seen_to(self, claim: Lease, watch: EventListener | None) -> bool:
+        """Takes up an open trial whose server has died.
+
+        Returns:
+            Whether nothing is left to do: False where it is not known yet if its server lives.
+
+        Raises:
+            Unavailable: It could not be begun now, and stands open as before.
+            As :meth:`court.trial.Court.resume`.
+        """
+        record = await self._claims.record(claim.trial_id)
+        if record is None or record.state is not TrialState.OPEN or self._hearings.of(claim.trial_id):
+            return True
+        ruling = await self._claims.standing(claim)  # it may have been tried before, and put off
+        server = server_of(ruling)
+        if ruling.trial_id != claim.trial_id:
+            return True
+        if not self._claims.gone(server):  # nor is it this one, which lives
+            return self._claims.lives(server)
+        async with self._claims.taking(claim.trial_id):
+            if self._hearings.of(claim.trial_id):
+                return True
+            wanted = replace(ruling, owner=self._claims.owner())
+            with self._unless_left(wanted):
+                if await self._claims.take_over(ruling, owner=wanted.owner) is None:
+                    return False  # it has changed hands; who has it now is to be seen
+            flight = self._hearings.enlist(claim.trial_id)
+            flight.claims.add(wanted)
+            self._hearings.take_up(flight, watch)
+        with flight:
+            try:
+                record = await flight.result()
+            except WorkCancelled:
+                return True
+        _log.info("trial=%s resumed state=%s", record.trial_id, record.state)
+        return True
+
+    @contextmanager
+    def _unless_left(self, *wanted: Lease) -> Iterator[None]:
+        """Claims are made for a trial that is begun next. Where that fails, or the caller leaves, they may stand."""
+        try:
+            yield
+        except BaseException:
+            self._loose_ends.leave(wanted[0].trial_id, UnstoredEnd(wanted, None))
+            raise
+
+    def _ended(self, flight: RunningTrial) -> None:
+        """A trial is over, or nobody is left to begin it."""
+        task = flight.task
+        if task is None or (flight.begun_by is None and _put_off(task)):
+            # Whoever comes next may take it up: resume_cut_off() of any server, which must find it open, or a call.
+            self._loose_ends.leave(flight.trial_id, UnstoredEnd(flight.claims, None))
+        elif (cause := cause_of(task)) is not None and cause.reason != "EVENT_EXISTS":
+            self._loose_ends.leave(flight.trial_id, UnstoredEnd(flight.claims, cause))
+
+
+def _put_off(trial: asyncio.Task[TrialRecord]) -> bool:
+    """Whether a trial was not begun because something was away; one that was begun fails with TrialAborted."""
+    return not trial.cancelled() and isinstance(trial.exception(), Unavailable)
+
+
+def _fits(ask: TrialRequest, record: TrialRecord) -> bool:
+    """Whether a trial was held with what is asked for."""
+    if ask.pins == ANY_VERSIONS and ask.policy is None:
+        return True
+    try:
+        ask.require_of(record)
+    except NotLoaded:
+        return False
+    return True

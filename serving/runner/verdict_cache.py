@@ -1,0 +1,233 @@
+"""Known memes: which earlier trial answers a meme, if any does.
+
+A meme is known by a key: the digest of its normalised pixels, its text (or that it is to be read off the picture),
+whose content it is, and everything that the trial is held with. Another version of any of these is another key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from court.digests import digest
+from court.events import Procedure, ReviewOutcome, TextRead, VerdictReviewed, Versions
+from court.record import TrialRecord, TrialState
+from court.trial import Court
+from court.verdict import ReviewReason
+from serving.docket.ports import Docket, TrialUnknown
+from serving.runner.request import TrialRequest
+from serving.runner.single_flight import LRUCache
+from serving.settings import Settings
+
+FRESH_S = 2.0
+"""For so long what the docket said of a key is not asked again, in seconds: a verdict that is overruled at another
+server is given again for so long at most."""
+_MOST_RECORDS = 512
+"""Verdicts at hand, of memes that were asked for again: a full trial's record takes some 100 KiB."""
+_MOST_PICTURES = 8192
+"""Files whose pixels are known by digest: some 300 bytes each."""
+
+
+def reusable(record: TrialRecord) -> bool:
+    """Whether a trial's verdict may answer another request.
+
+    It was given, and not overruled, in a trial that was whole.
+    """
+    review = record.last(VerdictReviewed)
+    return (
+        record.state is TrialState.DECIDED
+        and whole(record)
+        and not (review and review.outcome is ReviewOutcome.OVERRULED)
+    )
+
+
+def whole(record: TrialRecord) -> bool:
+    """Whether a trial came to a verdict with all the time it needed, and with one library.
+
+    Where that was changed after the trial began, it was held with neither.
+    """
+    verdict, cited = record.verdict, record.precedents
+    return (
+        verdict is not None
+        and (cited is None or cited.findings.library.digest == record.opened.versions.library)
+        and all(reason.reason is not ReviewReason.CUT_SHORT for reason in verdict.review)
+    )
+
+
+@dataclass(slots=True)
+class _AtHand:
+    record: TrialRecord
+    checked: float
+    """When the docket was last asked and said that it answers its key; monotonic, in seconds."""
+    checking: asyncio.Task[None] | None = None
+    """Asks it again; None while nobody does."""
+    asked_for: bool = False
+    """Since then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    library: str
+    versions: Versions
+    token: str
+
+
+class VerdictCache:
+    """Keys and their trials: at hand in memory, and in the docket."""
+
+    def __init__(
+        self, docket: Docket, court: Court, settings: Settings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Knows nothing yet.
+
+        Args:
+            docket: Where it is kept which trial answers which key.
+            court: What trials are held with.
+            settings: Whose verdicts are given again.
+            clock: Monotonic, in seconds.
+        """
+        self._docket = docket
+        self._court = court
+        self._everywhere = settings.reuse == "everywhere"
+        self._off = settings.reuse == "off"
+        self._clock = clock
+        self._held: dict[Procedure, _Held] = {}
+        self._pixels: LRUCache[bytes, str] = LRUCache(_MOST_PICTURES)
+        self._at_hand: LRUCache[str, _AtHand] = LRUCache(_MOST_RECORDS)
+
+    def versions(self, procedure: Procedure) -> Versions:
+        """What a trial that began now would be held with."""
+        return self._now(procedure).versions
+
+    def held(self, procedure: Procedure) -> object:
+        """The same object for as long as a trial that began would be held with the same."""
+        return self._now(procedure)
+
+    def pixels_of(self, file: bytes) -> str | None:
+        """Digest of the pixels in a file of that digest, if it has been decoded lately."""
+        return self._pixels.get(file)
+
+    def seen(self, file: bytes, pixels_sha256: str) -> None:
+        """A file was decoded."""
+        self._pixels.keep(file, pixels_sha256)
+
+    def key(self, ask: TrialRequest, pixels_sha256: str) -> str:
+        """The key of what is asked, were it tried now."""
+        return self._key(self._now(ask.procedure).token, ask.namespace, pixels_sha256, ask.text, ask.language)
+
+    def key_of(self, record: TrialRecord) -> str:
+        """The key that a trial with a verdict answers."""
+        opened, text = record.opened, record.last(TextRead)
+        assert text is not None, "there is no verdict without"
+        token = _token(opened.versions, opened.policy.digest, opened.procedure)
+        given = text.text if opened.meme.text_given else None
+        return self._key(token, opened.meme.namespace, opened.meme.pixels_sha256, given, text.language)
+
+    def answers(self, record: TrialRecord, key: str) -> bool:
+        """Whether a trial's verdict may answer other requests whose meme is known by a key."""
+        return reusable(record) and self.key_of(record) == key
+
+    def held_alike(self, record: TrialRecord, ask: TrialRequest) -> bool:
+        """Whether a trial was held with what one of this ask would be held with now, its meme aside."""
+        text = record.text
+        token = _token(record.opened.versions, record.opened.policy.digest, record.opened.procedure)
+        return token == self._now(ask.procedure).token and text is not None and text.language == ask.language
+
+    async def at_hand(self, key: str) -> TrialRecord | None:
+        """The trial that answers a key, where its record is in memory and the docket said so lately or says so now."""
+        known = self._at_hand.get(key)
+        if known is None:
+            return None
+        known.asked_for = True
+        age = self._clock() - known.checked
+        if age > FRESH_S / 2:
+            # Asked in good time, so that who comes often never waits; and once for all who do.
+            checking = known.checking or self._check_due()
+            if age > FRESH_S:
+                await asyncio.wait([checking])
+                checking.result()
+                if self._at_hand.get(key) is not known:
+                    return None
+        return known.record
+
+    def _check_due(self) -> asyncio.Task[None]:
+        """Has the docket asked about all that is asked for and not fresh: one by one would hold calls up."""
+        now = self._clock()
+        due = {
+            key: known
+            for key, known in self._at_hand.items()
+            if known.asked_for and known.checking is None and now - known.checked > FRESH_S / 4
+        }
+        checking = asyncio.create_task(self._check(due))
+        checking.add_done_callback(_heard)
+        for known in due.values():
+            known.checking = checking
+        return checking
+
+    async def _check(self, due: Mapping[str, _AtHand]) -> None:
+        """Asks the docket whether trials still answer their keys. Raises Unavailable."""
+        try:
+            asked = self._clock()
+            answering = await self._docket.known_among([*due])
+            for known in due.values():
+                known.checked, known.asked_for = asked, False
+        finally:
+            for known in due.values():
+                known.checking = None
+        for key, known in due.items():
+            if answering.get(key) != known.record.trial_id and self._at_hand.get(key) is known:
+                self._at_hand.drop(key)
+
+    async def find(self, key: str) -> TrialRecord | None:
+        """The trial that answers a key, in memory or in the docket, or None."""
+        if (record := await self.at_hand(key)) is not None:
+            return record
+        asked = self._clock()
+        trial_id = await self._docket.known(key)
+        if trial_id is None:
+            return None
+        try:
+            record = await self._docket.record(trial_id)
+        except TrialUnknown:  # erased just now
+            return None
+        if not self.answers(record, key):
+            return None  # overruled just now; or whoever writes to that table put another trial there
+        self._at_hand.keep(key, _AtHand(record, asked))
+        return record
+
+    async def learn(self, record: TrialRecord) -> None:
+        """A trial came to a verdict. Raises Unavailable where that can't be kept now."""
+        if self._off or not reusable(record):
+            return
+        # Not at hand yet: most memes are never asked for again, and another trial may have been first.
+        await self._docket.know(self.key_of(record), record.trial_id)
+
+    def forget(self, trial_id: str) -> None:
+        """A trial answers nothing any more."""
+        for key, known in self._at_hand.items():
+            if known.record.trial_id == trial_id:
+                self._at_hand.drop(key)
+
+    def _key(self, token: str, namespace: str, pixels_sha256: str, text: str | None, language: str) -> str:
+        return digest([token, None if self._everywhere else namespace, pixels_sha256, text, language])
+
+    def _now(self, procedure: Procedure) -> _Held:
+        """Versions are made once for each library: they take longer than all else about a known meme."""
+        library = self._court.finder.library.digest
+        held = self._held.get(procedure)
+        if held is None or held.library != library:
+            versions = self._court.versions(procedure)
+            held = _Held(versions.library, versions, _token(versions, self._court.policy.digest, procedure))
+            self._held[procedure] = held
+        return held
+
+
+def _heard(checking: asyncio.Task[None]) -> None:
+    if not checking.cancelled():
+        checking.exception()  # who waited for it has been told; if nobody did, the next one asks again
+
+
+def _token(versions: Versions, policy: str, procedure: Procedure) -> str:
+    return digest([versions.model_dump(mode="json"), policy, procedure])

@@ -1,1 +1,0 @@
-"""The gRPC services: requests in, verdicts, records and precedents out, errors as statuses."""

@@ -1,0 +1,134 @@
+"""Every call of the server, counted, timed and traced, whoever answers it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from memecourt.v1 import court_pb2 as wire
+from serving.telemetry.metrics import CODES
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from serving.telemetry.metrics import Metrics
+    from serving.telemetry.tracing import Tracing
+
+    _Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
+    _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+_OTHER = ("_OTHER", "_OTHER")
+"""Names of a service and a method that the server does not have: anybody may make such up."""
+
+_KNOWN = {
+    f"/{service.full_name}/{method.name}": (str(service.full_name), str(method.name))
+    for file in (wire.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
+    for service in file.services_by_name.values()
+    for method in service.methods
+}
+_OURS = tuple(str(service.full_name) for service in wire.DESCRIPTOR.services_by_name.values())
+_CLOCKS_S = 0.25
+"""A caller's deadline passes by its own clock, and it then cancels: a little before the deadline here, which began when
+the call came. A call that is cancelled with no more than so many seconds left has run out of time."""
+
+
+class CallsInterceptor(grpc.aio.ServerInterceptor):
+    """Stands around the answering of every call."""
+
+    def __init__(self, metrics: Metrics | None, tracing: Tracing | None) -> None:
+        self._metrics = metrics
+        self._tracing = tracing
+        self._wrapped: dict[tuple[str, str], tuple[_Handler, _Handler]] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """The handler of a call, with its counting around it."""
+        handler = await continuation(handler_call_details)
+        if self._metrics is None and self._tracing is None:
+            return handler
+        name = _KNOWN.get(handler_call_details.method, _OTHER)
+        if handler is None:
+            if self._metrics:
+                self._metrics.begun(*name)
+                self._metrics.ended(*name, "UNIMPLEMENTED", 0.0)
+            return handler
+        # A method's handler is the same each time, but where another interceptor answers in its stead.
+        known = self._wrapped.get(name)
+        if known is None or known[0] is not handler:
+            known = self._wrapped[name] = handler, self._around(handler, name)
+        return known[1]
+
+    def _around(self, handler: _Handler, name: tuple[str, str]) -> _Handler:
+        shape = "_".join(
+            "stream" if streaming else "unary" for streaming in (handler.request_streaming, handler.response_streaming)
+        )
+        answer = getattr(handler, shape)
+        tracing = self._tracing if name[0] in _OURS else None
+
+        async def generated(request: Any, context: _Context) -> AsyncIterator[Any]:
+            with _Call(name, context, self._metrics, tracing):
+                async for response in answer(request, context):
+                    yield response
+
+        async def awaited(request: Any, context: _Context) -> Any:
+            with _Call(name, context, self._metrics, tracing):
+                return await answer(request, context)
+
+        return getattr(grpc, f"{shape}_rpc_method_handler")(  # type: ignore[no-any-return]
+            generated if inspect.isasyncgenfunction(answer) else awaited,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+class _Call:
+    """A call while it is answered. A class and not a generator: it stands in the way of every call, known memes too."""
+
+    def __init__(
+        self, name: tuple[str, str], context: _Context, metrics: Metrics | None, tracing: Tracing | None
+    ) -> None:
+        self._name = name
+        self._context = context
+        self._metrics = metrics
+        self._tracing = tracing
+        self._span: Span | None = None
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+        if self._metrics:
+            self._metrics.begun(*self._name)
+        if self._tracing:
+            metadata = self._context.invocation_metadata() or ()
+            headers = {key: value for key, value in metadata if isinstance(value, str)}
+            self._span = self._tracing.begin_call(*self._name, headers)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        code = self._code(error)
+        if self._tracing and self._span:
+            self._tracing.end_call(self._span, code)
+        if self._metrics:
+            self._metrics.ended(*self._name, code, time.perf_counter() - self._began)
+
+    def _code(self, error: BaseException | None) -> str:
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            left = self._context.time_remaining()
+            return "DEADLINE_EXCEEDED" if left is not None and left <= _CLOCKS_S else "CANCELLED"
+        return _told(self._context) or ("UNKNOWN" if error else "OK")
+
+
+def _told(context: _Context) -> str:
+    """The name of the status that the answering has set, or empty."""
+    code: Any = context.code()
+    number = code.value[0] if isinstance(code, grpc.StatusCode) else code
+    return CODES.get(number, "UNKNOWN") if number else ""

@@ -1,0 +1,100 @@
+"""What is remembered of a trial while it runs, so that each of its events can be counted for what it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from court.events import AnyEvent, ModelCall, Side, Summarised, SummarisedAhead, TrialOpened, VerdictGiven
+from court.record import TrialRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedModelCall:
+    """A call of a model that an event tells of.
+
+    Attributes:
+        call: Its figures.
+        task: What was asked: the last part of the prompt's id, or ``odds``.
+        calls: How many there were: two where a reply was asked for again, or where odds were.
+    """
+
+    call: ModelCall
+    task: str
+    calls: int
+
+
+@dataclass(slots=True)
+class ObservedTrial:
+    """A trial that is being followed.
+
+    Attributes:
+        trial_id: Its own.
+        procedure: How it is held; UNKNOWN where its beginning was not told of.
+        request_id: The caller's name for it.
+        trace_id: Of its record, 32 hex digits or empty.
+        models: Model per role, as they are asked for.
+        began: When what is told of began: its opening, or its being resumed.
+        ahead: Summaries that were told of before their turn, by side and round: their calls are counted.
+        span: Its span, where it is traced.
+        events: What it has told so far, where traces hold what was said.
+    """
+
+    trial_id: str
+    procedure: str
+    request_id: str
+    trace_id: str
+    models: Mapping[str, str] = field(default_factory=dict)
+    began: datetime | None = None
+    ahead: set[tuple[Side, int]] = field(default_factory=set)
+    span: Any = None
+    events: list[AnyEvent] = field(default_factory=list)
+
+    @classmethod
+    def opened(cls, event: TrialOpened) -> ObservedTrial:
+        """A trial that begins."""
+        return cls(
+            event.trial_id, event.procedure.value, event.request_id, event.trace_id, event.versions.models, event.at
+        )
+
+    @classmethod
+    def of(cls, record: TrialRecord) -> ObservedTrial:
+        """A trial that is taken up again."""
+        seen = cls.opened(record.opened)
+        seen.began = None  # when it is resumed
+        seen.events = list(record.events)
+        for event in record.events:
+            seen.calls(event)
+        return seen
+
+    @classmethod
+    def unknown(cls, event: AnyEvent) -> ObservedTrial:
+        """A trial of which nothing is known but this event."""
+        return cls(event.trial_id, "UNKNOWN", "", "")
+
+    def calls(self, event: AnyEvent) -> Sequence[ObservedModelCall]:
+        """The calls of models that this event is the first to tell of."""
+        asked: list[ObservedModelCall] = []
+        call: ModelCall | None = getattr(event, "call", None)
+        if isinstance(event, SummarisedAhead):
+            self.ahead.add((event.side, event.round))
+        elif isinstance(event, Summarised) and (event.side, event.round) in self.ahead:
+            call = None
+        if call is not None:
+            asked.append(ObservedModelCall(call, call.prompt_id.rpartition("/")[2], 2 if call.fault else 1))
+        if isinstance(event, VerdictGiven) and event.odds is not None:
+            asked.append(ObservedModelCall(event.odds.call, "odds", len(event.odds.harmful)))
+        return asked
+
+    def log(self, log: logging.Logger, event: AnyEvent) -> None:
+        """One line an event; nothing of the meme itself, nor of whose content it is."""
+        if log.isEnabledFor(logging.INFO):
+            # By hand: who logs it is not told of our own lines, and would be looked for on the stack each time.
+            said = (event.trial_id, self.request_id, event.seq, event.kind)
+            log.handle(log.makeRecord(log.name, logging.INFO, "", 0, _LINE, said, None))
+
+
+_LINE = "trial=%s request=%s seq=%d event=%s"

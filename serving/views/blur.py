@@ -1,0 +1,104 @@
+"""Pictures as they are shown unasked: small, grey and without any detail; and those of precedents."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from PIL import Image, ImageFilter
+
+from court.errors import Unavailable
+from court.meme import Frame
+from retrieval.library.library import Library
+from retrieval.library.thumbnails import frame_of
+from retrieval.library.verify import Check
+
+_KEPT_SIDE = 20
+"""Pixels that are left of the longer side: no face and no letter can be told in so many."""
+_SHOWN_SIDE = 160
+_MOST_PIXELS = 4_000_000
+"""Of a kept frame, more than any that we keep: what a docket holds may have been altered."""
+
+
+def blurred(frame: bytes) -> bytes:
+    """A kept frame so that nothing can be made out but where it is light and dark, as a PNG.
+
+    Only some 400 numbers of the picture are in it: there is nothing to be brought back by whoever has the file.
+
+    Raises:
+        Unavailable: It is no picture.
+    """
+    try:
+        with Image.open(io.BytesIO(frame), formats=("PNG", "JPEG")) as opened:
+            if opened.width * opened.height > _MOST_PIXELS:
+                raise OSError("too large")
+            grey = opened.convert("L")
+        scale = _KEPT_SIDE / max(grey.size)
+        width, height = (max(1, round(side * scale)) for side in grey.size)
+        small = grey.resize((width, height), Image.Resampling.BOX).filter(ImageFilter.GaussianBlur(1.2))
+        up = _SHOWN_SIDE / _KEPT_SIDE
+        shown = small.resize((round(width * up), round(height * up)), Image.Resampling.BICUBIC)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise Unavailable("What is kept as this picture is none.", reason="PICTURE_DAMAGED") from error
+    out = io.BytesIO()
+    shown.save(out, "PNG")
+    return out.getvalue()
+
+
+@cache
+def empty() -> bytes:
+    """What stands in the place of a picture that is not kept: nothing, as a PNG."""
+    out = io.BytesIO()
+    Image.new("LA", (4, 3), (0, 0)).save(out, "PNG")
+    return out.getvalue()
+
+
+def media_type(frame: bytes) -> str:
+    """Of a frame that we keep: all are PNG, but for precedents kept small as JPEG."""
+    return "image/jpeg" if frame.startswith(b"\xff\xd8") else "image/png"
+
+
+class LibraryPictures:
+    """Pictures of the precedents in libraries on disk, without an encoder: for a console in a process of its own."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        """Looks for pictures.
+
+        Args:
+            roots: The libraries' directories, the one that is looked at first before the others. Each is opened when a
+                picture is asked for, and followed as it changes.
+        """
+        self._roots = tuple(roots)
+        self._libraries: dict[Path, Library] = {}
+        self._reading = asyncio.Lock()
+
+    async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
+        """See :class:`serving.console.ports.PrecedentPictures`.
+
+        Raises:
+            BadLibrary: A library or a picture is damaged.
+            Unavailable: They could not be read now.
+        """
+        async with self._reading:
+            try:
+                return await asyncio.to_thread(lambda: [self._picture(id_) for id_ in ids])
+            except OSError as error:
+                raise Unavailable("The library of precedents can't be read now.", reason="SEARCH_FAILED") from error
+
+    def _picture(self, id_: str) -> Frame | None:
+        for root in self._roots:
+            library = self._now(root)
+            row = library.row_of(id_)
+            kept = None if row is None else library.picture_of(library.read([row])[0])
+            if kept is not None:
+                return frame_of(kept)
+        return None
+
+    def _now(self, root: Path) -> Library:
+        known = self._libraries.get(root)
+        found = Library.open(root, None, check=Check.LATER) if known is None else known.newer() or known
+        self._libraries[root] = found
+        return found

@@ -1,0 +1,272 @@
+"""The messages that were sent to models, made again from a record.
+
+A record keeps what was said, and not the messages: these hold nothing but the court's own words and what stands in the
+record anyway, and where a part of it is erased it must not live on in them. They are made by the code that sent them
+(:mod:`court.messages`); each call's digest says whether they came out the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from court import messages as asking
+from court.events import (
+    AnswerGiven,
+    AnyEvent,
+    Described,
+    ModelCall,
+    PrecedentsCited,
+    QuestionAsked,
+    Side,
+    SideRested,
+    Summarised,
+    SummarisedAhead,
+    TextRead,
+    TrialOpened,
+    TrialResumed,
+    VerdictGiven,
+)
+from court.messages import Exchange, JudgeBrief, Messages, Shown, messages_digest
+from court.policy import Policy
+from court.record import TrialRecord
+from court.settings import TrialSettings
+from court.untrusted import Fence
+
+_NOT_KEPT = "not-kept"
+"""Stands for the mark of the fences in records of before it was kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureShown:
+    """A picture in a message.
+
+    Attributes:
+        sha256: Of its PNG file as it was sent, in hex; empty where the record does not say.
+        whose: ``meme``, or the id of a precedent.
+        frame: Index of the frame in the meme's file; 0 for a precedent.
+    """
+
+    sha256: str
+    whose: str = "meme"
+    frame: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One system message and one user message.
+
+    Attributes:
+        system: The system message.
+        parts: Of the user message, in order.
+    """
+
+    system: str
+    parts: tuple[str | PictureShown, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallMessages:
+    """What one call on record sent.
+
+    Attributes:
+        call: The call.
+        requests: One; two where a reply was asked for again, or where odds were asked for. None where they can't be
+            made again.
+        exact: Whether their digest is the one that was kept when they were sent.
+        why: Why they are not exact, in a sentence; empty where they are.
+    """
+
+    call: ModelCall
+    requests: tuple[Request, ...]
+    exact: bool
+    why: str = ""
+
+
+class _Missing(Exception):
+    """Something that stood in the messages does not stand in the record."""
+
+
+def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...]:
+    """The messages of the calls that an event tells of: two calls for a verdict with odds, none where none was made.
+
+    Args:
+        record: That the event stands in.
+        event: One of its events.
+    """
+    told = _Told(record, event)
+    calls: list[tuple[ModelCall, Callable[[], Sequence[Messages[PictureShown]]]]] = []
+    match event:
+        case Described():
+            calls.append((event.call, lambda: [told.describe()]))
+        case QuestionAsked():
+            calls.append((event.call, lambda: [told.argue("ask", event.side, event.round - 1)]))
+        case AnswerGiven():
+            calls.append((event.call, lambda: [told.answer(event.side, event.round)]))
+        case Summarised(call=ModelCall() as call) | SummarisedAhead(call=call):
+            calls.append((call, lambda: [told.argue("summarise", event.side, event.round)]))
+        case VerdictGiven():
+            if event.call is not None:
+                calls.append((event.call, lambda: [told.bench().rule(told.settings.reply_chars)]))
+            if event.odds is not None:
+                calls.append((event.odds.call, lambda: told.bench().odds()))
+    return tuple(_made_again(told, call, asked) for call, asked in calls)
+
+
+def _made_again(told: _Told, call: ModelCall, asked: Callable[[], Sequence[Messages[PictureShown]]]) -> CallMessages:
+    try:
+        sent = list(asked())
+    except _Missing as missing:
+        return CallMessages(call, (), False, str(missing))
+    if call.fault:
+        sent.append(sent[0].again(told.fence, call.quoted, call.fault))
+    digest = messages_digest(sent, lambda picture: picture.sha256, schema_in_words=call.schema_in_words)
+    requests = tuple(Request(each.system, _parts(each, call)) for each in sent)
+    return CallMessages(call, requests, digest == call.messages_digest, _why_not(digest, call, sent[0]))
+
+
+def _parts(asked: Messages[PictureShown], call: ModelCall) -> tuple[str | PictureShown, ...]:
+    if call.schema_in_words and asked.schema is not None:
+        return (*asked.parts, asking.in_words(asked.schema))
+    return asked.parts
+
+
+def _why_not(digest: str, call: ModelCall, asked: Messages[Any]) -> str:
+    if not call.messages_digest:
+        return "The record is of before digests of messages were kept: nobody can say whether these are the same."
+    if digest == call.messages_digest:
+        return ""
+    if asked.prompt.digest != call.prompt_digest:
+        return f"The prompt {asked.prompt.id} is worded otherwise here than it was then: these are not what was sent."
+    return "These are not what was sent: the record was altered, a part of it erased, or the software is another."
+
+
+class _Told:
+    """What a record tells of what was sent, up to one of its events."""
+
+    def __init__(self, record: TrialRecord, event: AnyEvent) -> None:
+        self._record = record
+        opened = record.opened
+        # What is set for models stands beside a trial's own settings.
+        self._settings = {name: value for name, value in opened.settings.items() if name in TrialSettings.model_fields}
+        self.fence = Fence(self._mark(event) or _NOT_KEPT)
+
+    def _mark(self, event: AnyEvent) -> str:
+        """Of the fences when an event's call was made: a trial that is taken up again has new ones."""
+        made = event.seq
+        if isinstance(event, Summarised):
+            early = self._find(SummarisedAhead, event.side, event.round)
+            made = made if early is None else early.seq
+        marks = [
+            each.fence_mark for each in self._record.events[: made + 1] if isinstance(each, TrialOpened | TrialResumed)
+        ]
+        return marks[-1]
+
+    @cached_property
+    def settings(self) -> TrialSettings:
+        try:
+            return TrialSettings.model_validate(self._settings)
+        except ValidationError:
+            raise _Missing("The record's settings are none that a trial could have been held with.") from None
+
+    def describe(self) -> Messages[PictureShown]:
+        return asking.describe(self._frames, self.settings.reply_chars)
+
+    def answer(self, side: Side, number: int) -> Messages[PictureShown]:
+        question = self._one(QuestionAsked, side, number).question
+        return asking.answer(self._frames, self.fence, question, self.settings.reply_chars)
+
+    def argue(self, task: str, side: Side, rounds: int) -> Messages[PictureShown]:
+        """What a side was asked after so many rounds."""
+        stanced = task == "summarise" or self.settings.stance_at == "start"
+        history = [
+            Exchange(self._one(QuestionAsked, side, number).question, self._one(AnswerGiven, side, number).answer)
+            for number in range(1, rounds + 1)
+        ]
+        return asking.argue(
+            task,
+            str(side).lower() if stanced else "none",
+            self._policy,
+            self.fence,
+            self._text,
+            self._description,
+            history,
+            self.settings.reply_chars,
+        )
+
+    def bench(self) -> JudgeBrief[PictureShown]:
+        """What lay before the Judge."""
+        accuser, defender = (self._justification(side) for side in Side)
+        if self.settings.swap_sides:
+            accuser, defender = defender, accuser
+        cited = self._record.last(PrecedentsCited)
+        if not self.settings.precedents or self.settings.dull_judge:
+            cited = None
+        return JudgeBrief(
+            pictures=self._frames,
+            policy=self._policy,
+            fence=self.fence,
+            text=self._text,
+            description="" if self.settings.dull_judge else self._description,
+            accuser=accuser,
+            defender=defender,
+            exhibits=() if cited is None else self._exhibits(cited),
+            vote=None if cited is None else cited.vote,
+            dull=self.settings.dull_judge,
+        )
+
+    def _exhibits(self, cited: PrecedentsCited) -> tuple[Shown[PictureShown], ...]:
+        given = self._record.last(VerdictGiven)
+        readings = given.ruling.precedents if given and given.ruling else ()
+        pictures = {reading.id: PictureShown(reading.picture, reading.id) for reading in readings if reading.picture}
+        return tuple(Shown(each, pictures.get(each.id)) for each in cited.findings.exhibits)
+
+    def _justification(self, side: Side) -> str:
+        """The one that the Judge was shown: of the last round that counts. Empty where there were no advocates."""
+        rested = self._find(SideRested, side)
+        return self._one(Summarised, side, rested.rounds).justification if rested else ""
+
+    @property
+    def _frames(self) -> tuple[PictureShown, ...]:
+        meme = self._record.opened.meme
+        digests = meme.frames or ("",) * len(meme.frames_used)
+        if len(digests) != len(meme.frames_used):
+            raise _Missing("The record does not say which pictures were shown.")
+        return tuple(PictureShown(sha256, frame=index) for sha256, index in zip(digests, meme.frames_used, strict=True))
+
+    @property
+    def _policy(self) -> Policy:
+        policy = self._record.opened.policy
+        if policy.content is None:
+            raise _Missing(f"The record names the policy ({policy.id} {policy.version}) and does not hold its words.")
+        return policy.content
+
+    @property
+    def _text(self) -> str:
+        text = self._record.last(TextRead)
+        if text is None:
+            raise _Missing("The record does not hold the text of the meme.")
+        return text.text
+
+    @property
+    def _description(self) -> str:
+        described = self._record.last(Described)
+        if described is None:
+            raise _Missing("The record does not hold the description.")
+        return described.description
+
+    def _find(self, kind: type[Any], side: Side, number: int | None = None) -> Any:
+        for event in self._record.all(kind):
+            if event.side is side and (number is None or event.round == number):
+                return event
+        return None
+
+    def _one(self, kind: type[Any], side: Side, number: int) -> Any:
+        found = self._find(kind, side, number)
+        if found is None:
+            raise _Missing(f"The record holds no {kind.__name__} of the {side.lower()}'s round {number}.")
+        return found

@@ -1,0 +1,111 @@
+"""What a record says and can be worked out again: entropies, why a side rested, the vote, the verdict's label.
+
+It is worked out again whenever a trial is shown, and where it comes out otherwise the page says so, where it stands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from court.events import PrecedentsCited, RestReason, Side, SideRested, Summarised, VerdictGiven
+from court.examination import entropy
+from court.precedents import vote
+from court.record import TrialRecord
+from court.verdict import RULE, Label, rule
+
+_SAME = 1e-9
+"""Bits or shares: what the last digits of a sum may differ by from one machine to another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something that stands in a record and comes out otherwise.
+
+    Attributes:
+        seq: Of the event.
+        what: Is different.
+        kept: As it stands there.
+        found: As it comes out.
+    """
+
+    seq: int
+    what: str
+    kept: str
+    found: str
+
+
+def differences(record: TrialRecord) -> tuple[Difference, ...]:
+    """Everything that comes out otherwise than it stands in the record; nothing where all is as it should be."""
+    return (*_entropies(record), *_rests(record), *_vote(record), *_verdict(record))
+
+
+def _entropies(record: TrialRecord) -> Iterator[Difference]:
+    for side in Side:
+        before: float | None = None
+        for said in sorted((e for e in record.all(Summarised) if e.side is side), key=lambda e: e.round):
+            bits = entropy(said.summary)
+            if abs(bits - said.entropy) > _SAME:
+                yield Difference(said.seq, "entropy of the summary", _bits(said.entropy), _bits(bits))
+            change = None if before is None else abs(bits - before)
+            if (change is None) != (said.entropy_change is None) or (
+                change is not None and abs(change - (said.entropy_change or 0.0)) > _SAME
+            ):
+                yield Difference(said.seq, "change of entropy", _bits(said.entropy_change), _bits(change))
+            before = bits
+
+
+def _rests(record: TrialRecord) -> Iterator[Difference]:
+    """Whether each side rested where the stop says (docs/trials.md)."""
+    settings = record.opened.settings
+    epsilon, least = settings.get("epsilon"), settings.get("rounds_min")
+    if not isinstance(epsilon, int | float) or not isinstance(least, int):
+        return
+    for rested in record.all(SideRested):
+        if rested.reason is RestReason.NO_EXAMINATION:
+            continue
+        said = {e.round: entropy(e.summary) for e in record.all(Summarised) if e.side is rested.side}
+        stops = [
+            number
+            for number in sorted(said)
+            if number >= least and number - 1 in said and abs(said[number] - said[number - 1]) < epsilon
+        ]
+        first = next((number for number in stops if number <= rested.rounds), None)
+        if rested.reason is RestReason.CONVERGED and first != rested.rounds:
+            found = f"converged after round {first}" if first else "not converged"
+            yield Difference(rested.seq, "why the side rested", f"converged after round {rested.rounds}", found)
+        elif rested.reason is not RestReason.CONVERGED and first is not None:
+            kept = f"{rested.reason.replace('_', ' ').lower()} after round {rested.rounds}"
+            yield Difference(rested.seq, "why the side rested", kept, f"converged after round {first}")
+
+
+def _vote(record: TrialRecord) -> Iterator[Difference]:
+    for cited in record.all(PrecedentsCited):
+        if cited.vote is None:
+            continue
+        if not cited.findings.tally:
+            yield Difference(cited.seq, "the precedents' vote", f"{cited.vote.probability:.3f}", "none: nothing voted")
+            continue
+        held = vote(cited.findings.tally, cited.vote.settings)
+        if not math.isclose(held.probability, cited.vote.probability, abs_tol=_SAME) or (
+            (held.voters, held.harmful) != (cited.vote.voters, cited.vote.harmful)
+        ):
+            kept = f"{cited.vote.harmful} of {cited.vote.voters}, {cited.vote.probability:.3f}"
+            yield Difference(
+                cited.seq, "the precedents' vote", kept, f"{held.harmful} of {held.voters}, {held.probability:.3f}"
+            )
+
+
+def _verdict(record: TrialRecord) -> Iterator[Difference]:
+    for given in record.all(VerdictGiven):
+        verdict = given.verdict
+        if verdict.rule != RULE:
+            yield Difference(given.seq, "the rule", verdict.rule, f"this version knows {RULE} only")
+        label = Label.UNDECIDED if verdict.strengths is None else rule(**verdict.strengths.model_dump())
+        if label is not verdict.label:
+            yield Difference(given.seq, "the label by the rule", verdict.label, label)
+
+
+def _bits(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4f} bit"

@@ -1,0 +1,303 @@
+"""A record as a page tells it: what the trial came to, step by step, what each call cost, and what is amiss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from markupsafe import Markup
+
+from court.events import (
+    AnswerGiven,
+    AnyEvent,
+    Described,
+    ModelCall,
+    NearDuplicatesFound,
+    PrecedentsCited,
+    QuestionAsked,
+    ReviewOutcome,
+    Side,
+    SideRested,
+    SteeringFound,
+    Summarised,
+    SummarisedAhead,
+    TextRead,
+    TrialResumed,
+    VerdictGiven,
+    VerdictReviewed,
+)
+from court.record import TrialRecord, TrialState
+from court.transcript import Transcript, transcript
+from court.verdict import Label
+from serving.views.charts import Point, bar, curve
+from serving.views.citations import Sentence, sentences, statements
+from serving.views.recheck import Difference, differences
+
+_TELLS: Mapping[Label, str] = {
+    Label.HARMFUL: "Harmful",
+    Label.NOT_HARMFUL: "Not harmful",
+    Label.UNDECIDED: "Undecided",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a trial came to.
+
+    Attributes:
+        title: In words.
+        kind: ``harmful``, ``benign``, ``doubt`` or ``open``: a class of the page.
+        overruled: Whether a person found otherwise than the court.
+        review: The last one, or None.
+    """
+
+    title: str
+    kind: str
+    overruled: bool
+    review: VerdictReviewed | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A row of the waterfall.
+
+    Attributes:
+        seq: Of the event that it led to.
+        name: What was done.
+        kind: Whose it was, a class of the page.
+        begin: Seconds from the trial's beginning.
+        seconds: How long it took.
+        call: Of a model; None where none was asked.
+        counts: Whether the verdict rests on it; a round that was held ahead may turn out superfluous.
+        bar: Drawn.
+    """
+
+    seq: int
+    name: str
+    kind: str
+    begin: float
+    seconds: float
+    call: ModelCall | None
+    counts: bool
+    bar: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What all calls of a trial cost together, those that no event tells of by itself aside."""
+
+    calls: int
+    tokens_in: int
+    tokens_out: int
+    tokens_cached: int
+    seconds: float
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompts' tokens that model servers had in their caches."""
+        return self.tokens_cached / self.tokens_in if self.tokens_in else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrialView:
+    """A trial as its page tells it.
+
+    Attributes:
+        record: As it is kept.
+        told: Laid out.
+        outcome: What it came to.
+        curves: Entropy by round, per side that was examined.
+        steps: In order of time.
+        costs: All of them.
+        rationale: Of the verdict, sentence by sentence.
+        harmful: The Judge's harmful evidence, likewise.
+        harmless: The Judge's harmless evidence.
+        differences: What comes out otherwise than it stands in the record, by event.
+        readings: What the Judge made of each precedent, by its id.
+        steering: Signs of steering, by the event that they stand in.
+        live: Whether the trial may still go on.
+    """
+
+    record: TrialRecord
+    told: Transcript
+    outcome: Outcome
+    curves: Mapping[Side, Markup]
+    steps: Sequence[Step]
+    costs: Costs
+    rationale: Sequence[Sentence]
+    harmful: Sequence[Sentence]
+    harmless: Sequence[Sentence]
+    differences: Mapping[int, Sequence[Difference]]
+    readings: Mapping[str, str]
+    steering: Mapping[int, Sequence[SteeringFound]]
+    live: bool
+
+    @property
+    def meme_id(self) -> str:
+        """Digest of the picture's pixels."""
+        return self.record.opened.meme.pixels_sha256
+
+    @property
+    def given(self) -> VerdictGiven | None:
+        """The verdict's event."""
+        return self.record.last(VerdictGiven)
+
+    @property
+    def rested(self) -> Mapping[Side, SideRested]:
+        """Why each side asked no more."""
+        return {event.side: event for event in self.record.all(SideRested)}
+
+    @property
+    def examined(self) -> bool:
+        """Whether any side asked anything."""
+        return bool(self.told.rounds)
+
+
+def view_of(record: TrialRecord) -> TrialView:
+    """A record, finished or not."""
+    told = transcript(record)
+    said = statements(told)
+    given = record.last(VerdictGiven)
+    amiss: dict[int, list[Difference]] = {}
+    for difference in differences(record):
+        amiss.setdefault(difference.seq, []).append(difference)
+    steering: dict[int, list[SteeringFound]] = {}
+    for sign in given.steering if given else ():
+        steering.setdefault(sign.event, []).append(sign)
+    ruling = told.ruling
+    steps = _steps(record)
+    return TrialView(
+        record=record,
+        told=told,
+        outcome=outcome_of(record),
+        curves=_curves(told),
+        steps=steps,
+        costs=_costs(record, steps),
+        rationale=sentences(told.verdict.rationale, said) if told.verdict else (),
+        harmful=[one for text in (ruling.harmful_evidence if ruling else ()) for one in sentences(text, said)],
+        harmless=[one for text in (ruling.harmless_evidence if ruling else ()) for one in sentences(text, said)],
+        differences=amiss,
+        readings={one.id: one.supports for one in ruling.precedents} if ruling else {},
+        steering=steering,
+        live=record.state is TrialState.OPEN,
+    )
+
+
+def outcome_of(record: TrialRecord) -> Outcome:
+    """What a trial came to: the reviewer's word where there is one."""
+    review = record.last(VerdictReviewed)
+    verdict = record.verdict
+    if verdict is None:
+        if record.state is TrialState.FAILED:
+            return Outcome("No verdict: the trial failed", "doubt", overruled=False, review=None)
+        return Outcome("Being held", "open", overruled=False, review=None)
+    overruled = review is not None and review.outcome is ReviewOutcome.OVERRULED
+    label = review.label if review is not None and overruled else verdict.label
+    title = f"Overruled: {_TELLS[label].lower()}" if overruled else _TELLS[label]
+    kind = {Label.HARMFUL: "harmful", Label.NOT_HARMFUL: "benign", Label.UNDECIDED: "doubt"}[label]
+    return Outcome(title, kind, overruled, review)
+
+
+def _curves(told: Transcript) -> Mapping[Side, Markup]:
+    points: dict[Side, list[Point]] = {}
+    for one in told.rounds:
+        for side, turn in one.turns.items():
+            if turn is not None and turn.entropy is not None:
+                points.setdefault(side, []).append(Point(one.number, turn.entropy, not turn.ahead))
+    if not points:
+        return {}
+    bits = [point.bits for each in points.values() for point in each]
+    rounds = max(point.round for each in points.values() for point in each)
+    return {
+        side: curve(side, each, lowest=min(bits), highest=max(bits), rounds=rounds) for side, each in points.items()
+    }
+
+
+def _steps(record: TrialRecord) -> Sequence[Step]:
+    """Every step that took time. An event is kept when its step has ended; so it began as long before."""
+    rested = {event.side: event.rounds for event in record.all(SideRested)}
+    ahead = {(event.side, event.round): event for event in record.all(SummarisedAhead)}
+    rows: list[tuple[AnyEvent, str, str, datetime, float, ModelCall | None, bool]] = []
+
+    def add(
+        event: AnyEvent, name: str, kind: str, seconds: float, call: ModelCall | None = None, counts: bool = True
+    ) -> None:
+        rows.append((event, name, kind, event.at, seconds, call, counts))
+
+    for event in record.events:
+        match event:
+            case TextRead(latency_s=took) if took > 0:
+                add(event, "text read off the picture", "court", took)
+            case Described(call=call):
+                add(event, "description", "proposer", call.latency_s, call)
+            case QuestionAsked(side=side, round=number, call=call):
+                counts = number <= rested.get(side, number)
+                add(event, f"{_name(side)} asks, round {number}", side.lower(), call.latency_s, call, counts)
+            case AnswerGiven(side=side, round=number, call=call):
+                counts = number <= rested.get(side, number)
+                add(event, f"Answer to the {_name(side)}, {number}", "proposer", call.latency_s, call, counts)
+            case SummarisedAhead(side=side, round=number, call=call):
+                counts = number <= rested.get(side, number)
+                add(event, f"{_name(side)} sums up, round {number}", side.lower(), call.latency_s, call, counts)
+            case Summarised(side=side, round=number, call=ModelCall() as call) if (side, number) not in ahead:
+                add(event, f"{_name(side)} sums up, round {number}", side.lower(), call.latency_s, call)
+            case PrecedentsCited(latency_s=took):
+                add(event, "precedents found", "court", took)
+            case NearDuplicatesFound(latency_s=took):
+                add(event, "near duplicates found", "court", took)
+            case VerdictGiven(call=call, odds=odds):
+                if call is not None:
+                    add(event, "Judge rules", "judge", call.latency_s, call)
+                if odds is not None:
+                    add(event, "Judge’s odds, two calls", "judge", odds.call.latency_s, odds.call)
+            case _:
+                pass
+    opened = record.opened.at
+    begun = [((at - timedelta(seconds=took)) - opened).total_seconds() for _, _, _, at, took, _, _ in rows]
+    whole = max((at - opened).total_seconds() for at in (opened, *(at for _, _, _, at, _, _, _ in rows)))
+    first = min(begun, default=0.0)
+    # What began before the trial was opened (two odds in one row, clocks) begins the drawing.
+    shift = -first if first < 0 else 0.0
+    steps = [
+        Step(
+            event.seq,
+            name,
+            kind,
+            begin,
+            took,
+            call,
+            counts,
+            bar(
+                begin + shift,
+                took,
+                whole + shift,
+                kind if counts else "ahead",
+                call.tokens_cached / call.tokens_in if call and call.tokens_in else 0.0,
+            ),
+        )
+        for (event, name, kind, _, took, call, counts), begin in zip(rows, begun, strict=True)
+    ]
+    return sorted(steps, key=lambda step: (step.begin, step.seq))
+
+
+def _costs(record: TrialRecord, steps: Sequence[Step]) -> Costs:
+    calls = [step.call for step in steps if step.call is not None]
+    odds = sum(1 for event in record.all(VerdictGiven) if event.odds is not None)
+    return Costs(
+        # A reply that was asked for again is two calls, and the odds are asked for in two.
+        calls=len(calls) + sum(1 for call in calls if call.fault) + odds,
+        tokens_in=sum(call.tokens_in for call in calls),
+        tokens_out=sum(call.tokens_out for call in calls),
+        tokens_cached=sum(call.tokens_cached for call in calls),
+        seconds=record.seconds,
+    )
+
+
+def _name(side: Side) -> str:
+    return side.capitalize()
+
+
+def interrupted(record: TrialRecord) -> bool:
+    """Whether the trial was cut off and taken up again: times between its steps then say nothing."""
+    return bool(record.all(TrialResumed))

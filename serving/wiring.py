@@ -1,0 +1,290 @@
+"""The one place that wires things together: what is served, what judges on the command line and what is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache, partial
+from pathlib import Path
+
+from court.backends.ocr.reader import OcrTextReader
+from court.backends.pictures.reader import GuardedPictureReader
+from court.digests import digest
+from court.errors import BadRequest, Unavailable
+from court.events import (
+    Procedure,
+    VerdictReviewed,
+)
+from court.policy import DEFAULT_POLICY, Policy
+from court.ports import PictureReader
+from court.trial import Court
+from retrieval.build import STARTER_MEMES, build_starter
+from retrieval.embed.encoder import Encoder
+from retrieval.embed.process import EncoderProcess
+from retrieval.library.library import Library
+from retrieval.library.manifest import FORMAT, USUAL
+from retrieval.library.postgres.address import Address
+from retrieval.library.reload import follow
+from retrieval.library.storage import CURRENT
+from retrieval.open import load_encoder_for, open_writer, open_writer_of
+from retrieval.precedents.finder import LibraryFinder
+from retrieval.precedents.postgres_finder import PgvectorFinder
+from serving import SOFTWARE
+from serving.console.review.parts import BLIND_FIRST, DESK, NEAR, REVIEWED, RULINGS
+from serving.docket.open import docket_of
+from serving.docket.review.corrections import Corrections, Overrulings
+from serving.docket.review.projection import Rules
+from serving.docket.review.queue import ReviewQueue
+from serving.docket.store.sql import SqlDocket
+from serving.models.connect import connect_models
+from serving.rpc.health import COURT, DOCKET, DOCKET_WITHIN_S, OVERALL, PRECEDENTS, ModelProbe, ReadinessCheck
+from serving.runner.executor import TrialExecutor
+from serving.runner.near_duplicates import NearDuplicateIndex
+from serving.settings import Settings
+
+_LARGE = 10**9
+"""Bytes of a library from which on it is told how far its check is."""
+_LONG_S = 2.0
+"""Seconds that a step of warming takes before it is told how far it is."""
+
+
+@asynccontextmanager
+async def open_court(
+    settings: Settings,
+    *,
+    read_text: bool = True,
+    tell: Callable[[str], None] = lambda _: None,
+    follow_library: bool = False,
+    encoder_apart: bool = False,
+    duplicates: bool = True,
+    patient: bool = False,
+) -> AsyncIterator[TrialExecutor]:
+    """Opens everything that the settings name, warm: the first ask is as quick as the next.
+
+    Args:
+        settings: What to open.
+        read_text: Whether text will have to be read off pictures; if not, the reader is started only when it is needed.
+        tell: Is told what takes long, in a sentence.
+        follow_library: Whether changes of the library are searched a second later; else it stays as it was opened.
+        encoder_apart: Whether the encoder runs in a process of its own, so that nobody waits for the interpreter beside
+            it.
+        duplicates: Whether memes tried before are looked for that are nearly the one on trial.
+        patient: Whether model servers that do not answer are waited for.
+
+    Raises:
+        BadLibrary: The library is missing, damaged or made with another encoder.
+        BadRequest: The policy or the encoder can't be used, or a model server is named by half.
+        DocketError: The docket can't be opened.
+        NotLoaded: The procedure that the settings ask for needs chat models, and none are named; or what runs the
+            encoder is not installed.
+        ModelRefused, Unavailable: A model server does not have the model, or does not answer; or the encoder's weights
+            can't be fetched.
+    """
+    async with AsyncExitStack() as stack:
+        policy = Policy.load(settings.policy) if settings.policy else DEFAULT_POLICY
+        docket = await asyncio.to_thread(docket_of, settings)
+        stack.push_async_callback(docket.close)
+        await docket.sign()  # before the first trial: without the right key nothing could be kept of it
+        near = NearDuplicateIndex(docket, settings) if duplicates else None
+        if near is not None:
+            stack.push_async_callback(near.close)
+        pictures = GuardedPictureReader(workers=settings.picture_workers)
+        stack.push_async_callback(pictures.aclose)
+        text_reader = OcrTextReader(workers=settings.text_workers)
+        stack.push_async_callback(text_reader.aclose)
+        tell("Loading the encoder and the text reader …" if read_text else "Loading the encoder …")
+        load = partial(load_encoder_for, settings.library, settings.encoder)
+        loading = asyncio.to_thread(partial(EncoderProcess, load) if encoder_apart else load)
+        encoder: Encoder = (await asyncio.gather(loading, text_reader.warm()))[0] if read_text else await loading
+        if isinstance(encoder, EncoderProcess):
+            stack.callback(encoder.close)
+        finder = await open_finder(settings, encoder, pictures, tell)
+        stack.callback(finder.close)
+        if isinstance(finder, LibraryFinder):
+            await asyncio.to_thread(finder.warm, _warming(tell))
+            if follow_library:
+                following = asyncio.create_task(follow(finder, tell))
+                stack.push_async_callback(_cancelled, following)
+        chairs = await connect_models(settings, stack, tell, patient=patient)
+        court = Court(
+            finder=finder,
+            text_reader=text_reader,
+            software=SOFTWARE,
+            settings=settings.trial,
+            policy=policy,
+            chairs=chairs,
+            duplicates=near,
+        )
+        court.require(settings.procedure)
+        if near is not None:
+            await near.catch_up()
+        yield TrialExecutor(court=court, pictures=pictures, docket=docket, near=near)
+
+
+def _checking(tell: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Tells how much of a large library is read: that takes seconds a gigabyte, and warms it for the first search."""
+    told = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        tenths = 10 * done // total
+        if total >= _LARGE and tenths > told:
+            told = tenths
+            tell(f"Checking the precedent library: {10 * tenths} % of {total / 1e9:.1f} GB …")
+
+    return progress
+
+
+def _warming(tell: Callable[[str], None]) -> Callable[[str, int, int], None]:
+    """Tells how far each step is, where it takes long: a step that is done within seconds tells nothing."""
+    began: dict[str, float] = {}
+    told: dict[str, int] = {}
+
+    def progress(step: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        tenths = 10 * done // total
+        if now - began.setdefault(step, now) > _LONG_S and tenths > told.get(step, 0):
+            told[step] = tenths
+            tell(f"Warming the precedent library: {10 * tenths} % of {total:,} {step} …")
+
+    return progress
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def open_finder(
+    settings: Settings, encoder: Encoder, pictures: PictureReader, tell: Callable[[str], None] = lambda _: None
+) -> LibraryFinder | PgvectorFinder:
+    """What finds precedents in the library that the settings name, on disk or in a database; whoever has it closes it.
+
+    Raises:
+        NotLoaded: It lies in a database, and the driver is not installed.
+        BadLibrary, Unavailable: As :func:`open_library`; or the database is away.
+    """
+    if isinstance(settings.library, Address):
+        return await PgvectorFinder.open(settings.library, encoder)
+    return LibraryFinder(await open_library(settings, encoder, pictures, tell), encoder)
+
+
+async def open_library(
+    settings: Settings, encoder: Encoder, pictures: PictureReader, tell: Callable[[str], None] = lambda _: None
+) -> Library:
+    """The library that the settings name; without one, the starter library, which is made where it is not there yet.
+
+    Raises:
+        BadRequest: It lies in a database.
+        BadLibrary: It is missing, damaged or made with another encoder.
+        Unavailable: Another process has been making the starter library for a minute and is not done.
+    """
+    if isinstance(settings.library, Address):
+        raise BadRequest("This needs a precedent library on disk: name its folder.", field="library")
+    if settings.library is not None:
+        progress = _checking(tell)
+        return await asyncio.to_thread(Library.open, settings.library, encoder.identity, progress=progress)
+    # Named by what it is made of: an upgrade of ours makes a new one beside the old.
+    built = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json")}
+    made_of = digest({"memes": STARTER_MEMES.read_text("utf-8"), "encoder": encoder.identity.digest, **built})
+    path = settings.home / "libraries" / f"starter-{made_of.removeprefix('sha256:')[:12]}"
+    for _ in range(120):
+        if (path / CURRENT).exists():
+            return await asyncio.to_thread(Library.open, path, encoder.identity)
+        tell("Making the starter library of precedents, once …")
+        try:
+            return (await build_starter(path, encoder, pictures))[0]
+        except (BadRequest, Unavailable) as error:
+            if error.reason not in ("LIBRARY_EXISTS", "LIBRARY_LOCKED"):
+                raise
+            await asyncio.sleep(0.5)
+    raise Unavailable("Another process is still making the starter library. Ask again in a minute.")
+
+
+def rules_of(settings: Settings) -> Rules:
+    """What brings a verdict to the desk that does not ask for it itself."""
+    return Rules(sure=settings.review_below, sampled=settings.review_share)
+
+
+def parts_beside(
+    house: TrialExecutor, settings: Settings, reviewed: Callable[[VerdictReviewed], None]
+) -> Mapping[str, object]:
+    """The parts of a console that is served beside gRPC, by the court itself.
+
+    Args:
+        house: Of the court.
+        settings: Of the court.
+        reviewed: Is told of each review.
+    """
+    parts: dict[str, object] = {BLIND_FIRST: settings.blind_first, REVIEWED: reviewed}
+    if isinstance(house.docket, SqlDocket):
+        parts[DESK] = ReviewQueue(house.docket, rules_of(settings))
+    if house.near is not None:
+        parts[NEAR] = house.near
+    if (rulings := corrections_for(house, settings)) is not None:
+        parts[RULINGS] = rulings
+    return parts
+
+
+@asynccontextmanager
+async def parts_alone(docket: SqlDocket, settings: Settings) -> AsyncIterator[Mapping[str, object]]:
+    """The parts of a console in a process of its own; the encoder is loaded when the first precedent is made.
+
+    Whose memes are found to be alike is the visitor's business: each sees their own namespaces alone.
+    """
+    near = NearDuplicateIndex(docket, settings.model_copy(update={"reuse": "everywhere"}))
+    parts: dict[str, object] = {
+        BLIND_FIRST: settings.blind_first,
+        DESK: ReviewQueue(docket, rules_of(settings)),
+        NEAR: near,
+    }
+    library = settings.library or _starter(settings)
+    if library is not None:
+
+        @cache
+        def encoder() -> Encoder:
+            return load_encoder_for(library, settings.encoder)
+
+        overrulings = Overrulings(settings.overrulings)
+        parts[RULINGS] = Corrections(lambda: open_writer(library), encoder, docket, overrulings)
+    try:
+        yield parts
+    finally:
+        await near.close()
+
+
+def _starter(settings: Settings) -> Path | Address | None:
+    """The starter library that was used here last; None where none has been made yet."""
+    made = [path.parent for path in (settings.home / "libraries").glob(f"starter-*/{CURRENT}")]
+    return max(made, key=lambda path: (path / CURRENT).stat().st_mtime, default=None)
+
+
+def corrections_for(house: TrialExecutor, settings: Settings) -> Corrections | None:
+    """What makes precedents of overrulings in the library of a court; None where it has none that can be changed."""
+    finder = house.court.finder
+    if not isinstance(finder, LibraryFinder | PgvectorFinder):
+        return None
+    overrulings = Overrulings(settings.overrulings)
+    return Corrections(lambda: open_writer_of(finder), lambda: finder.encoder, house.docket, overrulings)
+
+
+def readiness_checks(house: TrialExecutor, settings: Settings) -> dict[str, Sequence[ReadinessCheck]]:
+    """What each service leans on."""
+
+    async def docket() -> None:
+        try:
+            # Not wait_for(): before Python 3.12 it swallows a cancellation that comes together with the answer.
+            async with asyncio.timeout(DOCKET_WITHIN_S):
+                await house.docket.known("")
+        except TimeoutError:
+            raise Unavailable("The docket does not answer.", reason="DOCKET_UNAVAILABLE") from None
+
+    models: list[ReadinessCheck] = []
+    if house.court.chairs is not None and settings.procedure is not Procedure.SUMMARY:
+        from court.backends.chat.client import ChatCompletions
+
+        asked = {id(chair.model): chair.model for chair in house.court.chairs.by_role.values()}
+        models = [ModelProbe(model) for model in asked.values() if isinstance(model, ChatCompletions)]
+    return {COURT: [docket, *models], OVERALL: [docket, *models], DOCKET: [docket], PRECEDENTS: []}
