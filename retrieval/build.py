@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 """Told the step (``pictures``, ``texts``, ``calibration``), how much of it is done, and of how much."""
 
 STARTER = "starter"
-STARTER_MEMES = Path(__file__).parents[1] / "starter" / "memes.jsonl"
+STARTER_MEMES = Path(__file__).parent / "starter" / "memes.jsonl"
 _BATCH = 512
 """Texts embedded at once, that is, between two reports of progress."""
 

@@ -24,7 +24,7 @@ AT_ONCE = 3 * 8  # calls under way: models, and what a chair asks at once
 CHILD = """
 import asyncio, os, sys
 from pathlib import Path
-from eval.models.call_cache import CallStore
+from eval.models.call_cache import SqliteCallCache
 from tests.integration.test_arena_killed import DELAY_S, arena_in
 
 root = Path(sys.argv[1])
@@ -32,7 +32,7 @@ asked = os.open(root / "asked", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 arena = arena_in(root, lambda: os.write(asked, b"."))
 
 async def go():
-    arena.store = CallStore.open(root / "calls.sqlite")
+    arena.store = SqliteCallCache.open(root / "calls.sqlite")
     arena.folder.write_manifest(arena.manifest())
     print("begun", flush=True)
     await arena.go(delay_s=DELAY_S)

@@ -112,21 +112,22 @@ def test_a_pin_on_the_library_that_is_searched_holds(home, tmp_path):
 CRASH = """
     import asyncio, os, sys
     from pathlib import Path
-    from serving.wiring import Ask, open_courthouse
-    from serving.runner.runner import Reception
+    from serving.runner.request import TrialRequest
+    from serving.wiring import open_court
+    from serving.runner.runner import TrialRunner
     from serving.settings import Settings
 
     async def main():
         settings = Settings(home=Path(sys.argv[1]), docket=Path(sys.argv[2]), picture_workers=1, text_workers=1)
-        async with open_courthouse(settings, read_text=False) as house:
+        async with open_court(settings, read_text=False) as house:
             async def watch(event):
                 if event.kind == "TextRead":
                     print(event.trial_id, flush=True)
                     os._exit(9)
 
-            async with Reception(house, settings) as reception:
+            async with TrialRunner(house, settings) as reception:
                 await reception.answer(
-                    Ask(image=Path(sys.argv[3]).read_bytes(), text="two lines", request_id="cut"), watch
+                    TrialRequest(image=Path(sys.argv[3]).read_bytes(), text="two lines", request_id="cut"), watch
                 )
 
     asyncio.run(main())

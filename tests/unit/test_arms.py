@@ -56,7 +56,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
         chair = RoleModel(played)
         return RoleModels(chair, chair, chair, chair)
 
-    monkeypatch.setattr("serving.wiring.open_bench", bench)
+    monkeypatch.setattr("serving.wiring.connect_models", bench)
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
     return played
 

@@ -289,7 +289,7 @@ def test_what_was_settled_is_measured_on_memes_that_had_no_say(monkeypatch: pyte
         seen.append(labels.tolist())
         return SureRange(error=error, below=threshold - 1e-9, above=threshold, share=1, n=p.size)
 
-    monkeypatch.setattr("retrieval.calibration.calibrate.choose_settles", settle_all)
+    monkeypatch.setattr("retrieval.calibration.calibrate.choose_sure_range", settle_all)
     figures = calibrate(rows, memes, DIM, FLOORS).calibration
     of_fold = [(i % 5, m.harmful) for i, m in enumerate(memes)]
     assert seen[0] == [harmful for _, harmful in sorted(of_fold, key=lambda pair: pair[0])]

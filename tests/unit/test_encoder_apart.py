@@ -343,8 +343,8 @@ def test_once_closed_it_is_gone_and_says_so(encoder: EncoderProcess) -> None:
 
 def test_it_ends_when_its_parent_is_killed() -> None:
     program = (
-        "import time; from retrieval.embed.process import EncoderApart; from tests.unit.test_encoder_apart import *;"
-        "encoder = EncoderApart(Odd); print(pid_of(encoder), flush=True); encoder.embed_texts(['wait', '60'])"
+        "import time; from retrieval.embed.process import EncoderProcess; from tests.unit.test_encoder_apart import *;"
+        "encoder = EncoderProcess(Odd); print(pid_of(encoder), flush=True); encoder.embed_texts(['wait', '60'])"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -359,9 +359,9 @@ def test_it_ends_when_its_parent_is_killed() -> None:
 def test_it_ends_when_its_parent_is_killed_while_it_loads(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     program = (
-        "import functools, pathlib, sys; from retrieval.embed.process import EncoderApart;"
+        "import functools, pathlib, sys; from retrieval.embed.process import EncoderProcess;"
         "from tests.unit.test_encoder_apart import _slowly;"
-        "EncoderApart(functools.partial(_slowly, pathlib.Path(sys.argv[1])))"
+        "EncoderProcess(functools.partial(_slowly, pathlib.Path(sys.argv[1])))"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(told)])
     wait_until(lambda: told.exists() and told.read_text() != "")

@@ -277,7 +277,9 @@ def test_im_1_and_im_5_hostile_pictures(record_property):
 def read_with(module, monkeypatch, tmp_path, data=b"\xff\xd8\xff", **options):
     """Reads with a worker whose code is given; the reader around it is the real one."""
     script, child = tmp_path / "python", tmp_path / "child.py"
-    child.write_text("from court.backends import worker_child\n" + module + "\nworker_child.serve(handle)\n")
+    child.write_text(
+        "from court.backends.sandbox import child as worker_child\n" + module + "\nworker_child.serve(handle)\n"
+    )
     script.write_text(f'#!/bin/sh\nexec {sys.executable} "$1" "$2" {child} "$5"\n')
     script.chmod(0o755)
     monkeypatch.setattr("court.backends.sandbox.process.sys.executable", str(script))

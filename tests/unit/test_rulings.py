@@ -192,7 +192,7 @@ def test_a_meme_without_its_picture_is_a_precedent_by_its_text(court):
 
 
 def test_a_meme_that_can_t_be_compared_is_none(court):
-    with pytest.raises(BadRequest, match="compared"):
+    with pytest.raises(BadRequest, match="can read"):
         court.follow(N, words="", pixels="0" * 64)
 
 

@@ -277,7 +277,7 @@ def test_no_text_changes_the_verdict_of_a_summary(labels, monkeypatch):
         found = findings(labels)
         record = a_summary(found, text)
         with monkeypatch.context() as patched:
-            patched.setattr(steering_evidence, "signals", lambda text: ())
+            patched.setattr(steering_evidence, "find_injection_signals", lambda text: ())
             plain = a_summary(found, text)
         assert ReviewReason.STEERING_SUSPECTED not in reasons(plain)
         assert without(record.verdict) == plain.verdict.model_dump() | {
@@ -294,7 +294,7 @@ def test_no_text_changes_the_verdict_of_a_full_trial(procedure, ruling, monkeypa
         lines = {"judge": ruling} if ruling else {}
         record = try_meme(Cast(**lines), meme=a_meme(text), procedure=procedure)
         with monkeypatch.context() as patched:
-            patched.setattr(steering_evidence, "signals", lambda text: ())
+            patched.setattr(steering_evidence, "find_injection_signals", lambda text: ())
             plain = try_meme(Cast(**lines), meme=a_meme(text), procedure=procedure)
         assert record.verdict.label is (Label.NOT_HARMFUL if ruling else Label.HARMFUL)
         assert without(record.verdict) == without(plain.verdict)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from court.backends.ocr.worker import in_reading_order
+from court.backends.ocr.reading_order import in_reading_order
 from court.backends.sandbox.pool import GuardedWorkers, JobFailed
 from court.backends.sandbox.process import Death, Guard, Reply, WorkerDied
 from court.errors import Unavailable

@@ -35,7 +35,7 @@ _QUERIES = 6
 _REAL_QUERIES = 100
 _BLOCK = 16_384
 _K = 3
-_REAL = Path(__file__).parents[3] / "shared" / "data" / "harmeme"
+_REAL = Path(__file__).parents[4] / "shared" / "data" / "harmeme"
 
 
 def measure() -> Result:
