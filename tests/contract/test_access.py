@@ -23,9 +23,9 @@ from serving.access.callers import ANYBODY, Caller, NotAllowed, Scope, check_nam
 from serving.access.reload import follow_files
 from serving.access.tls import Certificates
 from serving.access.tokens import Tokens
-from serving.app import MESSAGE_BYTES
 from serving.rpc.auth import SCOPES
 from serving.rpc.docket import DocketService
+from serving.rpc.flow_control import MESSAGE_BYTES
 from serving.rpc.judge import CourtService
 from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
@@ -610,7 +610,7 @@ def test_a_renewed_certificate_is_shown_without_a_restart_and_connections_go_on(
 HANDSHAKES = """
 import asyncio, ssl, socket, sys, threading
 from serving.access.tls import Certificates
-from serving.app import make_server
+from serving.rpc.server import make_server
 from serving.rpc.judge import CourtService
 from serving.settings import Settings
 

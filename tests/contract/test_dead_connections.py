@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 import memecourt.connection
-import serving.app
+import serving.rpc.server
 from memecourt.client import AsyncClient, judge_request
 from memecourt.v1 import court_pb2 as wire
 from serving.rpc.server import make_server
@@ -105,7 +105,7 @@ class Watched:
 def hastened(monkeypatch, *names):
     """So many of the server's options, all where none is named, are a tenth."""
     alive = [(name, value // 10 if name in names or not names else value) for name, value in serving.rpc.server._ALIVE]
-    monkeypatch.setattr(serving.app, "_ALIVE", alive)
+    monkeypatch.setattr(serving.rpc.server, "_ALIVE", alive)
 
 
 def with_watcher(work, options=()):

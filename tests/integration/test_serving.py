@@ -49,6 +49,7 @@ from serving.rpc.health import (
 )
 from serving.rpc.server import make_server
 from serving.settings import Settings
+from serving.wiring import readiness_checks
 from tests.integration.test_full_server import ModelServer
 from tests.integration.test_server import HARMFUL, HARMLESS, drawn, records
 
@@ -185,7 +186,7 @@ async def a_watched_court(procedure=Procedure.FULL, hosts=1):
     async with served_models(hosts) as (served, model):
         chair = RoleModel(model)
         house = SimpleNamespace(court=SimpleNamespace(chairs=RoleModels(chair, chair, chair, chair)), docket=docket)
-        looks = wellness.looks_of(house, Settings(procedure=procedure))
+        looks = readiness_checks(house, Settings(procedure=procedure))
         async with beside(wellness.run_health_checks(health, looks)) as looking:
             await asyncio.wait_for(health.until_serving(COURT), 20)
             yield SimpleNamespace(health=health, hosts=served, docket=docket)
