@@ -19,8 +19,7 @@ from playwright.sync_api import Browser, sync_playwright
 from court.events import NearDuplicate
 from court.verdict import Label
 from serving.console.review.parts import DESK
-from serving.docket.review.queue import ReviewQueue
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 from tests.browser.conftest import NAMES
 from tests.consoles import fill, listening
 from tests.shown_trials import drawn, full_trial
@@ -74,8 +73,8 @@ def main() -> None:
             browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
             for shot in SHOTS:
                 take(browser, console.url, shot, folder / shot.name)
-            docket = SqlDocket.open(place)
-            with listening(place, parts={DESK: ReviewQueue(docket)}) as desk:
+            docket = Docket.open(place)
+            with listening(place, parts={DESK: docket.review_queue()}) as desk:
                 for shot in DESK_SHOTS:
                     take(browser, desk.url, shot, folder / shot.name)
             browser.close()

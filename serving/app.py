@@ -105,7 +105,7 @@ async def serve(
         house = await _unless(stopping, opening)
         if house is not None:
             if anchor is not None:
-                _beside(stack, keep_anchored(house.docket, anchor))
+                _beside(stack, keep_anchored(house.docket.log, anchor))
             if settings.console:
                 tell(f"console on {await stack.enter_async_context(_console(house, settings, tokens, services[1]))}")
             await _hold_court(house, settings, services, health, telemetry, stopping, resume=resume, ready=ready)

@@ -33,11 +33,9 @@ from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving import SOFTWARE
 from serving.console.review.parts import BLIND_FIRST, DESK, NEAR, REVIEWED, RULINGS
-from serving.docket.open import docket_of
+from serving.docket.open import Docket, open_docket
 from serving.docket.review.corrections import Corrections, Overrulings
 from serving.docket.review.projection import Rules
-from serving.docket.review.queue import ReviewQueue
-from serving.docket.store.sql import SqlDocket
 from serving.models.connect import connect_models
 from serving.rpc.health import COURT, DOCKET, DOCKET_WITHIN_S, OVERALL, PRECEDENTS, ModelProbe, ReadinessCheck
 from serving.runner.executor import TrialExecutor
@@ -84,10 +82,10 @@ async def open_court(
     """
     async with AsyncExitStack() as stack:
         policy = Policy.load(settings.policy) if settings.policy else DEFAULT_POLICY
-        docket = await asyncio.to_thread(docket_of, settings)
+        docket = await asyncio.to_thread(open_docket, settings)
         stack.push_async_callback(docket.close)
-        await docket.sign()  # before the first trial: without the right key nothing could be kept of it
-        near = NearDuplicateIndex(docket, settings) if duplicates else None
+        await docket.log.sign()  # before the first trial: without the right key nothing could be kept of it
+        near = _near_duplicates(docket, settings) if duplicates else None
         if near is not None:
             stack.push_async_callback(near.close)
         pictures = GuardedPictureReader(workers=settings.picture_workers)
@@ -203,6 +201,13 @@ async def open_library(
     raise Unavailable("Another process is still making the starter library. Ask again in a minute.")
 
 
+def _near_duplicates(docket: Docket, settings: Settings) -> NearDuplicateIndex:
+    """Searches the fingerprints of a docket."""
+    return NearDuplicateIndex(
+        fingerprints=docket.fingerprints, trials=docket.trials, index=docket.index, settings=settings
+    )
+
+
 def rules_of(settings: Settings) -> Rules:
     """What brings a verdict to the desk that does not ask for it itself."""
     return Rules(sure=settings.review_below, sampled=settings.review_share)
@@ -218,9 +223,11 @@ def parts_beside(
         settings: Of the court.
         reviewed: Is told of each review.
     """
-    parts: dict[str, object] = {BLIND_FIRST: settings.blind_first, REVIEWED: reviewed}
-    if isinstance(house.docket, SqlDocket):
-        parts[DESK] = ReviewQueue(house.docket, rules_of(settings))
+    parts: dict[str, object] = {
+        BLIND_FIRST: settings.blind_first,
+        DESK: house.docket.review_queue(rules_of(settings)),
+        REVIEWED: reviewed,
+    }
     if house.near is not None:
         parts[NEAR] = house.near
     if (rulings := corrections_for(house, settings)) is not None:
@@ -229,15 +236,15 @@ def parts_beside(
 
 
 @asynccontextmanager
-async def parts_alone(docket: SqlDocket, settings: Settings) -> AsyncIterator[Mapping[str, object]]:
+async def parts_alone(docket: Docket, settings: Settings) -> AsyncIterator[Mapping[str, object]]:
     """The parts of a console in a process of its own; the encoder is loaded when the first precedent is made.
 
     Whose memes are found to be alike is the visitor's business: each sees their own namespaces alone.
     """
-    near = NearDuplicateIndex(docket, settings.model_copy(update={"reuse": "everywhere"}))
+    near = _near_duplicates(docket, settings.model_copy(update={"reuse": "everywhere"}))
     parts: dict[str, object] = {
         BLIND_FIRST: settings.blind_first,
-        DESK: ReviewQueue(docket, rules_of(settings)),
+        DESK: docket.review_queue(rules_of(settings)),
         NEAR: near,
     }
     library = settings.library or _starter(settings)
@@ -248,7 +255,7 @@ async def parts_alone(docket: SqlDocket, settings: Settings) -> AsyncIterator[Ma
             return load_encoder_for(library, settings.encoder)
 
         overrulings = Overrulings(settings.overrulings)
-        parts[RULINGS] = Corrections(lambda: open_writer(library), encoder, docket, overrulings)
+        parts[RULINGS] = Corrections(lambda: open_writer(library), encoder, docket.trials, overrulings)
     try:
         yield parts
     finally:
@@ -267,7 +274,7 @@ def corrections_for(house: TrialExecutor, settings: Settings) -> Corrections | N
     if not isinstance(finder, LibraryFinder | PgvectorFinder):
         return None
     overrulings = Overrulings(settings.overrulings)
-    return Corrections(lambda: open_writer_of(finder), lambda: finder.encoder, house.docket, overrulings)
+    return Corrections(lambda: open_writer_of(finder), lambda: finder.encoder, house.docket.trials, overrulings)
 
 
 def readiness_checks(house: TrialExecutor, settings: Settings) -> dict[str, Sequence[ReadinessCheck]]:
@@ -277,7 +284,7 @@ def readiness_checks(house: TrialExecutor, settings: Settings) -> dict[str, Sequ
         try:
             # Not wait_for(): before Python 3.12 it swallows a cancellation that comes together with the answer.
             async with asyncio.timeout(DOCKET_WITHIN_S):
-                await house.docket.known("")
+                await house.docket.verdict_keys.ping()
         except TimeoutError:
             raise Unavailable("The docket does not answer.", reason="DOCKET_UNAVAILABLE") from None
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from serving.access.callers import Scope
 from serving.access.tokens import Tokens
 from serving.console.app import create_app
 from serving.console.serve import open_console
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
+from serving.docket.store.reviews import SqlReviewStore
+from serving.docket.store.transactions import Transactions
 from serving.settings import Settings
 from tests.dockets import append_all
 from tests.shown_trials import DrawnPrecedents
@@ -29,27 +32,35 @@ PEOPLE = {"vera": Scope.VIEW, "ruth": Scope.REVIEW, "ada": Scope.ADMIN, "pipe": 
 """Who has a token, and what it is good for."""
 
 
-class NotingDocket(SqlDocket):
-    """The docket, which remembers here who looked at what; may be told that it can't keep that."""
+class NotingReviews(SqlReviewStore):
+    """Remembers who looked at what; may be told that it can't store that."""
 
-    looked: list[dict[str, Any]]
-    refuses: Exception | None = None
+    def __init__(self, transactions: Transactions) -> None:
+        super().__init__(transactions)
+        self.looked: list[dict[str, Any]] = []
+        self.refuses: Exception | None = None
 
     async def note_access(self, trial_id: str, **values: Any) -> None:
         if self.refuses is not None:
             raise self.refuses
-        self.__dict__.setdefault("looked", []).append({"trial_id": trial_id, **values})
+        self.looked.append({"trial_id": trial_id, **values})
         await super().note_access(trial_id, **values)
+
+
+def noting_docket(place: Path) -> Docket:
+    """The docket at a place, which remembers here who looked at what."""
+    docket = Docket.open(place)
+    return replace(docket, reviews=NotingReviews(docket.transactions))
 
 
 def fill(place: Path, trials: Sequence[Sequence[AnyEvent]], pictures: Sequence[Picture] = ()) -> Path:
     """A docket with these trials, kept and closed."""
 
     async def work() -> None:
-        docket = SqlDocket.open(place)
+        docket = Docket.open(place)
         try:
             for picture in pictures:
-                await docket.keep_picture(picture)
+                await docket.writer.keep_picture(picture)
             # All at once: what comes together is kept in one commit.
             await asyncio.gather(*(append_all(docket, events) for events in trials))
         finally:
@@ -67,7 +78,7 @@ def tokens_for(folder: Path, people: Mapping[str, Scope] = PEOPLE, **namespaces:
     return {name: token_file.add(path, name, [scope], namespaces.get(name)) for name, scope in people.items()}
 
 
-def app_of(docket: SqlDocket, folder: Path | None, **options: Any) -> Any:
+def app_of(docket: Docket, folder: Path | None, **options: Any) -> Any:
     """The application; with the file of tokens in that folder, or open to this machine."""
     tokens = None if folder is None else Tokens.of(folder / "tokens.toml")
     return create_app(docket, tokens=tokens, **{"pictures": DrawnPrecedents(), **options})
@@ -111,7 +122,7 @@ class Listening:
         docket: Whose trials it shows.
     """
 
-    def __init__(self, url: str, docket: NotingDocket, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, url: str, docket: Docket, loop: asyncio.AbstractEventLoop) -> None:
         self.url, self.docket, self._loop = url, docket, loop
 
     def do(self, work: Any) -> Any:
@@ -130,7 +141,7 @@ def listening(place: Path, folder: Path | None = None, **options: Any) -> Iterat
     told, done = threading.Event(), threading.Event()
 
     async def work() -> None:
-        docket = NotingDocket.open(place)
+        docket = noting_docket(place)
         tokens = None if folder is None else Tokens.of(folder / "tokens.toml")
         given = {"pictures": DrawnPrecedents(), **options}
         try:

@@ -20,8 +20,8 @@ from serving.access.callers import Scope
 from serving.access.tokens import Tokens
 from serving.console.app import create_app
 from serving.console.review.parts import BLIND_FIRST, DESK, NEAR, RULINGS
+from serving.docket.open import Docket
 from serving.docket.review.corrections import Corrections, Overrulings
-from serving.docket.store.sql import SqlDocket
 from serving.runner.near_duplicates import NearDuplicateIndex
 from serving.settings import Settings
 from tests.desks import NOBODY, Scene
@@ -114,10 +114,15 @@ async def desk_pages(
 ) -> AsyncIterator[Pages]:
     """A docket, a desk, a library and the console."""
     async with AsyncExitStack() as stack:
-        docket = SqlDocket.open(place or path / "docket.sqlite")
+        docket = Docket.open(place or path / "docket.sqlite")
         stack.push_async_callback(docket.close)
-        await docket.keep_picture(PICTURE)
-        near = NearDuplicateIndex(docket, Settings(home=path, reuse="everywhere"))
+        await docket.writer.keep_picture(PICTURE)
+        near = NearDuplicateIndex(
+            fingerprints=docket.fingerprints,
+            trials=docket.trials,
+            index=docket.index,
+            settings=Settings(home=path, reuse="everywhere"),
+        )
         stack.push_async_callback(near.close)
         it = Pages(docket, NOBODY)
         it.stack = stack
@@ -126,7 +131,7 @@ async def desk_pages(
         parts: dict[str, object] = {DESK: it.desk, NEAR: near, BLIND_FIRST: blind_first}
         if library:
             it.writer = LibraryWriter(drawn_library(path / "library", 5, 12))
-            parts[RULINGS] = Corrections(lambda: nullcontext(it.writer), lambda: ENCODER, docket, overrulings)
+            parts[RULINGS] = Corrections(lambda: nullcontext(it.writer), lambda: ENCODER, docket.trials, overrulings)
         it.app = create_app(docket, tokens=Tokens.of(file), parts=parts)
         yield it
 

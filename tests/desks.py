@@ -25,9 +25,9 @@ from court.events import (
 )
 from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict
 from retrieval.library.postgres.address import Address
+from serving.docket.open import Docket
 from serving.docket.review.projection import Rules
 from serving.docket.review.queue import ReviewQueue
-from serving.docket.store.sql import SqlDocket
 from tests.dockets import NOON
 
 T = TypeVar("T")
@@ -126,15 +126,21 @@ class Clock:
 class Scene:
     """A docket, a desk and a clock."""
 
-    def __init__(self, docket: SqlDocket, rules: Rules) -> None:
+    def __init__(self, docket: Docket, rules: Rules) -> None:
         self.docket = docket
         self.clock = Clock()
-        self.desk = ReviewQueue(docket, rules, clock=self.clock, patience_s=60)
+        self.desk = self.another_desk(rules)
+
+    def another_desk(self, rules: Rules = NOBODY, *, docket: Docket | None = None, **options: Any) -> ReviewQueue:
+        """A desk as another console has it, over this docket or the same one opened again."""
+        docket = docket or self.docket
+        options = {"clock": self.clock, "patience_s": 60, **options}
+        return ReviewQueue(docket.transactions, docket.trials, docket.log, rules, **options)
 
     async def tried(self, trial_id: str, end: Verdict | str | None = None, **given: Any) -> str:
         """Keeps a trial."""
         for event in trial(trial_id, end, **given):
-            await self.docket.append(event)
+            await self.docket.writer.append(event)
         return trial_id
 
     async def reviewed(self, trial_id: str, who: str, label: Label, *, again: bool = False) -> Any:
@@ -151,7 +157,7 @@ def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], rules: Ru
     """Opens a docket with a desk, works and closes it."""
 
     async def scene() -> T:
-        docket = SqlDocket.open(place)
+        docket = Docket.open(place)
         try:
             return await work(Scene(docket, rules))
         finally:

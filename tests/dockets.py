@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,10 @@ from court.record import TrialRecord, TrialState
 from court.trial import TrialCase
 from court.verdict import Label, Review, ReviewReason, Verdict
 from retrieval.library.postgres.address import Address
-from serving.docket.store.sql import SqlDocket
+from serving.docket.log.entries import Entry
+from serving.docket.open import Docket
+from serving.docket.ports import TrialFilter
+from serving.docket.store import log_queries
 from tests.fakes import Notes, a_meme
 from tests.unit.test_trial import a_court
 
@@ -41,11 +45,11 @@ def events_of(trial_id: str = "t", at: datetime | None = None) -> list[AnyEvent]
     return [event.model_copy(update={"trial_id": trial_id, "at": at or event.at}) for event in _WHOLE]
 
 
-def with_docket(place: Any, work: Callable[[SqlDocket], Awaitable[T]], **options: Any) -> T:
+def with_docket(place: Any, work: Callable[[Docket], Awaitable[T]], **options: Any) -> T:
     """Opens a docket, works with it and closes it."""
 
     async def scene() -> T:
-        docket = SqlDocket.open(place, **options)
+        docket = Docket.open(place, **options)
         try:
             return await work(docket)
         finally:
@@ -54,21 +58,59 @@ def with_docket(place: Any, work: Callable[[SqlDocket], Awaitable[T]], **options
     return asyncio.run(scene())
 
 
-async def append_all(docket: SqlDocket, events: list[AnyEvent]) -> None:
+async def append_all(docket: Docket, events: list[AnyEvent]) -> None:
     """One event after the other."""
     for event in events:
-        await docket.append(event)
+        await docket.writer.append(event)
+
+
+async def open_trials(docket: Docket) -> list[str]:
+    """Ids of the trials that are open, the first opened first: they run in some process, or were cut off."""
+    which = TrialFilter(states=frozenset({TrialState.OPEN}))
+    return [line.trial_id for line in await docket.index.list(limit=10_000, which=which, oldest_first=True)]
+
+
+async def entries_of(docket: Docket, trial_id: str) -> Sequence[Entry]:
+    """All entries about a trial, in order."""
+    return await docket.auditor.read(lambda connection: log_queries.entries_of(connection, trial_id))
+
+
+STORES = frozenset(field.name for field in fields(Docket)) - {"auditor", "transactions", "pictures"}
+"""Names of the stores of a docket."""
+
+
+class Intercepted:
+    """A docket with some methods of its stores replaced: by those of a subclass, or by what :meth:`instead` gives."""
+
+    def __init__(self, docket: Docket) -> None:
+        self._docket = docket
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._docket, name)
+        return _InterceptedStore(self, found) if name in STORES else found
+
+    def instead(self, method: str) -> Any:
+        """The function that is called in the place of a store's method; None for that method itself."""
+        return getattr(self, method) if hasattr(type(self), method) else None
+
+
+class _InterceptedStore:
+    def __init__(self, docket: Intercepted, store: Any) -> None:
+        self._docket, self._store = docket, store
+
+    def __getattr__(self, name: str) -> Any:
+        return self._docket.instead(name) or getattr(self._store, name)
 
 
 async def reviewing(
-    docket: SqlDocket,
+    docket: Docket,
     trial_id: str,
     outcome: ReviewOutcome = ReviewOutcome.OVERRULED,
     label: Label = Label.NOT_HARMFUL,
     reviewer: str = "Ruth",
 ) -> VerdictReviewed:
     """Reviews a verdict."""
-    return await docket.review(
+    return await docket.reviews.review(
         trial_id, outcome=outcome, label=label, reason="satire", clause="3", reviewer=reviewer, at=NOON
     )
 

@@ -22,7 +22,7 @@ from eval.runs.prediction import Cost, Prediction
 from retrieval.library.library import Library
 from retrieval.library.thumbnails import ThumbnailWriter
 from retrieval.starter.draw import draw_meme
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 from tests.cast import ACQUITTAL, RULING, Cast, full_court
 from tests.fakes import H, N, findings
 from tests.unit.test_library import ENCODER, TUNING, content
@@ -139,7 +139,7 @@ def a_run(
 
 
 async def _try_all(root: Path, memes: Sequence[JudgedMeme], told: Sequence[Told]) -> list[Prediction]:
-    docket = SqlDocket.open(root / DOCKET)
+    docket = Docket.open(root / DOCKET)
     try:
         said = []
         for meme, one in zip(memes, told, strict=True):
@@ -150,7 +150,7 @@ async def _try_all(root: Path, memes: Sequence[JudgedMeme], told: Sequence[Told]
         await docket.close()
 
 
-async def _try(docket: SqlDocket, meme: JudgedMeme, one: Told) -> Prediction:
+async def _try(docket: Docket, meme: JudgedMeme, one: Told) -> Prediction:
     ruling = dict(RULING if one.says == "harmful" else ACQUITTAL)
     ruling["rationale"] = one.rationale or f"The words of {one.id} were weighed."
     if one.says == "failed":
@@ -162,11 +162,11 @@ async def _try(docket: SqlDocket, meme: JudgedMeme, one: Told) -> Prediction:
         found=findings([H, N, H, H, N] if near else [H, N], text=0.8 if near else 0.1, picture=0.8 if near else 0.1),
     )
     picture = _picture(one)
-    await docket.keep_picture(picture)
+    await docket.writer.keep_picture(picture)
     procedure = Procedure.FULL if near else Procedure.SUMMARY
     case = TrialCase(f"trial-{hashlib.sha256(meme.id.encode()).hexdigest()[:8]}", Meme(picture, meme.text), procedure)
     try:
-        record = await court.hear(case, docket.append)
+        record = await court.hear(case, docket.writer.append)
     except TrialAborted as error:
         record = error.record
     # What it cost depends on the words of the prompts, which are no matter of a report.

@@ -26,9 +26,9 @@ from serving.docket.log.entries import Entry
 from serving.docket.log.merkle import Frontier, Node, pieces
 from serving.docket.log.notes import SigningKey, VerifierKey, read_checkpoint, sign_checkpoint, split_note
 from serving.docket.log.verify import Report, verify, verify_pictures
+from serving.docket.open import Docket
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import packed
-from serving.docket.store.sql import SqlDocket
 from tests.dockets import NOON, append_all, random_records, reviewing
 from tests.logs import make
 
@@ -67,7 +67,7 @@ class Scene:
         pictures: Where a docket on disk keeps its pictures.
     """
 
-    docket: SqlDocket
+    docket: Docket
     key: VerifierKey
     secret: SigningKey
     anchor: Anchor
@@ -85,7 +85,7 @@ def drawn(number: int) -> Picture:
     return Picture(PictureFormat.PNG, hashlib.sha256(png).hexdigest(), pixels, 3, 2, 1, (Frame(png, 3, 2),))
 
 
-async def scene_of(docket: SqlDocket, chance: random.Random, trials: int = 36, *, place: Path | Address) -> Scene:
+async def scene_of(docket: Docket, chance: random.Random, trials: int = 36, *, place: Path | Address) -> Scene:
     """Fills a docket with trials of all kinds of ends, looks, reviews and erasures."""
     records = random_records(chance, trials, NOON)
     pictures = [drawn(number) for number in range(5)]
@@ -93,26 +93,26 @@ async def scene_of(docket: SqlDocket, chance: random.Random, trials: int = 36, *
     for number, events in enumerate(records):
         opened = events[0]
         assert isinstance(opened, TrialOpened)
-        await docket.keep_picture(pictures[number % 5])
+        await docket.writer.keep_picture(pictures[number % 5])
         meme = opened.meme.model_copy(update={"pixels_sha256": pictures[number % 5].pixels_sha256})
         await append_all(docket, [opened.model_copy(update={"meme": meme}), *events[1:]])
         if number in (trials // 3, 2 * trials // 3):
-            await docket.sign()
-            states.append(await docket.read(rows_of))
+            await docket.log.sign()
+            states.append(await docket.auditor.read(rows_of))
             if number == trials // 3:
                 # Before the anchor and after what is put back as the early state.
-                await docket.erase(records[1][0].trial_id, who="ada", why="asked to", at=NOON)
+                await docket.eraser.erase(records[1][0].trial_id, who="ada", why="asked to", at=NOON)
             else:
-                note = await docket.checkpoint()
-            await docket.note_access(records[number][0].trial_id, who="ada", what="frame 0", at=NOON)
-    decided = [line for line in await docket.list(limit=trials) if line.label and not line.erased]
+                note = await docket.log.checkpoint()
+            await docket.reviews.note_access(records[number][0].trial_id, who="ada", what="frame 0", at=NOON)
+    decided = [line for line in await docket.index.list(limit=trials) if line.label and not line.erased]
     await reviewing(docket, decided[0].trial_id)
-    await docket.erase(decided[1].trial_id, who="ada", why="asked to", at=NOON)
-    parts = await docket.read(lambda connection: connection.execute(select(t.parts.c.of)).scalars().all())
-    await docket.erase_precedent(str(parts[0]), who="ada", why="asked to", at=NOON)
-    key = VerifierKey.parse(await docket.vkey())
+    await docket.eraser.erase(decided[1].trial_id, who="ada", why="asked to", at=NOON)
+    parts = await docket.auditor.read(lambda connection: connection.execute(select(t.parts.c.of)).scalars().all())
+    await docket.eraser.erase_precedent(str(parts[0]), who="ada", why="asked to", at=NOON)
+    key = VerifierKey.parse(await docket.log.vkey())
     size = read_checkpoint(split_note(note)[0]).size
-    secret = docket.signer(str(key))
+    secret = docket.auditor._signer(str(key))
     folder = place.with_name(f"{place.name}-pictures") if isinstance(place, Path) else Path()
     return Scene(docket, key, secret, Anchor("anchor", (note,)), size, states[0], states[1], folder)
 
@@ -130,7 +130,7 @@ class _Undone(Exception):
 def tampering(scene: Scene) -> Iterator[Connection]:
     """A transaction in which everything may be done; undone at its end."""
     try:
-        with scene.docket.database.writing() as connection:
+        with scene.docket.transactions.database.writing() as connection:
             if connection.dialect.name == "sqlite":
                 names = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").scalars()
                 for name in names.all():
@@ -152,7 +152,7 @@ async def checked(scene: Scene, connection: Connection, anchors: Sequence[Anchor
 
     async def frames(digest: str) -> Sequence[bytes]:
         if connection.dialect.name == "sqlite":
-            return await scene.docket.frames(digest)
+            return await scene.docket.trials.frames(digest)
         query = select(t.pictures.c.png).where(t.pictures.c.pixels_sha256 == digest).order_by(t.pictures.c.place)
         return [bytes(png) for png in connection.execute(query).scalars()]
 
@@ -358,7 +358,10 @@ class Hand:
         """What is kept of a picture: other bytes, another picture, more bytes, nothing."""
         digests = sorted({row["pixels_sha256"] for row in rows_of(self.connection)["trials"] if row["pixels_sha256"]})
         digest, other = self.chance.sample(digests, 2)
-        (png,), (elsewhere,) = await self.scene.docket.frames(digest), await self.scene.docket.frames(other)
+        (png,), (elsewhere,) = (
+            await self.scene.docket.trials.frames(digest),
+            await self.scene.docket.trials.frames(other),
+        )
         bare = BytesIO()
         Image.open(BytesIO(png)).transpose(Image.Transpose.ROTATE_90).save(bare, "PNG")
         put = self.chance.choice([elsewhere, png + b"more", bare.getvalue(), self._damaged(png), b"", None])

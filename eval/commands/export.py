@@ -29,13 +29,13 @@ def export(run: Path, target: Path) -> None:
         ) from None
     from eval.runs.folder import DOCKET
     from eval.runs.results import read_results
-    from serving.docket.store.sql import SqlDocket
+    from serving.docket.open import Docket
 
     async def write() -> int:
         results = read_results(run)
-        docket = SqlDocket.open(run / DOCKET, create=False)
+        docket = Docket.open(run / DOCKET, create=False)
         try:
-            return await export_inspect(results, docket, target)
+            return await export_inspect(results, docket.trials, target)
         finally:
             await docket.close()
 

@@ -41,8 +41,8 @@ from court.events import (
     Versions,
 )
 from eval.perf.bench import Result
+from serving.docket.open import Docket
 from serving.docket.store.group_commit import sqlite_engine, transaction
-from serving.docket.store.sql import SqlDocket
 from serving.docket.store.tables import stamp
 
 TRIALS = 32
@@ -84,7 +84,7 @@ async def measured(
     """What :func:`measure` measures, in a folder of its own."""
     chance = random.Random(7)
     words = ["".join(chance.choices("etaoinshrdlu", k=chance.randint(2, 9))) for _ in _OFTEN]
-    docket = SqlDocket.open(folder / "docket.sqlite")
+    docket = Docket.open(folder / "docket.sqlite")
     whole, grouped = _Bulk(folder / "whole.sqlite"), _Bulk(folder / "grouped.sqlite")
     seconds: dict[str, float] = dict.fromkeys(("ours", "whole", "grouped"), 0.0)
     times: list[float] = []
@@ -97,7 +97,7 @@ async def measured(
             began = time.perf_counter()
             took = await _appended(docket, told)
             alone["ours"] = time.perf_counter() - began
-            missing += sum([len(await docket.events(trial[0].trial_id)) != events for trial in told])
+            missing += sum([len(await docket.trials.events(trial[0].trial_id)) != events for trial in told])
             if turn:  # the first is for warming up
                 seconds = {name: spent + alone[name] for name, spent in seconds.items()}
                 times += took
@@ -121,7 +121,7 @@ async def measured(
     }
 
 
-async def _appended(docket: SqlDocket, told: Sequence[Sequence[AnyEvent]]) -> list[float]:
+async def _appended(docket: Docket, told: Sequence[Sequence[AnyEvent]]) -> list[float]:
     """Appends trials, all at once; how long each append took, in seconds."""
     took: list[float] = []
 
@@ -129,7 +129,7 @@ async def _appended(docket: SqlDocket, told: Sequence[Sequence[AnyEvent]]) -> li
         for event in trial:
             began = time.perf_counter()
             with contextlib.suppress(Unavailable):  # what is not kept in 10 s is missing from the times, and counted
-                await docket.append(event)
+                await docket.writer.append(event)
                 took.append(time.perf_counter() - began)
 
     await asyncio.gather(*map(hold, told))
@@ -137,7 +137,7 @@ async def _appended(docket: SqlDocket, told: Sequence[Sequence[AnyEvent]]) -> li
 
 
 async def _beside_readers(
-    docket: SqlDocket, path: Path, trials: int, events: int, words: Sequence[str], chance: random.Random
+    docket: Docket, path: Path, trials: int, events: int, words: Sequence[str], chance: random.Random
 ) -> tuple[list[float], int]:
     """Times of appends while others read; and how many were given up because others did."""
     told = [[*_trial(f"beside.{number}", events, words, chance)] for number in range(trials)]
@@ -150,10 +150,10 @@ async def _beside_readers(
     return took, trials * events - len(took)
 
 
-async def _reading(docket: SqlDocket) -> None:
+async def _reading(docket: Docket) -> None:
     while True:
-        for line in await docket.list(limit=50):
-            await docket.record(line.trial_id)
+        for line in await docket.index.list(limit=50):
+            await docket.trials.record(line.trial_id)
 
 
 @contextmanager

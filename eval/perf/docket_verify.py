@@ -41,11 +41,11 @@ from court.events import (
 )
 from court.verdict import Label, Strength, Strengths, Verdict
 from eval.perf.bench import Result
-from serving.docket.audit.audit import Rows, audit
+from serving.docket.audit.audit import Rows
 from serving.docket.log.notes import VerifierKey
 from serving.docket.log.verify import Fault
+from serving.docket.open import Docket
 from serving.docket.store.bodies import packed
-from serving.docket.store.sql import SqlDocket
 
 _EVENTS = 100_000
 _ROUNDS = 10  # questions of a side
@@ -61,28 +61,28 @@ def measure() -> Result:
 
 async def _measure(folder: Path) -> Result:
     place = folder / "docket.sqlite"
-    docket = SqlDocket.open(place)
+    docket = Docket.open(place)
     try:
         trials = -(-_EVENTS // len(_events(0)))
         began = time.perf_counter()
         for first in range(0, trials, _AT_ONCE):
             await asyncio.gather(*(_keep(docket, number) for number in range(first, min(first + _AT_ONCE, trials))))
         written_s = time.perf_counter() - began
-        key = VerifierKey.parse(await docket.vkey())
+        key = VerifierKey.parse(await docket.log.vkey())
         began = time.process_time()
-        read = await docket.read(_read)
+        read = await docket.auditor.read(_read)
         read_s = time.process_time() - began
         began = time.process_time()
-        report = await audit(docket, [key])
+        report = await docket.auditor.audit([key])
         took_s = time.process_time() - began
         if report.violated or report.size != read[0]:
             raise CourtError("The benchmark's docket does not verify, though nobody has altered it.")
     finally:
         await docket.close()
     _alter(place, report.size // 2)
-    docket = SqlDocket.open(place)
+    docket = Docket.open(place)
     try:
-        altered = await audit(docket, [key])
+        altered = await docket.auditor.audit([key])
     finally:
         await docket.close()
     return Result(
@@ -118,9 +118,9 @@ def _alter(place: Path, number: int) -> None:
     connection.close()
 
 
-async def _keep(docket: SqlDocket, number: int) -> None:
+async def _keep(docket: Docket, number: int) -> None:
     for event in _events(number):
-        await docket.append(event)
+        await docket.writer.append(event)
 
 
 def _events(number: int) -> list[AnyEvent]:

@@ -38,19 +38,19 @@ from eval.runs.from_record import calls_of
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results
 from eval.scores.metrics import card
-from serving.docket.ports import Docket
+from serving.docket.ports import TrialReader
 
 _SCORER = "memecourt"
 _SPOKEN = ("description", "question", "answer", "summary")
 """Where an event says what a model said; a verdict's is its rationale."""
 
 
-async def export_inspect(results: Results, docket: Docket, target: Path) -> int:
+async def export_inspect(results: Results, trials: TrialReader, target: Path) -> int:
     """Writes the log.
 
     Args:
         results: Of a run; memes that were not judged yet are samples with an error.
-        docket: Its records.
+        trials: Its records.
         target: The file, ``….eval`` (compressed) or ``….json``.
 
     Returns:
@@ -71,7 +71,7 @@ async def export_inspect(results: Results, docket: Docket, target: Path) -> int:
     gold = {p: {one.meme.id: harmful for harmful, one in results.under(p)} for p in results.protocols}
     samples = []
     for one in results.judged:
-        record = await docket.record(one.prediction.trial) if one.prediction.trial else None
+        record = await trials.record(one.prediction.trial) if one.prediction.trial else None
         samples.append(_sample(one, record, {p: gold[p].get(one.meme.id) for p in results.protocols}))
     log = EvalLog(
         status="success" if manifest.finished else "cancelled",

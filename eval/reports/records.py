@@ -51,25 +51,25 @@ async def read_records(root: Path, trials: Sequence[str], *, pictures: bool) -> 
         trials: Ids.
         pictures: Whether pictures are wanted, too.
     """
-    from serving.docket.store.sql import SqlDocket
+    from serving.docket.open import Docket
 
     found = Records()
     try:
-        docket = SqlDocket.open(root / DOCKET, create=False)
+        docket = Docket.open(root / DOCKET, create=False)
     except CourtError as error:
         why = "the run has no docket" if error.reason == "DOCKET_MISSING" else "the run's docket can't be opened"
         return Records(missing=f"There are no records: {why}.")
     try:
         for trial in trials:
             try:
-                record = await docket.record(trial)
+                record = await docket.trials.record(trial)
             except CourtError as error:
                 found.lost[trial] = error.message
                 continue
             found.records[trial] = record
             pixels = record.opened.meme.pixels_sha256
             if pictures and pixels not in found.frames:
-                small = [shrunk(png, PICTURE_SIDE) for png in await docket.frames(pixels)]
+                small = [shrunk(png, PICTURE_SIDE) for png in await docket.trials.frames(pixels)]
                 found.frames[pixels] = tuple(jpeg for jpeg in small if jpeg)
     finally:
         await docket.close()

@@ -33,7 +33,7 @@ from eval.datasets.items import JudgedMeme
 from eval.runs.attempt import Attempt
 from eval.runs.prediction import Prediction
 from eval.runs.ray_worker import Driver, Judge, JudgeTask, TaskResult, WorkerConfig, clear_away, facts_of, packed
-from serving.docket.ports import Docket
+from serving.docket.ports import TrialReader, TrialWriter
 from serving.docket.store.pictures import picture_of
 from serving.settings import Settings
 
@@ -184,7 +184,7 @@ class Cluster:
         import ray
 
         waiting = {meme.id: meme for meme in memes}
-        orders = [await _order(meme, known.get(meme.id), trier.house.docket) for meme in memes]
+        orders = [await _order(meme, known.get(meme.id), trier.house.docket.trials) for meme in memes]
         assert isinstance(settings.library, Path)  # a run has its library on disk
         run = secrets.token_hex(4)
         commission = ray.put(_commission(run, trier, settings, control))
@@ -192,7 +192,7 @@ class Cluster:
         desk = await asyncio.to_thread(_desk, pictures, None if trier.calls is None else calls)
         pump = _Pump(self._dataset(orders, {"commission": commission, "library": library, "desk": desk}))
         try:
-            async for judged in received(pump.rows(), waiting, trier.house.docket):
+            async for judged in received(pump.rows(), waiting, trier.house.docket.writer):
                 yield judged
         finally:
             pump.stop()
@@ -242,18 +242,18 @@ def _commission(run: str, trier: Attempt, settings: Settings, control: str) -> W
     )
 
 
-async def _order(meme: JudgedMeme, known: TrialRecord | None, docket: Docket) -> JudgeTask:
+async def _order(meme: JudgedMeme, known: TrialRecord | None, trials: TrialReader) -> JudgeTask:
     if known is None:
         return JudgeTask(meme=meme)
     return JudgeTask(
         meme=meme,
         events=tuple(event.model_dump_json() for event in known.events),
-        frames=tuple(await docket.frames(known.opened.meme.pixels_sha256)),
+        frames=tuple(await trials.frames(known.opened.meme.pixels_sha256)),
     )
 
 
 async def received(
-    answers: AsyncIterator[str], waiting: dict[str, JudgedMeme], docket: Docket
+    answers: AsyncIterator[str], waiting: dict[str, JudgedMeme], writer: TrialWriter
 ) -> AsyncGenerator[tuple[JudgedMeme, Prediction, bool], None]:
     """What came of each meme, once; its record is in the docket by then.
 
@@ -262,7 +262,7 @@ async def received(
         be
             several.
         waiting: Memes that there is no answer for yet, by id; those that are answered are taken out.
-        docket: Of the run.
+        writer: Stores the trials of the run.
 
     Yields:
         As :meth:`Cluster.judged`.
@@ -276,17 +276,17 @@ async def received(
             continue  # again: the first answer counts, and its record is in the docket
         if told.prediction is None:
             raise Unavailable(f"A worker of the Ray cluster can't judge: {told.fault}", reason=told.reason)
-        await _keep(docket, told)
+        await _keep(writer, told)
         yield waiting.pop(told.meme), told.prediction, told.passing
 
 
-async def _keep(docket: Docket, told: TaskResult) -> None:
+async def _keep(writer: TrialWriter, told: TaskResult) -> None:
     """Puts a record into the docket, the picture first."""
     events = [parse_event(event) for event in told.events]
     opened = next((event for event in events if isinstance(event, TrialOpened)), None)
     if opened is not None and told.frames:
-        await docket.keep_picture(picture_of(opened.meme, told.frames))
-    await docket.append(*events)
+        await writer.keep_picture(picture_of(opened.meme, told.frames))
+    await writer.append(*events)
 
 
 class _Pump:

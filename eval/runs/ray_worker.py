@@ -22,11 +22,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
+from typing_extensions import override
 
 from court.digests import digest
 from court.errors import BadRequest, CourtError, Unavailable
@@ -41,7 +42,7 @@ from eval.runs.attempt import Attempt
 from eval.runs.controls import with_control
 from eval.runs.prediction import Prediction
 from serving import SOFTWARE
-from serving.docket.ports import Docket, TrialUnknown
+from serving.docket.ports import TrialReader, TrialUnknown, TrialWriter
 from serving.docket.store.pictures import picture_of
 from serving.runner.executor import TrialExecutor
 from serving.settings import Settings
@@ -210,8 +211,8 @@ async def _answer(ref: Any) -> Any:
         ) from None
 
 
-class _OneTrial:
-    """What a trial needs of a :class:`~serving.docket.ports.Docket`, in memory, for as long as one meme is judged.
+class _OneTrial(TrialWriter, TrialReader):
+    """Events and frames of a trial in memory, for as long as one meme is judged.
 
     Nobody lists, claims or reviews there.
     """
@@ -238,18 +239,26 @@ class _OneTrial:
         opened = next((event for event in events if isinstance(event, TrialOpened)), None)
         return events, self._frames[opened.meme.pixels_sha256] if opened else []
 
+    @override
     async def append(self, *events: AnyEvent) -> None:
         for event in events:
             self._events.setdefault(event.trial_id, []).append(event)
 
+    @override
     async def keep_picture(self, picture: Picture) -> None:
         self._frames[picture.pixels_sha256] = [frame.png for frame in picture.frames]
 
+    @override
     async def record(self, trial_id: str) -> TrialRecord:
+        return TrialRecord.of(await self.events(trial_id))
+
+    @override
+    async def events(self, trial_id: str, from_seq: int = 0) -> Sequence[AnyEvent]:
         if trial_id not in self._events:
             raise TrialUnknown(f"There is no trial {trial_id} here.")
-        return TrialRecord.of(self._events[trial_id])
+        return self._events[trial_id][from_seq:]
 
+    @override
     async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
         return self._frames.get(pixels_sha256, [])
 
@@ -374,8 +383,9 @@ class Judge:
         if self._fault is not None:
             return TaskResult(meme=order.meme.id, fault=self._fault[0], reason=self._fault[1])
         assert self._trier is not None
-        docket = _OneTrial()
-        trier = replace(self._trier, house=replace(self._trier.house, docket=cast("Docket", docket)))
+        memory = _OneTrial()
+        docket = replace(self._trier.house.docket, writer=memory, trials=memory)
+        trier = replace(self._trier, house=replace(self._trier.house, docket=docket))
 
         async def picture() -> bytes | None:
             return await _answer(self._desk.picture.remote(order.meme.id))  # type: ignore[no-any-return]
@@ -387,14 +397,14 @@ class Judge:
                     "so many memes at once (--concurrency, --ray-workers)?",
                     reason="WORKERS_DIE",
                 )
-            prediction, passing = await trier.try_meme(order.meme, await docket.lay(order), picture)
+            prediction, passing = await trier.try_meme(order.meme, await memory.lay(order), picture)
         except CourtError as error:
             return TaskResult(meme=order.meme.id, fault=error.message, reason=error.reason)
         except Exception as error:
             # Its words may be the meme's.
             said = f"A meme could not be tried: a fault of ours ({type(error).__qualname__})."
             return TaskResult(meme=order.meme.id, fault=said, reason="INTERNAL")
-        events, frames = docket.added()
+        events, frames = memory.added()
         return TaskResult(
             meme=order.meme.id,
             prediction=prediction,

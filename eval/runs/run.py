@@ -432,7 +432,7 @@ class _Judging:
     async def all(self) -> None:
         """Until every meme has a prediction. Raises as :func:`run`."""
         # Read before anything is judged: a trial of this process is none that was cut off.
-        self._trials = await self._house.docket.requests()
+        self._trials = await self._house.docket.index.requests()
         said = await self._said()
         todo = [meme for meme in self._material.memes if meme.id not in said]
         for meme in self._material.memes:
@@ -469,7 +469,7 @@ class _Judging:
             return False
         if not prediction.trial:
             return True
-        failed = (await self._house.docket.record(prediction.trial)).last(TrialFailed)
+        failed = (await self._house.docket.trials.record(prediction.trial)).last(TrialFailed)
         return failed is None or may_pass(failed)
 
     async def _judge(self, todo: Sequence[JudgedMeme]) -> None:
@@ -557,4 +557,4 @@ class _Judging:
     async def _known(self, meme: JudgedMeme) -> TrialRecord | None:
         """The record of a meme's last trial in this run."""
         trials = self._trials.get(self._trier.request(meme), ())
-        return await self._house.docket.record(trials[-1]) if trials else None
+        return await self._house.docket.trials.record(trials[-1]) if trials else None

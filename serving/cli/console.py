@@ -63,7 +63,7 @@ async def _serve(settings: Settings, address: str) -> None:
     from serving.access.reload import follow_files
     from serving.access.tokens import WHAT, Tokens
     from serving.app import stop_signals
-    from serving.docket.open import docket_of
+    from serving.docket.open import open_docket
 
     try:
         from serving.console.serve import open_console, pictures_of
@@ -74,7 +74,7 @@ async def _serve(settings: Settings, address: str) -> None:
         ) from None
     async with AsyncExitStack() as stack:
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
-        docket = await asyncio.to_thread(docket_of, settings, create=False)
+        docket = await asyncio.to_thread(open_docket, settings, create=False)
         stack.push_async_callback(docket.close)
         if tokens is not None:
             following = asyncio.create_task(follow_files([tokens.path], tokens.use, WHAT, tokens.contents))

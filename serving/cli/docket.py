@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
     from serving.docket.log.entries import Erased
     from serving.docket.log.verify import Report
-    from serving.docket.store.sql import SqlDocket
+    from serving.docket.open import Docket
     from serving.settings import Settings
 
 EXIT_CLEAN = 0
@@ -164,36 +164,34 @@ def erase_precedent(
     click.echo("It is out of the library." if removed else "The library has nothing of it.")
 
 
-async def _opened(docket: Path | Address | None) -> SqlDocket:
+async def _opened(docket: Path | Address | None) -> Docket:
     import asyncio
 
-    from serving.docket.open import docket_of
+    from serving.docket.open import open_docket
 
     settings = settings_of(docket=docket)
-    return await asyncio.to_thread(lambda: docket_of(settings, create=False))
+    return await asyncio.to_thread(lambda: open_docket(settings, create=False))
 
 
 async def _verified(place: Path | Address | None, keys: Path, anchors: Sequence[Path]) -> Report:
-    from serving.docket.audit.audit import audit
     from serving.docket.log.anchors import read_anchor, read_keys
 
     verifiers = read_keys(keys)
     kept_outside = [read_anchor(path) for path in anchors]
     store = await _opened(place)
     try:
-        return await audit(store, verifiers, kept_outside, progress=_progress)
+        return await store.auditor.audit(verifiers, kept_outside, progress=_progress)
     finally:
         await store.close()
 
 
 async def _bundled(place: Path | Address | None, trial_id: str, with_access: bool, anchors: Sequence[Path]) -> str:
-    from serving.docket.audit.audit import bundled
     from serving.docket.log.anchors import read_anchor
 
     known = [read_anchor(path) for path in anchors]
     store = await _opened(place)
     try:
-        return await bundled(store, trial_id, with_access=with_access, anchors=known)
+        return await store.auditor.bundle(trial_id, with_access=with_access, anchors=known)
     finally:
         await store.close()
 
@@ -201,7 +199,7 @@ async def _bundled(place: Path | Address | None, trial_id: str, with_access: boo
 async def _checkpoint(place: Path | Address | None) -> str:
     store = await _opened(place)
     try:
-        return await store.checkpoint()
+        return await store.log.checkpoint()
     finally:
         await store.close()
 
@@ -209,7 +207,7 @@ async def _checkpoint(place: Path | Address | None) -> str:
 async def _key(place: Path | Address | None) -> str:
     store = await _opened(place)
     try:
-        return await store.vkey()
+        return await store.log.vkey()
     finally:
         await store.close()
 
@@ -224,7 +222,7 @@ async def _erased(
     store = await _opened(place)
     try:
         # The library last: where that fails, the same command does the rest.
-        erased = await store.erase(trial_id, who=who, why=why, at=datetime.now(UTC), precedents=(name,))
+        erased = await store.eraser.erase(trial_id, who=who, why=why, at=datetime.now(UTC), precedents=(name,))
     finally:
         await store.close()
     return erased, await _out_of_library(library, name, who, why)
@@ -236,7 +234,7 @@ async def _erased_precedent(
     """The same, of a precedent."""
     store = await _opened(place)
     try:
-        erased = await store.erase_precedent(precedent_id, who=who, why=why, at=datetime.now(UTC))
+        erased = await store.eraser.erase_precedent(precedent_id, who=who, why=why, at=datetime.now(UTC))
     finally:
         await store.close()
     return erased, await _out_of_library(library, precedent_id, who, why)

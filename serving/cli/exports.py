@@ -15,8 +15,7 @@ from serving.cli.common import docket_option, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
-    from serving.docket.ports import TrialFilter
-    from serving.docket.store.sql import SqlDocket
+    from serving.docket.ports import ReviewStore, TrialFilter
     from serving.settings import Settings
 
 _OF_ONE = ("html", "json", "pdf", "dsa")
@@ -176,19 +175,19 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
     import asyncio
     from functools import partial
 
-    from serving.docket.open import docket_of
+    from serving.docket.open import open_docket
     from serving.export.source import Pictures, gather
     from serving.views.blur import LibraryPictures
 
     wanted = Pictures(options["pictures"] or ("veiled" if form in ("html", "pdf") else "none"))
     library = LibraryPictures((options["library"],)) if options["library"] else None
-    store = docket_of(settings, create=False)
+    store = open_docket(settings, create=False)
     try:
         if form == "dsa":
-            return _statement(await store.record(trial_id), options["filled"])
-        kept = await gather(store, trial_id, wanted, library)
+            return _statement(await store.trials.record(trial_id), options["filled"])
+        kept = await gather(trial_id, trials=store.trials, log=store.log, pictures=wanted, library=library)
         if wanted is Pictures.SHARP:
-            await _note(store, trial_id, form)
+            await _note(store.reviews, trial_id, form)
     finally:
         await store.close()
     messages = form == "html" if options["messages"] is None else options["messages"]
@@ -221,19 +220,19 @@ def _statement(record: Any, filled: Path | None) -> bytes:
     return (json.dumps(draft(record, own), indent=1, ensure_ascii=False) + "\n").encode()
 
 
-async def _note(store: SqlDocket, trial_id: str, form: str) -> None:
+async def _note(reviews: ReviewStore, trial_id: str, form: str) -> None:
     """The docket notes that pictures went out as they were judged, before they do."""
     from datetime import UTC
 
-    await store.note_access(trial_id, who=_WHO, what=f"export as {form}", at=datetime.now(UTC))
+    await reviews.note_access(trial_id, who=_WHO, what=f"export as {form}", at=datetime.now(UTC))
 
 
 async def _many(settings: Settings, form: str, which: TrialFilter, out: Path) -> tuple[int, list[str]]:
-    from serving.docket.open import docket_of
+    from serving.docket.open import open_docket
     from serving.export.tables import Form, Selection
 
-    store = docket_of(settings, create=False)
-    selection = Selection(store, which)
+    store = open_docket(settings, create=False)
+    selection = Selection(store.index, store.trials, which)
     try:
         if str(out) == "-":
             async for chunk in selection.chunks(Form(form)):

@@ -307,20 +307,20 @@ async def _resumed(settings: Settings, trial_id: str, watch: bool) -> TrialRecor
 
 
 async def _record(docket: Path | Address | None, trial_id: str) -> TrialRecord:
-    from serving.docket.open import docket_of
+    from serving.docket.open import open_docket
 
-    store = docket_of(settings_of(docket=docket), create=False)
+    store = open_docket(settings_of(docket=docket), create=False)
     try:
-        return await store.record(trial_id)
+        return await store.trials.record(trial_id)
     finally:
         await store.close()
 
 
 async def _lines(docket: Path | Address | None, limit: int) -> list[DocketLine]:
-    from serving.docket.open import docket_of
+    from serving.docket.open import open_docket
 
-    store = docket_of(settings_of(docket=docket), create=False)
+    store = open_docket(settings_of(docket=docket), create=False)
     try:
-        return list(await store.list(limit=limit))
+        return list(await store.index.list(limit=limit))
     finally:
         await store.close()

@@ -20,12 +20,13 @@ from serving.access.callers import NotAllowed
 from serving.access.tokens import Tokens
 from serving.console import exports, pages, review
 from serving.console.guard import Guard, guarded, only_here
-from serving.console.ports import ConsoleDocket, PrecedentPictures
 from serving.console.registry import Console, Page
 from serving.console.rendering import render
 from serving.console.visitors import Sessions
+from serving.docket.open import Docket
 from serving.docket.ports import NotDecided, TrialUnknown
 from serving.docket.review.locks import CaseError
+from serving.export.source import PictureSource
 
 PAGES: Sequence[Page] = (*pages.PAGES, *review.PAGES, *exports.PAGES)
 """All of them, in the order of the navigation."""
@@ -43,12 +44,12 @@ _STATUS: Sequence[tuple[type[CourtError], HTTPStatus]] = (
 
 
 def create_app(
-    docket: ConsoleDocket,
+    docket: Docket,
     *,
     tokens: Tokens | None,
     host: str = "127.0.0.1",
     origin: str = "",
-    pictures: PrecedentPictures | None = None,
+    pictures: PictureSource | None = None,
     parts: Mapping[str, object] | None = None,
 ) -> Starlette:
     """The console as an ASGI application.
@@ -78,7 +79,18 @@ def create_app(
         middleware=[Middleware(Guard, hosts=hosts)],
         exception_handlers={CourtError: _refusal, HTTPException: _http_error},
     )
-    app.state.console = Console(docket, Sessions(tokens), PAGES, pictures, origin, parts or {})
+    app.state.console = Console(
+        trials=docket.trials,
+        index=docket.index,
+        log=docket.log,
+        reviews=docket.reviews,
+        auditor=docket.auditor,
+        sessions=Sessions(tokens),
+        pages=PAGES,
+        pictures=pictures,
+        origin=origin,
+        parts=parts or {},
+    )
     return app
 
 

@@ -59,7 +59,9 @@ async def _file(request: Request, pictures: Pictures) -> Response:
     console = console_of(request)
     if form == "dsa":
         pictures = Pictures.NONE
-    kept = await gather(console.docket, record.trial_id, pictures, console.pictures)
+    kept = await gather(
+        record.trial_id, trials=console.trials, log=console.log, pictures=pictures, library=console.pictures
+    )
     if pictures is Pictures.SHARP:
         for what in ("meme", *(f"precedent:{id_}" for id_ in kept.precedents)):
             await note(request, record, what)
@@ -118,7 +120,9 @@ async def many(request: Request) -> Response:
         raise TrialUnknown(f"A selection can be taken away as {', '.join(Form)}.", field="form")
     # Who asks sees what is of the own namespaces, whatever was asked for.
     which = replace(_chosen(request), namespaces=visitor_of(request).namespaces)
-    chunks = Selection(console_of(request).docket, which, partial(note_shown, request)).chunks(Form(named))
+    console = console_of(request)
+    selection = Selection(console.index, console.trials, which, partial(note_shown, request))
+    chunks = selection.chunks(Form(named))
     name = f"trials-{datetime.now(UTC):%Y%m%d-%H%M%S}.{named}"
     return StreamingResponse(chunks, media_type=_TYPES[named], headers=_attached(name))
 

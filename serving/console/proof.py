@@ -10,15 +10,14 @@ from enum import StrEnum
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
-from serving.console.ports import ConsoleDocket
+from serving.docket.audit.audit import Auditor
 from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import NO_SEQ, Entry, check, event_of
 from serving.docket.log.errors import LogError
 from serving.docket.log.merkle import inclusion_proof, verify_inclusion
 from serving.docket.log.notes import Checkpoint, VerifierKey, open_checkpoint
-from serving.docket.store import log_queries as proofs
+from serving.docket.store import log_queries
 from serving.docket.store.bodies import PART
-from serving.docket.store.sql import SqlDocket
 
 
 class Standing(StrEnum):
@@ -98,8 +97,8 @@ class Proof:
         return [one for one in self.entries if one.entry.seq == NO_SEQ and one.entry.kind != PART]
 
 
-async def proof_of(docket: ConsoleDocket, trial_id: str) -> Proof | None:
-    """The proof of all entries about a trial; None where the docket has no log.
+async def proof_of(auditor: Auditor, trial_id: str) -> Proof:
+    """The proof of all entries about a trial.
 
     It is held against what the docket itself has signed. That the whole docket was not replaced shows only against a
     checkpoint that was kept elsewhere: ``memecourt docket verify --anchor``.
@@ -108,7 +107,7 @@ async def proof_of(docket: ConsoleDocket, trial_id: str) -> Proof | None:
         TrialUnknown: There is none of that id.
         Unavailable: The docket can't be read now.
     """
-    return await docket.read(lambda connection: _proof(connection, trial_id)) if isinstance(docket, SqlDocket) else None
+    return await auditor.read(lambda connection: _proof(connection, trial_id))
 
 
 def unreadable(entry: Entry) -> Sequence[str]:
@@ -139,10 +138,10 @@ def _of_part(body: str, loc: Sequence[str | int]) -> bool:
 
 
 def _proof(connection: Connection, trial_id: str) -> Proof:
-    entries = proofs.entries_of(connection, trial_id)
+    entries = log_queries.entries_of(connection, trial_id)
     checkpoint: Checkpoint | None = None
     why = ""
-    note, key = proofs.checkpoint(connection), proofs.key(connection)
+    note, key = log_queries.checkpoint(connection), log_queries.key(connection)
     if note is None or not key:
         why = "The log has grown since it was signed last; the next server that writes signs it."
     else:
@@ -150,7 +149,7 @@ def _proof(connection: Connection, trial_id: str) -> Proof:
             checkpoint = open_checkpoint(note, [VerifierKey.parse(key)])
         except LogError as error:
             why = f"The docket's own checkpoint can't be trusted: {error}"
-    read = proofs.nodes(connection)
+    read = log_queries.nodes(connection)
     shown = []
     for entry in entries:
         standing, wrong = Standing.ERASED if entry.erased else Standing.PROVEN, ""

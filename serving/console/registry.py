@@ -15,7 +15,9 @@ from serving.console.visitors import Role, Session, Sessions, Visitor
 from serving.docket.ports import TrialErased, TrialUnknown
 
 if TYPE_CHECKING:
-    from serving.console.ports import ConsoleDocket, PrecedentPictures
+    from serving.docket.audit.audit import Auditor
+    from serving.docket.ports import ReviewStore, TransparencyLog, TrialIndex, TrialReader
+    from serving.export.source import PictureSource
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Form: TypeAlias = ImmutableMultiDict[str, str]
@@ -48,7 +50,11 @@ class Console:
     """What the pages work with.
 
     Attributes:
-        docket: Whose trials are shown.
+        trials: Records of trials, and their pictures.
+        index: Lists trials.
+        log: Gives receipts of verdicts.
+        reviews: Notes who looks at what.
+        auditor: Proves what stands in the log.
         sessions: Of the visitors.
         pages: All there are.
         pictures: Of precedents; None where the library can't be looked at here.
@@ -56,10 +62,14 @@ class Console:
         parts: What pages of others need besides, by a name of theirs.
     """
 
-    docket: ConsoleDocket
+    trials: TrialReader
+    index: TrialIndex
+    log: TransparencyLog
+    reviews: ReviewStore
+    auditor: Auditor
     sessions: Sessions
     pages: Sequence[Page]
-    pictures: PrecedentPictures | None = None
+    pictures: PictureSource | None = None
     origin: str = ""
     parts: Mapping[str, object] = field(default_factory=dict)
 
@@ -104,7 +114,7 @@ async def trial_of(request: Request, trial_id: str | None = None) -> TrialRecord
     """
     named = request.path_params["trial_id"] if trial_id is None else trial_id
     try:
-        record = await console_of(request).docket.record(named)
+        record = await console_of(request).trials.record(named)
         if visitor_of(request).sees(record.opened.meme.namespace):
             return record
     except TrialErased:

@@ -18,7 +18,8 @@ from retrieval.library.storage import CURRENT
 from serving.access.tokens import Tokens
 from serving.console.app import create_app
 from serving.console.guard import only_here
-from serving.console.ports import ConsoleDocket, PrecedentPictures
+from serving.docket.open import Docket
+from serving.export.source import PictureSource
 from serving.settings import Settings
 from serving.views.blur import LibraryPictures
 
@@ -35,12 +36,12 @@ _log = logging.getLogger("memecourt.console")
 
 @asynccontextmanager
 async def open_console(
-    docket: ConsoleDocket,
+    docket: Docket,
     settings: Settings,
     address: str,
     *,
     tokens: Tokens | None,
-    pictures: PrecedentPictures | None = None,
+    pictures: PictureSource | None = None,
     parts: Mapping[str, object] | None = None,
 ) -> AsyncIterator[str]:
     """The console, served while the block lasts; gives its URL.
@@ -95,7 +96,7 @@ async def open_console(
             await asyncio.wait((serving,))
 
 
-def pictures_of(settings: Settings) -> PrecedentPictures | None:
+def pictures_of(settings: Settings) -> PictureSource | None:
     """Pictures of precedents without an encoder; None where the library is in a database.
 
     Without a library of its own it is the starter library that has been used here.

@@ -1,12 +1,160 @@
-"""Opens the docket that the settings name."""
+"""Opens a docket: a bundle of small stores over one database."""
 
 from __future__ import annotations
 
-from serving.docket.store.sql import SqlDocket
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from platformdirs import user_data_path
+
+from court.errors import CourtError
+from retrieval.library.postgres.address import Address
+from serving.docket.audit.audit import Auditor
+from serving.docket.ports import (
+    Eraser,
+    FingerprintStore,
+    HeartbeatStore,
+    LeaseStore,
+    ReviewStore,
+    TransparencyLog,
+    TrialIndex,
+    TrialReader,
+    TrialWriter,
+    VerdictKeys,
+)
+from serving.docket.review.projection import USUAL, Rules
+from serving.docket.review.queue import ReviewQueue
+from serving.docket.store.database import Database
+from serving.docket.store.erasure import SqlEraser, remove_erased_pictures
+from serving.docket.store.keys import KeyFile
+from serving.docket.store.listing import SqlTrialIndex
+from serving.docket.store.log_queries import SqlTransparencyLog
+from serving.docket.store.pictures import ObjectPictures, move_out_of_table
+from serving.docket.store.postgres import PostgresDatabase
+from serving.docket.store.requests import SqlHeartbeatStore, SqlLeaseStore
+from serving.docket.store.reuse import SqlFingerprintStore, SqlVerdictKeys
+from serving.docket.store.reviews import SqlReviewStore
+from serving.docket.store.sqlite import SqliteDatabase
+from serving.docket.store.transactions import Transactions
+from serving.docket.store.trials import SqlTrialReader, SqlTrialWriter
 from serving.settings import Settings
 
 
-def docket_of(settings: Settings, *, create: bool = True) -> SqlDocket:
-    """Opens the docket that the settings name, with its key and its pictures; as :meth:`SqlDocket.open`."""
+@dataclass(frozen=True, slots=True)
+class Docket:
+    """The stores of one docket; whoever needs one of them takes that one alone.
+
+    Attributes:
+        writer: Appends events.
+        trials: Reads records.
+        index: Lists trials.
+        leases: Leases on requests.
+        heartbeats: Counters of the servers.
+        verdict_keys: Keys of verdicts that may be given again.
+        fingerprints: Fingerprints of the pictures of trials.
+        log: The transparency log.
+        reviews: Reviews of verdicts, and notes of access.
+        eraser: Erases memes and precedents.
+        auditor: Checks the docket, and proves what it holds.
+        transactions: The transactions of the database, which all of these share.
+        pictures: Pictures outside of the database; None where they lie in it.
+    """
+
+    writer: TrialWriter
+    trials: TrialReader
+    index: TrialIndex
+    leases: LeaseStore
+    heartbeats: HeartbeatStore
+    verdict_keys: VerdictKeys
+    fingerprints: FingerprintStore
+    log: TransparencyLog
+    reviews: ReviewStore
+    eraser: Eraser
+    auditor: Auditor
+    transactions: Transactions
+    pictures: ObjectPictures | None
+
+    @classmethod
+    def open(
+        cls,
+        place: Path | Address,
+        *,
+        create: bool = True,
+        patience: float = 10.0,
+        key: Path | None = None,
+        pictures: Path | str | None = None,
+    ) -> Self:
+        """Opens a docket; one of an earlier format is upgraded first. Blocks: it asks a disk or a server.
+
+        Args:
+            place: The SQLite file, or the address of a PostgreSQL database.
+            create: Whether to make it if it is not there.
+            patience: Seconds to wait for another process that is writing.
+            key: The file of the private key that checkpoints are signed with, made when the first is; ``docket.key``
+                beside a file ``docket.sqlite``, or in the user's folder of MemeCourt for a database, if not given.
+            pictures: Where pictures lie: a directory, or an address such as ``s3://BUCKET/FOLDER``. If not given,
+                beside a file in the directory ``docket.sqlite-pictures``, and in a database in a table.
+
+        Raises:
+            BadRequest: Pictures can't lie there.
+            DocketError: It is not there and not to be made, is no docket, is damaged, or of a later format.
+            Unavailable: The database, or where pictures lie, can't be reached.
+            NotLoaded: The database's driver is not installed.
+        """
+        database: Database
+        if isinstance(place, Address):
+            database = PostgresDatabase.open(place, create=create, patience=patience)
+            key = key or user_data_path("memecourt") / "docket.key"
+        else:
+            database = SqliteDatabase.open(place, create=create, patience=patience)
+            key = key or place.with_suffix(".key")
+            pictures = pictures or place.with_name(f"{place.name}-pictures")
+        try:
+            objects = None if pictures is None else ObjectPictures.open(pictures)
+            if objects is not None:
+                move_out_of_table(database, objects)
+                remove_erased_pictures(database, objects)
+        except Exception as error:
+            database.close()
+            if isinstance(error, CourtError):
+                raise
+            raise database.translated(error) from None
+        return cls._over(database, KeyFile(key), objects)
+
+    @classmethod
+    def _over(cls, database: Database, signer: KeyFile, pictures: ObjectPictures | None) -> Self:
+        transactions = Transactions(database, signer)
+        trials, log = SqlTrialReader(transactions, pictures), SqlTransparencyLog(transactions)
+        return cls(
+            writer=SqlTrialWriter(transactions, pictures),
+            trials=trials,
+            index=SqlTrialIndex(transactions),
+            leases=SqlLeaseStore(transactions),
+            heartbeats=SqlHeartbeatStore(transactions),
+            verdict_keys=SqlVerdictKeys(transactions),
+            fingerprints=SqlFingerprintStore(transactions),
+            log=log,
+            reviews=SqlReviewStore(transactions),
+            eraser=SqlEraser(transactions, pictures),
+            auditor=Auditor(transactions, trials, log, signer),
+            transactions=transactions,
+            pictures=pictures,
+        )
+
+    def review_queue(self, rules: Rules = USUAL) -> ReviewQueue:
+        """The queue of verdicts that a person should look at, in the same database."""
+        return ReviewQueue(self.transactions, self.trials, self.log, rules)
+
+    async def close(self) -> None:
+        """Waits until everything handed in is stored, and lets go."""
+        await self.transactions.close()
+        if self.pictures is not None:
+            await asyncio.to_thread(self.pictures.close)
+
+
+def open_docket(settings: Settings, *, create: bool = True) -> Docket:
+    """Opens the docket that the settings name, with its key and its pictures; as :meth:`Docket.open`."""
     key, pictures = settings.docket_key_place, settings.pictures_place
-    return SqlDocket.open(settings.docket_place, create=create, key=key, pictures=pictures)
+    return Docket.open(settings.docket_place, create=create, key=key, pictures=pictures)

@@ -1,4 +1,10 @@
-"""The port of the docket: where records are kept, and what several servers must agree on."""
+"""The ports of the docket: where records are stored, and what several servers must agree on.
+
+What a method has returned from outlives the process, and the machine's power. Several servers may use the same docket.
+Where it is locked, full, gone or closed, every method raises Unavailable (``DOCKET_UNAVAILABLE``, ``DOCKET_CLOSED``).
+What was to be stored is then almost always not stored; where a connection broke at the very end and has not come back,
+nobody can say, and asking again is safe: of an event it may say that it is there.
+"""
 
 from __future__ import annotations
 
@@ -170,14 +176,8 @@ class Receipt:
     proof: Sequence[bytes]
 
 
-class Docket(Protocol):
-    """Keeps records. What a method has returned from outlives the process, and the machine's power.
-
-    Several servers may use the same docket. Where it is locked, full, gone or closed, every method raises Unavailable
-    (``DOCKET_UNAVAILABLE``, ``DOCKET_CLOSED``). What was to be kept is then almost always not kept; where a connection
-    broke at the very end and has not come back, nobody can say, and asking again is safe: of an event it may say that
-    it is there.
-    """
+class TrialWriter(Protocol):
+    """Stores trials: their events, and the pictures that they are about."""
 
     async def append(self, *events: AnyEvent) -> None:
         """Keeps an event, or several in this order: all of them or none.
@@ -195,6 +195,10 @@ class Docket(Protocol):
             Unavailable: They could not be kept now.
         """
         ...
+
+
+class TrialReader(Protocol):
+    """Reads one trial: its record, its events, the frames of its picture."""
 
     async def record(self, trial_id: str) -> TrialRecord:
         """The record of a trial.
@@ -218,6 +222,10 @@ class Docket(Protocol):
         """The kept frames of a picture as PNG files; none if it is unknown."""
         ...
 
+
+class TrialIndex(Protocol):
+    """Finds trials by what is known of them."""
+
     async def list(
         self,
         *,
@@ -236,8 +244,11 @@ class Docket(Protocol):
         """
         ...
 
-    async def requests(self) -> Mapping[str, Sequence[str]]:
-        """Ids of all trials by the request that they were opened for, the first opened first."""
+    async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:
+        """The labels that hold, by trial: the Judge's, or the reviewer's where it was overruled.
+
+        A trial without a verdict, or that there is not, has none.
+        """
         ...
 
     async def failures(self, pixels_sha256: str) -> Sequence[Failure]:
@@ -247,16 +258,13 @@ class Docket(Protocol):
         """
         ...
 
-    async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:
-        """The labels that hold, by trial: the Judge's, or the reviewer's where it was overruled.
-
-        A trial without a verdict, or that there is not, has none.
-        """
+    async def requests(self) -> Mapping[str, Sequence[str]]:
+        """Ids of all trials by the request that they were opened for, the first opened first."""
         ...
 
-    async def open_trials(self) -> Sequence[str]:
-        """Ids of the trials that are open, the first opened first: they run in some process, or were cut off."""
-        ...
+
+class LeaseStore(Protocol):
+    """Leases on requests: one owner and one trial for each, by compare-and-set."""
 
     async def claim(self, name: RequestName, *, payload: str, trial_id: str, owner: str) -> Lease:
         """Registers who answers a request and with which trial, unless that has been done: then what stands.
@@ -288,11 +296,15 @@ class Docket(Protocol):
         """
         ...
 
+
+class HeartbeatStore(Protocol):
+    """Counters by which servers see that each other live."""
+
     async def beat(self, owner: str) -> None:
         """Counts one on for a server: it lives."""
         ...
 
-    async def rest(self, owner: str, count: int | None = None) -> None:
+    async def retire(self, owner: str, count: int | None = None) -> None:
         """Forgets the count of a server that is gone.
 
         Args:
@@ -302,24 +314,108 @@ class Docket(Protocol):
         """
         ...
 
-    async def beats(self) -> Mapping[str, int]:
+    async def heartbeats(self) -> Mapping[str, int]:
         """How far each server has counted that is not forgotten.
 
         Whether one moves is seen by looking twice, whatever clocks say.
         """
         ...
 
-    async def know(self, key: str, trial_id: str) -> None:
+
+class VerdictKeys(Protocol):
+    """Keys of verdicts that may be reused, each with the trial that answers it."""
+
+    async def put(self, key: str, trial_id: str) -> None:
         """Keeps which trial answers a key, unless another does already, or the trial's verdict was overruled."""
         ...
 
-    async def known(self, key: str) -> str | None:
+    async def get(self, key: str) -> str | None:
         """The trial that answers a key, or None."""
         ...
 
-    async def known_among(self, keys: Sequence[str]) -> Mapping[str, str]:
+    async def get_many(self, keys: Sequence[str]) -> Mapping[str, str]:
         """The trials that answer those of some hundred keys that are answered, by key."""
         ...
+
+    async def ping(self) -> None:
+        """Asks as :meth:`get` does, for health checks.
+
+        Raises:
+            Unavailable: The docket does not answer now.
+        """
+        ...
+
+
+class FingerprintStore(Protocol):
+    """Fingerprints of the pictures of trials, in the order in which they were stored."""
+
+    async def put_fingerprint(self, trial_id: str, fingerprint: bytes) -> None:
+        """Stores what the picture of a trial looks like, for whoever compares pictures; again is no harm."""
+        ...
+
+    async def fingerprints(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
+        """Number, trial and fingerprint of those above a number, in order, at most so many; ask on until none is left.
+
+        No process ever sees a number before it could see all lower ones: whoever goes on from the last misses none.
+        """
+        ...
+
+
+class TransparencyLog(Protocol):
+    """The append-only log of everything that happened, and its signatures."""
+
+    async def entries(self, first: int, most: int, kinds: Collection[str] | None = None) -> Sequence[Entry]:
+        """Entries of the log from a number on, in order, as they are stored: nothing is checked.
+
+        Args:
+            first: The lowest number.
+            most: How many at most.
+            kinds: Of these kinds only.
+        """
+        ...
+
+    async def size(self) -> int:
+        """How many entries the log has: the number of the next."""
+        ...
+
+    async def added(self, first: int) -> tuple[int, Collection[tuple[str, str]]]:
+        """How many entries the log has, and kind and trial of those from a number on, each pair once."""
+        ...
+
+    async def checkpoint(self) -> str:
+        """The signed note of the log as it is now (C2SP tlog-checkpoint).
+
+        Raises:
+            DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
+        """
+        ...
+
+    async def sign(self) -> None:
+        """Signs the log as it is now, and keeps the checkpoint; shows that it can be signed.
+
+        Raises:
+            DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
+            Unavailable: It could not be kept now.
+        """
+        ...
+
+    async def vkey(self) -> str:
+        """The public key that checkpoints are checked with (C2SP signed-note). Raises DocketError as above."""
+        ...
+
+    async def receipt(self, trial_id: str) -> Receipt:
+        """Shows that a verdict is in the log; the same each time.
+
+        Raises:
+            TrialUnknown: There is no trial of that id.
+            NotDecided: It has no verdict.
+            DocketError: As above.
+        """
+        ...
+
+
+class ReviewStore(Protocol):
+    """What people do with stored trials: they review verdicts and look at pictures."""
 
     async def review(
         self,
@@ -341,69 +437,6 @@ class Docket(Protocol):
         """
         ...
 
-    async def keep_look(self, trial_id: str, look: bytes) -> None:
-        """Keeps what the picture of a trial looks like, for whoever compares pictures; again is no harm."""
-        ...
-
-    async def looks(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
-        """Number, trial and look of those above a number, in order, at most so many; ask on from the last until none.
-
-        No process ever sees a number before it could see all lower ones: whoever goes on from the last misses none.
-        """
-        ...
-
-    async def entries(self, first: int, most: int, kinds: Collection[str] | None = None) -> Sequence[Entry]:
-        """Entries of the log from a number on, in order, as they are stored: nothing is checked.
-
-        Args:
-            first: The lowest number.
-            most: How many at most.
-            kinds: Of these kinds only.
-        """
-        ...
-
-    async def entries_of(self, trial_id: str) -> Sequence[Entry]:
-        """All entries about a trial, in order: its events, who looked at it, and the parts that its events quote.
-
-        Raises:
-            TrialUnknown: There is none of that id.
-        """
-        ...
-
-    async def size(self) -> int:
-        """How many entries the log has: the number of the next."""
-        ...
-
-    async def added(self, first: int) -> tuple[int, Collection[tuple[str, str]]]:
-        """How many entries the log has, and kind and trial of those from a number on, each pair once."""
-        ...
-
-    async def checkpoint(self) -> str:
-        """The signed note of the log as it is now (C2SP tlog-checkpoint).
-
-        Raises:
-            DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
-        """
-        ...
-
-    async def vkey(self) -> str:
-        """The public key that checkpoints are checked with (C2SP signed-note). Raises DocketError as above."""
-        ...
-
-    async def receipt(self, trial_id: str) -> Receipt:
-        """Shows that a verdict is in the log; the same each time.
-
-        Raises:
-            TrialUnknown: There is no trial of that id.
-            NotDecided: It has no verdict.
-            DocketError: As above.
-        """
-        ...
-
-    async def node(self, level: int, index: int) -> bytes:
-        """The hash of a node of the Merkle tree, all of whose leaves are there. Raises BadProof if it is not stored."""
-        ...
-
     async def note_access(
         self, trial_id: str, *, who: str, what: str, at: datetime, kind: Literal["PictureShown"] = "PictureShown"
     ) -> None:
@@ -414,6 +447,10 @@ class Docket(Protocol):
             Unavailable: It could not be kept now.
         """
         ...
+
+
+class Eraser(Protocol):
+    """Erases what is known of a meme or of a precedent."""
 
     async def erase(self, trial_id: str, *, who: str, why: str, at: datetime, precedents: Sequence[str] = ()) -> Erased:
         """Erases what is known of a trial's meme, and says so in the log. Once more is no harm: then what stands.
@@ -440,8 +477,4 @@ class Docket(Protocol):
 
         What is quoted under its id from then on is not kept either.
         """
-        ...
-
-    async def close(self) -> None:
-        """Waits until everything handed in is kept, and lets go."""
         ...

@@ -12,7 +12,7 @@ from typing import Protocol
 from court.events import VerdictGiven
 from court.meme import Frame
 from court.record import TrialRecord
-from serving.docket.ports import Receipt
+from serving.docket.ports import Receipt, TransparencyLog, TrialReader
 
 
 class Pictures(StrEnum):
@@ -23,22 +23,6 @@ class Pictures(StrEnum):
     """Small, grey and without any detail: what can't be made out there is not in the file either."""
     SHARP = "sharp"
     """As they were judged, behind a click; veiled until then."""
-
-
-class RecordSource(Protocol):
-    """The part of a docket that one trial is exported from."""
-
-    async def record(self, trial_id: str) -> TrialRecord:
-        """See :class:`serving.docket.ports.Docket`."""
-        ...
-
-    async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
-        """See :class:`serving.docket.ports.Docket`."""
-        ...
-
-    async def receipt(self, trial_id: str) -> Receipt:
-        """See :class:`serving.docket.ports.Docket`."""
-        ...
 
 
 class PictureSource(Protocol):
@@ -76,12 +60,20 @@ class Kept:
         return bool(png is not None and then and hashlib.sha256(png).hexdigest() != then)
 
 
-async def gather(source: RecordSource, trial_id: str, pictures: Pictures, library: PictureSource | None = None) -> Kept:
+async def gather(
+    trial_id: str,
+    *,
+    trials: TrialReader,
+    log: TransparencyLog,
+    pictures: Pictures,
+    library: PictureSource | None = None,
+) -> Kept:
     """A trial with its pictures.
 
     Args:
-        source: Where it is kept.
         trial_id: Its id.
+        trials: Its record and its pictures.
+        log: Gives the receipt of its verdict.
         pictures: Whether they are wanted at all; veiling them is for whoever writes the export.
         library: Of the precedents; None where their pictures can't be had.
 
@@ -89,11 +81,11 @@ async def gather(source: RecordSource, trial_id: str, pictures: Pictures, librar
         TrialUnknown: There is none of that id, or it was erased.
         Unavailable: It could not be read now.
     """
-    record = await source.record(trial_id)
-    receipt = None if record.verdict is None else await source.receipt(trial_id)
+    record = await trials.record(trial_id)
+    receipt = None if record.verdict is None else await log.receipt(trial_id)
     if pictures is Pictures.NONE:
         return Kept(record, receipt=receipt)
-    frames = tuple(await source.frames(record.opened.meme.pixels_sha256))
+    frames = tuple(await trials.frames(record.opened.meme.pixels_sha256))
     cited = record.precedents
     ids = [exhibit.id for exhibit in cited.findings.exhibits] if cited else []
     found = await library.pictures(ids) if library is not None and ids else ()

@@ -11,12 +11,12 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from court.errors import NotLoaded
 from court.events import ModelCall, Summarised, SummarisedAhead, TrialFailed, VerdictGiven, VerdictReviewed
 from court.record import TrialRecord
-from serving.docket.ports import DocketLine, TrialErased, TrialFilter
+from serving.docket.ports import TrialErased, TrialFilter, TrialIndex, TrialReader
 from serving.export.document import document, holds
 from serving.export.source import Kept
 
@@ -36,25 +36,6 @@ class Form(StrEnum):
     PARQUET = "parquet"
 
 
-class TrialSource(Protocol):
-    """The part of a docket that selections are exported from."""
-
-    async def record(self, trial_id: str) -> TrialRecord:
-        """See :class:`serving.docket.ports.Docket`."""
-        ...
-
-    async def list(
-        self,
-        *,
-        limit: int,
-        after: tuple[datetime, str] | None = None,
-        which: TrialFilter = _ALL,
-        oldest_first: bool = False,
-    ) -> Sequence[DocketLine]:
-        """See :class:`serving.docket.ports.Docket`."""
-        ...
-
-
 async def _nobody(_: Sequence[str]) -> None:
     """Is told of what is given where nobody has to know."""
 
@@ -69,18 +50,21 @@ class Selection:
 
     def __init__(
         self,
-        source: TrialSource,
+        index: TrialIndex,
+        trials: TrialReader,
         which: TrialFilter = _ALL,
         noted: Callable[[Sequence[str]], Awaitable[None]] = _nobody,
     ) -> None:
         """Has read nothing yet.
 
         Args:
-            source: Where they are kept.
+            index: Lists trials.
+            trials: Reads their records.
             which: Those that are meant.
             noted: Is told the ids of trials with a verdict, some at a time, before any of these is given.
         """
-        self._source = source
+        self._index = index
+        self._trials = trials
         self._which = which
         self._noted = noted
         self.given = 0
@@ -95,12 +79,12 @@ class Selection:
         """
         after: tuple[datetime, str] | None = None
         while True:
-            lines = await self._source.list(limit=_PAGE, after=after, which=self._which, oldest_first=True)
+            lines = await self._index.list(limit=_PAGE, after=after, which=self._which, oldest_first=True)
             await self._noted([line.trial_id for line in lines if line.label and not line.erased])
             for line in lines:
                 after = (line.opened_at, line.trial_id)
                 try:
-                    record = await self._source.record(line.trial_id)
+                    record = await self._trials.record(line.trial_id)
                 except TrialErased:
                     self.erased.append(line.trial_id)
                     continue

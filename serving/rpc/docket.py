@@ -15,7 +15,8 @@ from court.record import TrialRecord
 from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_in_force, current
-from serving.docket.ports import Docket, NotDecided, TrialErased, TrialUnknown
+from serving.docket.open import Docket
+from serving.docket.ports import NotDecided, TrialErased, TrialReader, TrialUnknown
 from serving.rpc.calls import Session, changing, streaming, unary
 from serving.rpc.convert import MOST_WHY, found_to_be, number, required, signed, within
 from serving.rpc.listings import line_of, place_of, summary_of, token_of, trial_of, which_of
@@ -103,7 +104,7 @@ class DocketService:
     async def get_trial(self, request: wire.GetTrialRequest, _: Context) -> wire.GetTrialResponse:
         """One trial with all of its events."""
         with self._session.call() as docket:
-            return wire.GetTrialResponse(trial=trial_of(await _seen(docket, request.trial_id)))
+            return wire.GetTrialResponse(trial=trial_of(await _seen(docket.trials, request.trial_id)))
 
     async def list_trials(self, request: wire.ListTrialsRequest, _: Context) -> wire.ListTrialsResponse:
         """Trials, the last opened first, page by page.
@@ -116,7 +117,7 @@ class DocketService:
             which = which_of(request.filter)
             after = place_of(within(request.page_token, 1000, "page_token"), which)
             # One more than fits says whether there is another page.
-            lines = await docket.list(limit=size + 1, after=after, which=which)
+            lines = await docket.index.list(limit=size + 1, after=after, which=which)
             page = lines[:size]
             more = len(lines) > size
             return wire.ListTrialsResponse(
@@ -134,16 +135,16 @@ class DocketService:
         """
         with self._session.call() as docket:
             which = which_of(request.filter)
-            newest = await docket.list(limit=1, which=which)
+            newest = await docket.index.list(limit=1, which=which)
             after = None
             while newest:
-                lines = await docket.list(limit=_EXPORT_PAGE, after=after, which=which, oldest_first=True)
+                lines = await docket.index.list(limit=_EXPORT_PAGE, after=after, which=which, oldest_first=True)
                 for line in lines:
                     # Where trials come in faster than they go out, there would be no end.
                     if line.opened_at > newest[0].opened_at:
                         return
                     try:
-                        record = await docket.record(line.trial_id)
+                        record = await docket.trials.record(line.trial_id)
                     except TrialErased:  # before it was listed, or since
                         continue
                     check_in_force()
@@ -165,12 +166,12 @@ class DocketService:
             reason = required(request.reason, MOST_WHY, "reason")
             clause = within(request.clause, _MOST_CLAUSE, "clause")
             reviewer = signed(request.reviewer, "reviewer")
-            record = await _seen(docket, request.trial_id)
+            record = await _seen(docket.trials, request.trial_id)
             # Once a verdict is given it stays; the docket itself sees to it that reviews don't get in each other's way.
             label = _label(request, outcome, record)
             try:
                 with changing():
-                    event = await docket.review(
+                    event = await docket.reviews.review(
                         record.trial_id,
                         outcome=outcome,
                         label=label,
@@ -185,7 +186,7 @@ class DocketService:
                     self._overruled(record.trial_id)
             self._told(event)
             with changing():
-                now = await docket.record(record.trial_id)
+                now = await docket.trials.record(record.trial_id)
             await self._follow(now, event)
             return wire.ReviewVerdictResponse(summary=summary_of(line_of(now)))
 
@@ -213,7 +214,7 @@ class DocketService:
     ) -> AsyncGenerator[wire.WatchReviewsResponse, None]:
         """Reviews as they are kept, at whichever server."""
         with self._session.call() as docket:
-            async for response in watch_reviews(request, docket, self._hub):
+            async for response in watch_reviews(request, docket.trials, docket.log, self._hub):
                 yield response
 
 
@@ -221,7 +222,7 @@ def _nobody(_: str) -> None:
     """Is told of what was overruled where nobody gives verdicts again."""
 
 
-async def _seen(docket: Docket, trial_id: str) -> TrialRecord:
+async def _seen(trials: TrialReader, trial_id: str) -> TrialRecord:
     """The record of a trial that the caller may see.
 
     Raises:
@@ -229,7 +230,7 @@ async def _seen(docket: Docket, trial_id: str) -> TrialRecord:
         TrialUnknown: There is none of that id, or it is not the caller's business: the two can't be told apart.
     """
     try:
-        record = await docket.record(required(trial_id, _MOST_ID, "trial_id"))
+        record = await trials.record(required(trial_id, _MOST_ID, "trial_id"))
         if current().sees(record.opened.meme.namespace):
             return record
     except TrialUnknown:

@@ -145,7 +145,12 @@ class CourtService:
         """Tells the events of a trial."""
         with self._session.call() as sitting:
             async for response in watch_trial(
-                request, sitting.house.docket, sitting.reception, self._hub, self._admission
+                request,
+                trials=sitting.house.docket.trials,
+                log=sitting.house.docket.log,
+                reception=sitting.reception,
+                hub=self._hub,
+                admission=self._admission,
             ):
                 yield response
 
@@ -244,7 +249,7 @@ class CourtService:
         if (sent := self._verdicts.get(record.trial_id)) is not None:
             return sent
         response = verdict_of(record)
-        response.receipt.CopyFrom(receipt_of(await sitting.house.docket.receipt(record.trial_id)))
+        response.receipt.CopyFrom(receipt_of(await sitting.house.docket.log.receipt(record.trial_id)))
         sent = response.SerializeToString()
         if keep:
             self._verdicts.keep(record.trial_id, sent)

@@ -20,7 +20,7 @@ from court.events import (
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_in_force, check_namespace, current
 from serving.docket.log.entries import Entry
-from serving.docket.ports import Docket, DocketError, RequestName, TrialUnknown
+from serving.docket.ports import DocketError, RequestName, TransparencyLog, TrialReader, TrialUnknown
 from serving.docket.store.bodies import event_in
 from serving.errors import not_in_session
 from serving.rpc import listings
@@ -47,7 +47,13 @@ async def _more(woken: asyncio.Event, hub: EventFeed) -> None:
 
 
 async def watch_trial(
-    request: wire.WatchTrialRequest, docket: Docket, reception: TrialRunner, hub: EventFeed, admission: Admission
+    request: wire.WatchTrialRequest,
+    *,
+    trials: TrialReader,
+    log: TransparencyLog,
+    reception: TrialRunner,
+    hub: EventFeed,
+    admission: Admission,
 ) -> AsyncGenerator[wire.WatchTrialResponse, None]:
     """The events of a trial from a number on, those to come as they are kept, until the trial has ended.
 
@@ -64,14 +70,14 @@ async def watch_trial(
     if request.from_seq < 0:
         raise BadRequest("from_seq counts from 0.", reason="OUT_OF_RANGE", field="from_seq")
     trial_id = await _trial_of(request, reception)
-    with hub.watching(trial_id, docket) as woken:
+    with hub.watching(trial_id, log) as woken:
         seq, over = 0, False
         while True:
             # Before looking: what is kept from now on wakes again, and what runs no longer has kept its end.
             woken.clear()
             at_an_end = hub.closed and not admission.running
             check_in_force()
-            for event in await _events(docket, trial_id, seq):
+            for event in await _events(trials, trial_id, seq):
                 if isinstance(event, TrialOpened) and not current().sees(event.meme.namespace):
                     raise _unknown()
                 over = isinstance(event, VerdictGiven | TrialFailed) or (over and not isinstance(event, TrialResumed))
@@ -86,9 +92,9 @@ async def watch_trial(
             await _more(woken, hub)
 
 
-async def _events(docket: Docket, trial_id: str, seq: int) -> Sequence[AnyEvent]:
+async def _events(trials: TrialReader, trial_id: str, seq: int) -> Sequence[AnyEvent]:
     try:
-        return await docket.events(trial_id, seq)
+        return await trials.events(trial_id, seq)
     except TrialUnknown:
         if current().namespaces is None:
             raise
@@ -97,7 +103,7 @@ async def _events(docket: Docket, trial_id: str, seq: int) -> Sequence[AnyEvent]
 
 
 async def watch_reviews(
-    request: wire.WatchReviewsRequest, docket: Docket, hub: EventFeed
+    request: wire.WatchReviewsRequest, trials: TrialReader, log: TransparencyLog, hub: EventFeed
 ) -> AsyncGenerator[wire.WatchReviewsResponse, None]:
     """Reviews from an entry of the log on, those to come as they are kept, until the court closes.
 
@@ -108,7 +114,7 @@ async def watch_reviews(
         Unauthenticated, Unavailable: The token is not what it was; as :func:`check_in_force`.
         Unavailable: The court closes.
     """
-    size = await docket.size()
+    size = await log.size()
     number = request.from_entry if request.HasField("from_entry") else size
     if number > size:
         raise BadRequest(
@@ -118,15 +124,15 @@ async def watch_reviews(
             field="from_entry",
         )
     yield wire.WatchReviewsResponse(next_entry=number)
-    with hub.watching_reviews(docket) as woken:
+    with hub.watching_reviews(log) as woken:
         while True:
             woken.clear()
             closed = hub.closed
             check_in_force()
-            page = await docket.entries(number, _REVIEWS, {"VerdictReviewed"})
+            page = await log.entries(number, _REVIEWS, {"VerdictReviewed"})
             for entry in page:
                 number = entry.number + 1
-                reviewed = await _reviewed(docket, entry, overruled_only=request.overruled_only)
+                reviewed = await _reviewed(trials, entry, overruled_only=request.overruled_only)
                 if reviewed is not None:
                     yield wire.WatchReviewsResponse(next_entry=number, reviewed=reviewed)
                     check_in_force()  # it may have taken long to be taken
@@ -139,7 +145,7 @@ async def watch_reviews(
             await _more(woken, hub)
 
 
-async def _reviewed(docket: Docket, entry: Entry, *, overruled_only: bool) -> wire.ReviewedVerdict | None:
+async def _reviewed(trials: TrialReader, entry: Entry, *, overruled_only: bool) -> wire.ReviewedVerdict | None:
     """The review in an entry; None where it is not asked for, none of the caller's business, or erased."""
     if entry.body is None:
         return None
@@ -149,7 +155,7 @@ async def _reviewed(docket: Docket, entry: Entry, *, overruled_only: bool) -> wi
             raise DocketError("What stands in the entry is no review.")
         if overruled_only and event.outcome is not ReviewOutcome.OVERRULED:
             return None
-        record = await docket.record(entry.trial_id)
+        record = await trials.record(entry.trial_id)
     except TrialUnknown:
         return None
     except (ValueError, DocketError):

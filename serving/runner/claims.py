@@ -14,7 +14,7 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from court.record import TrialRecord, TrialState
-from serving.docket.ports import Docket, Lease, RequestName, TrialUnknown
+from serving.docket.ports import Lease, LeaseStore, RequestName, TrialReader, TrialUnknown
 from serving.runner.heartbeat import Heartbeat
 
 MEMES = "\0meme"
@@ -28,14 +28,16 @@ _NOBODY = ""
 class LeaseTable:
     """The claims of one server, and its view of those of others."""
 
-    def __init__(self, docket: Docket, pulse: Heartbeat) -> None:
+    def __init__(self, leases: LeaseStore, trials: TrialReader, pulse: Heartbeat) -> None:
         """Claims nothing yet.
 
         Args:
-            docket: Where claims are kept.
+            leases: Of all servers.
+            trials: Records of the trials that they name.
             pulse: Tells which servers live, and what this one is called.
         """
-        self._docket = docket
+        self._leases = leases
+        self._trials = trials
         self._pulse = pulse
         self._numbers = itertools.count()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -62,7 +64,7 @@ class LeaseTable:
             RequestConflict: The request of that name is another one.
             Unavailable: It could not be kept now.
         """
-        return await self._docket.claim(
+        return await self._leases.claim(
             wanted.name, payload=wanted.payload, trial_id=wanted.trial_id, owner=wanted.owner
         )
 
@@ -72,7 +74,7 @@ class LeaseTable:
 
     async def take_over(self, claim: Lease, trial_id: str | None = None, owner: str = "") -> Lease | None:
         """Puts this server, or the owner named, and perhaps another trial in a claim, if that is still what stands."""
-        return await self._docket.take_over(claim, owner=owner or self.owner(), trial_id=trial_id)
+        return await self._leases.take_over(claim, owner=owner or self.owner(), trial_id=trial_id)
 
     async def leave(self, claim: Lease) -> None:
         """A trial that this server was to begin is left to whoever comes: a request waits for it no longer.
@@ -85,7 +87,7 @@ class LeaseTable:
 
     async def standing(self, claim: Lease) -> Lease:
         """What stands in the place of a claim by now."""
-        return await self._docket.claim_of(claim.name) or claim
+        return await self._leases.claim_of(claim.name) or claim
 
     async def ruling(self, claim: Lease, record: TrialRecord | None) -> Lease:
         """The claim by which servers agree who holds a trial.
@@ -99,7 +101,7 @@ class LeaseTable:
             name = RequestName(MEMES, claim.owner.removeprefix(_LED))
         else:
             return claim
-        return claim if name == claim.name else await self._docket.claim_of(name) or claim
+        return claim if name == claim.name else await self._leases.claim_of(name) or claim
 
     async def lead(self, wanted: Lease, answers: Callable[[TrialRecord], bool]) -> Lease:
         """The trial that is to answer a meme of which no verdict is known.
@@ -134,7 +136,7 @@ class LeaseTable:
     async def record(self, trial_id: str) -> TrialRecord | None:
         """The record of a trial; None where it was not opened yet."""
         try:
-            return await self._docket.record(trial_id)
+            return await self._trials.record(trial_id)
         except TrialUnknown:
             return None
 

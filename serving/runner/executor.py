@@ -12,7 +12,7 @@ from court.meme import Meme, Picture, check_text
 from court.ports import EventListener, EventSink, PictureReader
 from court.record import TrialRecord
 from court.trial import Court, TrialCase
-from serving.docket.ports import Docket
+from serving.docket.open import Docket
 from serving.docket.store.pictures import picture_of
 from serving.runner.near_duplicates import NearDuplicateIndex
 from serving.runner.request import TrialRequest
@@ -80,7 +80,7 @@ class TrialExecutor:
         if picture is None:
             picture = await self.pictures.read(ask.image)
         decoded = time.perf_counter()
-        await self.docket.keep_picture(picture)
+        await self.docket.writer.keep_picture(picture)
 
         case = TrialCase(
             trial_id=trial_id or str(uuid.uuid4()),
@@ -116,8 +116,8 @@ class TrialExecutor:
             CantResume: It is over, or was begun with other versions than are loaded now.
             TrialAborted: It failed again.
         """
-        record = await self.docket.record(trial_id)
-        kept = await self.docket.frames(record.opened.meme.pixels_sha256)
+        record = await self.docket.trials.record(trial_id)
+        kept = await self.docket.trials.frames(record.opened.meme.pixels_sha256)
         if not kept:
             raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
         picture = picture_of(record.opened.meme, kept)
@@ -148,10 +148,10 @@ class TrialExecutor:
                     # Before the verdict: a look without one is passed over, a verdict without one would be lost in a
                     # crash.
                     await self.near.learn(event.trial_id, picture, text.text, bool(text.reader), namespace)
-            await self.docket.append(*events)
+            await self.docket.writer.append(*events)
             if any(isinstance(event, TrialOpened) for event in events):
                 # Once more: until this trial stood in the docket, the last other one of its picture could be erased.
-                await self.docket.keep_picture(picture)
+                await self.docket.writer.keep_picture(picture)
             if watch is not None:
                 for event in events:
                     await watch(event)

@@ -10,7 +10,7 @@ from contextvars import Context
 from court.errors import CourtError
 from court.events import AnyEvent
 from serving.access.callers import in_force
-from serving.docket.ports import Docket
+from serving.docket.ports import TransparencyLog
 
 _LOOK_AGAIN_S = 0.5
 """How often the docket is asked for what other servers have kept, in seconds."""
@@ -47,7 +47,7 @@ class EventFeed:
         self._wake_all()
 
     @contextmanager
-    def watching(self, trial_id: str, docket: Docket) -> Iterator[asyncio.Event]:
+    def watching(self, trial_id: str, log: TransparencyLog) -> Iterator[asyncio.Event]:
         """While the block lasts, the event is set when there is more of that trial, or the call's token has changed.
 
         Whoever reads what there is first, and then whenever it is set, misses nothing.
@@ -55,7 +55,7 @@ class EventFeed:
         woken = asyncio.Event()
         self._watching.setdefault(trial_id, {})[woken] = in_force()
         if self._following is None:
-            self._following = asyncio.create_task(self._follow(docket), context=Context())  # of no call
+            self._following = asyncio.create_task(self._follow(log), context=Context())  # of no call
         try:
             yield woken
         finally:
@@ -66,15 +66,15 @@ class EventFeed:
                 self._following.cancel()
                 self._following = None
 
-    def watching_reviews(self, docket: Docket) -> AbstractContextManager[asyncio.Event]:
+    def watching_reviews(self, log: TransparencyLog) -> AbstractContextManager[asyncio.Event]:
         """The same for reviews, of whatever trials."""
-        return self.watching(_REVIEWED, docket)
+        return self.watching(_REVIEWED, log)
 
-    async def _follow(self, docket: Docket) -> None:
+    async def _follow(self, log: TransparencyLog) -> None:
         known = -1
         while True:
             try:
-                size, added = await docket.added(known if known >= 0 else await docket.size())
+                size, added = await log.added(known if known >= 0 else await log.size())
             except CourtError:
                 self._wake_all()  # each of them finds out what is wrong
             else:

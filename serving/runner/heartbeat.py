@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from court.errors import CourtError
-from serving.docket.ports import Docket
+from serving.docket.ports import HeartbeatStore
 
 BEAT_S = 3.0
 """Between two counts, in seconds."""
@@ -36,7 +36,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        docket: Docket,
+        store: HeartbeatStore,
         server: str,
         *,
         beat_s: float | None = None,
@@ -47,14 +47,14 @@ class Heartbeat:
         """Counts nothing yet.
 
         Args:
-            docket: Where servers count.
+            store: Where servers count.
             server: What this one is called.
             beat_s: Between two counts, in seconds; None for the usual.
             dead_s: For how long a count must stand still, in seconds; None for the usual.
             forget_s: For how long it must until it is removed, in seconds.
             clock: Monotonic, in seconds.
         """
-        self._docket = docket
+        self._store = store
         self.server = server
         self.beat_s = BEAT_S if beat_s is None else beat_s
         self._dead_s = DEAD_S if dead_s is None else dead_s
@@ -67,12 +67,12 @@ class Heartbeat:
 
     async def beat(self) -> None:
         """Counts on, and looks at the others. Raises Unavailable."""
-        await self._docket.beat(self.server)
+        await self._store.beat(self.server)
         await self.look()
 
     async def look(self) -> None:
         """Looks at the others. Raises Unavailable."""
-        counts = await self._docket.beats()
+        counts = await self._store.heartbeats()
         now = self._clock()
         # While nobody could look, the others could not count either: of a long gap only so much says anything.
         passed = min(now - self._looked, 2 * self.beat_s)
@@ -98,11 +98,11 @@ class Heartbeat:
             del self._counts[server], self._still[server]
             self._moved.discard(server)
         else:
-            await self._docket.rest(server, count)
+            await self._store.retire(server, count)
 
     async def rest(self) -> None:
         """This server goes, and holds nothing any more: the others need not wait to see that. Raises Unavailable."""
-        await self._docket.rest(self.server)
+        await self._store.retire(self.server)
 
     def dead(self, server: str) -> bool:
         """Whether a server's count has stood still for long enough; that of a new one, from now on."""

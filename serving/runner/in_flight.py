@@ -203,7 +203,7 @@ class TrialsInFlight:
         place = call.place.handed_on() if call else AdmissionSlot(None)
         try:
             await place.take()
-            record = await self._house.docket.record(flight.trial_id)
+            record = await self._house.docket.trials.record(flight.trial_id)
             flight.events += record.events
             meme = record.opened.meme
             file = bytes.fromhex(meme.bytes_sha256)
@@ -251,7 +251,7 @@ class TrialsInFlight:
             message=error.message,
             retryable=error.reason == "VERSIONS_DIFFER",  # a server that has those may still take it up
         )
-        await self._house.docket.append(failed)
+        await self._house.docket.writer.append(failed)
         if watch is not None:
             self._telemetry.resuming(record)
             await watch(failed)

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from PIL import Image
 from court.errors import Unavailable
 from court.events import NearDuplicate, ReviewOutcome, VerdictReviewed
 from court.meme import Picture
-from court.record import TrialRecord, TrialState
+from court.record import TrialState
 from court.verdict import Label
 from retrieval.near_duplicates.match import (
     Agreement,
@@ -39,7 +39,7 @@ from retrieval.near_duplicates.match import (
     pictures_differ,
 )
 from retrieval.near_duplicates.pdq import BYTES, PdqIndex
-from serving.docket.ports import TrialUnknown
+from serving.docket.ports import FingerprintStore, TrialIndex, TrialReader, TrialUnknown
 from serving.settings import Settings
 
 _log = logging.getLogger("memecourt.near")
@@ -70,25 +70,6 @@ _PATIENCE: Final = 2.0
 numbered one after the other, and one of these may hang."""
 _REMEMBERED: Final = 256
 """Pictures whose hashes are kept from the question what is near to the verdict."""
-
-
-class FingerprintStore(Protocol):
-    """What is needed of the docket (:class:`serving.docket.ports.Docket`)."""
-
-    async def keep_look(self, trial_id: str, look: bytes) -> None:
-        """Keeps what the meme of a trial looks like."""
-
-    async def looks(self, since: int, *, most: int = ...) -> Sequence[tuple[int, str, bytes]]:
-        """Number, trial and look of those above a number, in order."""
-
-    async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:
-        """What the trials came to, reviews counted; those without a verdict are missing."""
-
-    async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
-        """The kept frames of a picture as PNG files."""
-
-    async def record(self, trial_id: str) -> TrialRecord:
-        """The record of a trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,22 +215,28 @@ class NearDuplicateIndex:
 
     def __init__(
         self,
-        docket: FingerprintStore,
-        settings: Settings,
         *,
+        fingerprints: FingerprintStore,
+        trials: TrialReader,
+        index: TrialIndex,
+        settings: Settings,
         nearness: MatchThresholds | None = None,
         most: int = _MOST,
     ) -> None:
         """Opens nothing yet.
 
         Args:
-            docket: Where looks, pictures and what trials came to are kept.
+            fingerprints: Fingerprints of the pictures of trials.
+            trials: Records and pictures of trials.
+            index: Labels of trials.
             settings: Whose memes are seen (``reuse``: other namespaces' only where it is ``everywhere``), and whether a
                 verdict may be given again for what is nearly the same (``reuse_near``).
             nearness: What counts as near and as the same, instead of the default.
             most: Looks that are held in memory; of more, the latest.
         """
-        self._docket = docket
+        self._fingerprints = fingerprints
+        self._trials = trials
+        self._index = index
         self._everywhere = settings.reuse == "everywhere"
         self._reuses = settings.reuse_near and settings.reuse != "off"
         self._nearness = nearness or MatchThresholds()
@@ -283,7 +270,7 @@ class NearDuplicateIndex:
                 raise error
 
     async def _read_on(self, number: int) -> None:
-        while looks := await self._docket.looks(self._read_up_to, most=_PAGE):
+        while looks := await self._fingerprints.fingerprints(self._read_up_to, most=_PAGE):
             self._shelf = await self._aside(self._shelf.with_more, looks, self._most)
             self._read_up_to = looks[-1][0]
             if len(looks) < _PAGE:
@@ -298,7 +285,7 @@ class NearDuplicateIndex:
         rest it is not said that they are the same picture, unless every pixel is.
         """
         found = await self._candidates(picture, MemeText(text, text_read), namespace)
-        labels = await self._docket.labels([each.trial_id for each in found]) if found else {}
+        labels = await self._index.labels([each.trial_id for each in found]) if found else {}
         cited, compared = [], 0
         for each in _cited(found, labels):
             same = each.pixels_sha256 == picture.pixels_sha256
@@ -368,7 +355,7 @@ class NearDuplicateIndex:
         hashes = await self._hashes_of(picture)
         upright = np.ascontiguousarray(hashes[:, 0])
         kept = StoredFingerprint(picture.pixels_sha256, namespace, MemeText(text, text_read), upright)
-        keeping = asyncio.ensure_future(self._docket.keep_look(trial_id, kept.to_bytes()))
+        keeping = asyncio.ensure_future(self._fingerprints.put_fingerprint(trial_id, kept.to_bytes()))
         self._keeping.add(keeping)
         keeping.add_done_callback(self._keeping.discard)
         await asyncio.wait([keeping], timeout=_PATIENCE)
@@ -417,12 +404,12 @@ class NearDuplicateIndex:
 
     async def _is_same_picture(self, known: _Candidate, picture: Picture) -> bool:
         """Whether no tile differs in any frame; not, where the docket has lost the picture."""
-        frames = await self._docket.frames(known.pixels_sha256)
+        frames = await self._trials.frames(known.pixels_sha256)
         return bool(frames) and await self._aside(_look_the_same, frames, picture, self._nearness, known.agreement)
 
     async def _stands(self, trial_id: str) -> bool:
         try:
-            record = await self._docket.record(trial_id)
+            record = await self._trials.record(trial_id)
         except TrialUnknown:  # it was erased since its look was read
             return False
         reviews = record.all(VerdictReviewed)

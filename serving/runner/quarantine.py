@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from court.errors import BadPicture
 from court.events import Procedure
-from serving.docket.ports import Docket, Failure
+from serving.docket.ports import Failure, TrialIndex
 from serving.runner.request import AdmissionSlot
 from serving.runner.single_flight import LRUCache
 
@@ -28,13 +28,13 @@ _UNREAD_KILLED = "TEXT_READER_KILLED"
 class Quarantine:
     """Remembers, for as long as this process lives, which files killed a worker; the docket knows of model servers."""
 
-    def __init__(self, docket: Docket) -> None:
+    def __init__(self, trials: TrialIndex) -> None:
         """Refuses nothing yet.
 
         Args:
-            docket: Holds the failed trials of each picture, of this process and all others.
+            trials: Holds the failed trials of each picture, of this process and all others.
         """
-        self._docket = docket
+        self._trials = trials
         # Whether a file is refused; not yet where its process was killed from outside once.
         self._files: LRUCache[bytes, bool] = LRUCache(_MOST_FILES)
         self._unread: LRUCache[bytes, bool] = LRUCache(_MOST_FILES)
@@ -99,7 +99,7 @@ class Quarantine:
     async def _kills(self, pixels_sha256: str, procedure: Procedure) -> int:
         if procedure is Procedure.SUMMARY:
             return 0  # shown to no model
-        kills = _deaths(await self._docket.failures(pixels_sha256))
+        kills = _deaths(await self._trials.failures(pixels_sha256))
         if kills >= MOST_KILLS:
             raise _quarantined("The model server broke off twice while it looked at it.")
         return kills

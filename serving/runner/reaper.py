@@ -18,7 +18,7 @@ from court.errors import CourtError, Unavailable
 from court.events import TrialFailed
 from court.ports import EventListener
 from court.record import TrialAborted, TrialState
-from serving.docket.ports import Docket, Lease
+from serving.docket.ports import Lease, LeaseStore, TrialWriter
 from serving.runner.claims import LeaseTable, request_of
 
 AGAIN_S = 1.0
@@ -49,7 +49,8 @@ class Reaper:
 
     def __init__(
         self,
-        docket: Docket,
+        writer: TrialWriter,
+        leases: LeaseStore,
         claims: LeaseTable,
         held: Callable[[str], object | None],
         now: Callable[[], datetime],
@@ -58,13 +59,15 @@ class Reaper:
         """There are none yet.
 
         Args:
-            docket: Where ends are kept.
+            writer: Stores ends.
+            leases: Of all servers.
             claims: Of this server.
             held: Whether a trial is held here, by its id.
             now: The time, UTC.
             watch: Is told of each trial's end that is kept here.
         """
-        self._docket = docket
+        self._writer = writer
+        self._leases = leases
         self._claims = claims
         self._held = held
         self._now = now
@@ -113,7 +116,7 @@ class Reaper:
                     await self._claims.leave(claim)
                 return
             name = request_of(record)
-            ruling = await self._docket.claim_of(name)
+            ruling = await self._leases.claim_of(name)
             if ruling is None or ruling.trial_id != trial_id or not await self._taken(ruling):
                 return  # another server holds it
             failed = TrialFailed(
@@ -127,7 +130,7 @@ class Reaper:
                 broke_off=end.cause.broke_off if isinstance(end.cause, Unavailable) else 0,
             )
             try:
-                await self._docket.append(failed)
+                await self._writer.append(failed)
             except CourtError as error:
                 if error.reason != "EVENT_EXISTS":
                     raise

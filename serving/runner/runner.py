@@ -91,20 +91,28 @@ class TrialRunner:
             count: Is told how many bytes of decoded pictures are held more, or fewer.
         """
         self._house = house
-        self._docket = house.docket
+        self._trials = house.docket.trials
+        self._leases = house.docket.leases
         self._near = house.near if settings.reuse_near else None
         self._reuse = settings.reuse != "off"
         self._telemetry = telemetry
-        self._pulse = pulse or Heartbeat(house.docket, uuid.uuid4().hex)
-        self._claims = LeaseTable(house.docket, self._pulse)
-        self._known = VerdictCache(house.docket, house.court, settings)
-        self._quarantine = Quarantine(house.docket)
+        self._pulse = pulse or Heartbeat(house.docket.heartbeats, uuid.uuid4().hex)
+        self._claims = LeaseTable(house.docket.leases, house.docket.trials, self._pulse)
+        self._known = VerdictCache(house.docket.verdict_keys, house.docket.trials, house.court, settings)
+        self._quarantine = Quarantine(house.docket.index)
         self.decoders = DecodingPool(
             house.pictures, self._quarantine, settings.picture_workers, telemetry=telemetry, count=count
         )
         self._hearings = TrialsInFlight(house, self._known, self._quarantine, telemetry, self._ended, self.decoders)
         self._count = count
-        self._loose_ends = Reaper(house.docket, self._claims, self._hearings.of, house.court.now, telemetry.watch)
+        self._loose_ends = Reaper(
+            writer=house.docket.writer,
+            leases=house.docket.leases,
+            claims=self._claims,
+            held=self._hearings.of,
+            now=house.court.now,
+            watch=telemetry.watch,
+        )
         self._beside: list[asyncio.Task[None]] = []
         self._open = False
         self._closing = asyncio.Event()
@@ -226,7 +234,7 @@ class TrialRunner:
 
     async def trial_of(self, name: RequestName) -> str | None:
         """Id of the trial that answers a request, which may not have been opened yet; None where nobody asked that."""
-        claim = await self._docket.claim_of(name)
+        claim = await self._leases.claim_of(name)
         return None if claim is None else claim.trial_id
 
     def forget(self, trial_id: str) -> None:
@@ -267,7 +275,7 @@ class TrialRunner:
         """The claims of all trials that are open, by their ids; none once this is closed."""
         while not self._closing.is_set():
             try:
-                return {claim.trial_id: claim for claim in await self._docket.open_claims()}
+                return {claim.trial_id: claim for claim in await self._leases.open_claims()}
             except Unavailable as error:
                 _log.warning("what is to be resumed can't be told yet: reason=%s", error.reason)
             await self._pause()
@@ -313,7 +321,7 @@ class TrialRunner:
 
     async def _answer(self, call: Call) -> Answer:
         """The answer where a trial may be needed."""
-        claim = await self._docket.claim_of(call.name) if call.ask.request_id else None
+        claim = await self._leases.claim_of(call.name) if call.ask.request_id else None
         if claim is None:
             return await self._first(call)
         if claim.payload != call.payload:
@@ -406,7 +414,7 @@ class TrialRunner:
         try:
             call.place.require()
         except Busy:
-            if not key or await self._docket.claim_of(RequestName(MEMES, key)) is None:
+            if not key or await self._leases.claim_of(RequestName(MEMES, key)) is None:
                 raise  # else another server may be at it, and this call waits for that
 
     async def _lead(self, key: str) -> tuple[Lease, bool]:
@@ -507,7 +515,7 @@ class TrialRunner:
 
         async def usable(trial_id: str) -> bool:
             try:
-                record = found[trial_id] = await self._docket.record(trial_id)
+                record = found[trial_id] = await self._trials.record(trial_id)
             except TrialUnknown:
                 return False  # erased just now
             return reusable(record) and self._known.held_alike(record, call.ask)

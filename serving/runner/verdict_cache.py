@@ -16,7 +16,7 @@ from court.events import Procedure, ReviewOutcome, TextRead, VerdictReviewed, Ve
 from court.record import TrialRecord, TrialState
 from court.trial import Court
 from court.verdict import ReviewReason
-from serving.docket.ports import Docket, TrialUnknown
+from serving.docket.ports import TrialReader, TrialUnknown, VerdictKeys
 from serving.runner.request import TrialRequest
 from serving.runner.single_flight import LRUCache
 from serving.settings import Settings
@@ -78,17 +78,24 @@ class VerdictCache:
     """Keys and their trials: at hand in memory, and in the docket."""
 
     def __init__(
-        self, docket: Docket, court: Court, settings: Settings, clock: Callable[[], float] = time.monotonic
+        self,
+        keys: VerdictKeys,
+        trials: TrialReader,
+        court: Court,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Knows nothing yet.
 
         Args:
-            docket: Where it is kept which trial answers which key.
+            keys: Which trial answers which key.
+            trials: Records of those trials.
             court: What trials are held with.
             settings: Whose verdicts are given again.
             clock: Monotonic, in seconds.
         """
-        self._docket = docket
+        self._keys = keys
+        self._trials = trials
         self._court = court
         self._everywhere = settings.reuse == "everywhere"
         self._off = settings.reuse == "off"
@@ -170,7 +177,7 @@ class VerdictCache:
         """Asks the docket whether trials still answer their keys. Raises Unavailable."""
         try:
             asked = self._clock()
-            answering = await self._docket.known_among([*due])
+            answering = await self._keys.get_many([*due])
             for known in due.values():
                 known.checked, known.asked_for = asked, False
         finally:
@@ -185,11 +192,11 @@ class VerdictCache:
         if (record := await self.at_hand(key)) is not None:
             return record
         asked = self._clock()
-        trial_id = await self._docket.known(key)
+        trial_id = await self._keys.get(key)
         if trial_id is None:
             return None
         try:
-            record = await self._docket.record(trial_id)
+            record = await self._trials.record(trial_id)
         except TrialUnknown:  # erased just now
             return None
         if not self.answers(record, key):
@@ -202,7 +209,7 @@ class VerdictCache:
         if self._off or not reusable(record):
             return
         # Not at hand yet: most memes are never asked for again, and another trial may have been first.
-        await self._docket.know(self.key_of(record), record.trial_id)
+        await self._keys.put(self.key_of(record), record.trial_id)
 
     def forget(self, trial_id: str) -> None:
         """A trial answers nothing any more."""

@@ -76,7 +76,7 @@ class LibraryPictures:
         self._reading = asyncio.Lock()
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
-        """See :class:`serving.console.ports.PrecedentPictures`.
+        """See :class:`serving.export.source.PictureSource`.
 
         Raises:
             BadLibrary: A library or a picture is damaged.

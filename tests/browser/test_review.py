@@ -62,7 +62,7 @@ class Served:
         return self.run(self.it.tried(trial_id, end, **{"pixels": PICTURE.pixels_sha256, **given}))
 
     def record(self, trial_id):
-        return self.run(self.it.docket.record(trial_id))
+        return self.run(self.it.docket.trials.record(trial_id))
 
     def close(self):
         self._loop.call_soon_threadsafe(self._stopping.set)

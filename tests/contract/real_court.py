@@ -14,7 +14,7 @@ from court.meme import Picture
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
 from retrieval.precedents.finder import LibraryFinder
 from serving.access.tokens import Tokens
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge import CourtService
@@ -49,7 +49,7 @@ class RealCourt:
     address: str
     channel: grpc.aio.Channel
     threads: grpc.Channel
-    docket: SqlDocket
+    docket: Docket
     court: CourtService
     finder: LibraryFinder
     tokens: Tokens | None
@@ -77,7 +77,7 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
         stack.push_async_callback(server.stop, 0)
         finder = LibraryFinder(library, ENCODER)
         stack.callback(finder.close)
-        records = SqlDocket.open(path / "docket.sqlite")
+        records = Docket.open(path / "docket.sqlite")
         stack.push_async_callback(records.close)
         reader = FakeReader("as read")
         house = TrialExecutor(replace(a_court(reader=reader), finder=finder), OnePicture(), records)

@@ -15,7 +15,7 @@ from grpc_status import rpc_status
 
 from court.meme import Frame
 from memecourt.v1.court_pb2_grpc import CourtStub
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 from serving.rpc.judge import CourtService
 from serving.rpc.server import make_server, say_serving
 from serving.runner.executor import TrialExecutor
@@ -100,7 +100,7 @@ async def a_scene(
 ):
     """Verdicts are given again only where a test is about that."""
     settings = Settings(**{"reuse": "off", "home": path, **settings})
-    docket = SqlDocket.open(place or path / "docket.sqlite", patience=patience)
+    docket = Docket.open(place or path / "docket.sqlite", patience=patience)
     service = CourtService(settings)
     server, healthy = await make_server(service)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -73,7 +73,7 @@ async def visited(it, ended):
     duplicate = NearDuplicate(trial_id="a", label=ended.label, distance=3, same_text=True, same_picture=False)
     near.insert(2, NearDuplicatesFound(trial_id="near", seq=2, at=NOON, duplicates=(duplicate,), latency_s=0.1))
     for seq, event in enumerate(near):
-        await it.docket.append(event.model_copy(update={"seq": seq}))
+        await it.docket.writer.append(event.model_copy(update={"seq": seq}))
     await it.tried("alike", ended, words="Tuesday", pixels="1" * 64)
     await it.desk.take("a", "bea")
     await it.desk.review("a", "bea", label=ended.label, clause="4", reason=f"I found it {ended.label}.")
@@ -83,7 +83,7 @@ async def visited(it, ended):
     found = {}
     # Last what changes the case.
     for method, path in sorted(addresses(), key=lambda one: (one[0] == "POST", one[1].endswith("opinion"))):
-        with it.docket.database.writing() as connection:
+        with it.docket.transactions.database.writing() as connection:
             connection.execute(delete(desk_tables.seen))
         options = {}
         if method == "POST":
@@ -92,7 +92,7 @@ async def visited(it, ended):
         answer = await ada.client.request(method, path, **options)
         if answer.status_code == 303:
             answer = await ada.get(answer.headers["location"])
-        blind = not await it.docket.read(lambda connection: has_seen_verdict(connection, "a", "ada"))
+        blind = not await it.docket.auditor.read(lambda connection: has_seen_verdict(connection, "a", "ada"))
         text = re.sub(r"\b[0-9a-f]{64}\b|shown=[\w-]+|/sharp/[\w-]+", "", answer.text)
         found[method, path] = answer.status_code, text, blind
     return found

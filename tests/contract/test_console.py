@@ -24,7 +24,7 @@ from serving.console.guard import POLICY
 from serving.console.registry import Page
 from serving.console.visitors import LONGEST_S, Role, Sessions
 from serving.docket.store.bodies import packed, unpacked
-from tests.consoles import NotingDocket, Visit, app_of, fill, proof_in, tokens_for
+from tests.consoles import Visit, app_of, fill, noting_docket, proof_in, tokens_for
 from tests.dockets import events_of
 from tests.hostile_trials import PAYLOADS, hostile
 from tests.shown_trials import TEXT, DrawnPrecedents, drawn, full_trial
@@ -51,7 +51,7 @@ class Scene:
     def __init__(self, place, folder):
         self.tokens = tokens_for(folder)
         self.folder = folder
-        self.docket = NotingDocket.open(place)
+        self.docket = noting_docket(place)
         self.app = app_of(self.docket, folder)
 
     def visit(self, who=None, **options):
@@ -59,7 +59,7 @@ class Scene:
 
     @property
     def looked(self):
-        return self.docket.__dict__.get("looked", [])
+        return self.docket.reviews.looked
 
 
 @pytest.fixture
@@ -455,7 +455,7 @@ def test_what_fails_says_nothing_of_how(scene, monkeypatch):
     async def broken(*_, **__):
         raise RuntimeError("secret-detail at 0x7f00")
 
-    monkeypatch.setattr(scene.docket, "record", broken)
+    monkeypatch.setattr(scene.docket.trials, "record", broken)
     answer = Visit(scene.app, scene.tokens["vera"], raise_server_exceptions=False).get(f"/trials/{ONE}")
     assert answer.status_code == 500 and "secret-detail" not in answer.text
     assert answer.headers["content-security-policy"] == POLICY
@@ -485,7 +485,7 @@ def test_a_picture_is_sharp_once_and_only_after_it_was_noted(scene):
 
 def test_what_can_not_be_noted_is_not_shown(scene):
     visit = scene.visit("vera")
-    scene.docket.refuses = Unavailable("The docket can't be written now.")
+    scene.docket.reviews.refuses = Unavailable("The docket can't be written now.")
     answer = visit.post(f"/trials/{ONE}/show", {"of": "meme"})
     assert answer.status_code == 503 and "/sharp/" not in answer.text
 
@@ -572,7 +572,7 @@ def test_what_comes_out_otherwise_is_shown(tmp_path, place):
         "vote": kept_otherwise(events, PrecedentsCited, vote=vote.model_copy(update={"probability": 0.9})),
     }
     trials = [[e.model_copy(update={"trial_id": name}) for e in told] for name, told in altered.items()]
-    docket = NotingDocket.open(fill(tmp_path / "docket.sqlite", trials))
+    docket = noting_docket(fill(tmp_path / "docket.sqlite", trials))
     tokens = tokens_for(tmp_path)
     visit = Visit(app_of(docket, tmp_path), tokens["vera"])
     for name, told in (
@@ -606,7 +606,7 @@ def written_into(place, *changes):
 def a_visit_to(tmp_path, *changes):
     place = fill(tmp_path / "docket.sqlite", [full_trial(ONE, picture=drawn())], [drawn()])
     written_into(place, *changes)
-    docket = NotingDocket.open(place)
+    docket = noting_docket(place)
     tokens = tokens_for(tmp_path)
     return docket, Visit(app_of(docket, tmp_path), tokens["vera"])
 
@@ -626,7 +626,7 @@ def test_a_trial_is_handed_over_with_its_proofs(tmp_path):
     visit.post(f"/trials/{ONE}/show", {"of": "meme"})
     answer = visit.get(f"/trials/{ONE}/bundle")
     assert answer.headers["content-disposition"].startswith("attachment")
-    key = asyncio.run(docket.vkey())
+    key = asyncio.run(docket.log.vkey())
     trial = verify_bundle(answer.text, [key])
     assert trial.trial_id == ONE and "vera" not in answer.text
     with pytest.raises(Violated):
@@ -636,11 +636,11 @@ def test_a_trial_is_handed_over_with_its_proofs(tmp_path):
 
 def test_reading_writes_nothing_into_the_log(scene):
     visit = scene.visit("vera")
-    before = asyncio.run(scene.docket.size())
+    before = asyncio.run(scene.docket.log.size())
     for page, method, path in paths():
         if method == "GET" and page.role is Role.VIEWER:
             visit.get(path)
-    assert asyncio.run(scene.docket.size()) == before
+    assert asyncio.run(scene.docket.log.size()) == before
 
 
 def test_an_altered_record_is_told_at_once(tmp_path):
@@ -664,7 +664,7 @@ def test_a_label_against_the_rule_is_shown_with_what_the_rule_says(tmp_path):
 def test_an_erased_record_says_so_and_nothing_else(tmp_path):
     docket, visit = a_visit_to(tmp_path)
     visit.get("/")
-    asyncio.run(docket.erase(ONE, who="ada", why="asked for", at=full_trial(ONE)[0].at))
+    asyncio.run(docket.eraser.erase(ONE, who="ada", why="asked for", at=full_trial(ONE)[0].at))
     page = visit.get(f"/trials/{ONE}").text
     assert "This record was erased" in page and "ada" in page and "asked for" in page and "verified against" in page
     assert "Monday" not in page and "grey cat" not in page
@@ -694,7 +694,7 @@ def test_two_trials_are_compared(scene):
 
 def test_the_list_goes_on_where_the_page_ended(tmp_path):
     trials = [[e.model_copy(update={"trial_id": f"t{number:03}"}) for e in events_of("t")] for number in range(120)]
-    docket = NotingDocket.open(fill(tmp_path / "docket.sqlite", trials))
+    docket = noting_docket(fill(tmp_path / "docket.sqlite", trials))
     tokens = tokens_for(tmp_path)
     visit = Visit(app_of(docket, tmp_path), tokens["vera"])
     seen, path = [], "/"
@@ -740,13 +740,13 @@ def test_a_hundred_payloads_become_no_markup(tmp_path):
     groups = [PAYLOADS[first : first + 10] for first in range(0, len(PAYLOADS), 10)]
     trials = [hostile("plain", [f"word{n}" for n in range(10)])]
     trials += [hostile(f"h{number}", group) for number, group in enumerate(groups)]
-    docket = NotingDocket.open(fill(tmp_path / "docket.sqlite", trials, [drawn()]))
+    docket = noting_docket(fill(tmp_path / "docket.sqlite", trials, [drawn()]))
     tokens = tokens_for(tmp_path)
     visit = Visit(app_of(docket, tmp_path), tokens["ada"])
     for reviewed in ("plain", "h0"):
         reason = "words" if reviewed == "plain" else PAYLOADS[0]
         asyncio.run(
-            docket.review(
+            docket.reviews.review(
                 reviewed, outcome=ReviewOutcome.OVERRULED, label=Label.HARMFUL, reason=reason, clause=reason,
                 reviewer=reason, at=trials[0][0].at,
             )
@@ -774,7 +774,7 @@ def test_another_picture_than_the_one_that_was_judged_is_told(tmp_path):
     told = []
     for frame in (drawn().frames[0].png, drawn("coffee", "another").frames[0].png, b"no picture"):
         kept.write_bytes(frame)
-        docket = NotingDocket.open(place)
+        docket = noting_docket(place)
         told.append("Another picture." in Visit(app_of(docket, tmp_path), tokens["vera"]).get(f"/trials/{ONE}").text)
         asyncio.run(docket.close())
     assert told == [False, True, True]
@@ -783,7 +783,7 @@ def test_another_picture_than_the_one_that_was_judged_is_told(tmp_path):
         async def pictures(self, ids):
             return [drawn("coffee", "another").frames[0] for _ in ids]
 
-    docket = NotingDocket.open(place)
+    docket = noting_docket(place)
     for pictures, other in ((DrawnPrecedents(), False), (Other(), True)):
         visit = Visit(app_of(docket, tmp_path, pictures=pictures), tokens["vera"])
         asked = visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"}, headers={"hx-request": "true"})

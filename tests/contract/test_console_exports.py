@@ -15,7 +15,7 @@ from court.verdict import Label
 from serving.export.document import read_document
 from serving.telemetry.span_contents import link_of
 from serving.views.messages import PictureShown
-from tests.consoles import NotingDocket, Visit, app_of, fill, tokens_for
+from tests.consoles import Visit, app_of, fill, noting_docket, tokens_for
 from tests.dockets import events_of
 from tests.shown_trials import TEXT, drawn, full_trial
 
@@ -38,7 +38,7 @@ def place(tmp_path_factory):
 def console(place, tmp_path):
     """Gives who looks at it; each is signed in."""
     tokens = tokens_for(tmp_path)
-    docket = NotingDocket.open(place)
+    docket = noting_docket(place)
     app = app_of(docket, tmp_path)
 
     def visit(who):
@@ -50,7 +50,7 @@ def console(place, tmp_path):
 
 
 def looked(console):
-    return console.docket.__dict__.get("looked", [])
+    return console.docket.reviews.looked
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -65,7 +65,7 @@ def test_a_trial_is_a_file_to_keep_and_not_a_page_of_ours(console, form):
 
 def test_the_record_comes_out_as_it_is_kept(console):
     answer = console("vera").get(f"/trials/{ONE}/export/json")
-    assert read_document(answer.text) == asyncio.run(console.docket.record(ONE))
+    assert read_document(answer.text) == asyncio.run(console.docket.trials.record(ONE))
     told = json.loads(answer.text)
     assert told["pictures"] and all(picture["veiled"] for picture in told["pictures"])
 
@@ -78,12 +78,12 @@ def test_sharp_pictures_go_out_when_that_has_been_noted_and_not_before(console):
     noted = looked(console)
     assert {each["what"] for each in noted} >= {"meme"} and {each["who"] for each in noted} == {"vera"}
     assert any(each["what"].startswith("precedent:") for each in noted)
-    console.docket.__dict__["looked"] = []
-    console.docket.refuses = Unavailable("full")
+    console.docket.reviews.looked.clear()
+    console.docket.reviews.refuses = Unavailable("full")
     try:
         assert visit.post(f"/trials/{ONE}/export/pdf", {"pictures": "sharp"}).status_code == 503
     finally:
-        console.docket.refuses = None
+        console.docket.reviews.refuses = None
     assert visit.client.post(f"/trials/{ONE}/export/html", data={"pictures": "sharp"}).status_code == 403  # no proof
     assert visit.post(f"/trials/{ONE}/export/html", {"pictures": "none"}).status_code == 400
     assert not looked(console)
@@ -91,7 +91,7 @@ def test_sharp_pictures_go_out_when_that_has_been_noted_and_not_before(console):
 
 def test_nobody_takes_away_what_is_not_theirs_to_see(place, tmp_path):
     tokens = tokens_for(tmp_path, vera=["open"])
-    docket = NotingDocket.open(place)
+    docket = noting_docket(place)
     visit = Visit(app_of(docket, tmp_path), tokens["vera"])
     try:
         for form in FORMS:
@@ -134,9 +134,9 @@ def test_a_trial_that_found_no_harm_has_no_statement_of_reasons(place, tmp_path)
     async def overrule(docket):
         label = Label.NOT_HARMFUL if trial[-1].verdict.label is Label.HARMFUL else Label.HARMFUL
         values = {"outcome": ReviewOutcome.OVERRULED, "label": label, "reason": "r", "clause": "", "reviewer": "Ruth"}
-        await docket.review("benign", at=trial[-1].at, **values)
+        await docket.reviews.review("benign", at=trial[-1].at, **values)
 
-    docket = NotingDocket.open(own)
+    docket = noting_docket(own)
     visit = Visit(app_of(docket, tmp_path), tokens["vera"])
     try:
         before = visit.get("/trials/benign/export/dsa").status_code
@@ -149,7 +149,7 @@ def test_a_trial_that_found_no_harm_has_no_statement_of_reasons(place, tmp_path)
 
 def test_links_in_traces_lead_to_veiled_pictures(console):
     """What a trace links to is a picture that needs no looking away."""
-    record = asyncio.run(console.docket.record(ONE))
+    record = asyncio.run(console.docket.trials.record(ONE))
     visit = console("vera")
     cited = record.precedents.findings.exhibits[0].id
     for picture in (PictureShown("", "meme", record.opened.meme.frames_used[0]), PictureShown("", cited)):

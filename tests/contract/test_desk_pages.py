@@ -13,9 +13,9 @@ from court.events import ReviewOutcome, VerdictReviewed
 from court.verdict import Label, ReviewReason, Strength
 from memecourt.v1 import court_pb2 as wire
 from serving.console.review.parts import REVIEWED
+from serving.docket.open import Docket
 from serving.docket.review.corrections import Overrulings
 from serving.docket.review.locks import LOCK_MINUTES
-from serving.docket.store.sql import SqlDocket
 from serving.rpc.docket import DocketService
 from tests.contract.test_docket_service import Noted, a_scene
 from tests.desk_pages import PICTURE, form_of, play_pages, said
@@ -48,7 +48,7 @@ def test_nothing_of_the_verdict_is_shown_before_the_reviewer_has_decided(tmp_pat
         before = {path: said(await ada.get(path)) for path in paths}
         before["piece"] = said(await ada.get(f"{at}/similar", headers={"hx-request": "true"}))
         after = said(await ada.decides("a", "NOT_HARMFUL"))
-        return before, after, (await it.docket.record("a")).last(VerdictReviewed)
+        return before, after, (await it.docket.trials.record("a")).last(VerdictReviewed)
 
     before, after, review = play(tmp_path, work)
     twin_aside = {path: text.replace("harmful not harmful undecided", "") for path, text in before.items()}
@@ -83,7 +83,7 @@ def test_who_asks_for_the_verdict_first_is_shown_it_and_the_review_says_so(tmp_p
         for name, path in other_ways.items():
             assert (await bea.get(path)).status_code == 200, path
             await bea.decides(name, "HARMFUL")
-        return shown, [(await it.docket.record(name)).last(VerdictReviewed).blind for name in "abcd"]
+        return shown, [(await it.docket.trials.record(name)).last(VerdictReviewed).blind for name in "abcd"]
 
     shown, blind = play(tmp_path, work)
     assert RATIONALE in shown and "Uphold: harmful" in shown and "Overrule: not harmful" in shown
@@ -107,7 +107,7 @@ def test_a_console_can_show_verdicts_from_the_beginning(tmp_path):
         ada = await it.person("ada")
         page, queue = said(await ada.get("/desk/cases/a")), said(await ada.get("/desk"))
         await ada.decides("a", "HARMFUL")
-        return page, queue, (await it.docket.record("a")).last(VerdictReviewed).blind
+        return page, queue, (await it.docket.trials.record("a")).last(VerdictReviewed).blind
 
     page, queue, blind = play(tmp_path, work, blind_first=False)
     assert RATIONALE in page and "sides or votes disagree" in queue and blind is False
@@ -162,7 +162,7 @@ def test_what_was_written_comes_back_where_it_can_t_be_kept(tmp_path):
         ]
         it.clock.turn(minutes=LOCK_MINUTES + 1)
         answers.append(await ada.post(f"{at}/review", given, page=at))
-        return answers, (await it.docket.record("a")).all(VerdictReviewed)
+        return answers, (await it.docket.trials.record("a")).all(VerdictReviewed)
 
     answers, reviews = play(tmp_path, work)
     assert [answer.status_code for answer in answers] == [400, 400, 400, 400, 409]
@@ -219,7 +219,13 @@ def test_who_has_lost_a_case_is_told_and_takes_along_what_was_written(tmp_path, 
         hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', told[1].text.split("/take")[-1]))
         again = await ada.post(f"{at}/take", {**given, "again": "yes"})
         sent = await ada.post(f"{at}/review", given, page=at)
-        return [*map(said, told), hidden, again, sent.status_code, (await it.docket.record("a")).all(VerdictReviewed)]
+        return [
+            *map(said, told),
+            hidden,
+            again,
+            sent.status_code,
+            (await it.docket.trials.record("a")).all(VerdictReviewed),
+        ]
 
     *told, hidden, again, sent, reviews = play(tmp_path, work)
     wanted = {"taken": "bea is looking at it", "reviewed": "bea reviewed it on 2 Jan"}.get(lost, "its time was over")
@@ -250,7 +256,7 @@ def test_a_review_that_is_sent_twice_is_kept_once(tmp_path):
             other = form_of((await ada.get(at)).text, {**given, "reason": "From another tab.", "why": "Another tab."})
             codes.append([answer.status_code for answer in answers])
             codes.append((await ada.client.post(f"{at}/{act}", **other)).status_code)
-        return codes, told, [len((await it.docket.record(name)).events) for name in "ab"]
+        return codes, told, [len((await it.docket.trials.record(name)).events) for name in "ab"]
 
     codes, told, counts = play(tmp_path, work)
     assert codes == [[303] * 7, 409, [303] * 7, 409]
@@ -263,7 +269,7 @@ def test_only_who_has_a_case_asks_for_another_s_word_on_it(tmp_path):
         ada, bea = await it.person("ada"), await it.person("bea")
         await ada.post("/desk/cases/a/take")
         answer = await bea.post("/desk/cases/a/opinion", {"why": "I would like to know."})
-        return answer, (await it.docket.record("a")).events[-1].kind
+        return answer, (await it.docket.trials.record("a")).events[-1].kind
 
     answer, last = play(tmp_path, work)
     assert answer.status_code == 409 and "I would like to know." in answer.text and last == "VerdictGiven"
@@ -279,17 +285,17 @@ def test_a_review_that_is_kept_is_told_also_where_the_desk_can_t_be_read_then(tm
         form = form_of(
             (await ada.get("/desk/cases/a")).text, {"label": "NOT_HARMFUL", "other_clause": "4", "reason": "r"}
         )
-        write = it.docket.write
+        write = it.docket.transactions.write
 
         async def then_gone(batch, ask):
             kept = await write(batch, ask)
-            monkeypatch.setattr(it.docket, "entries", gone)
+            monkeypatch.setattr(it.docket.log, "entries", gone)
             return kept
 
         async def gone(*_, **__):
             raise Unavailable("gone")
 
-        monkeypatch.setattr(it.docket, "write", then_gone)
+        monkeypatch.setattr(it.docket.transactions, "write", then_gone)
         return (await ada.client.post("/desk/cases/a/review", **form)).status_code, told
 
     code, told = play(tmp_path, work)
@@ -357,7 +363,7 @@ def test_a_review_stands_where_the_library_can_t_follow(tmp_path):
         await it.tried("a", verdict(H, strengths=TIE), words="", pixels="0" * 64)  # nothing that could be compared
         ada = await it.person("ada")
         page = said(await ada.decides("a", "NOT_HARMFUL", precedent="yes"))
-        return page, (await it.docket.record("a")).last(VerdictReviewed)
+        return page, (await it.docket.trials.record("a")).last(VerdictReviewed)
 
     page, review = play(tmp_path, work, library=True)
     assert "Your review is kept, but the library of precedents could not be changed" in page
@@ -385,7 +391,7 @@ def test_the_server_in_the_same_process_is_told_at_once(tmp_path):
 def test_a_pipeline_hears_of_what_is_overruled_in_the_console(tmp_path):
     async def work(it):
         await it.tried("a", verdict(H, strengths=TIE), namespace="forum")
-        docket = SqlDocket.open(tmp_path / "docket.sqlite")  # of the server, in another process as a rule
+        docket = Docket.open(tmp_path / "docket.sqlite")  # of the server, in another process as a rule
         async with a_scene(tmp_path, docket=docket) as server:
             call = server.stub.WatchReviews(wire.WatchReviewsRequest(overruled_only=True))
             first = await call.read()
@@ -509,7 +515,7 @@ def test_each_page_is_for_its_role_and_its_namespaces(tmp_path):
         other += [(await forum.post(f"/desk/cases/a/{act}")).status_code for act in doing[:-1]]
         seen = [said(await forum.get(path)) for path in ("/desk", "/desk/find")]
         refused = (await forum.get("/desk/find?namespace=shop")).status_code
-        return viewer, other, seen, refused, (await it.docket.record("a")).events[-1].kind
+        return viewer, other, seen, refused, (await it.docket.trials.record("a")).events[-1].kind
 
     viewer, other, seen, refused, last = play(tmp_path, work)
     assert viewer == [403, 403, 403, 200, 200, *[403] * 8]
@@ -535,7 +541,7 @@ def test_forms_of_other_sites_change_nothing(tmp_path):
             for act in ("review", "opinion", "release", "take"):
                 answer = await ada.client.post(f"/desk/cases/a/{act}", content=body, headers=headers)
                 codes.append(answer.status_code)
-        return codes, (await it.docket.record("a")).events[-1].kind, (await it.desk.case("a")).lock
+        return codes, (await it.docket.trials.record("a")).events[-1].kind, (await it.desk.case("a")).lock
 
     codes, last, lock = play(tmp_path, work)
     assert codes == [403] * 16 and last == "VerdictGiven" and lock is not None

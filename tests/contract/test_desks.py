@@ -6,13 +6,13 @@ import pytest
 from sqlalchemy import Column, MetaData, String, Table, text
 
 from court.verdict import Label, Strength
+from serving.docket.open import Docket
 from serving.docket.review.locks import CaseTaken
-from serving.docket.review.queue import ReviewQueue, Search
+from serving.docket.review.queue import Search
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store import tables
 from serving.docket.store.postgres import SCHEMA
-from serving.docket.store.sql import SqlDocket
-from tests.desks import NOBODY, play, verdict
+from tests.desks import play, verdict
 from tests.dockets import place_of
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
@@ -25,8 +25,8 @@ def place(docket_place):
 
 def test_two_servers_share_the_queue_the_locks_and_what_is_drawn(place):
     async def work(it):
-        other = SqlDocket.open(place)
-        theirs = ReviewQueue(other, NOBODY, clock=it.clock, patience_s=60)
+        other = Docket.open(place)
+        theirs = it.another_desk(docket=other)
         try:
             for number in range(12):
                 await it.tried(
@@ -69,9 +69,9 @@ def test_what_the_docket_erases_is_gone_from_the_desk(place):
         await it.reviewed("a", "ada", H)
         await it.desk.take("b", "ada")
         for trial_id in ("a", "b"):
-            await it.docket.erase(trial_id, who="root", why="asked", at=it.clock())
+            await it.docket.eraser.erase(trial_id, who="root", why="asked", at=it.clock())
         found = await it.desk.find(Search(), limit=9), await it.waiting("bea"), await it.desk.agreement()
-        with it.docket.database.reading() as connection:
+        with it.docket.transactions.database.reading() as connection:
             left = [connection.execute(table.select()).all() for table in
                     (desk_tables.reviews, desk_tables.locks, desk_tables.cases)]  # fmt: skip
         return found, left
@@ -87,7 +87,7 @@ def test_a_docket_of_before_the_desk_gets_its_tables_and_the_desk_what_it_holds(
         await it.tried("a", verdict(U), words="kept before there was a desk")
         await it.reviewed("a", "ada", H)
         await it.tried("b", verdict(U))
-        with it.docket.database.writing() as connection:
+        with it.docket.transactions.database.writing() as connection:
             fresh = _shape(connection)
             for table in (*desk_tables.metadata.sorted_tables, tables.leaving):
                 table.drop(connection)
@@ -98,7 +98,7 @@ def test_a_docket_of_before_the_desk_gets_its_tables_and_the_desk_what_it_holds(
         return fresh
 
     async def after(it):
-        with it.docket.database.reading() as connection:
+        with it.docket.transactions.database.reading() as connection:
             upgraded = _shape(connection)
         return upgraded, await it.waiting("bea"), (await it.desk.case("a")).holds
 
@@ -115,7 +115,7 @@ def test_what_was_drawn_by_an_earlier_version_is_drawn_again_and_saved_searches_
         await it.tried("a", verdict(U, rationale="zebra"))
         await it.desk.take("a", "ada")
         await it.desk.save("ada", "mine", old)
-        with it.docket.database.writing() as connection:
+        with it.docket.transactions.database.writing() as connection:
             desk_tables.cases.drop(connection)
             Table("desk_cases", MetaData(), Column("trial_id", String, primary_key=True)).create(connection)
             if connection.dialect.name == "sqlite":

@@ -25,10 +25,9 @@ from court.events import VerdictReviewed
 from court.record import TrialState
 from eval.perf.postgres import PostgresServer
 from retrieval.library.postgres.address import Address
-from serving.docket.audit.audit import audit
 from serving.docket.log.notes import VerifierKey
+from serving.docket.open import Docket
 from serving.docket.ports import DocketError, RequestName
-from serving.docket.store.sql import SqlDocket
 from tests.dockets import NIGHTLY, NOON, append_all, events_of, place_of, reviewing, shown, with_docket
 from tests.fakes import a_picture
 from tests.tampering import drawn
@@ -46,20 +45,22 @@ def write_on(place, name, pipe):
     async def hold(docket, line):
         for number in itertools.count(line, 4):
             trial = f"{name}-{number}"
-            await docket.claim(RequestName("n", trial), payload="p", trial_id=trial, owner=name)
+            await docket.leases.claim(RequestName("n", trial), payload="p", trial_id=trial, owner=name)
             tell("claim", trial)
-            await docket.keep_picture(a_picture(hashlib.sha256(trial.encode()).hexdigest()))
+            await docket.writer.keep_picture(a_picture(hashlib.sha256(trial.encode()).hexdigest()))
             tell("picture", trial)
             for event in whole:
-                await docket.append(event.model_copy(update={"trial_id": trial}))
+                await docket.writer.append(event.model_copy(update={"trial_id": trial}))
                 tell("event", trial, event.seq)
-            await asyncio.gather(docket.know(f"key {trial}", trial), docket.keep_look(trial, b"look"))
+            await asyncio.gather(
+                docket.verdict_keys.put(f"key {trial}", trial), docket.fingerprints.put_fingerprint(trial, b"look")
+            )
             tell("known", trial)
             await reviewing(docket, trial)
             tell("reviewed", trial)
 
     async def main():
-        docket = SqlDocket.open(place_of(place))
+        docket = Docket.open(place_of(place))
         await asyncio.gather(*(hold(docket, line) for line in range(4)))
 
     asyncio.run(main())
@@ -86,7 +87,7 @@ def killed(forks, place, name, chance):
 
 async def found_wrong(docket):
     """What `memecourt docket verify` would find; but that trials here have no picture of their own."""
-    report = await audit(docket, [VerifierKey.parse(await docket.vkey())])
+    report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
     return {what: count for what, count in report.counts.items() if what != "PICTURE_DIFFERS"}
 
 
@@ -94,12 +95,12 @@ def erase_and_die(place, pictures):
     """Erases a trial, and is killed when its picture is about to go."""
 
     async def scene(docket):
-        await docket.keep_picture(drawn(7))
+        await docket.writer.keep_picture(drawn(7))
         opened, *more = events_of("t")
         meme = opened.meme.model_copy(update={"pixels_sha256": drawn(7).pixels_sha256})
         await append_all(docket, [opened.model_copy(update={"meme": meme}), *more])
-        docket._pictures.forget_now = lambda pixels: os.kill(os.getpid(), signal.SIGKILL)
-        await docket.erase("t", who="Ruth", why="asked for", at=NOON)
+        docket.pictures.forget_now = lambda pixels: os.kill(os.getpid(), signal.SIGKILL)
+        await docket.eraser.erase("t", who="Ruth", why="asked for", at=NOON)
 
     with_docket(place_of(place), scene, pictures=pictures)
 
@@ -112,8 +113,8 @@ def test_an_erased_picture_goes_also_where_the_process_was_killed_before_it_did(
     assert [*(tmp_path / "pictures").rglob("*.png")], "it was killed before"
 
     async def scene(docket):
-        (line,) = await docket.list(limit=9)
-        return line.erased, await found_wrong(docket), (await audit(docket, [])).counts["PICTURE_DIFFERS"]
+        (line,) = await docket.index.list(limit=9)
+        return line.erased, await found_wrong(docket), (await docket.auditor.audit([])).counts["PICTURE_DIFFERS"]
 
     assert with_docket(place_of(docket_place), scene, pictures=tmp_path / "pictures") == (True, {}, 0)
     assert not [*(tmp_path / "pictures").rglob("*.png")]
@@ -128,13 +129,15 @@ def test_what_was_acknowledged_survives_sigkill_at_any_moment(docket_place, usin
     acknowledged = [word for words in told for word in words]
 
     async def scene(docket):
-        lines = {line.trial_id: line for line in await docket.list(limit=10**6)}
-        records = {trial_id: await docket.record(trial_id) for trial_id in lines}
-        looks = {trial_id for _, trial_id, _ in await docket.looks(0, most=10**6)}
-        claims = {t: await docket.claim_of(RequestName("n", t)) for word, t, *_ in acknowledged if word == "claim"}
-        keys = {t: await docket.known(f"key {t}") for word, t, *_ in acknowledged if word == "known"}
+        lines = {line.trial_id: line for line in await docket.index.list(limit=10**6)}
+        records = {trial_id: await docket.trials.record(trial_id) for trial_id in lines}
+        looks = {trial_id for _, trial_id, _ in await docket.fingerprints.fingerprints(0, most=10**6)}
+        claims = {
+            t: await docket.leases.claim_of(RequestName("n", t)) for word, t, *_ in acknowledged if word == "claim"
+        }
+        keys = {t: await docket.verdict_keys.get(f"key {t}") for word, t, *_ in acknowledged if word == "known"}
         pixels = {t: hashlib.sha256(t.encode()).hexdigest() for word, t, *_ in acknowledged if word == "picture"}
-        frames = {trial: await docket.frames(digest) for trial, digest in pixels.items()}
+        frames = {trial: await docket.trials.frames(digest) for trial, digest in pixels.items()}
         return lines, records, looks, claims, keys, frames
 
     lines, records, looks, claims, keys, frames = using(scene)
@@ -159,14 +162,14 @@ def test_what_was_acknowledged_survives_sigkill_at_any_moment(docket_place, usin
 async def refused(docket, event):
     """Everything that writes to the database is refused while it is as it is; what each of them heard."""
     asked = (
-        docket.append(event),
-        docket.note_access("t", who="Ruth", what="frame 0", at=NOON),
-        docket.erase("t", who="Ruth", why="asked for", at=NOON),
-        docket.claim(NAME, payload="p", trial_id="t", owner="A"),
-        docket.beat("A"),
-        docket.know("k", "t"),
-        docket.keep_look("t", b"look"),
-        docket.append(event.model_copy(update={"trial_id": "other", "seq": 0})),
+        docket.writer.append(event),
+        docket.reviews.note_access("t", who="Ruth", what="frame 0", at=NOON),
+        docket.eraser.erase("t", who="Ruth", why="asked for", at=NOON),
+        docket.leases.claim(NAME, payload="p", trial_id="t", owner="A"),
+        docket.heartbeats.beat("A"),
+        docket.verdict_keys.put("k", "t"),
+        docket.fingerprints.put_fingerprint("t", b"look"),
+        docket.writer.append(event.model_copy(update={"trial_id": "other", "seq": 0})),
     )
     heard = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(error) for error in heard] == [Unavailable] * len(asked), heard
@@ -176,13 +179,13 @@ async def refused(docket, event):
 
 async def whole(docket, events):
     """The docket works as if nothing had been, and holds nothing of what was refused."""
-    assert await docket.claim_of(NAME) is None
-    assert await docket.known("k") is None
-    assert await docket.looks(0) == []
-    assert await docket.beats() == {}
-    assert [line.trial_id for line in await docket.list(limit=9)] == ["t"]
+    assert await docket.leases.claim_of(NAME) is None
+    assert await docket.verdict_keys.get("k") is None
+    assert await docket.fingerprints.fingerprints(0) == []
+    assert await docket.heartbeats.heartbeats() == {}
+    assert [line.trial_id for line in await docket.index.list(limit=9)] == ["t"]
     await append_all(docket, events)
-    assert (await docket.record("t")).state is TrialState.DECIDED
+    assert (await docket.trials.record("t")).state is TrialState.DECIDED
 
 
 def test_a_locked_file_is_said_to_be_and_works_afterwards(tmp_path):
@@ -211,7 +214,7 @@ def test_a_locked_database_is_said_to_be_and_works_afterwards(docket_database):
             tables = ("entries", "log", "trials", "pictures", "requests", "servers", "known", "looks")
             other.execute(f"LOCK TABLE {', '.join(f'memecourt_docket.{table}' for table in tables)} IN EXCLUSIVE MODE")
             (said,) = await refused(docket, events[2])
-            assert len((await docket.record("t")).events) == 2  # reading goes on
+            assert len((await docket.trials.record("t")).events) == 2  # reading goes on
         await whole(docket, events[2:])
         return said
 
@@ -237,15 +240,15 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
         await append_all(docket, events[:2])
         with files_of_at_most((tmp_path / "d.sqlite-wal").stat().st_size):
             await refused(docket, events[2])
-            assert len((await docket.record("t")).events) == 2
-        await docket.keep_picture(large)
+            assert len((await docket.trials.record("t")).events) == 2
+        await docket.writer.keep_picture(large)
         await whole(docket, events[2:])
 
     with_docket(path, scene)
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
-    assert len(with_docket(path, lambda docket: docket.record("t")).events) == len(events)
+    assert len(with_docket(path, lambda docket: docket.trials.record("t")).events) == len(events)
 
 
 def test_where_pictures_lie_may_be_full_or_gone_and_come_back(tmp_path):
@@ -254,16 +257,16 @@ def test_where_pictures_lie_may_be_full_or_gone_and_come_back(tmp_path):
 
     async def scene(docket):
         with files_of_at_most(10_000), pytest.raises(Unavailable) as full:
-            await docket.keep_picture(large)
-        assert await docket.frames(large.pixels_sha256) == [], "nothing that was written by half"
-        await docket.keep_picture(large)
+            await docket.writer.keep_picture(large)
+        assert await docket.trials.frames(large.pixels_sha256) == [], "nothing that was written by half"
+        await docket.writer.keep_picture(large)
         place.rename(tmp_path / "elsewhere")
-        for ask in (docket.keep_picture(a_picture("2" * 64)), docket.frames(large.pixels_sha256)):
+        for ask in (docket.writer.keep_picture(a_picture("2" * 64)), docket.trials.frames(large.pixels_sha256)):
             with pytest.raises(Unavailable) as gone:
                 await ask
         assert not place.exists()
         (tmp_path / "elsewhere").rename(place)
-        assert await docket.frames(large.pixels_sha256) == [bytes(50_000)]
+        assert await docket.trials.frames(large.pixels_sha256) == [bytes(50_000)]
         return {full.value.reason, gone.value.reason}, full.value.message + gone.value.message
 
     reasons, said = with_docket(tmp_path / "d.sqlite", scene)
@@ -302,25 +305,25 @@ def test_a_file_that_is_gone_is_missed_and_found_again(tmp_path):
         path.rename(tmp_path / "elsewhere")
         (said,) = await refused(docket, events[2])
         with pytest.raises(Unavailable):
-            await docket.record("t")
+            await docket.trials.record("t")
         assert not path.exists()
         (tmp_path / "elsewhere").rename(path)
-        await docket.append(events[2])
+        await docket.writer.append(events[2])
         # Now another file stands in its place, as after a backup was put back.
         with sqlite3.connect(path) as source, sqlite3.connect(tmp_path / "copy") as copy:
             source.backup(copy)
         source.close()
         copy.close()
-        await docket.append(events[3])
+        await docket.writer.append(events[3])
         for file in files:
             file.unlink(missing_ok=True)
         shutil.copy(tmp_path / "copy", path)
-        assert len((await docket.record("t")).events) == 3
+        assert len((await docket.trials.record("t")).events) == 3
         await whole(docket, events[3:])
         return said
 
     assert "gone" in with_docket(path, scene)
-    assert len(with_docket(path, lambda docket: docket.record("t")).events) == len(events)
+    assert len(with_docket(path, lambda docket: docket.trials.record("t")).events) == len(events)
 
 
 def test_a_file_that_is_no_docket_any_more_is_refused(tmp_path):
@@ -331,7 +334,7 @@ def test_a_file_that_is_no_docket_any_more_is_refused(tmp_path):
         path.unlink()
         path.touch()
         with pytest.raises(DocketError, match="no docket"):
-            await docket.append(events[2])
+            await docket.writer.append(events[2])
 
     with_docket(path, scene)
 
@@ -341,18 +344,18 @@ def test_a_database_that_went_away_and_came_back_has_all(postgres_server, docket
 
     async def scene(docket):
         await append_all(docket, events[:2])
-        await docket.record("t")  # so that connections of both kinds are kept
+        await docket.trials.record("t")  # so that connections of both kinds are kept
         postgres_server.stop()
         try:
             (said,) = await refused(docket, events[2])
             with pytest.raises(Unavailable) as unread:
-                await docket.record("t")
+                await docket.trials.record("t")
             assert unread.value.reason == "DOCKET_UNAVAILABLE"
             with pytest.raises(Unavailable):
-                await asyncio.to_thread(SqlDocket.open, Address(docket_database), patience=0.2)
+                await asyncio.to_thread(Docket.open, Address(docket_database), patience=0.2)
         finally:
             postgres_server.start()
-        assert len((await docket.record("t")).events) == 2
+        assert len((await docket.trials.record("t")).events) == 2
         await whole(docket, events[2:])
         return said
 
@@ -372,8 +375,8 @@ def test_connections_that_broke_unnoticed_are_replaced(docket_database):
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                     "WHERE pid <> pg_backend_pid() AND application_name = 'memecourt'"
                 )
-            await docket.append(event)  # nobody hears of it
-            assert (await docket.record("t")).events[-1] == event
+            await docket.writer.append(event)  # nobody hears of it
+            assert (await docket.trials.record("t")).events[-1] == event
 
     with_docket(Address(docket_database), scene)
 
@@ -434,9 +437,9 @@ def test_a_connection_that_breaks_in_the_commit_costs_nothing(docket_database, w
     async def scene(docket):
         for event in events:
             between.breaks.append(when)
-            await docket.append(event)
+            await docket.writer.append(event)
             assert not between.breaks
-        return (await docket.record("t")).events
+        return (await docket.trials.record("t")).events
 
     with between as port:
         address = f"postgresql://court@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
@@ -469,8 +472,8 @@ def test_a_commit_that_the_database_lost_in_a_crash_is_not_taken_for_kept():
         await append_all(docket, events[:2])
         between.breaks.append("before")
         with pytest.raises(Unavailable):
-            await docket.append(events[2])
-        assert len((await docket.record("t")).events) == 2
+            await docket.writer.append(events[2])
+        assert len((await docket.trials.record("t")).events) == 2
         await whole(docket, events[2:])
 
     try:
@@ -517,10 +520,10 @@ def test_a_server_that_hangs_while_it_keeps_a_look_does_not_hold_up_records(dock
     async def scene(docket):
         with psycopg.connect(docket_database) as other:
             other.execute("SELECT pg_advisory_xact_lock(hashtext('memecourt.looks'))")
-            look = asyncio.create_task(docket.keep_look("t", b"look"))
+            look = asyncio.create_task(docket.fingerprints.put_fingerprint("t", b"look"))
             await append_all(docket, events)
             assert not look.done()
         await look
-        return await docket.looks(0)
+        return await docket.fingerprints.fingerprints(0)
 
     assert len(with_docket(Address(docket_database), scene)) == 1

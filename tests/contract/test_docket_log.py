@@ -10,7 +10,6 @@ from sqlalchemy import select
 from court.events import PrecedentReading, PrecedentsCited, ReviewOutcome, Ruling, VerdictGiven
 from court.verdict import Label
 from memecourt.verify import verify_bundle
-from serving.docket.audit.audit import audit, bundled
 from serving.docket.log.entries import check
 from serving.docket.log.merkle import (
     Frontier,
@@ -21,44 +20,44 @@ from serving.docket.log.merkle import (
     verify_inclusion,
 )
 from serving.docket.log.notes import VerifierKey, open_checkpoint
+from serving.docket.open import Docket
 from serving.docket.ports import DocketError, NotDecided, RequestName, TrialErased, TrialUnknown
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import GONE, PART, unpacked
 from serving.docket.store.keys import KeyFile
 from serving.docket.store.log_queries import nodes
-from serving.docket.store.sql import SqlDocket
-from tests.dockets import NOON, append_all, events_of, place_of, reviewing, with_docket
+from tests.dockets import NOON, append_all, entries_of, events_of, open_trials, place_of, reviewing, with_docket
 from tests.fakes import a_picture
 from tests.unit.test_erasing import Marked
 
 
 async def checked(docket):
     """All entries of the log, once everything about it has been checked from its entries up."""
-    entries = await docket.entries(0, 10**6)
-    assert [entry.number for entry in entries] == list(range(await docket.size()))
+    entries = await docket.log.entries(0, 10**6)
+    assert [entry.number for entry in entries] == list(range(await docket.log.size()))
     tree = Frontier()
     roots = [tree.root()]
     for entry in entries:
         check(entry)
         tree.append(entry.leaf())
         roots.append(tree.root())
-    key = VerifierKey.parse(await docket.vkey())
-    now = open_checkpoint(await docket.checkpoint(), [key])
+    key = VerifierKey.parse(await docket.log.vkey())
+    now = open_checkpoint(await docket.log.checkpoint(), [key])
     assert (now.size, now.root) == (len(entries), roots[-1])
     for size in {1, len(entries) // 2, len(entries)} - {0}:
-        assert await docket.read(lambda connection, size=size: root_at(size, nodes(connection))) == roots[size]
+        assert await docket.auditor.read(lambda connection, size=size: root_at(size, nodes(connection))) == roots[size]
     return entries, roots, key
 
 
 def test_what_is_appended_is_one_log_whose_root_is_signed(using):
     async def scene(docket):
-        before = await docket.checkpoint()
+        before = await docket.log.checkpoint()
         trials = [events_of(f"t{number}") for number in range(40)]
         await asyncio.gather(*(append_all(docket, events) for events in trials))
         await reviewing(docket, "t3")
-        await docket.note_access("t3", who="Ruth", what="frame 0", at=NOON)
-        return before, await checked(docket), await docket.record("t3"), await docket.entries_of("t3")
+        await docket.reviews.note_access("t3", who="Ruth", what="frame 0", at=NOON)
+        return before, await checked(docket), await docket.trials.record("t3"), await entries_of(docket, "t3")
 
     before, (entries, _, key), record, own = using(scene)
     assert open_checkpoint(before, [key]).size == 0
@@ -76,8 +75,8 @@ def test_entries_of_some_kinds_are_read_by_number(using):
     async def scene(docket):
         for number in range(3):
             await append_all(docket, events_of(f"t{number}"))
-        every = await docket.entries(0, 999)
-        return every, await docket.entries(every[5].number, 2, {"VerdictGiven", "TrialOpened"})
+        every = await docket.log.entries(0, 999)
+        return every, await docket.log.entries(every[5].number, 2, {"VerdictGiven", "TrialOpened"})
 
     every, some = using(scene)
     assert some == [e for e in every if e.number >= 5 and e.kind in ("VerdictGiven", "TrialOpened")][:2]
@@ -86,18 +85,24 @@ def test_entries_of_some_kinds_are_read_by_number(using):
 def test_a_receipt_shows_that_a_verdict_is_in_the_log_and_stays_the_same(using):
     async def scene(docket):
         await append_all(docket, events_of("a"))
-        first = await docket.receipt("a")
+        first = await docket.log.receipt("a")
         for number in range(30):
             await append_all(docket, events_of(f"t{number}"))
         await append_all(docket, events_of("open")[:3])
         for trial_id, error in (("open", NotDecided), ("none", TrialUnknown)):
             with pytest.raises(error):
-                await docket.receipt(trial_id)
-        key = VerifierKey.parse(await docket.vkey())
-        old, new = (open_checkpoint(note, [key]) for note in (first.checkpoint, await docket.checkpoint()))
-        proof = await docket.read(lambda connection: consistency_proof(old.size, new.size, nodes(connection)))
+                await docket.log.receipt(trial_id)
+        key = VerifierKey.parse(await docket.log.vkey())
+        old, new = (open_checkpoint(note, [key]) for note in (first.checkpoint, await docket.log.checkpoint()))
+        proof = await docket.auditor.read(lambda connection: consistency_proof(old.size, new.size, nodes(connection)))
         verify_consistency(old.size, new.size, old.root, new.root, proof)
-        return first, await docket.receipt("a"), await docket.receipt("t29"), key, await docket.node(3, 1)
+        return (
+            first,
+            await docket.log.receipt("a"),
+            await docket.log.receipt("t29"),
+            key,
+            await docket.auditor.read(lambda connection: nodes(connection)(3, 1)),
+        )
 
     first, again, last, key, _ = using(scene)
     assert first == again
@@ -110,7 +115,7 @@ def test_a_receipt_shows_that_a_verdict_is_in_the_log_and_stays_the_same(using):
 
 def append_some(place, owner, trials):
     async def main():
-        docket = SqlDocket.open(place_of(place))
+        docket = Docket.open(place_of(place))
         try:
             await asyncio.gather(*(append_all(docket, events_of(f"{owner}{number}")) for number in range(trials)))
         finally:
@@ -138,16 +143,18 @@ def test_claims_alone_sign_nothing_and_many_appends_are_signed_once(docket_place
             signed.append(1)
             return super().__call__(known)
 
-    monkeypatch.setattr("serving.docket.store.sql.KeyFile", Counting)
+    monkeypatch.setattr("serving.docket.open.KeyFile", Counting)
 
     async def scene(docket):
         async def claim(number):
-            await docket.claim(RequestName("n", f"r{number}"), payload="p", trial_id="t", owner="A")
+            await docket.leases.claim(RequestName("n", f"r{number}"), payload="p", trial_id="t", owner="A")
 
         await asyncio.gather(*(claim(number) for number in range(50)))
         of_claims = len(signed)
         opened = events_of()[0]
-        await asyncio.gather(*(docket.append(opened.model_copy(update={"trial_id": f"t{n}"})) for n in range(200)))
+        await asyncio.gather(
+            *(docket.writer.append(opened.model_copy(update={"trial_id": f"t{n}"})) for n in range(200))
+        )
         return of_claims
 
     assert with_docket(place_of(docket_place), scene) == 0
@@ -159,17 +166,17 @@ def test_another_key_is_refused(using, docket_place, tmp_path):
     other = tmp_path / "other.key"
 
     async def scene(docket):
-        for ask in (docket.append(events_of("b")[0]), docket.sign()):
+        for ask in (docket.writer.append(events_of("b")[0]), docket.log.sign()):
             with pytest.raises(DocketError) as refused:
                 await ask
             assert refused.value.reason == "DOCKET_KEY"
-        return await docket.record("a"), await docket.list(limit=9)
+        return await docket.trials.record("a"), await docket.index.list(limit=9)
 
     record, lines = using(scene, key=other)
     assert record.verdict is not None and [line.trial_id for line in lines] == ["a"]
     assert not other.exists(), "a key is made for a docket that has none, and for no other"
     # A key of its own, of another docket.
-    with_docket(tmp_path / "another.sqlite", lambda docket: docket.sign(), key=other)
+    with_docket(tmp_path / "another.sqlite", lambda docket: docket.log.sign(), key=other)
     using(scene, key=other)
 
 
@@ -188,8 +195,8 @@ def test_texts_of_precedents_are_kept_once_and_come_back(using):
     async def scene(docket):
         await append_all(docket, events)
         await append_all(docket, events_of("b"))
-        entries = await docket.entries(0, 999)
-        return await docket.record("a"), await docket.record("b"), entries
+        entries = await docket.log.entries(0, 999)
+        return await docket.trials.record("a"), await docket.trials.record("b"), entries
 
     a, b, entries = using(scene)
     assert list(a.events) == events and list(b.events) == events_of("b")
@@ -206,16 +213,18 @@ def test_an_erased_precedent_is_gone_from_every_record_that_quotes_it(using):
     async def scene(docket):
         await append_all(docket, events_of("a"))
         await append_all(docket, events_of("b"))
-        erased = await docket.erase_precedent(which, who="Ruth", why="asked for", at=NOON)
-        before = await docket.record("a"), await docket.record("b")
+        erased = await docket.eraser.erase_precedent(which, who="Ruth", why="asked for", at=NOON)
+        before = await docket.trials.record("a"), await docket.trials.record("b")
         # By a server that has not heard of it, or where it was put into a library again.
         await append_all(docket, events_of("c"))
-        again = await docket.erase_precedent(which, who="Ruth", why="once more", at=NOON)
+        again = await docket.eraser.erase_precedent(which, who="Ruth", why="once more", at=NOON)
         await append_all(docket, events_of("d"))
-        report = await audit(docket, [VerifierKey.parse(await docket.vkey())])
+        report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
         faults = {fault for fault in report.counts if fault != "PICTURE_DIFFERS"}
-        after = await docket.record("c"), await docket.record("d")
-        bundles = [verify_bundle(await bundled(docket, trial_id), [await docket.vkey()]) for trial_id in "abcd"]
+        after = await docket.trials.record("c"), await docket.trials.record("d")
+        bundles = [
+            verify_bundle(await docket.auditor.bundle(trial_id), [await docket.log.vkey()]) for trial_id in "abcd"
+        ]
         return erased, again, (*before, *after), faults, bundles, await checked(docket)
 
     erased, again, records, faults, bundles, (entries, *_) = using(scene)
@@ -238,9 +247,9 @@ def test_a_precedent_that_is_erased_while_a_trial_runs_does_not_come_back_with_i
         ruling = Ruling(harmful_evidence=(), harmless_evidence=(), precedents=(which,), label=given.verdict.label)
         given = given.model_copy(update={"ruling": ruling})
         await append_all(docket, before)
-        await docket.erase_precedent(which.id, who="Ruth", why="asked for", at=NOON)
-        await docket.append(given)
-        record = await docket.record("a")
+        await docket.eraser.erase_precedent(which.id, who="Ruth", why="asked for", at=NOON)
+        await docket.writer.append(given)
+        record = await docket.trials.record("a")
         return record.last(VerdictGiven).ruling.precedents[0].picture, await checked(docket)
 
     picture, (entries, *_) = using(scene)
@@ -257,39 +266,39 @@ def test_an_erased_trial_is_listed_as_erased_and_nothing_of_it_is_told(using):
         return [opened.model_copy(update={"meme": meme, "request_id": f"r {trial_id}"}), *more]
 
     async def scene(docket):
-        await docket.keep_picture(picture)
+        await docket.writer.keep_picture(picture)
         for trial_id in "ab":
             await append_all(docket, of(trial_id))
-            await docket.claim(RequestName("n", trial_id), payload="p", trial_id=trial_id, owner="A")
-            await docket.know(f"k{trial_id}", trial_id)
-            await docket.keep_look(trial_id, b"look")
+            await docket.leases.claim(RequestName("n", trial_id), payload="p", trial_id=trial_id, owner="A")
+            await docket.verdict_keys.put(f"k{trial_id}", trial_id)
+            await docket.fingerprints.put_fingerprint(trial_id, b"look")
             await reviewing(docket, trial_id, ReviewOutcome.UPHELD, Label.HARMFUL)
-        receipt = await docket.receipt("a")
-        erased = await docket.erase("a", who="Ruth", why="asked for", at=NOON)
+        receipt = await docket.log.receipt("a")
+        erased = await docket.eraser.erase("a", who="Ruth", why="asked for", at=NOON)
         for ask in (
-            docket.record("a"),
-            docket.events("a"),
-            docket.append(of("a")[0].model_copy(update={"seq": 99})),
-            docket.note_access("a", who="Ruth", what="frame 0", at=NOON),
+            docket.trials.record("a"),
+            docket.trials.events("a"),
+            docket.writer.append(of("a")[0].model_copy(update={"seq": 99})),
+            docket.reviews.note_access("a", who="Ruth", what="frame 0", at=NOON),
             reviewing(docket, "a"),
         ):
             with pytest.raises(TrialErased):
                 await ask
-        await docket.know("again", "a")
-        await docket.keep_look("a", b"look")
-        shared = await docket.frames(picture.pixels_sha256)
-        twice = await docket.erase("a", who="Rolf", why="again", at=NOON + timedelta(days=1))
+        await docket.verdict_keys.put("again", "a")
+        await docket.fingerprints.put_fingerprint("a", b"look")
+        shared = await docket.trials.frames(picture.pixels_sha256)
+        twice = await docket.eraser.erase("a", who="Rolf", why="again", at=NOON + timedelta(days=1))
         left = {
-            "lines": {line.trial_id: line for line in await docket.list(limit=9)},
-            "known": [await docket.known(key) for key in ("ka", "again", "kb")],
-            "claims": [await docket.claim_of(RequestName("n", trial_id)) for trial_id in "ab"],
-            "looks": [trial_id for _, trial_id, _ in await docket.looks(0)],
-            "labels": await docket.labels(["a", "b"]),
-            "other": await docket.record("b"),
+            "lines": {line.trial_id: line for line in await docket.index.list(limit=9)},
+            "known": [await docket.verdict_keys.get(key) for key in ("ka", "again", "kb")],
+            "claims": [await docket.leases.claim_of(RequestName("n", trial_id)) for trial_id in "ab"],
+            "looks": [trial_id for _, trial_id, _ in await docket.fingerprints.fingerprints(0)],
+            "labels": await docket.index.labels(["a", "b"]),
+            "other": await docket.trials.record("b"),
         }
-        assert await docket.receipt("a") == receipt
-        await docket.erase("b", who="Ruth", why="asked for", at=NOON)
-        return erased, twice, left, shared, await docket.frames(picture.pixels_sha256), await checked(docket)
+        assert await docket.log.receipt("a") == receipt
+        await docket.eraser.erase("b", who="Ruth", why="asked for", at=NOON)
+        return erased, twice, left, shared, await docket.trials.frames(picture.pixels_sha256), await checked(docket)
 
     erased, twice, left, shared, unshared, (entries, *_) = using(scene)
     assert erased == twice and erased.who == "Ruth"
@@ -309,10 +318,10 @@ def test_a_trial_that_runs_while_it_is_erased_is_not_taken_up_again(using):
     async def scene(docket):
         events = events_of("a")
         await append_all(docket, events[:2])
-        await docket.erase("a", who="Ruth", why="asked for", at=NOON)
+        await docket.eraser.erase("a", who="Ruth", why="asked for", at=NOON)
         with pytest.raises(TrialErased):
-            await docket.append(events[2])
-        return await docket.open_trials(), await docket.open_claims()
+            await docket.writer.append(events[2])
+        return await open_trials(docket), await docket.leases.open_claims()
 
     assert using(scene) == ([], [])
 
@@ -332,9 +341,9 @@ def test_no_query_finds_what_was_erased(using):
     async def scene(docket):
         await meme.keep(docket)
         await meme.quoted(docket, "later")
-        before = await docket.read(everything)
-        await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=[meme.precedent])
-        return before, await docket.read(everything)
+        before = await docket.auditor.read(everything)
+        await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=[meme.precedent])
+        return before, await docket.auditor.read(everything)
 
     before, after = using(scene)
     named = [trace for trace in meme.traces() if trace.isalnum()]

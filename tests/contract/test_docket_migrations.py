@@ -94,7 +94,7 @@ def old_docket(docket_place):
 
 
 def fill(engine, trials):
-    from serving.docket.store.writes import trial_change, trial_row
+    from serving.docket.store.trials import trial_change, trial_row
 
     name = t.Name()
     with engine.begin() as connection:
@@ -125,11 +125,19 @@ def test_a_docket_of_format_2_is_upgraded_where_it_stands(old_docket, using, mon
     fill(old_docket, trials)
 
     async def look(docket):
-        lines = {line.trial_id: line for line in await docket.list(limit=999)}
-        records = {trial_id: await docket.record(trial_id) for trial_id in lines}
-        frames = [await docket.frames(pixels) for pixels in "pq"]
-        receipt = await docket.receipt("a")
-        return lines, records, frames, await docket.known("k"), await docket.looks(0), receipt, await checked(docket)
+        lines = {line.trial_id: line for line in await docket.index.list(limit=999)}
+        records = {trial_id: await docket.trials.record(trial_id) for trial_id in lines}
+        frames = [await docket.trials.frames(pixels) for pixels in "pq"]
+        receipt = await docket.log.receipt("a")
+        return (
+            lines,
+            records,
+            frames,
+            await docket.verdict_keys.get("k"),
+            await docket.fingerprints.fingerprints(0),
+            receipt,
+            await checked(docket),
+        )
 
     seen = [using(look, create=False) for _ in range(2)]
     assert seen[0] == seen[1], "once upgraded, and once found to be"
@@ -164,7 +172,7 @@ def test_an_upgraded_docket_has_the_tables_and_triggers_of_a_new_one(old_docket,
                 laid = connection.execute(text("SELECT tgname FROM pg_trigger WHERE NOT tgisinternal"))
             return differences, {name for (name,) in laid}
 
-    using(lambda docket: docket.size())
+    using(lambda docket: docket.log.size())
     upgraded = looked_at()
     if old_docket.dialect.name == "sqlite":
         old_docket.dispose()
@@ -172,7 +180,7 @@ def test_an_upgraded_docket_has_the_tables_and_triggers_of_a_new_one(old_docket,
     else:
         with old_docket.begin() as connection:
             connection.execute(text(f"DROP SCHEMA {SCHEMA} CASCADE"))
-    using(lambda docket: docket.size())
+    using(lambda docket: docket.log.size())
     assert upgraded == looked_at()
     assert upgraded[0] == []
     assert {name.partition("_")[0] for name in upgraded[1]} == set(triggers.TABLES)
@@ -250,7 +258,7 @@ def test_an_event_that_can_not_be_read_stops_the_upgrade_and_leaves_the_docket_a
     with old_docket.begin() as connection:
         connection.execute(text("UPDATE events SET body = '{}' WHERE trial_id = :t"), {"t": trials[4][0].trial_id})
     with pytest.raises(DocketError, match=f"can't be upgraded.*{trials[4][0].trial_id}"):
-        using(lambda docket: docket.size())
+        using(lambda docket: docket.log.size())
     with old_docket.connect() as connection:
         tables = set(inspect(connection).get_table_names())
         count = connection.execute(text("SELECT count(*) FROM events")).scalar_one()

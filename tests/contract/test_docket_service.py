@@ -41,10 +41,13 @@ from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import DocketStub
 from retrieval.library.postgres.address import Address
 from serving.access.callers import Caller, Scope
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
+from serving.docket.store.reviews import SqlReviewStore
+from serving.docket.store.trials import SqlTrialReader
 from serving.rpc.docket import SERVICE, DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.listings import place_of, token_of, which_of
+from tests.dockets import Intercepted
 from tests.service_calls import Refusal, a_channel, by, refused
 
 T = TypeVar("T")
@@ -106,7 +109,7 @@ class Scene:
         """Keeps a trial that ended in a verdict, failed for a reason, or (None) is open."""
         trial_id = trial_id or str(uuid.uuid4())
         for event in a_trial(trial_id, at=at, namespace=namespace, end=end, text=text, procedure=procedure):
-            await self.docket.append(event)
+            await self.docket.writer.append(event)
         return trial_id
 
     async def listed(self, caller: str = "", size: int = 0, **asked: Any) -> list[wire.TrialSummary]:
@@ -164,7 +167,7 @@ def a_trial(
 
 @asynccontextmanager
 async def a_scene(place: Path | Address, *, docket: Any = None) -> AsyncIterator[Scene]:
-    docket = docket or SqlDocket.open(place)
+    docket = docket or Docket.open(place)
     noted = Noted()
     overruled: list[str] = []
     service = DocketService(noted, ReceiveBudget(64 * 2**20, 20.0))  # type: ignore[arg-type]
@@ -254,7 +257,7 @@ def test_paging_loses_and_doubles_none_while_new_ones_come_in(place: Path | Addr
 
     async def work(it: Scene) -> tuple[list[str], list[str], list[int]]:
         ids = [str(uuid.uuid4()) for _ in range(500)]
-        await asyncio.gather(*(it.docket.append(a_trial(id_)[0]) for id_ in ids))
+        await asyncio.gather(*(it.docket.writer.append(a_trial(id_)[0]) for id_ in ids))
         seen, sizes, token = [], [], ""
         for page in range(1000):
             request = wire.ListTrialsRequest(page_size=7, page_token=token)
@@ -266,7 +269,7 @@ def test_paging_loses_and_doubles_none_while_new_ones_come_in(place: Path | Addr
                 return ids, seen, sizes
             if page < 40:
                 for at in (AT, AT + timedelta(seconds=page), AT + timedelta(microseconds=1)):
-                    await it.docket.append(a_trial(str(uuid.uuid4()), at=at)[0])
+                    await it.docket.writer.append(a_trial(str(uuid.uuid4()), at=at)[0])
         raise AssertionError("there is no end")
 
     ids, seen, sizes = play(place, work)
@@ -289,7 +292,7 @@ def test_pages_end_where_there_are_no_more(sqlite: Path) -> None:
 
 def test_a_page_has_fifty_unless_asked_otherwise_and_at_most_a_thousand(sqlite: Path) -> None:
     async def work(it: Scene) -> tuple[list[int], list[Refusal]]:
-        await asyncio.gather(*(it.docket.append(a_trial(str(n))[0]) for n in range(60)))
+        await asyncio.gather(*(it.docket.writer.append(a_trial(str(n))[0]) for n in range(60)))
         sizes = [
             len((await it.stub.ListTrials(wire.ListTrialsRequest(page_size=size), timeout=TIMEOUT)).trials)
             for size in (0, 1, 60, 1000)
@@ -462,30 +465,27 @@ def test_the_first_and_the_last_moment_there_is_are_taken(place: Path | Address)
     assert play(place, work) == [1, 0]
 
 
-class Counting:
+class Counting(Intercepted):
     """A docket that counts the records that are read of it."""
 
-    def __init__(self, docket: SqlDocket) -> None:
-        self._docket = docket
+    def __init__(self, docket: Docket) -> None:
+        super().__init__(docket)
         self.read = 0
         self.longest = 0
 
     async def record(self, trial_id: str) -> Any:
         self.read += 1
-        return await self._docket.record(trial_id)
+        return await self._docket.trials.record(trial_id)
 
     async def list(self, **asked: Any) -> Any:
-        lines = await self._docket.list(**asked)
+        lines = await self._docket.index.list(**asked)
         self.longest = max(self.longest, len(lines))
         return lines
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._docket, name)
 
 
 def test_an_export_reads_on_only_as_the_caller_does(place: Path | Address) -> None:
     """Sixteen megabytes of records: of what the caller has not taken, only what flow control lets go is read."""
-    docket = Counting(SqlDocket.open(place))
+    docket = Counting(Docket.open(place))
 
     async def work(it: Scene) -> tuple[int, int, list[str]]:
         text = "tame " * 40_000
@@ -513,15 +513,15 @@ def test_an_export_goes_on_after_trials_that_are_erased_also_while_it_is_made(pl
     class Erasing(Counting):
         async def record(self, trial_id: str) -> Any:
             if trial_id == "t-2":  # it has been listed
-                await self._docket.erase("t-2", who="ada", why="asked to", at=AT)
+                await self._docket.eraser.erase("t-2", who="ada", why="asked to", at=AT)
             return await super().record(trial_id)
 
-    docket = Erasing(SqlDocket.open(place))
+    docket = Erasing(Docket.open(place))
 
     async def work(it: Scene) -> list[str]:
         for number in range(4):
             await it.tried(f"t-{number}", at=AT + timedelta(seconds=number))
-        await docket.erase("t-1", who="ada", why="asked to", at=AT)
+        await docket.eraser.erase("t-1", who="ada", why="asked to", at=AT)
         call = it.stub.ExportTrials(wire.ExportTrialsRequest(), timeout=TIMEOUT)
         return [one.trial.summary.trial_id async for one in call]
 
@@ -529,7 +529,7 @@ def test_an_export_goes_on_after_trials_that_are_erased_also_while_it_is_made(pl
 
 
 def test_an_export_whose_caller_leaves_ends(sqlite: Path) -> None:
-    docket = Counting(SqlDocket.open(sqlite))
+    docket = Counting(Docket.open(sqlite))
 
     async def work(it: Scene) -> int:
         for number in range(60):
@@ -560,7 +560,7 @@ def test_a_verdict_is_upheld_overruled_and_reviewed_again(place: Path | Address)
         for one in told:
             assert before <= one.review.at.ToDatetime(UTC) <= datetime.now(UTC)
         assert it.overruled == ["t-1"]
-        record = await it.docket.record("t-1")
+        record = await it.docket.trials.record("t-1")
         return told, list(record.events[3:]), await it.listed(reviewed=True), it.told
 
     told, events, listed, outcomes = play(place, work)
@@ -593,7 +593,7 @@ def test_reviews_at_once_are_all_kept(place: Path | Address) -> None:
     async def work(it: Scene) -> tuple[set[str], list[int]]:
         await it.tried("t-1")
         await asyncio.gather(*(it.reviewed("t-1", reason=f"reason {number}") for number in range(20)))
-        reviews = (await it.docket.record("t-1")).events[3:]
+        reviews = (await it.docket.trials.record("t-1")).events[3:]
         return {review.reason for review in reviews}, [review.seq for review in reviews]
 
     reasons, numbers = play(place, work)
@@ -630,7 +630,7 @@ def test_a_review_that_can_t_stand_is_refused(
         for trial_id, end in (("t", HARMFUL), ("open", None), ("failed", "MODEL_GONE")):
             await it.tried(trial_id, end=end)  # type: ignore[arg-type]
         refusal = await refused(it.reviewed(trial, caller, **asked))
-        return refusal, [len((await it.docket.record(id_)).events) for id_ in ("t", "open", "failed")], it.told
+        return refusal, [len((await it.docket.trials.record(id_)).events) for id_ in ("t", "open", "failed")], it.told
 
     refusal, lengths, told = play(sqlite, work)
     assert refusal.said == said
@@ -666,7 +666,7 @@ def test_a_caller_of_some_namespaces_sees_its_own_trials_only(place: Path | Addr
             assert (refusal.said, refusal.message) == (unknown.said, unknown.message)
             refusal = await refused(it.reviewed(id_, "forum"))
             assert (refusal.said, refusal.message) == (unknown.said, unknown.message)
-            assert len((await it.docket.record(id_)).events) == 3
+            assert len((await it.docket.trials.record(id_)).events) == 3
         assert (await it.reviewed("forum-0", "forum")).review.reviewer == "forum"
 
     play(place, work)
@@ -734,21 +734,21 @@ def test_who_may_have_reviewed_is_not_told_to_come_again(
     sqlite: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """The docket goes away while the review is kept, or once it is: it may stand, and again it would stand twice."""
-    kept = SqlDocket.review
+    stores = SqlReviewStore.review
 
-    async def review(self: SqlDocket, *given: Any, **more: Any) -> VerdictReviewed:
-        event = await kept(self, *given, **more)
+    async def review(self: SqlReviewStore, *given: Any, **more: Any) -> VerdictReviewed:
+        event = await stores(self, *given, **more)
         if broken == "review":
             raise Unavailable("The docket can't be written now.", reason="DOCKET_UNAVAILABLE")
-        monkeypatch.setattr(SqlDocket, "record", Away().record)
+        monkeypatch.setattr(SqlTrialReader, "record", Away().trials.record)
         return event
 
     async def work(it: Scene) -> Refusal:
         await it.tried("t-1")
-        monkeypatch.setattr(SqlDocket, "review", review)
+        monkeypatch.setattr(SqlReviewStore, "review", review)
         refusal = await refused(CALLS["ReviewVerdict"](it))
         monkeypatch.undo()
-        assert len(await it.docket.entries(0, 9, {"VerdictReviewed"})) == 1
+        assert len(await it.docket.log.entries(0, 9, {"VerdictReviewed"})) == 1
         return refusal
 
     refusal = play(sqlite, work)
@@ -759,14 +759,21 @@ def test_who_may_have_reviewed_is_not_told_to_come_again(
 class Away:
     """A docket that is not there now."""
 
+    def __getattr__(self, name: str) -> AwayStore:
+        return AwayStore()
+
+    async def close(self) -> None:
+        pass
+
+
+class AwayStore:
+    """A store that is not there now."""
+
     def __getattr__(self, name: str) -> Any:
         async def fails(*_: object, **__: object) -> None:
             raise Unavailable("The docket can't be read now.", reason="DOCKET_UNAVAILABLE")
 
         return fails
-
-    async def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -13,9 +13,8 @@ from sqlalchemy import Engine, text
 
 from court.events import TrialOpened
 from memecourt.verify import verify_bundle, verify_receipt
-from serving.docket.audit.audit import audit, bundled
 from serving.docket.log.notes import VerifierKey
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 from tests.contract.test_docket_migrations import fill
 from tests.contract.test_docket_migrations import old_docket as old_docket
 from tests.dockets import NIGHTLY, NOON, append_all, place_of, random_records, with_docket
@@ -30,7 +29,7 @@ def test_random_alterations_are_found_exactly_where_they_can_be(docket_place: st
     done: Counter[str] = Counter()
 
     async def scene() -> None:
-        docket = SqlDocket.open(place_of(docket_place))
+        docket = Docket.open(place_of(docket_place))
         try:
             altered = await scene_of(docket, chance, place=place_of(docket_place))
             with tampering(altered) as connection:
@@ -68,37 +67,37 @@ def test_nothing_is_found_while_the_docket_is_written_to_and_erased_from(docket_
     """Checks, bundles and receipts beside writers: all see one moment each, and all are right."""
     chance = random.Random(4)
 
-    async def write(docket: SqlDocket, number: int) -> str:
+    async def write(docket: Docket, number: int) -> str:
         events = random_records(chance, 1, NOON)[0]
         opened, picture = events[0], drawn(number)
         assert isinstance(opened, TrialOpened)
         meme = opened.meme.model_copy(update={"pixels_sha256": picture.pixels_sha256})
-        await docket.keep_picture(picture)
+        await docket.writer.keep_picture(picture)
         await append_all(docket, [opened.model_copy(update={"meme": meme}), *events[1:]])
         if number % 3 == 0:
-            await docket.note_access(opened.trial_id, who="ada", what="frame 0", at=NOON)
+            await docket.reviews.note_access(opened.trial_id, who="ada", what="frame 0", at=NOON)
         if number % 4 == 0:
-            await docket.erase(opened.trial_id, who="ada", why="asked to", at=NOON)
+            await docket.eraser.erase(opened.trial_id, who="ada", why="asked to", at=NOON)
         return opened.trial_id
 
     async def scene() -> None:
-        docket = SqlDocket.open(place_of(docket_place))
+        docket = Docket.open(place_of(docket_place))
         try:
-            key = VerifierKey.parse(await docket.vkey())
+            key = VerifierKey.parse(await docket.log.vkey())
             writing = asyncio.gather(*(write(docket, number) for number in range(24)))
             sizes = []
             while not writing.done():
-                report = await audit(docket, [key])
+                report = await docket.auditor.audit([key])
                 assert not report.counts, report.findings
                 sizes.append(report.size)
-            last = await audit(docket, [key])
+            last = await docket.auditor.audit([key])
             assert not last.counts and last.trials == 24 and last.erased
             assert len(set(sizes)) > 1  # it was written to meanwhile
             for trial_id in writing.result():
-                trial = verify_bundle(await bundled(docket, trial_id), [str(key)])
+                trial = verify_bundle(await docket.auditor.bundle(trial_id), [str(key)])
                 assert trial.checkpoint.size == last.size
                 if any(entry.kind == "VerdictGiven" for entry in trial.entries):
-                    receipt = await docket.receipt(trial_id)
+                    receipt = await docket.log.receipt(trial_id)
                     shown = verify_receipt(
                         [str(key)],
                         checkpoint=receipt.checkpoint,
@@ -132,9 +131,9 @@ def test_a_docket_of_an_earlier_format_is_right_once_it_is_upgraded(old_docket: 
             row = {"pixels": picture.pixels_sha256, "png": picture.frames[0].png}
             connection.execute(text("INSERT INTO pictures VALUES (:pixels, 0, :png)"), row)
 
-    async def scene(docket: SqlDocket) -> None:
-        key = VerifierKey.parse(await docket.vkey())
-        report = await audit(docket, [key])
+    async def scene(docket: Docket) -> None:
+        key = VerifierKey.parse(await docket.log.vkey())
+        report = await docket.auditor.audit([key])
         assert not report.counts and (report.trials, report.pictures) == (20, 3), report.findings
 
     with_docket(place_of(docket_place), scene)

@@ -9,6 +9,7 @@ import pytest
 from court.events import ModelCall, Procedure, ReviewOutcome, Role, TrialFailed, TrialResumed, VerdictReviewed
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
+from serving.docket.open import Docket
 from serving.docket.ports import (
     DocketError,
     Lease,
@@ -18,11 +19,20 @@ from serving.docket.ports import (
     TrialFilter,
     TrialUnknown,
 )
-from serving.docket.store.sql import SqlDocket
 from serving.runner.executor import TrialExecutor
 from serving.runner.request import TrialRequest
 from tests.contract.scenes import IMAGE, FakePictures
-from tests.dockets import NOON, append_all, events_of, place_of, random_records, reviewing, shown, with_docket
+from tests.dockets import (
+    NOON,
+    append_all,
+    events_of,
+    open_trials,
+    place_of,
+    random_records,
+    reviewing,
+    shown,
+    with_docket,
+)
 from tests.fakes import a_picture
 from tests.unit.test_trial import SUMMARY, a_court
 
@@ -33,13 +43,18 @@ def test_a_record_comes_back_as_it_was(using):
     events, picture = events_of(), a_picture()
 
     async def keep(docket):
-        await docket.keep_picture(picture)
-        await docket.keep_picture(picture)
+        await docket.writer.keep_picture(picture)
+        await docket.writer.keep_picture(picture)
         await append_all(docket, events)
 
     async def look(docket):
-        later = await docket.events("t", 3), await docket.events("t", 99)
-        return await docket.record("t"), later, await docket.frames(picture.pixels_sha256), await docket.frames("0")
+        later = await docket.trials.events("t", 3), await docket.trials.events("t", 99)
+        return (
+            await docket.trials.record("t"),
+            later,
+            await docket.trials.frames(picture.pixels_sha256),
+            await docket.trials.frames("0"),
+        )
 
     using(keep)
     record, later, kept, none = using(look, create=False)
@@ -50,18 +65,23 @@ def test_a_record_comes_back_as_it_was(using):
 
 def test_what_is_not_there_is_said_to_be_unknown(using):
     async def scene(docket):
-        for ask in (docket.record("t"), docket.events("t"), docket.events("t", 5), reviewing(docket, "t")):
+        for ask in (
+            docket.trials.record("t"),
+            docket.trials.events("t"),
+            docket.trials.events("t", 5),
+            reviewing(docket, "t"),
+        ):
             with pytest.raises(TrialUnknown, match="no trial t "):
                 await ask
         return (
-            await docket.claim_of(NAME),
-            await docket.known("k"),
-            await docket.looks(0),
-            await docket.open_claims(),
-            await docket.list(limit=9),
-            await docket.beats(),
-            await docket.labels(["t"]),
-            await docket.failures("p"),
+            await docket.leases.claim_of(NAME),
+            await docket.verdict_keys.get("k"),
+            await docket.fingerprints.fingerprints(0),
+            await docket.leases.open_claims(),
+            await docket.index.list(limit=9),
+            await docket.heartbeats.heartbeats(),
+            await docket.index.labels(["t"]),
+            await docket.index.failures("p"),
         )
 
     assert [len(found or ()) for found in using(scene)] == [0] * 8
@@ -69,10 +89,10 @@ def test_what_is_not_there_is_said_to_be_unknown(using):
 
 def test_a_docket_that_is_not_there_is_only_made_when_asked(docket_place):
     with pytest.raises(DocketError) as refused:
-        SqlDocket.open(place_of(docket_place), create=False)
+        Docket.open(place_of(docket_place), create=False)
     assert refused.value.reason == "DOCKET_MISSING"
     with pytest.raises(DocketError):  # and that has not made it
-        SqlDocket.open(place_of(docket_place), create=False)
+        Docket.open(place_of(docket_place), create=False)
 
 
 def test_many_writers_at_once_lose_nothing_and_only_the_faulty_one_hears_of_it(using):
@@ -80,10 +100,10 @@ def test_many_writers_at_once_lose_nothing_and_only_the_faulty_one_hears_of_it(u
 
     async def crowd(docket):
         trials = [[e.model_copy(update={"trial_id": f"t{i}"}) for e in events] for i in range(40)]
-        twice = docket.append(trials[0][0])
+        twice = docket.writer.append(trials[0][0])
         results = await asyncio.gather(*(append_all(docket, trial) for trial in trials), twice, return_exceptions=True)
-        records = [await docket.record(f"t{i}") for i in range(40) if results[i] is None]
-        return results, records, await docket.list(limit=99)
+        records = [await docket.trials.record(f"t{i}") for i in range(40) if results[i] is None]
+        return results, records, await docket.index.list(limit=99)
 
     results, records, lines = using(crowd)
     refused = [r for r in results if r is not None]
@@ -97,10 +117,12 @@ def test_many_writers_at_once_lose_nothing_and_only_the_faulty_one_hears_of_it(u
 def test_events_that_are_appended_together_are_kept_all_or_none(using):
     async def scene(docket):
         mine, theirs, others = events_of("a"), events_of("a"), events_of("b")
-        await docket.append(*mine[:2])
-        await docket.append(theirs[4])  # by a server that goes on elsewhere
-        results = await asyncio.gather(docket.append(*mine[2:]), docket.append(*others), return_exceptions=True)
-        return results, await docket.events("a"), await docket.record("b"), mine, others
+        await docket.writer.append(*mine[:2])
+        await docket.writer.append(theirs[4])  # by a server that goes on elsewhere
+        results = await asyncio.gather(
+            docket.writer.append(*mine[2:]), docket.writer.append(*others), return_exceptions=True
+        )
+        return results, await docket.trials.events("a"), await docket.trials.record("b"), mine, others
 
     results, of_a, b, mine, others = using(scene)
     assert isinstance(results[0], DocketError) and results[0].reason == "EVENT_EXISTS"
@@ -114,19 +136,19 @@ def test_a_summary_trial_takes_no_more_commits_than_it_has_to_wait_for(using, mo
 
     async def scene(docket):
         commits, told = [], []
-        begin = docket._writer._transaction
-        monkeypatch.setattr(docket._writer, "_transaction", lambda: commits.append(1) or begin())
+        begin = docket.transactions._logged._transaction
+        monkeypatch.setattr(docket.transactions._logged, "_transaction", lambda: commits.append(1) or begin())
 
         async def watch(event):
             told.append(event)
-            assert event in await docket.events(event.trial_id)
+            assert event in await docket.trials.events(event.trial_id)
 
         house = TrialExecutor(a_court(), FakePictures(), docket)
         picture = await house.pictures.read(IMAGE)
-        await docket.keep_picture(picture)
+        await docket.writer.keep_picture(picture)
         commits.clear()
         hearing = await house.hear(TrialRequest(IMAGE, text=text), watch, picture=picture)
-        return hearing.record, await docket.record(hearing.record.trial_id), told, len(commits)
+        return hearing.record, await docket.trials.record(hearing.record.trial_id), told, len(commits)
 
     record, kept, told, commits = using(scene)
     assert [event.kind for event in told] == SUMMARY
@@ -143,7 +165,7 @@ def test_a_summary_trial_goes_on_wherever_it_was_cut_off(using, kept):
         whole = (await house.hear(TrialRequest(IMAGE, text="given"))).record
         await append_all(docket, [event.model_copy(update={"trial_id": "cut"}) for event in whole.events[:kept]])
         await house.resume("cut")
-        return whole, await docket.record("cut")
+        return whole, await docket.trials.record("cut")
 
     whole, resumed = using(scene)
     assert resumed.state is TrialState.DECIDED and resumed.verdict == whole.verdict
@@ -194,7 +216,7 @@ def test_listings_are_what_counting_all_records_gives(using):
 
     async def pages(docket, which, oldest_first, limit):
         found, after = [], None
-        while page := await docket.list(limit=limit, after=after, which=which, oldest_first=oldest_first):
+        while page := await docket.index.list(limit=limit, after=after, which=which, oldest_first=oldest_first):
             assert len(page) <= limit
             found += page
             after = page[-1].opened_at, page[-1].trial_id
@@ -202,8 +224,8 @@ def test_listings_are_what_counting_all_records_gives(using):
 
     async def scene(docket):
         await asyncio.gather(*(append_all(docket, events) for events in trials))
-        requests = await docket.requests()
-        still_open = await docket.open_trials()
+        requests = await docket.index.requests()
+        still_open = await open_trials(docket)
         return [await pages(docket, *ask) for ask in asked], requests, still_open
 
     listings, requests, still_open = using(scene)
@@ -230,7 +252,9 @@ def test_labels_that_hold_count_reviews(using):
         await reviewing(docket, "upheld", ReviewOutcome.UPHELD, Label.HARMFUL)
         await reviewing(docket, "restored")
         await reviewing(docket, "restored", ReviewOutcome.UPHELD, Label.HARMFUL)
-        return await docket.labels([*(f"no{i}" for i in range(2500)), *("stands", "overruled", "upheld"), "restored"])
+        return await docket.index.labels(
+            [*(f"no{i}" for i in range(2500)), *("stands", "overruled", "upheld"), "restored"]
+        )
 
     assert using(scene) == {
         "stands": Label.HARMFUL,
@@ -265,7 +289,7 @@ def test_failures_of_a_picture_are_told_until_a_model_that_saw_it_gives_a_verdic
     async def scene(docket):
         for events in (failing("b", "p", [1, 4]), failing("a", "p", [3, 5]), failing("c", "q", [2])):
             await append_all(docket, events)
-        told = [await docket.failures("p")]
+        told = [await docket.index.failures("p")]
         # The last is of a clock that is far behind: what was kept last is what counts.
         for hour, procedure, seen in (
             (6, Procedure.SUMMARY, None),
@@ -277,11 +301,11 @@ def test_failures_of_a_picture_are_told_until_a_model_that_saw_it_gives_a_verdic
             given[0] = given[0].model_copy(update={"procedure": procedure})
             given[-1] = given[-1].model_copy(update={"at": NOON + timedelta(hours=hour), "call": seen})
             await append_all(docket, given)
-            told.append(await docket.failures("p"))
+            told.append(await docket.index.failures("p"))
             if seen:
                 await append_all(docket, failing(f"after {hour}", "p", [hour]))
-                told.append(await docket.failures("p"))
-        return told, await docket.failures("q")
+                told.append(await docket.index.failures("p"))
+        return told, await docket.index.failures("q")
 
     told, other = using(scene)
     before = ["AT_1", "AT_4", "AT_3", "AT_5"]
@@ -299,22 +323,22 @@ def test_a_request_is_claimed_once_and_another_under_its_name_is_refused(using):
     strange = RequestName("a\0b\\", "\\0\\\\x")
 
     async def scene(docket):
-        stands = await docket.claim(NAME, payload="p", trial_id="t1", owner="A")
-        again = await docket.claim(NAME, payload="p", trial_id="t2", owner="B")
+        stands = await docket.leases.claim(NAME, payload="p", trial_id="t1", owner="A")
+        again = await docket.leases.claim(NAME, payload="p", trial_id="t2", owner="B")
         with pytest.raises(RequestConflict) as refused:
-            await docket.claim(NAME, payload="q", trial_id="t3", owner="B")
-        elsewhere = await docket.claim(RequestName("south", "r1"), payload="q", trial_id="t4", owner="B")
+            await docket.leases.claim(NAME, payload="q", trial_id="t3", owner="B")
+        elsewhere = await docket.leases.claim(RequestName("south", "r1"), payload="q", trial_id="t4", owner="B")
         for name in (strange, RequestName("a\0b\\", "\\0\\\\")):
-            await docket.claim(name, payload="s", trial_id=name.request_id[-1], owner="A")
-        twice = await docket.claim(strange, payload="s", trial_id="t5", owner="B")
+            await docket.leases.claim(name, payload="s", trial_id=name.request_id[-1], owner="A")
+        twice = await docket.leases.claim(strange, payload="s", trial_id="t5", owner="B")
         return (
             stands,
             again,
             refused.value,
             elsewhere,
             twice,
-            await docket.claim_of(NAME),
-            await docket.claim_of(strange),
+            await docket.leases.claim_of(NAME),
+            await docket.leases.claim_of(strange),
         )
 
     stands, again, refused, elsewhere, twice, kept, odd = using(scene)
@@ -326,12 +350,12 @@ def test_a_request_is_claimed_once_and_another_under_its_name_is_refused(using):
 
 def test_a_claim_is_taken_over_by_one_of_many(using):
     async def scene(docket):
-        seen = await docket.claim(NAME, payload="p", trial_id="t1", owner="A")
-        others = [docket.take_over(seen, owner=f"B{i}") for i in range(20)]
+        seen = await docket.leases.claim(NAME, payload="p", trial_id="t1", owner="A")
+        others = [docket.leases.take_over(seen, owner=f"B{i}") for i in range(20)]
         won = [claim for claim in await asyncio.gather(*others) if claim is not None]
-        stale = await docket.take_over(seen, owner="C")
-        anew = await docket.take_over(won[0], owner="C", trial_id="t2")
-        return won, stale, anew, await docket.claim_of(NAME), await docket.take_over(won[0], owner="D")
+        stale = await docket.leases.take_over(seen, owner="C")
+        anew = await docket.leases.take_over(won[0], owner="C", trial_id="t2")
+        return won, stale, anew, await docket.leases.claim_of(NAME), await docket.leases.take_over(won[0], owner="D")
 
     won, stale, anew, kept, late = using(scene)
     assert len(won) == 1 and won[0].trial_id == "t1"
@@ -341,11 +365,11 @@ def test_a_claim_is_taken_over_by_one_of_many(using):
 
 def claim_many(place, owner, names, start, results):
     async def main():
-        docket = SqlDocket.open(place_of(place))
+        docket = Docket.open(place_of(place))
         start.wait()
         claims = await asyncio.gather(
             *(
-                docket.claim(RequestName("n", name), payload="p", trial_id=f"{owner}-{name}", owner=owner)
+                docket.leases.claim(RequestName("n", name), payload="p", trial_id=f"{owner}-{name}", owner=owner)
                 for name in names
             )
         )
@@ -356,7 +380,7 @@ def claim_many(place, owner, names, start, results):
 
 
 def test_claims_that_processes_race_for_have_one_winner_each(docket_place, using, forks):
-    using(lambda docket: docket.beat("A"))
+    using(lambda docket: docket.heartbeats.beat("A"))
     names = [f"r{i}" for i in range(200)]
     results, start = forks.Queue(), forks.Barrier(3)
     racers = []
@@ -374,7 +398,7 @@ def test_claims_that_processes_race_for_have_one_winner_each(docket_place, using
             assert winners.setdefault(name, winner) == winner
 
     async def look(docket):
-        return {name: await docket.claim_of(RequestName("n", name)) for name in names}
+        return {name: await docket.leases.claim_of(RequestName("n", name)) for name in names}
 
     for name, claim in using(look).items():
         assert (claim.owner, claim.trial_id) == (winners[name], f"{winners[name]}-{name}")
@@ -383,51 +407,55 @@ def test_claims_that_processes_race_for_have_one_winner_each(docket_place, using
 def test_claims_are_open_until_their_trial_has_ended(using):
     async def scene(docket):
         for name in ("begun", "failed", "decided", "never", "resumed"):
-            await docket.claim(RequestName("", name), payload="p", trial_id=name, owner="A")
+            await docket.leases.claim(RequestName("", name), payload="p", trial_id=name, owner="A")
         await append_all(docket, opening("decided"))
         await append_all(docket, opening("begun")[:2])
         for name in ("failed", "resumed"):
             opened = opening(name)[0]
             fault = {"step": "s", "reason": "GONE", "message": "m", "retryable": True}
             await append_all(docket, [opened, TrialFailed(trial_id=name, seq=1, at=NOON, **fault)])
-        await docket.append(TrialResumed(trial_id="resumed", seq=2, at=NOON, software="test"))
+        await docket.writer.append(TrialResumed(trial_id="resumed", seq=2, at=NOON, software="test"))
         await reviewing(docket, "decided")
-        return [claim.name.request_id for claim in await docket.open_claims()]
+        return [claim.name.request_id for claim in await docket.leases.open_claims()]
 
     assert using(scene) == ["begun", "resumed"]
 
 
 def test_beats_count_on(using):
     async def scene(docket):
-        await asyncio.gather(*(docket.beat("A") for _ in range(5)))
-        await docket.beat("B")
-        return await docket.beats()
+        await asyncio.gather(*(docket.heartbeats.beat("A") for _ in range(5)))
+        await docket.heartbeats.beat("B")
+        return await docket.heartbeats.heartbeats()
 
     assert using(scene)["B"] == 1
-    first = using(lambda docket: docket.beats())["A"]
-    using(lambda docket: docket.beat("A"))
-    assert using(lambda docket: docket.beats())["A"] == first + 1
-    using(lambda docket: docket.rest("A"))
-    using(lambda docket: docket.rest("B", 7))  # it was seen at another count: it lives
-    assert using(lambda docket: docket.beats()) == {"B": 1}
-    using(lambda docket: docket.rest("B", 1))
-    assert using(lambda docket: docket.beats()) == {}
+    first = using(lambda docket: docket.heartbeats.heartbeats())["A"]
+    using(lambda docket: docket.heartbeats.beat("A"))
+    assert using(lambda docket: docket.heartbeats.heartbeats())["A"] == first + 1
+    using(lambda docket: docket.heartbeats.retire("A"))
+    using(lambda docket: docket.heartbeats.retire("B", 7))  # it was seen at another count: it lives
+    assert using(lambda docket: docket.heartbeats.heartbeats()) == {"B": 1}
+    using(lambda docket: docket.heartbeats.retire("B", 1))
+    assert using(lambda docket: docket.heartbeats.heartbeats()) == {}
 
 
 def test_the_first_trial_of_a_key_is_known_until_it_is_overruled(using):
     async def scene(docket):
         await append_all(docket, events_of("t1"))
         await append_all(docket, events_of("t2"))
-        await asyncio.gather(docket.know("k", "t1"), docket.know("k2", "t1"), docket.know("other", "t2"))
-        await docket.know("k", "t2")
-        before = [await docket.known(key) for key in ("k", "k2", "other")]
+        await asyncio.gather(
+            docket.verdict_keys.put("k", "t1"),
+            docket.verdict_keys.put("k2", "t1"),
+            docket.verdict_keys.put("other", "t2"),
+        )
+        await docket.verdict_keys.put("k", "t2")
+        before = [await docket.verdict_keys.get(key) for key in ("k", "k2", "other")]
         await reviewing(docket, "t1", ReviewOutcome.UPHELD, Label.HARMFUL)
-        upheld = await docket.known("k")
+        upheld = await docket.verdict_keys.get("k")
         review = await reviewing(docket, "t1")
-        await docket.know("k", "t1")  # somebody who has not heard of it
-        after = [await docket.known(key) for key in ("k", "k2", "other")]
-        await docket.know("k", "t2")
-        return before, upheld, review, after, await docket.known("k"), await docket.record("t1")
+        await docket.verdict_keys.put("k", "t1")  # somebody who has not heard of it
+        after = [await docket.verdict_keys.get(key) for key in ("k", "k2", "other")]
+        await docket.verdict_keys.put("k", "t2")
+        return before, upheld, review, after, await docket.verdict_keys.get("k"), await docket.trials.record("t1")
 
     before, upheld, review, after, again, record = using(scene)
     assert before == ["t1", "t1", "t2"] and upheld == "t1"
@@ -444,7 +472,7 @@ def test_only_verdicts_are_reviewed_and_reviewers_at_once_don_t_lose_each_other(
             await reviewing(docket, "open")
         await append_all(docket, events_of("t"))
         told = await asyncio.gather(*(reviewing(docket, "t", reviewer=f"R{i}") for i in range(9)))
-        return refused.value.reason, told, await docket.record("t"), await docket.record("open")
+        return refused.value.reason, told, await docket.trials.record("t"), await docket.trials.record("open")
 
     reason, told, record, still = using(scene)
     assert reason == "TRIAL_NOT_DECIDED" and len(still.events) == 2
@@ -456,13 +484,13 @@ def review_and_know(place, number, start, results):
     """One process overrules what the other makes known, again and again."""
 
     async def main():
-        docket = SqlDocket.open(place_of(place))
+        docket = Docket.open(place_of(place))
         start.wait()
         for trial in range(30):
             if number:
                 await reviewing(docket, f"t{trial}")
             else:
-                await docket.know(f"k{trial}", f"t{trial}")
+                await docket.verdict_keys.put(f"k{trial}", f"t{trial}")
         await docket.close()
         results.put(number)
 
@@ -487,7 +515,9 @@ def test_an_overruled_trial_is_never_known_however_processes_meet(docket_place, 
         process.join()
 
     async def look(docket):
-        return [await docket.known(f"k{i}") for i in range(30)], await docket.labels([f"t{i}" for i in range(30)])
+        return [await docket.verdict_keys.get(f"k{i}") for i in range(30)], await docket.index.labels(
+            [f"t{i}" for i in range(30)]
+        )
 
     known, labels = using(look)
     assert known == [None] * 30
@@ -502,22 +532,27 @@ def test_what_becomes_known_waits_for_an_overruling_under_way(docket_database):
         with psycopg.connect(docket_database) as reviewer:
             changed = reviewer.execute("UPDATE memecourt_docket.trials SET outcome = 'OVERRULED'")
             assert changed.rowcount == 1
-            knowing = asyncio.create_task(docket.know("k", "t"))
+            knowing = asyncio.create_task(docket.verdict_keys.put("k", "t"))
             await asyncio.wait([knowing], timeout=0.3)
             reviewer.commit()
         await knowing
-        return await docket.known("k")
+        return await docket.verdict_keys.get("k")
 
     assert with_docket(place_of(docket_database), scene) is None
 
 
 def test_what_a_trial_looks_like_is_kept_once_and_numbers_rise(using):
     async def scene(docket):
-        await docket.keep_look("t1", b"\x00one")
-        await docket.keep_look("t2", b"two")
-        await docket.keep_look("t1", b"another")
-        every = await docket.looks(0)
-        return every, await docket.looks(every[0][0]), await docket.looks(every[1][0]), await docket.looks(0, most=1)
+        await docket.fingerprints.put_fingerprint("t1", b"\x00one")
+        await docket.fingerprints.put_fingerprint("t2", b"two")
+        await docket.fingerprints.put_fingerprint("t1", b"another")
+        every = await docket.fingerprints.fingerprints(0)
+        return (
+            every,
+            await docket.fingerprints.fingerprints(every[0][0]),
+            await docket.fingerprints.fingerprints(every[1][0]),
+            await docket.fingerprints.fingerprints(0, most=1),
+        )
 
     every, second, none, first = using(scene)
     assert [(trial, look) for _, trial, look in every] == [("t1", b"\x00one"), ("t2", b"two")]
@@ -527,9 +562,9 @@ def test_what_a_trial_looks_like_is_kept_once_and_numbers_rise(using):
 
 def look_often(place, owner, count):
     async def main():
-        docket = SqlDocket.open(place_of(place))
+        docket = Docket.open(place_of(place))
         for number in range(count):
-            await docket.keep_look(f"{owner}{number}", b"look")
+            await docket.fingerprints.put_fingerprint(f"{owner}{number}", b"look")
         await docket.close()
 
     asyncio.run(main())
@@ -544,7 +579,7 @@ def test_whoever_goes_on_from_the_last_look_misses_none_of_several_writers(docke
         seen, last = [], 0
         while True:
             over = not any(writer.is_alive() for writer in writers)
-            page = await docket.looks(last, most=7)
+            page = await docket.fingerprints.fingerprints(last, most=7)
             for number, trial, _ in page:
                 assert number > last
                 last = number

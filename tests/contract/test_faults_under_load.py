@@ -24,7 +24,7 @@ from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.runner import reaper as loose_ends
 from tests.contract.scenes import a_scene, rest_of, told, until
-from tests.dockets import NIGHTLY, place_of
+from tests.dockets import NIGHTLY, open_trials, place_of
 from tests.fakes import FakeReader
 from tests.unit.test_trial import a_court
 
@@ -69,11 +69,11 @@ class Callers:
 
 async def counted(docket, verdicts):
     """Holds what the callers were told against the docket; how many trials failed on the way."""
-    assert not await docket.open_trials()
-    lines = await docket.list(limit=10**6)
+    assert not await open_trials(docket)
+    lines = await docket.index.list(limit=10**6)
     by_request = {}
     for line in lines:
-        record = await docket.record(line.trial_id)
+        record = await docket.trials.record(line.trial_id)
         assert record.state in (TrialState.DECIDED, TrialState.FAILED)
         assert len(record.all(VerdictGiven)) == (record.state is TrialState.DECIDED)
         assert [event.seq for event in record.events] == [*range(len(record.events))]
@@ -215,7 +215,7 @@ def test_a_docket_that_fails_under_load_costs_no_request_its_verdict(tmp_path, m
             await channel.close()
             assert len(callers.verdicts) == REQUESTS
             async with asyncio.timeout(30):
-                while await it.docket.open_trials():  # noqa: ASYNC110
+                while await open_trials(it.docket):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             failed = await counted(it.docket, callers.verdicts)
             return callers, failed
@@ -251,15 +251,15 @@ def test_a_clock_that_jumps_changes_nothing_but_the_times_that_are_written_down(
             await asyncio.gather(*(callers.ask(it.stub, asked(number)) for number in [*range(REQUESTS)] * 2))
             assert not callers.errors and len(callers.verdicts) == REQUESTS
             assert await counted(it.docket, callers.verdicts) == 0
-            lines = await it.docket.list(limit=10**6)
+            lines = await it.docket.index.list(limit=10**6)
             paged, after = [], None
-            while page := await it.docket.list(limit=7, after=after):
+            while page := await it.docket.index.list(limit=7, after=after):
                 paged += page
                 after = page[-1].opened_at, page[-1].trial_id
             # In whatever order they came: listed once each, by the times that were written down.
             assert [line.trial_id for line in paged] == [line.trial_id for line in lines]
             assert {line.trial_id for line in lines} == {one for given in callers.verdicts.values() for one in given}
-            records = [await it.docket.record(line.trial_id) for line in lines]
+            records = [await it.docket.trials.record(line.trial_id) for line in lines]
             return sum(b.at < a.at for r in records for a, b in zip(r.events, r.events[1:], strict=False))
 
     assert asyncio.run(scene()) > REQUESTS, "the clock was to go back in most trials"
@@ -298,7 +298,7 @@ def test_duplicated_and_reordered_requests_are_tried_once_and_each_copy_is_answe
                 await channel.close()
             assert not callers.errors and len(callers.verdicts) == REQUESTS
             assert await counted(it.docket, callers.verdicts) == 0
-            return len(await it.docket.list(limit=10**6))
+            return len(await it.docket.index.list(limit=10**6))
 
     assert asyncio.run(scene()) == REQUESTS
 
@@ -331,14 +331,14 @@ def test_clients_that_vanish_leave_verdicts_or_recorded_failures_and_may_come_ba
             await until(lambda: not it.service.admission.running + it.service.admission.waiting)
             await it.service.empty(20)
             async with asyncio.timeout(20):
-                while await it.docket.open_trials():  # noqa: ASYNC110
+                while await open_trials(it.docket):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
-            begun = [await it.docket.record(line.trial_id) for line in await it.docket.list(limit=10**6)]
+            begun = [await it.docket.trials.record(line.trial_id) for line in await it.docket.index.list(limit=10**6)]
             callers = Callers()
             await asyncio.gather(*(callers.ask(it.stub, asked(number)) for number in range(REQUESTS)))
             assert len(callers.verdicts) == REQUESTS
             failed = await counted(it.docket, callers.verdicts)
-            after = await it.docket.list(limit=10**6)
+            after = await it.docket.index.list(limit=10**6)
             return gone, begun, failed, after
 
     gone, begun, failed, after = asyncio.run(scene())

@@ -55,7 +55,7 @@ def test_a_flood_of_frames_fails_no_honest_call(tmp_path, forks, attack):
             attacking.join()
             ear.close()
         await honest(it)  # and afterwards
-        return len(await it.docket.list(limit=10_000))
+        return len(await it.docket.index.list(limit=10_000))
 
     tried = play(work, tmp_path, reader=FakeReader())
     assert tried == 2 * HONEST, "only what was asked for is on trial"

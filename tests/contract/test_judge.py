@@ -56,7 +56,7 @@ def test_a_verdict_carries_everything_that_it_rests_on(tmp_path):
     async def work(it):
         metadata = (("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01"),)
         response = await it.stub.Judge(request, timeout=20, metadata=metadata)
-        return response, await it.docket.record(response.verdict_id)
+        return response, await it.docket.trials.record(response.verdict_id)
 
     response, record = play(work, tmp_path, found=findings([H, H, N, H, H]))
     assert response.label == wire.LABEL_HARMFUL
@@ -148,7 +148,7 @@ def test_a_malformed_field_is_named(tmp_path, change, field, reason):
     async def work(it):
         refusal = await it.refusal(request)
         still = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
-        return refusal, still, await it.docket.list(limit=9)
+        return refusal, still, await it.docket.index.list(limit=9)
 
     refusal, still, lines = play(work, tmp_path)
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT
@@ -259,7 +259,7 @@ def test_what_a_call_sent_is_gone_with_its_answer(tmp_path, end):
 )
 def test_what_goes_wrong_is_said_in_google_rpc_terms(tmp_path, options, code, reason, retry):
     async def work(it):
-        return await it.refusal(judge_request(IMAGE)), await it.docket.list(limit=9)
+        return await it.refusal(judge_request(IMAGE)), await it.docket.index.list(limit=9)
 
     refusal, lines = play(work, tmp_path, **options)
     assert refusal.code.name == code
@@ -330,8 +330,8 @@ def test_a_caller_that_leaves_ends_its_trial_and_the_record_says_so(tmp_path, ho
             if reader.asked.is_set():
                 break
         await it.service.empty(20)
-        last, *_ = await it.docket.list(limit=9)
-        return caught.value, await it.docket.record(last.trial_id)
+        last, *_ = await it.docket.index.list(limit=9)
+        return caught.value, await it.docket.trials.record(last.trial_id)
 
     error, record = play(work, tmp_path, reader=reader)
     if how == "deadline":
@@ -456,7 +456,7 @@ def test_what_goes_wrong_with_models_is_told_apart(tmp_path, error, code, reason
 
     async def work(it):
         refusal = await it.refusal(request)
-        return refusal, await it.docket.record(refusal.info.metadata["trial_id"])
+        return refusal, await it.docket.trials.record(refusal.info.metadata["trial_id"])
 
     refusal, record = play_full(work, tmp_path, cast)
     assert (refusal.code.name, refusal.info.reason) == (code, reason)
@@ -475,7 +475,7 @@ def test_a_deadline_that_is_too_short_for_the_judge_gives_no_verdict(tmp_path):
             if cast.requests("judge"):
                 break
         await it.service.empty(20)
-        return await it.docket.list(limit=9), cast.requests("judge")
+        return await it.docket.index.list(limit=9), cast.requests("judge")
 
     (last, *_), judged = play_full(work, tmp_path, cast)
     assert judged and last.state is TrialState.FAILED

@@ -81,7 +81,7 @@ def test_every_request_has_exactly_one_response(tmp_path):
 def test_a_trial_that_fails_is_a_failure_with_its_trial_and_ends_nothing_else(tmp_path):
     async def work(it):
         responses = await rest_of(it.stub.JudgeStream(iter([item("a"), item("", text="x")]), timeout=20))
-        return responses, await it.docket.list(limit=9)
+        return responses, await it.docket.index.list(limit=9)
 
     responses, (line,) = play(work, tmp_path, found=BadLibrary("Broken."))
     failure = next(r.failure for r in responses if r.request_id == "a")
@@ -138,7 +138,7 @@ def test_who_is_slow_to_read_is_slow_to_be_read(tmp_path):
         while opened != before:  # until nothing moves any more
             before = opened
             await asyncio.sleep(0.5)
-            opened = len(await it.docket.list(limit=count))
+            opened = len(await it.docket.index.list(limit=count))
         held, unsent = it.service.memory.held, not sending.done()
         responses = await rest_of(call)
         await sending
@@ -163,7 +163,7 @@ def test_answers_that_nobody_takes_hold_no_more_memory_than_they_need(tmp_path):
         while opened < 4 or opened != before:  # until nothing moves any more
             before = opened
             await asyncio.sleep(1)
-            opened = len(await it.docket.list(limit=count))
+            opened = len(await it.docket.index.list(limit=count))
         held = it.service.memory.held
         responses = await rest_of(call)
         await narrow.close()
@@ -291,7 +291,7 @@ def test_a_caller_that_leaves_ends_the_trials_of_its_stream(tmp_path):
         await reader.asked.wait()
         call.cancel()
         await it.service.empty(5)
-        return [line.state.value for line in await it.docket.list(limit=99)]
+        return [line.state.value for line in await it.docket.index.list(limit=99)]
 
     states = play(work, tmp_path, reader=reader, concurrent_trials=3)
     assert states and set(states) == {"FAILED"}  # and the scene sees that memory and places are free again

@@ -23,6 +23,7 @@ from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from tests.cast import Cast, PictureFinder, full_court
 from tests.contract.scenes import a_scene, play, until
+from tests.dockets import open_trials
 from tests.fakes import FakeReader, H, findings
 
 NIGHTLY = bool(os.environ.get("MEMECOURT_NIGHTLY"))
@@ -91,8 +92,8 @@ def test_the_model_call_of_a_caller_that_leaves_is_gone_within_a_second_by_the_m
                     await until(lambda: not server.there)
                     stayed += [tick - left_at for tick in server.gone[before:]]
                 await it.service.empty(20)
-                lines = await it.docket.list(limit=CANCELS + 1)
-                open_now = await it.docket.open_trials()
+                lines = await it.docket.index.list(limit=CANCELS + 1)
+                open_now = await open_trials(it.docket)
         ticking.cancel()
         return stayed, server.stats, lines, open_now
 

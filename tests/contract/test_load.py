@@ -53,7 +53,7 @@ def test_a_namespace_that_comes_late_is_served_next(tmp_path):
         await until(lambda: it.service.admission.waiting == 12)
         reader.wait.set()
         await asyncio.gather(*flood, late)
-        lines = await it.docket.list(limit=99, oldest_first=True)
+        lines = await it.docket.index.list(limit=99, oldest_first=True)
         return [line.namespace for line in lines]
 
     namespaces = play(work, tmp_path, reader=reader, concurrent_trials=1)
@@ -76,7 +76,7 @@ def test_beyond_the_queue_a_caller_is_told_when_to_come_and_one_that_leaves_make
         await until(lambda: it.service.admission.waiting == 2)
         reader.wait.set()
         verdicts = await asyncio.gather(*calls[:-1], instead)
-        return refusal, verdicts, await it.docket.list(limit=9)
+        return refusal, verdicts, await it.docket.index.list(limit=9)
 
     refusal, verdicts, lines = play(work, tmp_path, reader=reader, concurrent_trials=1, waiting_trials=2)
     assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED and refusal.info.reason == "BUSY"
@@ -98,7 +98,7 @@ def test_one_whose_time_ends_in_the_queue_leaves_it(tmp_path):
         await until(lambda: not it.service.admission.waiting)
         reader.wait.set()
         await running
-        return caught.value.code(), await it.docket.list(limit=9)
+        return caught.value.code(), await it.docket.index.list(limit=9)
 
     code, lines = play(work, tmp_path, reader=reader, concurrent_trials=1)
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -129,7 +129,7 @@ def test_callers_that_leave_at_any_moment_leave_nothing_behind(tmp_path, cancels
                 await until(lambda: not it.service.admission.running + it.service.admission.waiting + reader.running)
             assert slow.cancelled == len(slow.asked)
         await it.service.empty(5)
-        states = {line.state.value for line in await it.docket.list(limit=cancels)}
+        states = {line.state.value for line in await it.docket.index.list(limit=cancels)}
         return states, len(slow.asked), it.service.memory.held
 
     states, begun, held = play(work, tmp_path, court=full_court(cast, reader=reader), concurrent_trials=4)
@@ -241,7 +241,7 @@ def test_when_the_court_closes_who_runs_finishes_and_who_waits_is_told_when_to_c
             refusals.append(told(caught.value))
         still = not running.done()
         reader.wait.set()
-        return refusals, still, await running, await it.docket.list(limit=9)
+        return refusals, still, await running, await it.docket.index.list(limit=9)
 
     refusals, still, verdict, lines = play(work, tmp_path, reader=reader, concurrent_trials=1)
     assert still and verdict.label == wire.LABEL_HARMFUL and len(lines) == 1

@@ -11,7 +11,6 @@ from google.protobuf import json_format
 
 import memecourt.verify as alone
 from memecourt.v1 import court_pb2 as wire
-from serving.docket.audit.audit import audit, bundled
 from serving.docket.log.anchors import read_anchor
 from serving.docket.log.notes import VerifierKey
 from tests.contract.scenes import IMAGE, a_scene
@@ -37,7 +36,7 @@ def asked(text: str, request_id: str = "") -> wire.JudgeRequest:
 def test_every_verdict_has_one_also_where_it_is_given_again(tmp_path: Path) -> None:
     async def scene() -> None:
         async with a_scene(tmp_path, reuse="namespace") as scene:
-            key = await scene.docket.vkey()
+            key = await scene.docket.log.vkey()
             first = await scene.stub.Judge(asked("one", "r1"))
             logged = shown(first, key)
             # Again by the same name, by another, and by the same request that is answered from memory.
@@ -71,16 +70,16 @@ def test_a_receipt_as_json_is_checked_by_command_and_is_an_anchor(
 
     async def scene() -> None:
         async with a_scene(tmp_path) as scene:
-            key = await scene.docket.vkey()
+            key = await scene.docket.log.vkey()
             keys.write_text(f"{key}\n")
             responses = [await scene.stub.Judge(asked(f"text {number}")) for number in range(3)]
             lines = [json_format.MessageToJson(response, indent=None) + "\n" for response in responses]
             answers.write_text("".join(lines))
             (tmp_path / "one.json").write_text(json_format.MessageToJson(responses[0]))
-            bundle.write_text(await bundled(scene.docket, responses[1].verdict_id))
+            bundle.write_text(await scene.docket.auditor.bundle(responses[1].verdict_id))
             anchor = read_anchor(answers)
             assert len(anchor.notes) == 3
-            report = await audit(scene.docket, [VerifierKey.parse(key)], [anchor])
+            report = await scene.docket.auditor.audit([VerifierKey.parse(key)], [anchor])
             assert report.anchors == 3 and not report.unchecked
             # Pictures of this scene are made up, all else is as it has to be.
             assert {str(fault) for fault in report.counts} == {"PICTURE_DIFFERS"}

@@ -102,7 +102,7 @@ def test_a_repeat_with_an_id_is_kept_for_good(tmp_path, again):
             first = await court.judge.Judge(asked())
         named = await court.judge.Judge(asked(request_id="r"))
         assert again[-1] and named.request_id == "r"
-        claim = await court.docket.claim_of(RequestName("forum", "r"))
+        claim = await court.docket.leases.claim_of(RequestName("forum", "r"))
         assert claim.trial_id == named.verdict_id == first.verdict_id
         # Under that id nothing else may be asked any more, of those that were answered before neither.
         for _ in range(THREE):
@@ -136,7 +136,7 @@ def test_an_id_without_a_name_leaves_nothing_behind(tmp_path, again):
         for _ in range(THREE):
             response = await court.judge.Judge(asked())
         assert again[-1]
-        return await court.docket.claim_of(RequestName("forum", response.request_id))
+        return await court.docket.leases.claim_of(RequestName("forum", response.request_id))
 
     assert run(tmp_path, work) is None
 
@@ -217,7 +217,7 @@ def test_a_trial_of_another_namespace_can_not_be_told_from_one_that_is_not_there
 
     async def work(court):
         kept, gone = [await court.judge.Judge(asked(try_anew=True), metadata=bearer(insider)) for _ in range(2)]
-        await court.docket.erase(gone.verdict_id, who="ada", why="as was asked", at=datetime.now(UTC))
+        await court.docket.eraser.erase(gone.verdict_id, who="ada", why="as was asked", at=datetime.now(UTC))
         told = []
         for trial_id in (kept.verdict_id, gone.verdict_id, "nowhere"):
             watching = court.judge.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), metadata=bearer(outsider))
@@ -241,7 +241,7 @@ def test_an_id_that_can_t_be_kept_is_refused_however_often_the_same_was_asked(tm
         for _ in range(THREE):
             await court.judge.Judge(asked())
         errors.append(await refused(court.judge.Judge(asked(request_id=request_id))))
-        assert await court.docket.claim_of(RequestName("forum", request_id)) is None
+        assert await court.docket.leases.claim_of(RequestName("forum", request_id)) is None
         await court.judge.Judge(asked(request_id="x" * 128))
         return errors
 

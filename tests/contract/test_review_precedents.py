@@ -32,7 +32,7 @@ def play(path: Path, work: Any, overrulings: Overrulings, *, gone: bool = False)
             yield writer
 
         async with a_scene(path / "docket.sqlite") as it:
-            rulings = Corrections(opened, lambda: ENCODER, it.docket, overrulings)
+            rulings = Corrections(opened, lambda: ENCODER, it.docket.trials, overrulings)
             it.service.open(SimpleNamespace(docket=it.docket), it.overruled.append, rulings)  # type: ignore[arg-type]
             return await work(it, writer)
 

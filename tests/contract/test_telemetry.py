@@ -30,7 +30,7 @@ from court.record import TrialRecord
 from court.trial import TrialCase
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 from serving.rpc.calls import streaming, unary
 from serving.rpc.docket import DocketService
 from serving.rpc.judge import CourtService
@@ -654,7 +654,7 @@ async def a_server(path, court):
     settings = Settings(home=path, metrics="127.0.0.1:0", traces=True, procedure="FULL")
     async with AsyncExitStack() as stack:
         telemetry = await stack.enter_async_context(open_telemetry(settings))
-        docket = SqlDocket.open(settings.docket_place)
+        docket = Docket.open(settings.docket_place)
         stack.push_async_callback(docket.close)
         pictures = GuardedPictureReader(workers=1)
         stack.push_async_callback(pictures.aclose)
@@ -706,7 +706,7 @@ async def a_day(it, house):
     logging.getLogger("sqlalchemy.engine").error("INSERT %s", MARKED["text"])
     logging.getLogger("asyncio").error(MARKED["said"], exc_info=ValueError(MARKED["read"]))
     assert read.trace_id == TRACE
-    return [await house.docket.record(line.trial_id) for line in await house.docket.list(limit=100)]
+    return [await house.docket.trials.record(line.trial_id) for line in await house.docket.index.list(limit=100)]
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

@@ -14,11 +14,12 @@ from court.events import ReviewOutcome
 from court.verdict import Label
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 from serving.runner.executor import TrialExecutor
 from serving.runner.request import TrialRequest
 from tests.cast import Cast, full_court
 from tests.contract.scenes import IMAGE, FakePictures, play, rest_of, told
+from tests.dockets import open_trials
 from tests.fakes import FakeReader
 from tests.unit.test_trial import a_court
 
@@ -54,11 +55,11 @@ def same(events, record, from_seq=0):
 async def held_elsewhere(it, path, reader):
     """Another server holds a trial, which waits for its text: the trial's id, and what comes of it."""
     reader.wait, reader.asked = asyncio.Event(), asyncio.Event()
-    docket = SqlDocket.open(path / "docket.sqlite")
+    docket = Docket.open(path / "docket.sqlite")
     elsewhere = TrialExecutor(a_court(None, reader), FakePictures(), docket)
     hearing = asyncio.create_task(elsewhere.hear(TrialRequest(image=IMAGE)))
     await reader.asked.wait()
-    (trial_id,) = await it.docket.open_trials()
+    (trial_id,) = await open_trials(it.docket)
     try:
         yield trial_id, hearing
     finally:
@@ -70,7 +71,7 @@ async def held_elsewhere(it, path, reader):
 def test_a_trial_can_be_watched_from_the_start_from_a_number_on_and_beyond_its_end(tmp_path):
     async def work(it):
         response = await it.stub.Judge(asked(text="x"), timeout=20)
-        record = await it.docket.record(response.verdict_id)
+        record = await it.docket.trials.record(response.verdict_id)
         last = len(record.events) - 1
         told = {seq: await watched(it, trial_id=record.trial_id, from_seq=seq) for seq in (0, 1, last, last + 5)}
         return record, told, await watched(it, request=NAMED)
@@ -94,13 +95,13 @@ def test_a_trial_is_watched_live_by_many_without_gaps(tmp_path):
     async def work(it):
         judging = it.stub.Judge(asked(text="x", procedure=wire.PROCEDURE_FULL), timeout=60)
         await begun.wait()
-        (trial_id,) = await it.docket.open_trials()
+        (trial_id,) = await open_trials(it.docket)
         watching = []
         while not judging.done():
             watching.append(asyncio.create_task(watched(it, trial_id=trial_id, from_seq=len(watching) % 3)))
             await asyncio.sleep(0.05)
         await judging
-        return [await one for one in watching], await it.docket.record(trial_id)
+        return [await one for one in watching], await it.docket.trials.record(trial_id)
 
     told, record = play(work, tmp_path, court=full_court(Cast(rounds=3, delay_s=0.03, describe=describe)))
     assert len(told) >= 3
@@ -144,7 +145,7 @@ def test_a_trial_of_another_server_is_watched_through_the_docket(tmp_path):
 def test_a_review_is_told_and_a_failed_trial_ends_the_watching(tmp_path):
     async def work(it):
         response = await it.stub.Judge(asked(text="x"), timeout=20)
-        await it.docket.review(
+        await it.docket.reviews.review(
             response.verdict_id,
             outcome=ReviewOutcome.OVERRULED,
             label=Label.NOT_HARMFUL,
@@ -228,7 +229,7 @@ def test_many_who_watch_what_stands_still_ask_the_docket_no_more_than_one(tmp_pa
     many = 30
 
     async def work(it):
-        asked, read = [], it.docket.read
+        asked, read = [], it.docket.transactions.read
 
         async def counted(what):
             asked.append(what)
@@ -239,7 +240,7 @@ def test_many_who_watch_what_stands_still_ask_the_docket_no_more_than_one(tmp_pa
             for call in calls:
                 await call.read()
             await asyncio.sleep(0.2)  # the last of them go on from what they have read
-            monkeypatch.setattr(it.docket, "read", counted)
+            monkeypatch.setattr(it.docket.transactions, "read", counted)
             await asyncio.sleep(1.6)
             still = len(asked)
             reader.wait.set()
@@ -266,7 +267,7 @@ def test_who_watches_is_told_when_the_docket_can_not_be_read(tmp_path, monkeypat
             raise Unavailable("The docket can't be written or read now: its file is gone.", reason="DOCKET_UNAVAILABLE")
 
         with monkeypatch.context() as patched:
-            patched.setattr(it.docket, "read", broken)
+            patched.setattr(it.docket.transactions, "read", broken)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await rest_of(call)
         reader.wait.set()

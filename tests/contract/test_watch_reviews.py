@@ -15,8 +15,10 @@ from google.rpc import error_details_pb2
 
 from memecourt.client import AsyncClient
 from memecourt.v1 import court_pb2 as wire
+from serving.docket.open import Docket
 from serving.docket.ports import DocketError
-from serving.docket.store.sql import SqlDocket
+from serving.docket.store.log_queries import SqlTransparencyLog
+from serving.docket.store.trials import SqlTrialReader
 from tests.contract.test_docket_service import AT, TIMEOUT, Scene, a_scene
 from tests.service_calls import by, refused
 
@@ -30,7 +32,7 @@ def place(tmp_path: Path) -> Path:
 
 def play(place: Path, work: Any) -> Any:
     async def scene() -> Any:
-        async with a_scene(place, docket=SqlDocket.open(place)) as it:
+        async with a_scene(place, docket=Docket.open(place)) as it:
             return await work(it)
 
     return asyncio.run(scene())
@@ -81,7 +83,7 @@ def test_a_review_is_told_with_all_that_a_pipeline_needs(place: Path) -> None:
             (first,) = await told(call, 1)
             review = await it.reviewed("t-1", reason="Satire.", **OVERRULED)
             (response,) = await told(call, 1)
-        return first, response, review, await it.docket.size()
+        return first, response, review, await it.docket.log.size()
 
     first, response, review, size = play(place, work)
     assert not first.HasField("reviewed") and first.next_entry == 3
@@ -140,7 +142,7 @@ def test_only_those_to_come_or_only_the_overruled(place: Path) -> None:
 def test_reviews_of_other_servers_and_consoles_are_told_too(place: Path) -> None:
     async def work(it: Scene) -> str:
         await it.tried("a")
-        async with watching(it) as call, a_scene(place, docket=SqlDocket.open(place)) as other:
+        async with watching(it) as call, a_scene(place, docket=Docket.open(place)) as other:
             await told(call, 1)
             await other.reviewed("a", reason="elsewhere")
             (response,) = await told(call, 1)
@@ -186,9 +188,9 @@ async def _first(call: Any) -> Any:
 def test_what_was_altered_is_passed_over_aloud_and_the_others_are_told(
     place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, altered: str
 ) -> None:
-    entries, record = SqlDocket.entries, SqlDocket.record
+    entries, record = SqlTransparencyLog.entries, SqlTrialReader.record
 
-    async def read(self: SqlDocket, *given: Any) -> Any:
+    async def read(self: SqlTransparencyLog, *given: Any) -> Any:
         page = list(await entries(self, *given))
         if page and altered == "the review":
             page[0] = replace(page[0], body="{}")
@@ -196,7 +198,7 @@ def test_what_was_altered_is_passed_over_aloud_and_the_others_are_told(
             page[0] = replace(page[0], body=(await entries(self, 0, 1))[0].body)
         return page
 
-    async def recall(self: SqlDocket, trial_id: str) -> Any:
+    async def recall(self: SqlTrialReader, trial_id: str) -> Any:
         if trial_id == "a" and altered == "the trial":
             raise DocketError("What is kept is no record.")
         return await record(self, trial_id)
@@ -205,8 +207,8 @@ def test_what_was_altered_is_passed_over_aloud_and_the_others_are_told(
         for name in ("a", "b"):
             await it.tried(name, at=AT)
             await it.reviewed(name)
-        monkeypatch.setattr(SqlDocket, "entries", read)
-        monkeypatch.setattr(SqlDocket, "record", recall)
+        monkeypatch.setattr(SqlTransparencyLog, "entries", read)
+        monkeypatch.setattr(SqlTrialReader, "record", recall)
         async with watching(it, from_entry=0) as call:
             return (await told(call, 2))[1].reviewed.trial_id
 

@@ -30,7 +30,7 @@ from eval.runs.folder import RunFolder
 from eval.runs.prediction import Outcome
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import Ability, expected, rounds_of
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 
 pytestmark = pytest.mark.integration
 
@@ -112,12 +112,12 @@ class Bench:
 
 async def exhibits(run):
     """The precedents that each meme's Judge was shown."""
-    docket = SqlDocket.open(run / "docket.sqlite", create=False)
+    docket = Docket.open(run / "docket.sqlite", create=False)
     try:
         shown = {}
         for prediction in RunFolder(run).predictions():
             if prediction.trial:
-                record = await docket.record(prediction.trial)
+                record = await docket.trials.record(prediction.trial)
                 shown[prediction.meme] = record.precedents.findings.exhibits if record.precedents else ()
         return shown
     finally:

@@ -21,7 +21,7 @@ from memecourt.client import Client, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
 from retrieval.starter.draw import draw_meme
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 
 pytestmark = pytest.mark.integration
 
@@ -50,10 +50,10 @@ def memecourt(*arguments, home, stdin=None):
 
 def records(docket, *trial_ids):
     async def read():
-        store = SqlDocket.open(docket, create=False)
+        store = Docket.open(docket, create=False)
         try:
-            lines = await store.list(limit=10_000)
-            return {line.trial_id: await store.record(line.trial_id) for line in lines}
+            lines = await store.index.list(limit=10_000)
+            return {line.trial_id: await store.trials.record(line.trial_id) for line in lines}
         finally:
             await store.close()
 

@@ -9,7 +9,7 @@ from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, FinishReason, Odds
 from court.roles import RoleModel, RoleModels
 from eval.models.call_cache import CachedModel, CallsError, HitCounter, SqliteCallCache, key_of, stored_chairs
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 
 FRAME = Frame(b"a picture", 4, 3)
 REQUEST = ChatRequest(
@@ -324,7 +324,7 @@ def test_a_file_that_is_damaged_or_something_else_is_refused_with_what_to_do(tmp
         SqliteCallCache.open(path)
 
     async def docket():
-        await SqlDocket.open(tmp_path / "docket.sqlite").close()
+        await Docket.open(tmp_path / "docket.sqlite").close()
 
     asyncio.run(docket())
     with pytest.raises(CallsError, match="no store of calls"):

@@ -101,7 +101,7 @@ def test_what_is_not_there_is_said(tmp_path):
     for arguments in (("records", "list"), ("records", "show", "t")):
         outcome = invoke(*arguments, "--docket", tmp_path / "none.sqlite")
         assert outcome.exit_code == 1 and "There is no docket" in outcome.output
-    with_docket(tmp_path / "d.sqlite", lambda docket: docket.list(limit=1))
+    with_docket(tmp_path / "d.sqlite", lambda docket: docket.index.list(limit=1))
     outcome = invoke("records", "show", "t", "--docket", tmp_path / "d.sqlite")
     assert outcome.exit_code == 1 and "no trial t" in outcome.output
 

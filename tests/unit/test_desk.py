@@ -14,11 +14,11 @@ from court.verdict import Label, ReviewReason, Strength
 from serving.docket.ports import NotDecided, TrialUnknown
 from serving.docket.review.locks import LOCK_MINUTES, AnotherWanted, CaseClosed, CaseTaken, NotHeld
 from serving.docket.review.projection import ReviewPriority, Rules, begin_anew, folded, is_sampled, reasons_of
-from serving.docket.review.queue import ReviewQueue, Search, place_of
+from serving.docket.review.queue import Search, place_of
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store.bodies import packed
 from tests.desks import NOBODY, play, verdict
-from tests.dockets import NIGHTLY, NOON
+from tests.dockets import NIGHTLY, NOON, Intercepted
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 ACTS = ["take", "take", "take", "renew", "review", "review", "release", "wait"]
@@ -121,7 +121,7 @@ def test_what_happens_later_is_on_the_desk_at_once(at):
 
 def test_two_desks_of_one_docket_draw_each_entry_once(at):
     async def work(it):
-        other = ReviewQueue(it.docket, NOBODY, clock=it.clock, patience_s=60)
+        other = it.another_desk()
         for number in range(30):
             await it.tried(f"t{number:02}", verdict(U))
         await asyncio.gather(*(desk.catch_up() for desk in (it.desk, other, it.desk, other)))
@@ -140,7 +140,7 @@ def test_what_is_drawn_anew_is_the_same(at):
         await it.desk.take("b", "ada")
         await it.desk.ask_opinion("b", "ada", "I can't tell.")
         seen = await it.desk.cases(["a", "b"]), await it.waiting("bea")
-        with it.docket.database.writing() as connection:
+        with it.docket.transactions.database.writing() as connection:
             begin_anew(connection)
         await it.desk.catch_up()  # finds that it was begun anew
         return seen, (await it.desk.cases(["a", "b"]), await it.waiting("bea"))
@@ -150,26 +150,23 @@ def test_what_is_drawn_anew_is_the_same(at):
 
 
 def test_nobody_waits_long_for_a_large_docket_to_be_drawn(at):
-    class Slow:
+    class Slow(Intercepted):
         """A docket that takes its time."""
 
         def __init__(self, docket):
-            self._docket = docket
+            super().__init__(docket)
             self.gate = asyncio.Event()
-
-        def __getattr__(self, name):
-            return getattr(self._docket, name)
 
         async def entries(self, first, most, kinds=None):
             if first:
                 await self.gate.wait()
-            return await self._docket.entries(first, 3, kinds)
+            return await self._docket.log.entries(first, 3, kinds)
 
     async def work(it):
         for name in ("a", "b", "c"):
             await it.tried(name, verdict(U))
         slow = Slow(it.docket)
-        desk = ReviewQueue(slow, NOBODY, clock=it.clock, patience_s=0.3)
+        desk = it.another_desk(docket=slow, patience_s=0.3)
         drawn_ = await desk.catch_up()
         meanwhile, behind = [case.trial_id for case in await desk.queue("ada", limit=9)], await desk.behind()
         slow.gate.set()
@@ -190,7 +187,7 @@ def test_an_entry_that_was_altered_keeps_nothing_else_from_the_desk(at, caplog):
     async def work(it):
         await it.tried("a", verdict(U))
         await it.tried("b", verdict(U))
-        with it.docket.database.writing() as connection:
+        with it.docket.transactions.database.writing() as connection:
             connection.execute(text("DROP TRIGGER entries_update"))
             altered = {"body": packed('{"kind":"VerdictGiven"}')}
             connection.execute(text("UPDATE entries SET body = :body WHERE number = 2"), altered)
@@ -237,7 +234,7 @@ def test_a_lock_ends_by_itself_and_what_was_written_meanwhile_is_not_kept(at):
         with pytest.raises(NotHeld):
             await it.desk.review("a", "cy", label=H, clause="4", reason="never took it")
         await it.desk.review("a", "bea", label=N, clause="none", reason="I looked.")
-        return free, (await it.docket.record("a")).all(VerdictReviewed)
+        return free, (await it.docket.trials.record("a")).all(VerdictReviewed)
 
     free, reviews = play(at, work)
     assert free is None
@@ -312,7 +309,9 @@ def test_whatever_happens_in_whatever_order_a_case_has_one_holder_and_reviews_ar
                 held[name] = (who, minutes + LOCK_MINUTES)
             elif act == "review" or holder == who:
                 held.pop(name, None)
-        kept = {name: [e.reviewer for e in (await it.docket.record(name)).all(VerdictReviewed)] for name in trials}
+        kept = {
+            name: [e.reviewer for e in (await it.docket.trials.record(name)).all(VerdictReviewed)] for name in trials
+        }
         return kept, said, counts
 
     kept, said, counts = play(at, work)
@@ -380,7 +379,7 @@ def test_the_whole_review_stands_in_the_record(at):
         await it.tried("a", verdict(H))
         await it.desk.take("a", "ada", again=True)
         await it.desk.review("a", "ada", label=N, clause=" 4 ", reason=" Satire of a habit. ")
-        return (await it.docket.record("a")).last(VerdictReviewed)
+        return (await it.docket.trials.record("a")).last(VerdictReviewed)
 
     kept = play(at, work)
     assert (kept.label, kept.clause, kept.reason, kept.reviewer, kept.at) == (N, "4", "Satire of a habit.", "ada", NOON)
@@ -401,7 +400,7 @@ def test_a_second_opinion_is_another_person_s(at):
         await it.reviewed("a", "ada", H, again=True)  # which she may, but it answers nothing
         still = await it.waiting("bea")
         await it.reviewed("a", "bea", H)
-        return asked, lists, case, still, await it.waiting("cy"), (await it.docket.record("a")).events[-3:]
+        return asked, lists, case, still, await it.waiting("cy"), (await it.docket.trials.record("a")).events[-3:]
 
     asked, lists, case, still, left, events = play(at, work)
     assert lists == ([], ["a"]) and still == ["a"] and left == []
@@ -437,7 +436,7 @@ def test_a_second_opinion_needs_a_reason(at):
         await it.tried("a", verdict(U))
         with pytest.raises(BadRequest, match="unsure"):
             await it.desk.ask_opinion("a", "ada", "  ")
-        return (await it.docket.record("a")).events[-1].kind
+        return (await it.docket.trials.record("a")).events[-1].kind
 
     assert play(at, work) == "VerdictGiven"
 
@@ -638,12 +637,12 @@ def test_a_person_counts_once_a_trial_whichever_way_they_review_and_not_for_what
         for name in ("a", "b"):
             await it.tried(name, verdict(H, strengths=TIE), pixels=name * 64)
         said = {"outcome": ReviewOutcome.OVERRULED, "label": N, "reason": "r", "clause": "4", "reviewer": "ada"}
-        await it.docket.review("a", **said, at=NOON)  # as over gRPC
+        await it.docket.reviews.review("a", **said, at=NOON)  # as over gRPC
         again = await it.reviewed("a", "ada", H, again=True)
         for who in ("ada", "bea"):
             await it.reviewed("b", who, H, again=True)
         before = await it.desk.agreement()
-        await it.docket.erase("b", who="root", why="asked for", at=NOON)
+        await it.docket.eraser.erase("b", who="root", why="asked for", at=NOON)
         return again.blind, before, await it.desk.agreement(), await it.desk.known("reviewer")
 
     blind, before, after, reviewers = play(at, work)
@@ -658,7 +657,7 @@ def test_what_is_erased_is_gone_from_the_desk_and_does_not_come_back(at):
         await it.tried("a", verdict(U), words="a very particular text", namespace="forum")
         await it.reviewed("a", "ada", H)
         await it.tried("later", verdict(U), words="another particular text")  # of which the desk knows nothing yet
-        with it.docket.database.writing() as connection:
+        with it.docket.transactions.database.writing() as connection:
             desk_tables.forget(connection, "a")
             desk_tables.forget(connection, "later")
         found = await it.desk.find(Search(text="particular"), limit=9), await it.waiting("bea")

@@ -17,36 +17,36 @@ from court.record import TrialRecord
 from court.verdict import Label
 from retrieval.library.postgres.address import Address
 from serving.cli.records import records
+from serving.docket.open import Docket
 from serving.docket.ports import DocketError, TrialFilter
 from serving.docket.store.group_commit import sqlite_engine
-from serving.docket.store.sql import SqlDocket
 from serving.docket.store.sqlite import SqliteDatabase
 from serving.docket.store.tables import FORMAT
 from serving.settings import Settings
-from tests.dockets import NOON, append_all, events_of, random_records, reviewing, shown, with_docket
+from tests.dockets import NOON, append_all, events_of, open_trials, random_records, reviewing, shown, with_docket
 
 
 def test_a_missing_docket_is_only_made_when_asked(tmp_path):
     with pytest.raises(DocketError, match="There is no docket"):
-        SqlDocket.open(tmp_path / "none.sqlite", create=False)
+        Docket.open(tmp_path / "none.sqlite", create=False)
     assert not (tmp_path / "none.sqlite").exists()
     path = tmp_path / "deep" / "docket.sqlite"
     with_docket(path, lambda docket: append_all(docket, events_of()))
-    assert with_docket(path, lambda docket: docket.list(limit=9), create=False)
+    assert with_docket(path, lambda docket: docket.index.list(limit=9), create=False)
 
 
 def test_what_is_no_docket_is_refused_and_left_as_it_is(tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("not a database, but long enough to look at " * 100)
     with pytest.raises(DocketError, match="can't be opened"):
-        SqlDocket.open(text)
+        Docket.open(text)
     assert text.read_text().startswith("not a database")
     other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as connection:
         connection.execute("CREATE TABLE recipes (name TEXT)")
     connection.close()
     with pytest.raises(DocketError, match="no docket"):
-        SqlDocket.open(other)
+        Docket.open(other)
 
 
 def test_a_later_format_is_refused(tmp_path):
@@ -56,7 +56,7 @@ def test_a_later_format_is_refused(tmp_path):
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(DocketError, match="Upgrade"):
-        SqlDocket.open(path)
+        Docket.open(path)
 
 
 def test_an_altered_record_is_not_shown_as_if_it_were_whole(tmp_path):
@@ -68,14 +68,18 @@ def test_an_altered_record_is_not_shown_as_if_it_were_whole(tmp_path):
     connection.commit()
     connection.close()
     with pytest.raises(DocketError, match="is no record"):
-        with_docket(path, lambda docket: docket.record("t"))
+        with_docket(path, lambda docket: docket.trials.record("t"))
 
 
 def test_a_closed_docket_says_so(tmp_path):
     async def scene(docket):
-        await docket.append(events_of()[0])
+        await docket.writer.append(events_of()[0])
         await docket.close()
-        for ask in (docket.append(events_of()[1]), docket.keep_look("t", b""), docket.record("t")):
+        for ask in (
+            docket.writer.append(events_of()[1]),
+            docket.fingerprints.put_fingerprint("t", b""),
+            docket.trials.record("t"),
+        ):
             with pytest.raises(Unavailable, match="closed"):
                 await ask
 
@@ -93,7 +97,7 @@ def test_labels_of_any_number_of_trials_are_asked_for_in_few_statements(tmp_path
     async def scene(docket):
         await append_all(docket, events_of())
         asked.clear()
-        return [await docket.labels(["t", *(f"no{i}" for i in range(others))]) for others in range(130)]
+        return [await docket.index.labels(["t", *(f"no{i}" for i in range(others))]) for others in range(130)]
 
     try:
         assert with_docket(tmp_path / "d.sqlite", scene) == [{"t": Label.HARMFUL}] * 130
@@ -148,9 +152,9 @@ def test_a_docket_of_format_1_is_upgraded_where_it_stands(tmp_path, monkeypatch)
     format_1(path, trials)
 
     async def look(docket):
-        lines = {line.trial_id: line for line in await docket.list(limit=999)}
-        records = {trial_id: await docket.record(trial_id) for trial_id in lines}
-        return lines, records, await docket.frames("p"), await docket.open_trials()
+        lines = {line.trial_id: line for line in await docket.index.list(limit=999)}
+        records = {trial_id: await docket.trials.record(trial_id) for trial_id in lines}
+        return lines, records, await docket.trials.frames("p"), await open_trials(docket)
 
     for _ in range(2):  # once upgraded, and once found to be
         lines, records, frames, still_open = with_docket(path, look, create=False)
@@ -173,7 +177,7 @@ def test_an_upgrade_that_can_not_be_made_leaves_the_docket_as_it_was(tmp_path):
     connection.execute("UPDATE events SET body = '{}' WHERE trial_id = ? AND seq = 0", (trials[4][0].trial_id,))
     connection.commit()
     with pytest.raises(DocketError, match=f"can't be upgraded.*{trials[4][0].trial_id}"):
-        SqlDocket.open(path)
+        Docket.open(path)
     assert connection.execute("PRAGMA user_version").fetchone() == (1,)
     assert {
         name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
@@ -204,7 +208,7 @@ def test_a_page_is_read_off_an_index_and_nothing_is_sorted_or_gone_through(tmp_p
     """So that its time does not hang on how many trials there are."""
 
     async def scene(docket):
-        engine = docket._database._engine
+        engine = docket.transactions.database._engine
         plans = []
 
         def explained(connection, cursor, statement, parameters, *_):
@@ -213,8 +217,8 @@ def test_a_page_is_read_off_an_index_and_nothing_is_sorted_or_gone_through(tmp_p
                 plans.append(" ".join(step[3] for step in told))
 
         event.listen(engine, "after_cursor_execute", explained)
-        await docket.list(limit=50, which=which)
-        await docket.list(limit=50, which=which, after=(NOON, "t"), oldest_first=True)
+        await docket.index.list(limit=50, which=which)
+        await docket.index.list(limit=50, which=which, after=(NOON, "t"), oldest_first=True)
         return plans
 
     plans = with_docket(tmp_path / "d.sqlite", scene)
@@ -262,8 +266,8 @@ def test_reading_while_many_write_waits_for_nobody(tmp_path):
         tasks = [asyncio.create_task(one) for one in writing]
         seen = 0
         while not all(task.done() for task in tasks):
-            for line in await docket.list(limit=99):
-                record = await docket.record(line.trial_id)
+            for line in await docket.index.list(limit=99):
+                record = await docket.trials.record(line.trial_id)
                 assert record.state == line.state or record.state == "DECIDED"  # it may have got on since
                 seen += 1
         return seen

@@ -19,7 +19,7 @@ from retrieval.library.library import Library
 from retrieval.library.writer import LibraryWriter
 from serving.cli.main import cli
 from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 from tests.dockets import with_docket
 from tests.tampering import scene_of
 from tests.unit.test_library import ENCODER, content, create
@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
 
     async def scene() -> None:
-        docket = SqlDocket.open(folder / "docket.sqlite")
+        docket = Docket.open(folder / "docket.sqlite")
         try:
             filled = await scene_of(docket, random.Random(11), trials=12, place=folder / "docket.sqlite")
             (folder / "key").write_text(f"{filled.key}\n")
@@ -192,7 +192,7 @@ def test_a_cut_tail_shows_against_a_checkpoint_from_outside_alone(folder: Path, 
     kept = invoke("checkpoint")
     assert kept.exit_code == 0
     (folder / "anchor").write_text(kept.output)
-    lines = with_docket(folder / "docket.sqlite", lambda docket: docket.list(limit=50))
+    lines = with_docket(folder / "docket.sqlite", lambda docket: docket.index.list(limit=50))
     trial_id = next(line.trial_id for line in lines if line.label and not line.erased)
     assert invoke("erase", trial_id, "--who", "ada", "--why", "asked to", "--yes").exit_code == 0
     today = invoke("checkpoint").output
@@ -213,7 +213,7 @@ def test_key_and_checkpoint_are_printed_as_they_are_to_be_kept(folder: Path, inv
 
 
 def test_a_trial_is_handed_over_and_checked_elsewhere(folder: Path, invoke: Invoke) -> None:
-    lines = with_docket(folder / "docket.sqlite", lambda docket: docket.list(limit=50))
+    lines = with_docket(folder / "docket.sqlite", lambda docket: docket.index.list(limit=50))
     for line in lines:
         out = folder / "bundle.json"
         assert invoke("bundle", line.trial_id, "-o", out).exit_code == 0
@@ -237,13 +237,13 @@ def test_a_trial_is_handed_over_and_checked_elsewhere(folder: Path, invoke: Invo
 
 
 def test_erasing_asks_first_and_leaves_a_docket_that_verifies(folder: Path, invoke: Invoke) -> None:
-    lines = with_docket(folder / "docket.sqlite", lambda docket: docket.list(limit=50))
+    lines = with_docket(folder / "docket.sqlite", lambda docket: docket.index.list(limit=50))
     trial_id = next(line.trial_id for line in lines if line.label and not line.erased)
     asked = invoke("erase", trial_id, "--who", "ada", "--why", "asked to", input="n\n")
     assert asked.exit_code == 1 and "for ever?" in asked.output
     assert not next(
         line.erased
-        for line in with_docket(folder / "docket.sqlite", lambda docket: docket.list(limit=50))
+        for line in with_docket(folder / "docket.sqlite", lambda docket: docket.index.list(limit=50))
         if line.trial_id == trial_id
     )
     done = invoke("erase", trial_id, "--who", "ada", "--why", "asked to", "--yes")
@@ -255,7 +255,7 @@ def test_erasing_asks_first_and_leaves_a_docket_that_verifies(folder: Path, invo
 
 
 def test_erasing_takes_the_precedent_out_that_an_overruling_made(folder: Path, invoke: Invoke) -> None:
-    lines = with_docket(folder / "docket.sqlite", lambda docket: docket.list(limit=50))
+    lines = with_docket(folder / "docket.sqlite", lambda docket: docket.index.list(limit=50))
     one, other = [line.trial_id for line in lines if line.label and not line.erased][:2]
     root = folder / "library"
     writer = LibraryWriter(create(root, "a", "b"))
@@ -275,11 +275,11 @@ def test_erasing_takes_the_precedent_out_that_an_overruling_made(folder: Path, i
 def test_erasing_a_precedent_takes_its_text_out_of_every_record_and_of_the_library(
     folder: Path, invoke: Invoke
 ) -> None:
-    async def cited(docket: SqlDocket) -> dict[str, set[str]]:
+    async def cited(docket: Docket) -> dict[str, set[str]]:
         """Texts by precedent, as records show them."""
         texts: dict[str, set[str]] = {}
-        for line in await docket.list(limit=50):
-            found = None if line.erased else (await docket.record(line.trial_id)).precedents
+        for line in await docket.index.list(limit=50):
+            found = None if line.erased else (await docket.trials.record(line.trial_id)).precedents
             for exhibit in found.findings.exhibits if found else ():
                 texts.setdefault(exhibit.id, set()).add(exhibit.text)
         return texts

@@ -11,9 +11,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from court.errors import BadRequest, Unavailable
-from serving.docket.open import docket_of
+from serving.docket.open import Docket, open_docket
 from serving.docket.store.pictures import ObjectPictures
-from serving.docket.store.sql import SqlDocket
 from serving.settings import Settings
 from tests.dockets import NOON, append_all, events_of, with_docket
 from tests.fakes import a_picture
@@ -94,17 +93,17 @@ async def kept_and_erased(docket):
     picture = three_frames()
     opened, *more = events_of("t")
     meme = opened.meme.model_copy(update={"pixels_sha256": DIGEST})
-    await docket.keep_picture(picture)
-    await docket.keep_picture(picture)
+    await docket.writer.keep_picture(picture)
+    await docket.writer.keep_picture(picture)
     await append_all(docket, [opened.model_copy(update={"meme": meme}), *more])
-    kept = await docket.frames(DIGEST)
-    await docket.erase("t", who="Ruth", why="asked for", at=NOON)
-    return kept, await docket.frames(DIGEST)
+    kept = await docket.trials.frames(DIGEST)
+    await docket.eraser.erase("t", who="Ruth", why="asked for", at=NOON)
+    return kept, await docket.trials.frames(DIGEST)
 
 
 def test_pictures_lie_beside_the_file_and_go_when_they_are_erased(tmp_path):
     place = tmp_path / "d.sqlite-pictures"
-    with_docket(tmp_path / "d.sqlite", lambda docket: docket.keep_picture(three_frames()))
+    with_docket(tmp_path / "d.sqlite", lambda docket: docket.writer.keep_picture(three_frames()))
     assert sorted(path.name for path in place.rglob("*.png")) == [f"{DIGEST}.{n}.png" for n in range(3)]
     assert with_docket(tmp_path / "d.sqlite", kept_and_erased) == ([b"f0", b"f1", b"f2"], [])
     assert not [path for path in place.rglob("*") if path.is_file()]
@@ -115,11 +114,11 @@ def test_pictures_lie_in_a_store_that_speaks_s3(tmp_path, monkeypatch):
     with a_bucket(monkeypatch) as objects:
 
         async def scene():
-            docket = docket_of(settings)
+            docket = open_docket(settings)
             try:
-                await docket.keep_picture(three_frames())
+                await docket.writer.keep_picture(three_frames())
                 names = sorted(objects)
-                return names, await kept_and_erased(docket), await docket.frames("cd" * 32)
+                return names, await kept_and_erased(docket), await docket.trials.frames("cd" * 32)
             finally:
                 await docket.close()
 
@@ -133,12 +132,12 @@ def test_a_picture_of_which_the_first_frame_is_missing_is_none(tmp_path):
     """Frames are put there from the last to the first: what a crash left halfway is kept anew."""
 
     async def scene(docket):
-        await docket.keep_picture(three_frames())
+        await docket.writer.keep_picture(three_frames())
         (place,) = (tmp_path / "d.sqlite-pictures").rglob("*.0.png")
         place.unlink()
-        before = await docket.frames(DIGEST)
-        await docket.keep_picture(three_frames())
-        return before, await docket.frames(DIGEST)
+        before = await docket.trials.frames(DIGEST)
+        await docket.writer.keep_picture(three_frames())
+        return before, await docket.trials.frames(DIGEST)
 
     assert with_docket(tmp_path / "d.sqlite", scene) == ([], [b"f0", b"f1", b"f2"])
 
@@ -146,12 +145,12 @@ def test_a_picture_of_which_the_first_frame_is_missing_is_none(tmp_path):
 @pytest.mark.parametrize("name", ["", "..", "../d", "a/b", "a" * 200, "\0"])
 def test_what_is_no_digest_names_no_picture(tmp_path, name):
     (tmp_path / "d.0.png").write_bytes(b"not to be read")
-    assert with_docket(tmp_path / "d.sqlite", lambda docket: docket.frames(name)) == []
+    assert with_docket(tmp_path / "d.sqlite", lambda docket: docket.trials.frames(name)) == []
 
 
 def test_a_place_that_is_none_is_refused_without_repeating_it(tmp_path):
     with pytest.raises(BadRequest) as refused:
-        SqlDocket.open(tmp_path / "d.sqlite", pictures="nonsense://user:secret@host/x")
+        Docket.open(tmp_path / "d.sqlite", pictures="nonsense://user:secret@host/x")
     assert "secret" not in refused.value.message and refused.value.field == "pictures"
     (tmp_path / "file").touch()
     with pytest.raises(Unavailable):

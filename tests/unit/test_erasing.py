@@ -10,8 +10,8 @@ import pytest
 from court.errors import Unavailable
 from court.events import PrecedentsCited, ReviewOutcome, TextRead, VerdictGiven
 from court.verdict import Label
+from serving.docket.open import Docket
 from serving.docket.ports import RequestName, TrialErased
-from serving.docket.store.sql import SqlDocket
 from tests.dockets import NIGHTLY, NOON, append_all, events_of, reviewing, with_docket
 from tests.fakes import a_picture
 
@@ -60,10 +60,13 @@ class Marked:
         )
 
     async def keep(self, docket):
-        await docket.keep_picture(self.picture())
-        await docket.claim(RequestName("n", self.request), payload=self.bytes, trial_id=self.trial_id, owner="A")
+        await docket.writer.keep_picture(self.picture())
+        await docket.leases.claim(RequestName("n", self.request), payload=self.bytes, trial_id=self.trial_id, owner="A")
         await append_all(docket, self.events())
-        await asyncio.gather(docket.know(self.key, self.trial_id), docket.keep_look(self.trial_id, self.look.encode()))
+        await asyncio.gather(
+            docket.verdict_keys.put(self.key, self.trial_id),
+            docket.fingerprints.put_fingerprint(self.trial_id, self.look.encode()),
+        )
         await reviewing(docket, self.trial_id, ReviewOutcome.UPHELD, Label.HARMFUL, reviewer=self.saying)
 
     async def quoted(self, docket, by):
@@ -106,10 +109,10 @@ def test_nothing_of_erased_memes_is_in_any_file(tmp_path):
             await meme.quoted(docket, f"quotes {meme.trial_id}")
         before = [found(tmp_path, meme.traces()) for meme in doomed]
         for meme in doomed:
-            await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=[meme.precedent])
+            await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=[meme.precedent])
         while_open = [found(tmp_path, meme.traces()) for meme in doomed]
-        records = [await docket.record(meme.trial_id) for meme in kept]
-        return before, while_open, records, [await docket.frames(meme.pixels) for meme in kept]
+        records = [await docket.trials.record(meme.trial_id) for meme in kept]
+        return before, while_open, records, [await docket.trials.frames(meme.pixels) for meme in kept]
 
     before, while_open, records, frames = with_docket(tmp_path / "d.sqlite", scene)
     for traces in before:
@@ -123,7 +126,7 @@ def test_nothing_of_erased_memes_is_in_any_file(tmp_path):
 
 
 def test_where_somebody_goes_on_reading_it_is_said_that_files_still_hold_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("serving.docket.store.sql._READERS_S", 0.2)
+    monkeypatch.setattr("serving.docket.store.erasure._READERS_S", 0.2)
     meme = Marked(1, random.Random(12))
 
     async def scene(docket):
@@ -132,13 +135,13 @@ def test_where_somebody_goes_on_reading_it_is_said_that_files_still_hold_it(tmp_
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM entries").fetchone()
         with pytest.raises(Unavailable) as unfinished:
-            await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON)
+            await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON)
         assert unfinished.value.reason == "ERASURE_UNFINISHED"
         assert any(found(tmp_path, meme.traces()).values())
         reader.close()
-        await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON)
+        await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON)
         assert not any(found(tmp_path, meme.traces()).values())
-        return [entry for entry in await docket.entries(0, 99) if entry.kind == "Erased"]
+        return [entry for entry in await docket.log.entries(0, 99) if entry.kind == "Erased"]
 
     assert len(with_docket(tmp_path / "d.sqlite", scene, patience=0.2)) == 1
 
@@ -148,19 +151,19 @@ def test_a_picture_stays_for_a_trial_that_is_opened_while_the_last_other_one_of_
     second.trial_id = "t2"
 
     async def scene(docket):
-        await docket.keep_picture(first.picture())
+        await docket.writer.keep_picture(first.picture())
         await append_all(docket, first.events())
-        forget, here = docket._pictures.forget_now, asyncio.get_running_loop()
+        forget, here = docket.pictures.forget_now, asyncio.get_running_loop()
 
         def meanwhile(pixels):
             wait = asyncio.run_coroutine_threadsafe
-            wait(docket.keep_picture(second.picture()), here).result()  # it is there
+            wait(docket.writer.keep_picture(second.picture()), here).result()  # it is there
             forget(pixels)
             wait(append_all(docket, second.events()), here).result()
 
-        docket._pictures.forget_now = meanwhile
-        await docket.erase("t1", who="ada", why="asked to", at=NOON)
-        return await docket.frames(second.pixels)
+        docket.pictures.forget_now = meanwhile
+        await docket.eraser.erase("t1", who="ada", why="asked to", at=NOON)
+        return await docket.trials.frames(second.pixels)
 
     assert with_docket(tmp_path / "docket.sqlite", scene) == [second.png]
 
@@ -170,35 +173,35 @@ def test_a_picture_that_can_not_be_removed_now_is_removed_later(tmp_path, again)
     meme, other = Marked(1, random.Random(13)), Marked(2, random.Random(14))
     pictures, away = tmp_path / "d.sqlite-pictures", tmp_path / "away"
 
-    async def scene(docket: SqlDocket):
+    async def scene(docket: Docket):
         await meme.keep(docket)
         await other.keep(docket)
         pictures.rename(away)
         with pytest.raises(Unavailable) as unfinished:
-            await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=["p"])
+            await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=["p"])
         assert unfinished.value.reason == "ERASURE_UNFINISHED"
         with pytest.raises(TrialErased):
-            await docket.record(meme.trial_id)
-        await docket.sign()  # a docket whose pictures are away goes on
+            await docket.trials.record(meme.trial_id)
+        await docket.log.sign()  # a docket whose pictures are away goes on
         away.rename(pictures)
-        assert await docket.frames(meme.pixels)
+        assert await docket.trials.frames(meme.pixels)
         if again == "asked once more":
-            await docket.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=["p"])
+            await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=["p"])
         if again == "at the next erasure":
-            await docket.erase(other.trial_id, who="Ruth", why="asked for", at=NOON)
+            await docket.eraser.erase(other.trial_id, who="Ruth", why="asked for", at=NOON)
 
     with_docket(tmp_path / "d.sqlite", scene)
     if again == "at the next start":
         pictures.rename(away)
         pictures.touch()  # where pictures lie there is something else
         with pytest.raises(Unavailable):
-            SqlDocket.open(tmp_path / "d.sqlite")
+            Docket.open(tmp_path / "d.sqlite")
         pictures.unlink()
         away.rename(pictures)
 
     async def after(docket):
-        assert await docket.frames(meme.pixels) == []
-        return [entry for entry in await docket.entries(0, 99) if entry.kind == "Erased"]
+        assert await docket.trials.frames(meme.pixels) == []
+        return [entry for entry in await docket.log.entries(0, 99) if entry.kind == "Erased"]
 
     assert len(with_docket(tmp_path / "d.sqlite", after)) == 1 + (again == "at the next erasure")
     assert not any(found(tmp_path, meme.traces()).values())
@@ -213,15 +216,15 @@ def test_a_picture_that_is_to_go_stays_for_a_trial_of_it_that_was_opened_since(t
         await first.keep(docket)
         pictures.rename(away)
         with pytest.raises(Unavailable):
-            await docket.erase("t1", who="ada", why="asked to", at=NOON)
+            await docket.eraser.erase("t1", who="ada", why="asked to", at=NOON)
         away.rename(pictures)
         await append_all(docket, second.events())
-        await docket.keep_picture(second.picture())
+        await docket.writer.keep_picture(second.picture())
 
     async def after(docket):
-        there = await docket.frames(second.pixels)
-        await docket.erase("t2", who="ada", why="asked to", at=NOON)
-        return there, await docket.frames(second.pixels)
+        there = await docket.trials.frames(second.pixels)
+        await docket.eraser.erase("t2", who="ada", why="asked to", at=NOON)
+        return there, await docket.trials.frames(second.pixels)
 
     with_docket(tmp_path / "d.sqlite", scene)
     assert with_docket(tmp_path / "d.sqlite", after) == ([second.png], [])

@@ -163,8 +163,12 @@ def test_a_trial_comes_with_its_pictures_or_without(tmp_path):
 
     async def scene(docket):
         await append_all(docket, record.events)
-        await docket.keep_picture(picture)
-        return await gather(docket, "t", Pictures.VEILED), await gather(docket, "t", Pictures.NONE)
+        await docket.writer.keep_picture(picture)
+
+        async def gathered(pictures):
+            return await gather("t", trials=docket.trials, log=docket.log, pictures=pictures)
+
+        return await gathered(Pictures.VEILED), await gathered(Pictures.NONE)
 
     with_pictures, without = with_docket(tmp_path / "d.sqlite", scene)
     assert with_pictures.frames == (b"png",) and without.frames == ()
@@ -219,10 +223,10 @@ def test_a_selection_holds_every_trial_once_whatever_the_pages(tmp_path, monkeyp
     monkeypatch.setattr(tables, "_GROUP_ROWS", 5)
 
     async def scene(docket):
-        lines = await whole(Selection(docket).chunks(Form.JSONL))
-        rows = await whole(Selection(docket).chunks(Form.PARQUET))
+        lines = await whole(Selection(docket.index, docket.trials).chunks(Form.JSONL))
+        rows = await whole(Selection(docket.index, docket.trials).chunks(Form.PARQUET))
         harmful = TrialFilter(labels=frozenset({"HARMFUL"}))
-        return lines, rows, await whole(Selection(docket, harmful).chunks(Form.JSONL))
+        return lines, rows, await whole(Selection(docket.index, docket.trials, harmful).chunks(Form.JSONL))
 
     lines, rows, harmful = with_docket(place, scene)
     read = [read_document(line) for line in lines.splitlines()]
@@ -292,7 +296,8 @@ def test_memory_does_not_grow_with_the_selection(form, monkeypatch):
 
     def peak(count):
         async def scene():
-            selection = Selection(Endless(count, record))
+            endless = Endless(count, record)
+            selection = Selection(endless, endless)
             size = 0
             async for chunk in selection.chunks(form):
                 size += len(chunk)
@@ -318,9 +323,9 @@ def test_a_record_that_is_damaged_is_not_left_out_in_silence(wrong):
         async def record(self, trial_id):
             raise wrong
 
-    record = held(Cast(rounds=1))
+    damaged = Damaged(5, held(Cast(rounds=1)))
     with pytest.raises(type(wrong)):
-        asyncio.run(whole(Selection(Damaged(5, record)).chunks(Form.JSONL)))
+        asyncio.run(whole(Selection(damaged, damaged).chunks(Form.JSONL)))
 
 
 # PDF.
@@ -407,7 +412,7 @@ def docket(tmp_path):
 
     async def fill(docket):
         await append_all(docket, record.events)
-        await docket.keep_picture(a_picture())
+        await docket.writer.keep_picture(a_picture())
 
     with_docket(tmp_path / "d.sqlite", fill)
     return tmp_path / "d.sqlite"
@@ -477,7 +482,7 @@ def test_an_exported_verdict_is_shown_to_be_in_the_log(docket, tmp_path):
     key, out = tmp_path / "docket.vkey", tmp_path / "t.json"
 
     async def vkey(docket):
-        return await docket.vkey()
+        return await docket.log.vkey()
 
     key.write_text(f"{with_docket(docket, vkey)}\n")
     assert export("t", "--as", "json", "--docket", docket, "-o", out).exit_code == 0
@@ -497,9 +502,9 @@ def test_what_is_erased_is_in_no_export_and_counted(docket, tmp_path):
 
     async def erase(docket):
         await append_all(docket, other)
-        await docket.erase("u", who="ada", why="asked for", at=NOON)
-        await docket.erase_precedent("p1", who="ada", why="asked for", at=NOON)
-        return await docket.record("t")
+        await docket.eraser.erase("u", who="ada", why="asked for", at=NOON)
+        await docket.eraser.erase_precedent("p1", who="ada", why="asked for", at=NOON)
+        return await docket.trials.record("t")
 
     record = with_docket(docket, erase)
     outcome = export("--as", "jsonl", "--docket", docket, "-o", tmp_path / "all.jsonl")
@@ -522,7 +527,7 @@ def test_sharp_pictures_go_out_of_the_command_when_that_is_noted(docket, tmp_pat
     outcome = export("t", "--as", "json", "--with-picture", "sharp", "--docket", docket, "-o", out)
     assert outcome.exit_code == 0, outcome.output
     assert base64.b64decode(json.loads(out.read_text())["pictures"][0]["png_base64"]) == b"png"
-    entries = with_docket(docket, lambda docket: docket.entries(0, 1000))
+    entries = with_docket(docket, lambda docket: docket.log.entries(0, 1000))
     (noted,) = [json.loads(entry.body) for entry in entries if entry.kind == "PictureShown"]
     assert noted["trial_id"] == "t" and noted["what"] == "export as json" and noted["who"] == "command line"
 

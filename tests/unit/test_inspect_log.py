@@ -11,7 +11,7 @@ from eval.runs.folder import DOCKET, RunFolder
 from eval.runs.from_record import calls_of
 from eval.runs.results import read_results
 from eval.scores.metrics import card
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 from tests.judged import H, N, results
 from tests.report_runs import a_run
 
@@ -36,10 +36,10 @@ def log(run, tmp_path_factory):
 
 def records(run):
     async def read():
-        docket = SqlDocket.open(run / DOCKET, create=False)
+        docket = Docket.open(run / DOCKET, create=False)
         try:
             said = [one.prediction for one in read_results(run).judged if one.prediction.trial]
-            return {one.meme: await docket.record(one.trial) for one in said}
+            return {one.meme: await docket.trials.record(one.trial) for one in said}
         finally:
             await docket.close()
 

@@ -25,7 +25,7 @@ from court.meme import Frame, Picture, PictureFormat
 from court.verdict import Label, Review, ReviewReason, Strength, Strengths, Verdict
 from eval.studies.duplicates import CAPTIONS, COPIES, Caption, Part, bases_of, drawn
 from retrieval.near_duplicates.match import MatchThresholds, MemeText
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 from serving.runner.near_duplicates import NearDuplicateIndex, StoredFingerprint
 from serving.settings import Settings
 from tests.pictures import encode
@@ -82,7 +82,7 @@ def opened(trial_id: str, picture: Picture, namespace: str) -> TrialOpened:
 class Server:
     """A docket and what is near in it, as one server has them."""
 
-    def __init__(self, docket: SqlDocket, near: NearDuplicateIndex) -> None:
+    def __init__(self, docket: Docket, near: NearDuplicateIndex) -> None:
         self.docket = docket
         self.near = near
 
@@ -97,14 +97,14 @@ class Server:
         namespace: str = NAMESPACE,
     ) -> None:
         """A trial as a courthouse keeps it; without a label it is open yet."""
-        await self.docket.keep_picture(picture)
-        await self.docket.append(opened(trial_id, picture, namespace))
+        await self.docket.writer.keep_picture(picture)
+        await self.docket.writer.append(opened(trial_id, picture, namespace))
         await self.near.learn(trial_id, picture, text, read, namespace)
         if label is not None:
-            await self.docket.append(VerdictGiven(trial_id=trial_id, seq=1, at=AT, verdict=a_verdict(label)))
+            await self.docket.writer.append(VerdictGiven(trial_id=trial_id, seq=1, at=AT, verdict=a_verdict(label)))
 
     async def overrule(self, trial_id: str, label: Label) -> None:
-        await self.docket.review(
+        await self.docket.reviews.review(
             trial_id, outcome=ReviewOutcome.OVERRULED, label=label, reason="seen", clause="", reviewer="ada", at=AT
         )
 
@@ -120,8 +120,14 @@ class Server:
 
 @asynccontextmanager
 async def a_server(place: Path, *, reuse="namespace", reuse_near=False, **options):
-    docket = SqlDocket.open(place)
-    near = NearDuplicateIndex(docket, Settings(reuse=reuse, reuse_near=reuse_near), **options)
+    docket = Docket.open(place)
+    near = NearDuplicateIndex(
+        fingerprints=docket.fingerprints,
+        trials=docket.trials,
+        index=docket.index,
+        settings=Settings(reuse=reuse, reuse_near=reuse_near),
+        **options,
+    )
     try:
         yield Server(docket, near)
     finally:
@@ -206,7 +212,7 @@ def test_trials_without_a_verdict_have_nothing_to_say(on, meme, copy):
         await server.tried("open", meme, label=None)
         await server.near.learn("of no trial", meme, TEXT, False, NAMESPACE)
         assert await server.cited(copy) == []
-        await server.docket.append(VerdictGiven(trial_id="open", seq=1, at=AT, verdict=a_verdict(N)))
+        await server.docket.writer.append(VerdictGiven(trial_id="open", seq=1, at=AT, verdict=a_verdict(N)))
         assert await server.ids(copy) == ["open"]
 
     on(scene)
@@ -311,14 +317,14 @@ def test_another_process_sees_them_and_is_seen(place, on, meme, copy):
 def test_many_questions_at_once_read_once_or_twice_and_none_misses_what_was_kept_before(on, meme, copy):
     async def scene(server):
         reads = 0
-        looks = server.docket.looks
+        looks = server.docket.fingerprints.fingerprints
 
         async def counted(since, *, most):
             nonlocal reads
             reads += 1
             return await looks(since, most=most)
 
-        server.docket.looks = counted
+        server.docket.fingerprints.fingerprints = counted
         await server.tried("first", meme)
         assert await asyncio.gather(*(server.ids(copy, "said now") for _ in range(20))) == [["first"]] * 20
         # A round reads until nothing comes: twice where there was something, once where not.
@@ -344,16 +350,16 @@ def test_a_caller_who_leaves_takes_nobody_along(on, meme, copy):
 def test_a_docket_that_is_gone_is_told_and_later_all_is_found(on, meme, copy):
     async def scene(server):
         await server.tried("first", meme)
-        looks = server.docket.looks
+        looks = server.docket.fingerprints.fingerprints
 
         async def gone(since, *, most):
             raise Unavailable("gone", reason="DOCKET_UNAVAILABLE")
 
-        server.docket.looks = gone
+        server.docket.fingerprints.fingerprints = gone
         for _ in range(2):
             with pytest.raises(Unavailable, match="gone"):
                 await server.ids(copy)
-        server.docket.looks = looks
+        server.docket.fingerprints.fingerprints = looks
         assert await server.ids(copy) == ["first"]
 
     on(scene)
@@ -364,19 +370,19 @@ def test_a_verdict_does_not_wait_for_a_look_that_another_server_holds_up(on, mem
 
     async def scene(server):
         go_on = asyncio.Event()
-        keep = server.docket.keep_look
+        keep = server.docket.fingerprints.put_fingerprint
 
         async def held_up(trial_id, look):
             await go_on.wait()
             await keep(trial_id, look)
 
-        server.docket.keep_look = held_up
+        server.docket.fingerprints.put_fingerprint = held_up
         await server.tried("first", meme)
         assert await server.cited(meme) == []
         monkeypatch.setattr("serving.runner.near_duplicates._PATIENCE", 60.0)
         go_on.set()
         await server.near.close()  # waits for it
-        assert [trial_id for _, trial_id, _ in await server.docket.looks(0)] == ["first"]
+        assert [trial_id for _, trial_id, _ in await server.docket.fingerprints.fingerprints(0)] == ["first"]
 
     on(scene)
     assert "its look is not kept yet" in caplog.text
@@ -387,7 +393,7 @@ def test_a_look_that_can_t_be_kept_is_told(on, meme):
         async def full(trial_id, look):
             raise Unavailable("full", reason="DOCKET_UNAVAILABLE")
 
-        server.docket.keep_look = full
+        server.docket.fingerprints.put_fingerprint = full
         with pytest.raises(Unavailable, match="full"):
             await server.near.learn("first", meme, TEXT, False, NAMESPACE)
 
@@ -444,9 +450,9 @@ def test_a_look_comes_back_with_every_text_and_namespace(on, meme, text):
 
 def test_looks_that_are_damaged_or_of_a_later_format_are_passed_over(on, meme, copy, caplog):
     async def scene(server):
-        await server.docket.keep_look("later", b"\x02 whatever comes")
-        await server.docket.keep_look("none", b"")
-        await server.docket.keep_look("damaged", b"\x01\x02 cut off")
+        await server.docket.fingerprints.put_fingerprint("later", b"\x02 whatever comes")
+        await server.docket.fingerprints.put_fingerprint("none", b"")
+        await server.docket.fingerprints.put_fingerprint("damaged", b"\x01\x02 cut off")
         await server.tried("first", meme)
         assert await server.ids(copy) == ["first"]
 
@@ -543,7 +549,7 @@ def test_what_was_erased_since_it_was_looked_at_is_passed_over(on, meme, copy):
         for trial_id in ("older", "erased"):
             await server.tried(trial_id, meme)
         assert await server.same(copy) == "erased"  # it is at hand from now on
-        await server.docket.erase("erased", who="Ruth", why="asked for", at=AT)
+        await server.docket.eraser.erase("erased", who="Ruth", why="asked for", at=AT)
         return await server.same(copy)
 
     assert on(scene, reuse_near=True) == "older"
@@ -642,7 +648,7 @@ def test_a_known_meme_takes_a_few_hundred_bytes(on):
         async def page(since, *, most):
             return looks[since : since + most]
 
-        server.docket.looks = page
+        server.docket.fingerprints.fingerprints = page
         await server.near.catch_up()
 
     async def measured(server):

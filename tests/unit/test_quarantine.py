@@ -403,7 +403,9 @@ def test_a_death_counts_however_the_trial_ends_that_it_came_upon(town, end):
                     assert asking.cancelled() or isinstance(asking.exception(), TrialAborted | Unavailable)
                     await quiet_soon(reception)
                 outcome = await asked(reception, replace(FULL, request_id="r2"), 1)
-                records = [await reception.house.docket.record(one) for one in await trials_in(reception.house.docket)]
+                records = [
+                    await reception.house.docket.trials.record(one) for one in await trials_in(reception.house.docket)
+                ]
                 return outcome, [record.last(TrialFailed).broke_off for record in records], server.stats.calls
 
     assert asyncio.run(scene()) == (["QUARANTINED"], [1, 1], 4)
@@ -461,7 +463,7 @@ def test_a_death_that_came_upon_both_sides_of_a_trial_counts_once(town):
                 server.faults.script(["cut", "cut"])
                 first = await asked(reception, FULL, 1)
                 (trial_id,) = await trials_in(reception.house.docket)
-                record = await reception.house.docket.record(trial_id)
+                record = await reception.house.docket.trials.record(trial_id)
                 again = await asked(reception, replace(FULL, request_id="r2"), 1)
                 return first, record.last(TrialFailed).broke_off, again
 
@@ -482,7 +484,9 @@ def test_erasing_its_failed_trials_lets_a_picture_out(town):
         assert await asked(reception, anew, 1) == ["QUARANTINED"]
         docket = reception.house.docket
         for trial_id in await trials_in(docket):
-            await docket.erase(trial_id, who="Ruth", why="the model server was mended", at=reception.house.court.now())
+            await docket.eraser.erase(
+                trial_id, who="Ruth", why="the model server was mended", at=reception.house.court.now()
+            )
         return await asked(reception, anew, 1)
 
     assert on(town, scene, chairs=Cast(rounds=2, describe=speak).chairs) == ["decided"]
@@ -544,7 +548,7 @@ def test_a_failed_trial_s_record_says_that_the_server_broke_off(town):
     async def scene(reception):
         await asked(reception, FULL, 1)
         (trial_id,) = await trials_in(reception.house.docket)
-        return await reception.house.docket.record(trial_id)
+        return await reception.house.docket.trials.record(trial_id)
 
     record = on(town, scene, chairs=Cast(rounds=2, describe=Killing()).chairs)
     assert record.last(TrialFailed).broke_off == 1

@@ -17,7 +17,7 @@ from eval.runs import ray_cluster, ray_worker
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.ray_cluster import connected, received
 from eval.runs.ray_worker import JudgeTask, TaskResult, packed
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 from tests.cast import Cast, try_meme
 from tests.judged import meme
 
@@ -80,11 +80,11 @@ def test_a_meme_that_is_answered_twice_counts_once(tmp_path):
             # Nor does it end the run that the second try of what has been answered went wrong.
             yield TaskResult(meme="a", fault="It died.", reason="X").model_dump_json()
 
-        docket = SqlDocket.open(tmp_path / "docket.sqlite")
+        docket = Docket.open(tmp_path / "docket.sqlite")
         try:
             waiting = {"a": meme("a", True)}
-            got = [prediction.trial async for _, prediction, _ in received(answers(), waiting, docket)]
-            return got, waiting, await docket.record(first.trial_id), await docket.list(limit=9)
+            got = [prediction.trial async for _, prediction, _ in received(answers(), waiting, docket.writer)]
+            return got, waiting, await docket.trials.record(first.trial_id), await docket.index.list(limit=9)
         finally:
             await docket.close()
 
@@ -98,9 +98,9 @@ def test_a_worker_that_cannot_judge_ends_the_run_with_what_it_said(tmp_path):
         async def answers():
             yield TaskResult(meme="a", fault="The library is damaged.", reason="LIBRARY_DAMAGED").model_dump_json()
 
-        docket = SqlDocket.open(tmp_path / "docket.sqlite")
+        docket = Docket.open(tmp_path / "docket.sqlite")
         try:
-            return [one async for one in received(answers(), {"a": meme("a", True)}, docket)]
+            return [one async for one in received(answers(), {"a": meme("a", True)}, docket.writer)]
         finally:
             await docket.close()
 

@@ -15,8 +15,8 @@ from court.meme import Frame, Picture, PictureFormat
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import Court
 from court.verdict import Label
+from serving.docket.open import Docket
 from serving.docket.ports import RequestConflict, RequestName
-from serving.docket.store.sql import SqlDocket
 from serving.errors import Busy
 from serving.runner.claims import MEMES
 from serving.runner.executor import TrialExecutor
@@ -27,6 +27,7 @@ from serving.runner.single_flight import SingleFlight
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
 from serving.telemetry.metrics import Metrics
+from tests.dockets import Intercepted, open_trials
 from tests.fakes import LIBRARY, FakeFinder, FakeReader, H, Notes, findings, ticking
 from tests.leftovers import soon, uncollected
 
@@ -97,7 +98,7 @@ class Town:
         self.software = "test"
 
     def docket(self):
-        return SqlDocket.open(self.path)
+        return Docket.open(self.path)
 
     @asynccontextmanager
     async def server(self, *, name="here", docket=None, beat_s=0.05, dead_s=0.4, **changes):
@@ -114,7 +115,7 @@ class Town:
             **changes,
         )
         house = TrialExecutor(court, self.pictures, docket)
-        pulse = Heartbeat(docket, name, beat_s=beat_s, dead_s=dead_s, forget_s=forget_s)
+        pulse = Heartbeat(docket.heartbeats, name, beat_s=beat_s, dead_s=dead_s, forget_s=forget_s)
         try:
             async with TrialRunner(house, self.settings, telemetry, pulse=pulse, count=count) as reception:
                 reception.house = house
@@ -140,7 +141,7 @@ def other(**changes):
 
 
 async def trials_in(docket):
-    return [line.trial_id for line in await docket.list(limit=10_000)]
+    return [line.trial_id for line in await docket.index.list(limit=10_000)]
 
 
 def on_one_server(town, work, **options):
@@ -379,27 +380,26 @@ def test_a_trial_that_nobody_was_left_to_begin_holds_up_no_other_server(town, as
     assert answer.record.state is TrialState.DECIDED and not answer.reused
 
 
-class _Slow:
+class _Slow(Intercepted):
     """A docket that keeps a claim, or puts another in its place, after whoever asked for that has left.
 
     What it is asked to write it writes in that order, as the real one does.
     """
 
     def __init__(self, docket, slow):
-        self._docket = docket
+        super().__init__(docket)
         self._slow = slow
         self._written = None
         self.asked = asyncio.Event()
         self.left = asyncio.Event()
 
-    def __getattr__(self, name):
-        return getattr(self._docket, name)
-
     async def claim(self, name, **given):
-        return await self._write("meme" if name.namespace == MEMES else "request", self._docket.claim(name, **given))
+        return await self._write(
+            "meme" if name.namespace == MEMES else "request", self._docket.leases.claim(name, **given)
+        )
 
     async def take_over(self, claim, **given):
-        return await self._write("taken over", self._docket.take_over(claim, **given))
+        return await self._write("taken over", self._docket.leases.take_over(claim, **given))
 
     async def _write(self, what, write):
         if self._written is not None:
@@ -467,8 +467,8 @@ async def a_cut_off_trial(town, docket, ask=ASK, events=4):
     async with town.server(name="dead", docket=_Failing(docket, events)) as reception:
         with pytest.raises(_Dead):
             await reception.answer(ask)
-        claim = await docket.claim_of(RequestName(ask.namespace, ask.request_id))
-    record = await docket.record(claim.trial_id) if events else None
+        claim = await docket.leases.claim_of(RequestName(ask.namespace, ask.request_id))
+    record = await docket.trials.record(claim.trial_id) if events else None
     assert record is None or record.state is TrialState.OPEN
     return claim
 
@@ -477,16 +477,16 @@ class _Dead(BaseException):
     """The power went."""
 
 
-class _Failing:
+class _Failing(Intercepted):
     """A docket whose server dies when it has kept so many events, and does nothing any more."""
 
     def __init__(self, docket, events):
-        self._docket = docket
+        super().__init__(docket)
         self._left = events
         self._dead = False
 
-    def __getattr__(self, name):
-        return self._nothing if self._dead else getattr(self._docket, name)
+    def instead(self, method):
+        return self._nothing if self._dead else super().instead(method)
 
     async def _nothing(self, *_, **__):
         raise Unavailable("The power went.", reason="DOCKET_UNAVAILABLE")
@@ -497,22 +497,19 @@ class _Failing:
                 self._dead = True
                 raise _Dead
             self._left -= 1
-            await self._docket.append(event)
+            await self._docket.writer.append(event)
 
 
-class _Counting:
+class _Counting(Intercepted):
     """A docket that counts how often a trial was begun or taken up, also where it turned out that somebody had."""
 
     def __init__(self, docket):
-        self._docket = docket
+        super().__init__(docket)
         self.attempts = 0
-
-    def __getattr__(self, name):
-        return getattr(self._docket, name)
 
     async def append(self, *events):
         self.attempts += isinstance(events[0], TrialOpened | TrialResumed)
-        await self._docket.append(*events)
+        await self._docket.writer.append(*events)
 
 
 @pytest.mark.parametrize("events", [0, 2, 4, 7])
@@ -525,7 +522,7 @@ def test_what_a_dead_server_left_is_taken_over_once_by_one_of_two_others(town, e
             begun = asyncio.get_running_loop().time()
             answers = await asyncio.gather(*(server.answer(ASK) for server in (b, c) for _ in range(5)))
             waited = asyncio.get_running_loop().time() - begun
-        record = await docket.record(claim.trial_id)
+        record = await docket.trials.record(claim.trial_id)
         trials = await trials_in(docket)
         await docket.close()
         return claim, answers, record, trials, waited, counting.attempts
@@ -565,7 +562,7 @@ def test_a_server_takes_up_what_dead_ones_left_without_being_asked(town):
         notes = Notes()
         async with town.server(name="b", docket=docket) as b, town.server(name="c", docket=docket) as c:
             await asyncio.gather(b.resume_cut_off(notes), c.resume_cut_off(notes))
-        records = [await docket.record(claim.trial_id) for claim in claims]
+        records = [await docket.trials.record(claim.trial_id) for claim in claims]
         await docket.close()
         return records, notes
 
@@ -589,7 +586,7 @@ def test_what_was_taken_up_without_being_asked_is_ended_in_order_when_the_server
                 town.finder.gate.set()
                 await asyncio.wait_for(resuming, 60)
         await asyncio.wait_for(resuming, 60)
-        records = [await docket.record(claim.trial_id) for claim in claims]
+        records = [await docket.trials.record(claim.trial_id) for claim in claims]
         town.finder.gate.set()
         async with town.server(name="c", docket=docket) as c:
             answers = [await c.answer(ask) for ask in asks]
@@ -620,17 +617,17 @@ def test_what_a_living_server_holds_is_left_to_it(town):
     assert not asyncio.run(scene()).record.all(TrialResumed)
 
 
-class _Faltering:
+class _Faltering(Intercepted):
     """A docket that is away when it is asked for one thing, the first so many times; counts them."""
 
     def __init__(self, docket, what, times=10**9):
-        self._docket = docket
+        super().__init__(docket)
         self._what, self._times = what, times
         self.asked = 0
         self.missed = asyncio.Event()
 
-    def __getattr__(self, name):
-        return self._away if name == self._what and self.asked < self._times else getattr(self._docket, name)
+    def instead(self, method):
+        return self._away if method == self._what and self.asked < self._times else None
 
     async def _away(self, *_, **__):
         self.asked += 1
@@ -648,7 +645,7 @@ def test_what_can_not_be_taken_up_because_the_docket_is_away_is_taken_up_when_it
         away = _Faltering(docket, what, times=3)
         async with town.server(name="b", docket=away) as b:
             await asyncio.wait_for(b.resume_cut_off(), 60)
-        records = [await docket.record(claim.trial_id) for claim in claims]
+        records = [await docket.trials.record(claim.trial_id) for claim in claims]
         await docket.close()
         return records, away.asked
 
@@ -692,7 +689,7 @@ def test_a_server_that_waits_for_the_docket_to_take_up_trials_ends_at_once(town,
             else:
                 resuming.cancel()
             ended = (await asyncio.wait([resuming], timeout=60))[0]
-        record = await docket.record(claim.trial_id)
+        record = await docket.trials.record(claim.trial_id)
         await docket.close()
         return waits, bool(ended), resuming.cancelled(), record
 
@@ -708,7 +705,7 @@ def test_a_trial_that_was_taken_up_and_failed_is_not_taken_up_again_without_bein
         finder = Finder(Unavailable("The finder is away.", reason="ENCODER_UNAVAILABLE"))
         async with town.server(name="b", docket=docket, finder=finder) as b:
             await asyncio.wait_for(b.resume_cut_off(), 60)
-        record = await docket.record(claim.trial_id)
+        record = await docket.trials.record(claim.trial_id)
         await docket.close()
         return record, finder
 
@@ -723,7 +720,7 @@ def test_a_trial_that_can_not_be_taken_up_ends_in_its_record_and_the_request_get
         claim = await a_cut_off_trial(town, docket, events=1)  # the caller's text was not kept
         async with town.server(name="b", docket=docket) as b:
             await b.resume_cut_off()
-            left = await docket.record(claim.trial_id)
+            left = await docket.trials.record(claim.trial_id)
             answer = await b.answer(ASK)
         await docket.close()
         return left, answer
@@ -900,16 +897,16 @@ def test_who_needs_no_turn_is_not_refused_for_want_of_one(town):
     assert first.record == here.record == there.record and len(town.finder.asked) == 2
 
 
-class _Away:
+class _Away(Intercepted):
     """A docket that can be away."""
 
     def __init__(self, docket):
-        self._docket = docket
+        super().__init__(docket)
         self.away = False
         self.refused = 0
 
-    def __getattr__(self, name):
-        return self._nothing if self.away else getattr(self._docket, name)
+    def instead(self, method):
+        return self._nothing if self.away else None
 
     async def _nothing(self, *_, **__):
         self.refused += 1
@@ -937,12 +934,12 @@ def test_a_trial_whose_end_could_not_be_kept_ends_in_its_record_once_the_docket_
                 await asyncio.sleep(0.2)  # it is tried more than once
                 away.away = False
                 async with asyncio.timeout(60):
-                    while await docket.open_trials():  # noqa: ASYNC110
+                    while await open_trials(docket):  # noqa: ASYNC110
                         await asyncio.sleep(0.02)
         (ended,) = await asyncio.gather(caller, return_exceptions=True)
         assert isinstance(ended, asyncio.CancelledError if end == "is cancelled" else TrialAborted)
         (trial_id,) = await trials_in(docket)
-        left = await docket.record(trial_id)
+        left = await docket.trials.record(trial_id)
         town.finder = Finder()
         async with town.server(name="b", docket=docket) as b:
             answer = await b.answer(ASK)
@@ -960,21 +957,18 @@ def test_what_requests_leave_while_the_docket_can_not_be_written_does_not_grow_f
     monkeypatch.setattr("serving.runner.reaper._MOST_NEVER_BEGUN", 5)
     monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
-    class Full:
+    class Full(Intercepted):
         """A docket that can be read and not written."""
 
         def __init__(self, docket):
-            self.docket = docket
+            super().__init__(docket)
             self.full = False
 
-        def __getattr__(self, name):
-            return getattr(self.docket, name)
-
         async def claim(self, *given, **named):
-            return await self._written(self.docket.claim(*given, **named))
+            return await self._written(self._docket.leases.claim(*given, **named))
 
         async def take_over(self, *given, **named):
-            return await self._written(self.docket.take_over(*given, **named))
+            return await self._written(self._docket.leases.take_over(*given, **named))
 
         async def _written(self, write):
             if self.full:
@@ -1017,7 +1011,7 @@ def test_a_trial_whose_end_is_kept_late_is_counted_as_ended(town, monkeypatch):
             await asyncio.wait([caller])
             away.away = False
             async with asyncio.timeout(60):
-                while await docket.open_trials() or not counted("memecourt_trials_total", ended):  # noqa: ASYNC110
+                while await open_trials(docket) or not counted("memecourt_trials_total", ended):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         await docket.close()
 
@@ -1086,11 +1080,11 @@ def test_a_server_that_goes_leaves_no_count_behind_and_need_not_be_waited_for(to
         async with town.server(name="b", docket=docket, dead_s=30) as b:
             async with town.server(name="a", docket=docket):
                 await b._pulse.look()
-                assert {*await docket.beats()} == {"a", "b"} and not b._pulse.dead("a")
-            assert {*await docket.beats()} == {"b"}
+                assert {*await docket.heartbeats.heartbeats()} == {"a", "b"} and not b._pulse.dead("a")
+            assert {*await docket.heartbeats.heartbeats()} == {"b"}
             await b._pulse.look()
             assert b._pulse.dead("a")
-        left = await docket.beats()
+        left = await docket.heartbeats.heartbeats()
         await docket.close()
         return left
 
@@ -1100,18 +1094,18 @@ def test_a_server_that_goes_leaves_no_count_behind_and_need_not_be_waited_for(to
 def test_the_count_of_a_dead_server_is_removed_some_time_later_and_that_of_a_living_one_is_not(town):
     async def scene():
         docket = town.docket()
-        await docket.beat("dead")
+        await docket.heartbeats.beat("dead")
         options = {"docket": docket, "dead_s": 0.2, "forget_s": 0.5}
         async with town.server(name="a", **options) as a, town.server(name="b", **options):
             began = asyncio.get_running_loop().time()
             async with asyncio.timeout(60):
-                while "dead" in await docket.beats():  # noqa: ASYNC110
+                while "dead" in await docket.heartbeats.heartbeats():  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             assert asyncio.get_running_loop().time() - began > 0.4
             await asyncio.sleep(1)  # as long again: nothing is kept of it here either, and nobody else is removed
-            assert {*await docket.beats()} == {"a", "b"}
+            assert {*await docket.heartbeats.heartbeats()} == {"a", "b"}
             assert {*a._pulse._counts} == {*a._pulse._still} == {"a", "b"}
-            await docket.beat("dead")  # it was only asleep
+            await docket.heartbeats.beat("dead")  # it was only asleep
             await a._pulse.look()
             assert not a._pulse.dead("dead")
         await docket.close()
@@ -1274,7 +1268,7 @@ def test_a_known_meme_sent_as_the_same_file_is_neither_decoded_nor_given_a_turn(
 
 
 async def overrule(docket, trial_id, clock=ticking()):  # noqa: B008
-    await docket.review(
+    await docket.reviews.review(
         trial_id,
         outcome=ReviewOutcome.OVERRULED,
         label=Label.NOT_HARMFUL,
@@ -1415,7 +1409,7 @@ def test_with_the_last_caller_the_trial_ends_and_leaves_nothing_behind(town):
         assert turns.all_free and town.finder.ended == 1
         assert asyncio.all_tasks() == tasks
         (trial_id,) = await trials_in(reception.house.docket)
-        left = await reception.house.docket.record(trial_id)
+        left = await reception.house.docket.trials.record(trial_id)
         town.finder.gate.set()
         return left, await reception.answer(ASK)
 
@@ -1454,7 +1448,7 @@ def test_callers_that_vanish_at_any_moment_leave_nothing_behind(town, after_s):
         await quiet_soon(reception)
         assert turns.all_free
         assert asyncio.all_tasks() == tasks
-        return results, await reception.house.docket.open_trials()
+        return results, await open_trials(reception.house.docket)
 
     results, still_open = on_one_server(town, scene)
     assert not still_open
@@ -1758,20 +1752,17 @@ def test_a_verdict_that_was_given_is_given_to_the_same_request_whatever_is_loade
     assert [each.reused for each in first] == [False, reuse != "off"]
 
 
-class _Holding:
+class _Holding(Intercepted):
     """A docket that keeps no picture until it is told to."""
 
     def __init__(self, docket):
-        self._docket = docket
+        super().__init__(docket)
         self.asked, self.go_on = asyncio.Event(), asyncio.Event()
-
-    def __getattr__(self, name):
-        return getattr(self._docket, name)
 
     async def keep_picture(self, picture):
         self.asked.set()
         await self.go_on.wait()
-        await self._docket.keep_picture(picture)
+        await self._docket.writer.keep_picture(picture)
 
 
 @pytest.mark.parametrize("moment", ["while it is decoded", "when its trial is about to begin"])

@@ -47,7 +47,7 @@ class Court:
         self.root = root
         self.writer = LibraryWriter(drawn_library(root, 5, 12))
         self.rulings = Corrections(lambda: nullcontext(self.writer), lambda: ENCODER, Docket(), overrulings)
-        self.docket = self.rulings._docket
+        self.docket = self.rulings._trials
 
     def follow(self, label=N, *, reason="Satire of a habit.", chosen=True, ended=H, **given):
         record, review = a_review(label, reason=reason, ended=ended, **given)

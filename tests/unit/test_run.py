@@ -49,7 +49,7 @@ from eval.runs.progress import Bar, Lines, Progress, Tally
 from eval.runs.results import read_results
 from eval.runs.run import PICTURE_MISSING, RUN_DIFFERS, SERVER_GONE, Plan, run
 from eval.synthetic.make import Layout, make
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 from serving.runner.executor import TrialExecutor
 from serving.settings import ModelSettings, Settings
 from tests.fakes import Notes, a_meme, findings
@@ -337,7 +337,7 @@ def begun(finished, tmp_path):
 
 def docket_of(folder, work):
     async def scene():
-        docket = SqlDocket.open(folder.root / DOCKET, create=False)
+        docket = Docket.open(folder.root / DOCKET, create=False)
         try:
             return await work(docket)
         finally:
@@ -355,7 +355,7 @@ def test_a_run_is_files_that_say_everything(finished, data):
     assert manifest.library_size == 24 and manifest.models == {} and manifest.checked
     assert not (finished.root / "calls.sqlite").exists()
     for prediction in said:
-        record = docket_of(finished, lambda docket, trial=prediction.trial: docket.record(trial))
+        record = docket_of(finished, lambda docket, trial=prediction.trial: docket.trials.record(trial))
         assert prediction_of(next(m for m in finished.memes() if m.id == prediction.meme), record) == prediction
         assert record.opened.settings == manifest.settings
         assert record.opened.versions.settings == manifest.settings_digest
@@ -370,8 +370,10 @@ def test_lines_that_were_lost_are_read_from_the_docket(begun, home, data):
     assert {p.meme: p for p in begun.predictions()} == said  # trial ids included: nothing was tried again
     assert len(begun.predictions()) == 8
     assert begun.manifest().interruptions == 1
-    assert docket_of(begun, lambda docket: docket.requests()).keys() == {f"synthetic-harmeme/test/{m}" for m in said}
-    assert all(len(t) == 1 for t in docket_of(begun, lambda docket: docket.requests()).values())
+    assert docket_of(begun, lambda docket: docket.index.requests()).keys() == {
+        f"synthetic-harmeme/test/{m}" for m in said
+    }
+    assert all(len(t) == 1 for t in docket_of(begun, lambda docket: docket.index.requests()).values())
 
 
 def test_a_run_that_is_finished_is_left_as_it_is(begun, home, data):
@@ -527,7 +529,7 @@ def test_arms_that_share_a_store_make_the_calls_that_they_share_once(home, data,
     manifest = RunFolder(tmp_path / "arm").manifest()
     assert manifest.models == dict.fromkeys(("PROPOSER", "ACCUSER", "DEFENDER", "JUDGE"), "stand-in")
     record = docket_of(
-        RunFolder(tmp_path / "arm"), lambda d: d.record(RunFolder(tmp_path / "arm").predictions()[0].trial)
+        RunFolder(tmp_path / "arm"), lambda d: d.trials.record(RunFolder(tmp_path / "arm").predictions()[0].trial)
     )
     assert record.opened.settings == manifest.settings
 

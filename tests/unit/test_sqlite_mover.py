@@ -5,7 +5,7 @@ import sqlite3
 import threading
 from contextlib import closing, suppress
 
-from serving.docket.store.sql import SqlDocket
+from serving.docket.open import Docket
 from tests.dockets import append_all, events_of
 
 PATIENCE_S = 60
@@ -36,7 +36,7 @@ def test_what_was_committed_is_moved_over_while_the_docket_is_open(tmp_path):
     path, events = tmp_path / "docket.sqlite", events_of()
 
     async def scene():
-        docket = SqlDocket.open(path)
+        docket = Docket.open(path)
         await append_all(docket, events)
         moved = await until(path, tmp_path / "copy", len(events))
         running = len(movers())
@@ -53,8 +53,8 @@ def test_a_reader_of_what_was_before_keeps_it_where_it_is_until_it_goes(tmp_path
     path, (first, *rest) = tmp_path / "docket.sqlite", events_of()
 
     async def scene():
-        docket = SqlDocket.open(path)
-        await docket.append(first)
+        docket = Docket.open(path)
+        await docket.writer.append(first)
         with closing(sqlite3.connect(path)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM entries").fetchone()

@@ -16,9 +16,11 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from court.events import AnyEvent
 from court.meme import Frame, Picture, PictureFormat
 from court.record import TrialRecord
 from court.verdict import Label
@@ -26,6 +28,7 @@ from eval.perf.bench import Result
 from retrieval.near_duplicates.match import MemeText, fingerprint
 from retrieval.near_duplicates.pdq import BYTES, Hash
 from retrieval.starter.draw import draw_meme
+from serving.docket.ports import DocketLine, Failure, FingerprintStore, TrialIndex, TrialReader
 from serving.runner.near_duplicates import NearDuplicateIndex, StoredFingerprint
 from serving.settings import Settings
 
@@ -41,7 +44,8 @@ def measure() -> Result:
 
 async def _measure() -> Result:
     unknown, known = _drawn("screen"), _drawn("cat")
-    near = NearDuplicateIndex(_Docket(fingerprint(known, MemeText("", read=False)).frames[0][0].hash), Settings())
+    docket = _Docket(fingerprint(known, MemeText("", read=False)).frames[0][0].hash)
+    near = NearDuplicateIndex(fingerprints=docket, trials=docket, index=docket, settings=Settings())
     try:
         before = _resident()
         began = time.perf_counter()
@@ -82,18 +86,18 @@ def _drawn(scene: str) -> Picture:
     return Picture(PictureFormat.PNG, pixels, pixels, still.width, still.height, 1, (frame,))
 
 
-class _Docket:
-    """As many looks as there are, made when they are asked for; one of their pictures is given."""
+class _Docket(FingerprintStore, TrialReader, TrialIndex):
+    """As many fingerprints as there are, made when they are asked for; one of their pictures is given."""
 
     def __init__(self, picture: Hash) -> None:
         rng = np.random.default_rng(0)
         self._pictures = rng.integers(0, 256, (_KNOWN // _CAPTIONS, BYTES), dtype=np.uint8)
         self._pictures[0] = picture
 
-    async def keep_look(self, trial_id: str, look: bytes) -> None:
+    async def put_fingerprint(self, trial_id: str, fingerprint: bytes) -> None:
         raise AssertionError("nothing is tried here")
 
-    async def looks(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
+    async def fingerprints(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
         return [
             (number, str(uuid.UUID(int=number)), self._look(number))
             for number in range(since + 1, min(since + most, _KNOWN) + 1)
@@ -107,6 +111,18 @@ class _Docket:
 
     async def record(self, trial_id: str) -> TrialRecord:
         raise AssertionError("nothing is given again")
+
+    async def events(self, trial_id: str, from_seq: int = 0) -> Sequence[AnyEvent]:
+        raise AssertionError("no trial is read")
+
+    async def list(self, **options: Any) -> Sequence[DocketLine]:
+        raise AssertionError("no trial is listed")
+
+    async def failures(self, pixels_sha256: str) -> Sequence[Failure]:
+        raise AssertionError("no picture is decoded")
+
+    async def requests(self) -> Mapping[str, Sequence[str]]:
+        raise AssertionError("nothing is requested")
 
     def _look(self, number: int) -> bytes:
         hashes = self._pictures[number % len(self._pictures)][None].copy()

@@ -114,7 +114,7 @@ def changed_since(record: TrialRecord, what: str, frames: Sequence[bytes]) -> bo
 async def note(request: Request, record: TrialRecord, what: str) -> None:
     """Keeps who looked at what; where that can't be kept, nothing is shown."""
     who = visitor_of(request).name
-    await console_of(request).docket.note_access(record.trial_id, who=who, what=what, at=datetime.now(UTC))
+    await console_of(request).reviews.note_access(record.trial_id, who=who, what=what, at=datetime.now(UTC))
     _log.info("picture shown trial=%s visitor=%s", record.trial_id, who)
 
 
@@ -126,7 +126,7 @@ async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequenc
         BadRequest: That is no picture's name.
     """
     if what == MEME:
-        frames = await console_of(request).docket.frames(record.opened.meme.pixels_sha256)
+        frames = await console_of(request).trials.frames(record.opened.meme.pixels_sha256)
         if frames:
             return frames
         raise TrialUnknown("The picture of this trial is not kept.", reason="PICTURE_MISSING")

@@ -28,13 +28,12 @@ from court.events import (
 from court.record import TrialRecord
 from court.transcript import transcript
 from serving.console.pages.pictures import changed_since, frames_of
-from serving.console.ports import ConsoleDocket
 from serving.console.proof import proof_of, unreadable
 from serving.console.registry import Page, console_of, session_of, trial_of, visitor_of
 from serving.console.rendering import render
 from serving.console.review.parts import note_shown, note_told
 from serving.console.visitors import Role
-from serving.docket.ports import DocketError, TrialErased, TrialUnknown
+from serving.docket.ports import DocketError, TrialErased, TrialReader, TrialUnknown
 from serving.views.trial_view import view_of
 
 _CHANGES: Mapping[str, tuple[type[Event], ...]] = {
@@ -71,9 +70,9 @@ async def _stored(request: Request, error: TrialErased | DocketError) -> Respons
     Whose content it is can't be told any more, so it is shown to those alone who may see everybody's.
     """
     visitor, trial_id = visitor_of(request), request.path_params["trial_id"]
-    proof = await proof_of(console_of(request).docket, trial_id)
-    if visitor.namespaces is not None or proof is None:
+    if visitor.namespaces is not None:
         raise error
+    proof = await proof_of(console_of(request).auditor, trial_id)
     await note_shown(request, [trial_id])  # a verdict may be among what is stored
     entries = [(one, unreadable(one.entry)) for one in proof.entries]
     title = "This record was erased" if isinstance(error, TrialErased) else "This record can’t be read"
@@ -136,15 +135,15 @@ async def _values(request: Request, record: TrialRecord) -> dict[str, Any]:
         "told": view_of(record),
         "record": record,
         "pictures": console.pictures is not None,
-        "proof_of_trial": await proof_of(console.docket, record.trial_id),
+        "proof_of_trial": await proof_of(console.auditor, record.trial_id),
         "quiet_s": (datetime.now(UTC) - record.events[-1].at).total_seconds(),
-        "kept": await _kept(console.docket, record.opened.meme.pixels_sha256),
+        "kept": await _kept(console.trials, record.opened.meme.pixels_sha256),
     }
 
 
-async def _kept(docket: ConsoleDocket, digest: str) -> str:
+async def _kept(trials: TrialReader, digest: str) -> str:
     """How the picture of a trial is kept: ``same``, ``other`` where it is not the one that was judged, or empty."""
-    frames = await docket.frames(digest)
+    frames = await trials.frames(digest)
     if not frames:
         return ""
     try:

@@ -57,9 +57,9 @@ async def _lines(request: Request, which: TrialFilter, after: tuple[datetime, st
     What a verdict came to can't be read off a filter either, nor off where a page ends: where it is filtered by what
     the court said, trials are left out whose verdict the visitor is not shown yet.
     """
-    docket, found = console_of(request).docket, list[DocketLine]()
+    index, found = console_of(request).index, list[DocketLine]()
     while True:
-        lines = await docket.list(limit=_PAGE + 1, after=after, which=which)
+        lines = await index.list(limit=_PAGE + 1, after=after, which=which)
         hidden = await hidden_ids(request, [line.trial_id for line in lines]) if _tells(which) else frozenset()
         found += [line for line in lines if line.trial_id not in hidden]
         if len(lines) <= _PAGE or len(found) > _PAGE:

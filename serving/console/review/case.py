@@ -125,7 +125,7 @@ async def _follow(request: Request, trial_id: str, event: VerdictReviewed, *, ch
     if rulings is None:
         return "none"
     try:
-        record = await console_of(request).docket.record(trial_id)
+        record = await console_of(request).trials.record(trial_id)
         change = await rulings.follow(record, event, chosen=chosen)
     except CourtError as error:
         # The review stands; whoever gave it is told that the library does not follow yet.

@@ -58,7 +58,7 @@ async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
         for case, same_picture, same_text in await desk.alike(own, limit=_MOST, namespaces=visitor.namespaces)
     }
     near, text = near_of(request), record.text
-    frames = await console_of(request).docket.frames(record.opened.meme.pixels_sha256)
+    frames = await console_of(request).trials.frames(record.opened.meme.pixels_sha256)
     if near is not None and text is not None and frames:
         picture = picture_of(record.opened.meme, frames)
         others = await near.near(picture, text.text, bool(text.reader), record.opened.meme.namespace)

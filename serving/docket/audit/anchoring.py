@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from court.errors import BadRequest, CourtError, Unavailable
+from serving.docket.ports import TransparencyLog
 
 EVERY_S = 1.0
 """Seconds from one look for a newer checkpoint to the next."""
@@ -26,14 +27,6 @@ _PATIENCE_S = 10.0
 _LAST_S = 2.0
 
 _log = logging.getLogger("memecourt.anchor")
-
-
-class Signing(Protocol):
-    """What is needed of a docket."""
-
-    async def checkpoint(self) -> str:
-        """The newest checkpoint, a signed note."""
-        ...
 
 
 class CheckpointWitness(Protocol):
@@ -113,13 +106,13 @@ def open_witness(named: str) -> CheckpointWitness:
     return HttpWitness(named)
 
 
-async def keep_anchored(docket: Signing, place: CheckpointWitness, *, every_s: float = EVERY_S) -> None:
+async def keep_anchored(log: TransparencyLog, place: CheckpointWitness, *, every_s: float = EVERY_S) -> None:
     """Pushes every checkpoint that is newer than the last one pushed, until it is cancelled; the newest at the end."""
     pushed, wait = "", every_s
     try:
         while True:
             try:
-                pushed = await _push(docket, place, pushed)
+                pushed = await _push(log, place, pushed)
                 if wait > every_s:
                     _log.info("checkpoints are taken again")
                 wait = every_s
@@ -131,12 +124,12 @@ async def keep_anchored(docket: Signing, place: CheckpointWitness, *, every_s: f
     finally:
         with suppress(CourtError, TimeoutError):
             async with asyncio.timeout(_LAST_S):
-                await _push(docket, place, pushed)
+                await _push(log, place, pushed)
         await place.aclose()
 
 
-async def _push(docket: Signing, place: CheckpointWitness, pushed: str) -> str:
-    note = await docket.checkpoint()
+async def _push(log: TransparencyLog, place: CheckpointWitness, pushed: str) -> str:
+    note = await log.checkpoint()
     if note != pushed:
         await place.push(note)
     return note

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -17,11 +17,13 @@ from serving.docket.log.entries import Entry, erased_of
 from serving.docket.log.errors import BadEntry, BadNote
 from serving.docket.log.notes import VerifierKey, open_checkpoint, read_checkpoint, split_note
 from serving.docket.log.verify import Progress, Report, verify, verify_pictures
-from serving.docket.store import log_queries as proofs
+from serving.docket.ports import TransparencyLog, TrialReader
+from serving.docket.store import log_queries
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import PART, event_in, part_key
-from serving.docket.store.sql import SqlDocket
-from serving.docket.store.writes import trial_change, trial_row
+from serving.docket.store.log_append import Signer
+from serving.docket.store.transactions import Transactions
+from serving.docket.store.trials import trial_change, trial_row
 
 T = TypeVar("T")
 
@@ -121,7 +123,7 @@ def _entry_in(row: Any) -> Entry:
     kinds = {"number": int, "kind": str, "trial_id": str, "seq": int, "at": str, "commitment": bytes}
     whole = all(type(row._mapping[name]) is kind for name, kind in kinds.items())
     whole = whole and all(isinstance(value, bytes | None) for value in (row.body, row.salt))
-    return proofs.entry_in(row) if whole else Entry(row.number, "", "", -1, "", b"", "", b"")
+    return log_queries.entry_in(row) if whole else Entry(row.number, "", "", -1, "", b"", "", b"")
 
 
 class FromEntries:
@@ -172,83 +174,102 @@ class FromEntries:
             self._trials[erased.trial_id] = {"trial_id": erased.trial_id, **erased.left}
 
 
-async def audit(
-    docket: SqlDocket,
-    keys: Sequence[VerifierKey],
-    anchors: Sequence[Anchor] = (),
-    *,
-    progress: Progress = lambda entries: None,
-) -> Report:
-    """Checks a whole docket; see :mod:`serving.docket.log.verify` for what is found and what can't be.
+class Auditor:
+    """Checks a docket as a whole, and proves what it holds of one trial."""
 
-    All rows are of one moment; the docket may go on being written to. Pictures are looked at afterwards.
+    def __init__(self, transactions: Transactions, trials: TrialReader, log: TransparencyLog, signer: Signer) -> None:
+        """Reads nothing yet.
 
-    Raises:
-        Unavailable: It can't be read now.
-    """
-    derived = FromEntries()
+        Args:
+            transactions: Of the docket.
+            trials: Its records and pictures.
+            log: Its log.
+            signer: Gives the docket's private key, by its public one.
+        """
+        self._transactions = transactions
+        self._trials = trials
+        self._log = log
+        self._signer = signer
 
-    def checked(connection: Connection) -> Report:
-        with _whatever_stands(connection):
-            return verify(Rows(connection), keys, derived, anchors=anchors, progress=progress)
+    async def read(self, read: Callable[[Connection], T]) -> T:
+        """Reads the tables as they stand, all of it at one moment."""
+        return await self._transactions.read(read)
 
-    report = await docket.read(checked)
+    async def audit(
+        self,
+        keys: Sequence[VerifierKey],
+        anchors: Sequence[Anchor] = (),
+        *,
+        progress: Progress = lambda entries: None,
+    ) -> Report:
+        """Checks a whole docket; see :mod:`serving.docket.log.verify` for what is found and what can't be.
 
-    async def still_wanted(digest: str) -> bool:
-        one = select(literal(1)).select_from(t.trials).where(t.trials.c.pixels_sha256 == digest).limit(1)
-        return await docket.read(lambda connection: connection.execute(one).first() is not None)
+        All rows are of one moment; the docket may go on being written to. Pictures are looked at afterwards.
 
-    await verify_pictures(derived.pictures(), docket.frames, pixels_sha256, still_wanted, report)
-    return report
+        Raises:
+            Unavailable: It can't be read now.
+        """
+        derived = FromEntries()
 
+        def checked(connection: Connection) -> Report:
+            with _whatever_stands(connection):
+                return verify(Rows(connection), keys, derived, anchors=anchors, progress=progress)
 
-async def bundled(
-    docket: SqlDocket, trial_id: str, *, with_access: bool = False, anchors: Sequence[Anchor] = ()
-) -> str:
-    """One trial with its proofs and its signed count, as the text of a file.
+        report = await self.read(checked)
 
-    Args:
-        docket: Where it is.
-        trial_id: Of the trial.
-        with_access: Whether it is told who looked at its picture.
-        anchors: Checkpoints that the receiver has: the log is shown to continue them.
+        async def still_wanted(digest: str) -> bool:
+            one = select(literal(1)).select_from(t.trials).where(t.trials.c.pixels_sha256 == digest).limit(1)
+            return await self.read(lambda connection: connection.execute(one).first() is not None)
 
-    Raises:
-        BadNote: A checkpoint that the receiver has is not of this docket, or of a larger log than there is.
-        TrialUnknown: There is none of that id.
-        DocketError: The docket's private key is not there.
-        Unavailable: The docket can't be read or signed now.
-    """
-    public = await docket.vkey()
-    key = docket.signer(public)
-    checkpoints = {
-        (open_checkpoint(note, [VerifierKey.parse(public)]).size, note) for anchor in anchors for note in anchor.notes
-    }
-    withheld = () if with_access else (ACCESS,)
+        await verify_pictures(derived.pictures(), self._trials.frames, pixels_sha256, still_wanted, report)
+        return report
 
-    def made(connection: Connection) -> str | None:
-        note = proofs.checkpoint(connection)
-        if note is None:
-            return None
-        checkpoint = read_checkpoint(split_note(note)[0])
-        if any(size > checkpoint.size for size, _ in checkpoints):
-            raise BadNote(
-                "A checkpoint of the receiver's is of a larger log than this docket has: entries are missing here."
+    async def bundle(self, trial_id: str, *, with_access: bool = False, anchors: Sequence[Anchor] = ()) -> str:
+        """Writes one trial with its proofs and its signed count, as the text of a file.
+
+        Args:
+            trial_id: Of the trial.
+            with_access: Whether it is told who looked at its picture.
+            anchors: Checkpoints that the receiver has: the log is shown to continue them.
+
+        Raises:
+            BadNote: A checkpoint that the receiver has is not of this docket, or of a larger log than there is.
+            TrialUnknown: There is none of that id.
+            DocketError: The docket's private key is not there.
+            Unavailable: The docket can't be read or signed now.
+        """
+        public = await self._log.vkey()
+        key = self._signer(public)
+        checkpoints = {
+            (open_checkpoint(note, [VerifierKey.parse(public)]).size, note)
+            for anchor in anchors
+            for note in anchor.notes
+        }
+        withheld = () if with_access else (ACCESS,)
+
+        def made(connection: Connection) -> str | None:
+            note = log_queries.checkpoint(connection)
+            if note is None:
+                return None
+            checkpoint = read_checkpoint(split_note(note)[0])
+            if any(size > checkpoint.size for size, _ in checkpoints):
+                raise BadNote(
+                    "A checkpoint of the receiver's is of a larger log than this docket has: entries are missing here."
+                )
+            found = log_queries.entries_of(connection, trial_id)
+            own = [entry for entry in found if entry.trial_id == trial_id]
+            return bundle(
+                trial_id,
+                own,
+                [entry for entry in found if entry.kind == PART],
+                checkpoint=note,
+                size=checkpoint.size,
+                count=signed_count(key, checkpoint, trial_id, len(own)),
+                read=log_queries.nodes(connection),
+                known=sorted(checkpoints),
+                withheld=withheld,
             )
-        found = proofs.entries_of(connection, trial_id)
-        own = [entry for entry in found if entry.trial_id == trial_id]
-        return bundle(
-            trial_id,
-            own,
-            [entry for entry in found if entry.kind == PART],
-            checkpoint=note,
-            size=checkpoint.size,
-            count=signed_count(key, checkpoint, trial_id, len(own)),
-            read=proofs.nodes(connection),
-            known=sorted(checkpoints),
-            withheld=withheld,
-        )
 
-    while (text := await docket.read(made)) is None:
-        await docket.sign()
-    return text
+        while (text := await self.read(made)) is None:
+            await self._log.sign()
+        return text

@@ -7,9 +7,8 @@ time. Each of these is a change of the library with its own who and why, which c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Protocol
 
 from court.errors import BadRequest
 from court.events import ReviewOutcome, VerdictReviewed
@@ -24,7 +23,7 @@ from retrieval.library.edit import Opened, add_precedent, changed
 from retrieval.library.manifest import LabelledMeme
 from retrieval.library.ports import Writer
 from retrieval.library.sources import Provenance
-from serving.docket.ports import TrialErased
+from serving.docket.ports import TrialErased, TrialReader
 from serving.docket.store.pictures import picture_of
 
 _MOST_WHY = 2000
@@ -41,16 +40,6 @@ class Overrulings(StrEnum):
     ALWAYS = "always"
 
 
-class Log(Protocol):
-    """What is needed of the docket."""
-
-    async def record(self, trial_id: str) -> TrialRecord:
-        """The record of a trial."""
-
-    async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
-        """The kept frames of a picture as PNG files; none if it is unknown."""
-
-
 def name_of(trial_id: str) -> str:
     """What the precedent is called that the overruling of this trial makes, and where it comes from."""
     return f"trial:{trial_id}"
@@ -63,7 +52,7 @@ class Corrections:
         self,
         opened: Opened,
         encoder: Callable[[], Encoder],
-        docket: Log,
+        trials: TrialReader,
         overrulings: Overrulings = Overrulings.CHOSEN,
     ) -> None:
         """Changes nothing yet.
@@ -71,12 +60,12 @@ class Corrections:
         Args:
             opened: Opens what changes the library.
             encoder: Gives what the library was made with; asked in a thread, when a meme is put in.
-            docket: Where trials and their pictures are.
+            trials: Records and their pictures.
             overrulings: Which become precedents.
         """
         self._opened = opened
         self._encoder = encoder
-        self._docket = docket
+        self._trials = trials
         self.overrulings = overrulings
 
     def wanted(self, *, chosen: bool) -> bool:
@@ -112,7 +101,7 @@ class Corrections:
         change = await self._bring(record, review, chosen=chosen)
         while True:
             try:
-                record = await self._docket.record(trial_id)
+                record = await self._trials.record(trial_id)
             except TrialErased:
                 await forget(self._opened, trial_id, who=review.reviewer, why="The trial was erased.")
                 return None
@@ -150,7 +139,7 @@ class Corrections:
 
     async def _picture(self, record: TrialRecord) -> Picture | None:
         meme = record.opened.meme
-        frames = await self._docket.frames(meme.pixels_sha256)
+        frames = await self._trials.frames(meme.pixels_sha256)
         return picture_of(meme, frames) if frames else None
 
     def _put(

@@ -21,10 +21,12 @@ from serving.docket.review.blinding import has_seen_verdict
 from serving.docket.store import review_tables as t
 from serving.docket.store import tables
 from serving.docket.store.bodies import event_in, unpacked
+from serving.docket.store.database import unknown
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import open_appender
+from serving.docket.store.reviews import Said, keep_said
 from serving.docket.store.tables import stamp
-from serving.docket.store.writes import Said, keep_said, unknown
+from serving.docket.store.transactions import Rank
 
 LOCK_MINUTES: Final = 15
 """For so long a case is one reviewer's, unless that is renewed."""
@@ -116,7 +118,7 @@ def release(connection: Connection, trial_id: str, who: str) -> None:
 
 
 def _say(connection: Connection, asked: Sequence[LockedReview]) -> Sequence[Said | CourtError]:
-    open_appender(connection)  # before any row is held: see serving.docket.store.writes
+    open_appender(connection)  # before any row is held: see serving.docket.store.reviews
     return [_say_one(connection, one.said, one.now) for one in asked]
 
 
@@ -140,7 +142,7 @@ def _say_one(connection: Connection, said: Said, now: datetime) -> Said | CourtE
     return kept
 
 
-SAY = Batch(13, _say)
+SAY = Batch(Rank.LOCKED_REVIEW, _say)
 
 
 def _own(trial_id: str, who: str, now: datetime) -> tuple[ColumnElement[bool], ...]:

@@ -11,16 +11,15 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, or_, select, text, true, tuple_
-from sqlalchemy.exc import DBAPIError
 
-from court.errors import BadRequest, CourtError
+from court.errors import BadRequest
 from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
-from court.record import TrialRecord, TrialState
+from court.record import TrialState
 from court.verdict import Label
-from serving.docket.ports import NotDecided
+from serving.docket.ports import NotDecided, TransparencyLog, TrialReader
 from serving.docket.review import locks as desk_locks
 from serving.docket.review.agreement import Agreement, agreement
 from serving.docket.review.blinding import is_blinded
@@ -36,10 +35,9 @@ from serving.docket.review.projection import (
     same_letters,
 )
 from serving.docket.store import review_tables as t
-from serving.docket.store.database import Database
-from serving.docket.store.group_commit import Batch, RolledBack
+from serving.docket.store.database import unknown
 from serving.docket.store.tables import stamp
-from serving.docket.store.writes import unknown
+from serving.docket.store.transactions import Transactions
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -53,26 +51,6 @@ _MOST_WORDS: Final = 50
 
 _case = t.cases.c
 _ORDER = (_case.urgency, _case.opened_at, _case.trial_id)
-
-
-class Log(Protocol):
-    """What the desk needs of the docket (:class:`serving.docket.store.sql.SqlDocket`)."""
-
-    @property
-    def database(self) -> Database:
-        """Where it lies."""
-
-    async def entries(self, first: int, most: int, kinds: Any = None) -> Sequence[Entry]:
-        """Entries of these kinds from a number on, in order."""
-
-    async def size(self) -> int:
-        """How many entries there are."""
-
-    async def record(self, trial_id: str) -> TrialRecord:
-        """The record of a trial."""
-
-    async def write(self, batch: Batch[A, T], ask: A) -> T:
-        """Has something written in the next commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +131,9 @@ class ReviewQueue:
 
     def __init__(
         self,
-        docket: Log,
+        transactions: Transactions,
+        trials: TrialReader,
+        log: TransparencyLog,
         rules: Rules = USUAL,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -162,12 +142,16 @@ class ReviewQueue:
         """Reads nothing yet.
 
         Args:
-            docket: Whose trials are reviewed.
+            transactions: Of the docket whose trials are reviewed.
+            trials: Its records.
+            log: Its log.
             rules: What brings a verdict here that does not ask for it itself.
             clock: Says what time it is, UTC. Consoles on several machines must agree within a minute, for locks.
             patience_s: Seconds that a caller waits at most until what the log holds is drawn.
         """
-        self._docket = docket
+        self._transactions = transactions
+        self._trials = trials
+        self._log = log
         self._rules = rules
         self._clock = clock
         self._patience_s = patience_s
@@ -204,15 +188,15 @@ class ReviewQueue:
 
     async def behind(self) -> int:
         """How many entries of the log the desk does not know yet."""
-        return max(0, await self._docket.size() - await self._read(_next))
+        return max(0, await self._log.size() - await self._transactions.read(_next))
 
     async def _draw(self, number: int) -> None:
         while True:
-            first = await self._read(_next)
-            entries = await self._docket.entries(first, _PAGE, KINDS)
+            first = await self._transactions.read(_next)
+            entries = await self._log.entries(first, _PAGE, KINDS)
             if not entries:
                 break
-            await self._write(lambda c, f=first, e=entries: self._take_in(c, f, e))  # type: ignore[misc]
+            await self._transactions.write_alone(lambda c, f=first, e=entries: self._take_in(c, f, e))  # type: ignore[misc]
         self._done = number
 
     def _take_in(self, connection: Connection, first: int, entries: Sequence[Entry]) -> None:
@@ -259,7 +243,7 @@ class ReviewQueue:
         """How many cases wait, by the most urgent reason of each."""
         await self.catch_up()
         query = select(_case.urgency, func.count()).where(_case.waiting, *_seen_by(namespaces)).group_by(_case.urgency)
-        rows = await self._read(lambda connection: connection.execute(query).all())
+        rows = await self._transactions.read(lambda connection: connection.execute(query).all())
         found = {urgency: count for urgency, count in rows}
         return {why: found[why.urgency] for why in ReviewPriority if why.urgency in found}
 
@@ -338,7 +322,7 @@ class ReviewQueue:
         query = select(t.reviews.c.reviewer if column == "reviewer" else _case[column]).distinct().limit(1000)
         if column == "reviewer":
             query = query.join(t.cases, _case.trial_id == t.reviews.c.trial_id)
-        values = await self._read(lambda c: c.execute(query.where(*_seen_by(namespaces))).scalars().all())
+        values = await self._transactions.read(lambda c: c.execute(query.where(*_seen_by(namespaces))).scalars().all())
         if column == "category" and blind:
             values = [value for value in values if await self._may_be_told(value, blind, namespaces)]
         if column == "models":
@@ -365,19 +349,21 @@ class ReviewQueue:
                 raise BadRequest(f"There are {_MOST_SEARCHES} saved searches already. Remove one first.", field="name")
             connection.execute(insert(t.searches), row)
 
-        await self._write(keep)
+        await self._transactions.write_alone(keep)
 
     async def saved(self, owner: str) -> Mapping[str, Mapping[str, str]]:
         """A person's searches, by name."""
         row = t.searches.c
         query = select(row.name, row.query).where(row.owner == owner).order_by(row.name)
-        found = await self._read(lambda connection: connection.execute(query).all())
+        found = await self._transactions.read(lambda connection: connection.execute(query).all())
         return {name: json.loads(asked) for name, asked in found}
 
     async def drop(self, owner: str, name: str) -> None:
         """Removes a saved search; one that is not there is no error."""
         row = t.searches.c
-        await self._write(lambda c: c.execute(delete(t.searches).where(row.owner == owner, row.name == name)))
+        await self._transactions.write_alone(
+            lambda c: c.execute(delete(t.searches).where(row.owner == owner, row.name == name))
+        )
 
     # Taking a case
 
@@ -398,7 +384,9 @@ class ReviewQueue:
         """
         await self.catch_up()
         now = self._clock()
-        return await self._write(lambda connection: desk_locks.acquire(connection, trial_id, who, now, again=again))
+        return await self._transactions.write_alone(
+            lambda connection: desk_locks.acquire(connection, trial_id, who, now, again=again)
+        )
 
     async def take_next(
         self, who: str, *, why: ReviewPriority | None = None, namespaces: frozenset[str] | None = None
@@ -420,18 +408,20 @@ class ReviewQueue:
     async def renew(self, trial_id: str, who: str) -> None:
         """Keeps a case for longer. Raises NotHeld where it is not this person's any more."""
         now = self._clock()
-        await self._write(lambda connection: desk_locks.renew(connection, trial_id, who, now))
+        await self._transactions.write_alone(lambda connection: desk_locks.renew(connection, trial_id, who, now))
 
     async def release(self, trial_id: str, who: str) -> None:
         """Gives a case back; one that is not held is no error."""
-        await self._write(lambda connection: desk_locks.release(connection, trial_id, who))
+        await self._transactions.write_alone(lambda connection: desk_locks.release(connection, trial_id, who))
 
     async def saw(self, who: str, trial_ids: Collection[str]) -> None:
         """Notes that somebody was shown these verdicts: what they say of them from now on is not blind."""
         fresh = sorted({*trial_ids} - await self.seen_of(list(trial_ids), who)) if trial_ids else []
         rows = [{"trial_id": trial_id, "who": who, "at": stamp(self._clock())} for trial_id in fresh]
         if rows:
-            await self._write(lambda c: c.execute(t.insert_into(c, t.seen).on_conflict_do_nothing(), rows))
+            await self._transactions.write_alone(
+                lambda c: c.execute(t.insert_into(c, t.seen).on_conflict_do_nothing(), rows)
+            )
 
     async def kept_from(
         self, who: str, trial_ids: Collection[str], namespaces: frozenset[str] | None = None
@@ -442,7 +432,7 @@ class ReviewQueue:
         """
         await self.catch_up()
         query = select(_case.trial_id).where(_case.trial_id.in_(trial_ids), is_blinded(who, namespaces))
-        return await self._read(lambda c: frozenset(c.execute(query).scalars()))
+        return await self._transactions.read(lambda c: frozenset(c.execute(query).scalars()))
 
     async def has_seen(self, trial_id: str, who: str) -> bool:
         """Whether somebody was shown the verdict, or has said what they found."""
@@ -452,7 +442,7 @@ class ReviewQueue:
         """Of these trials, those of which somebody was shown the verdict, or has said what they found."""
         shown = select(t.seen.c.trial_id).where(t.seen.c.trial_id.in_(trial_ids), t.seen.c.who == who)
         said = select(t.reviews.c.trial_id).where(t.reviews.c.trial_id.in_(trial_ids), t.reviews.c.reviewer == who)
-        return await self._read(lambda c: frozenset(c.execute(shown.union(said)).scalars()))
+        return await self._transactions.read(lambda c: frozenset(c.execute(shown.union(said)).scalars()))
 
     # Reviewing
 
@@ -480,7 +470,7 @@ class ReviewQueue:
                 reason="FIELD_MISSING",
                 field="reason",
             )
-        record = await self._docket.record(trial_id)
+        record = await self._trials.record(trial_id)
         verdict = record.verdict
         if verdict is None:
             raise NotDecided("This trial has no verdict that could be reviewed.")
@@ -497,7 +487,7 @@ class ReviewQueue:
             clause=clause,
             reviewer=who,
         )
-        kept = await self._docket.write(desk_locks.SAY, LockedReview(said, now))
+        kept = await self._transactions.write(desk_locks.SAY, LockedReview(said, now))
         assert isinstance(kept, VerdictReviewed)
         return kept
 
@@ -516,7 +506,7 @@ class ReviewQueue:
             )
         now = self._clock()
         said = SecondOpinionAsked(trial_id=trial_id, seq=0, at=now, by=who, reason=reason)
-        kept = await self._docket.write(desk_locks.SAY, LockedReview(said, now))
+        kept = await self._transactions.write(desk_locks.SAY, LockedReview(said, now))
         assert isinstance(kept, SecondOpinionAsked)
         return kept
 
@@ -547,7 +537,7 @@ class ReviewQueue:
         row = t.reviews.c
         query = select(row.trial_id, row.reviewer, row.label, row.verdict, row.blind, row.at, _case.drawn)
         query = query.join(t.cases, _case.trial_id == row.trial_id).where(*_seen_by(namespaces)).order_by(row.number)
-        found = await self._read(lambda connection: connection.execute(query).all())
+        found = await self._transactions.read(lambda connection: connection.execute(query).all())
         said: dict[str, dict[str, str]] = {}
         court: dict[str, str] = {}
         first: set[tuple[str, str]] = set()
@@ -570,7 +560,7 @@ class ReviewQueue:
         # One by one: the first case found mostly answers, where all of them together would have to be looked at.
         told = (_case.category == category, ~is_blinded(who, namespaces), *_seen_by(namespaces))
         query = select(_case.trial_id).where(*told).limit(1)
-        return await self._read(lambda connection: connection.execute(query).first()) is not None
+        return await self._transactions.read(lambda connection: connection.execute(query).first()) is not None
 
     async def _cases(self, query: Any) -> Sequence[Case]:
         now = stamp(self._clock())
@@ -585,41 +575,7 @@ class ReviewQueue:
             }
             return [_case_in(found, locks.get(found.trial_id)) for found in rows]
 
-        return await self._read(ask)
-
-    async def _read(self, ask: Callable[[Connection], T]) -> T:
-        def read() -> T:
-            for last in (False, True):
-                try:
-                    with self._docket.database.reading() as connection:
-                        return ask(connection)
-                except CourtError:
-                    raise
-                except Exception as error:
-                    # A kept connection may have been broken for long: then once more with a new one.
-                    if last or not (isinstance(error, DBAPIError) and error.connection_invalidated):
-                        raise self._docket.database.translated(error) from None
-            raise AssertionError("unreachable")
-
-        return await asyncio.to_thread(read)
-
-    async def _write(self, work: Callable[[Connection], T]) -> T:
-        def write() -> T:
-            for last in (False, True):
-                try:
-                    with self._docket.database.writing() as connection:
-                        return work(connection)
-                except CourtError:
-                    raise
-                except RolledBack as error:
-                    if last:
-                        assert isinstance(error.__cause__, Exception)
-                        raise self._docket.database.translated(error.__cause__) from None
-                except Exception as error:
-                    raise self._docket.database.translated(error) from None
-            raise AssertionError("unreachable")
-
-        return await asyncio.to_thread(write)
+        return await self._transactions.read(ask)
 
 
 def _heard(drawing: asyncio.Task[None]) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Table, insert
 from sqlalchemy.dialects import postgresql, sqlite
 
 from court.errors import CourtError, Unavailable
-from serving.docket.ports import DocketError
+from serving.docket.ports import DocketError, TrialErased, TrialUnknown
 
 
 class Database(Protocol):
@@ -86,4 +86,24 @@ def later_format(found: int, known: int) -> DocketError:
     return DocketError(
         f"The docket has format {found}; this version of MemeCourt reads up to {known}. Upgrade it.",
         reason="DOCKET_FORMAT",
+    )
+
+
+def unknown(trial_id: str) -> TrialUnknown:
+    """The error for a trial that is not there."""
+    return TrialUnknown(
+        f"There is no trial {trial_id} in this docket. `memecourt records list` shows those that are.",
+    )
+
+
+def erased(trial_id: str) -> TrialErased:
+    """The error for a trial whose record was erased."""
+    return TrialErased(f"The record of trial {trial_id} was erased; its entries in the log say when, by whom and why.")
+
+
+def no_record(trial_id: str) -> DocketError:
+    """The error for a record that is none."""
+    return DocketError(
+        f"What the docket holds of trial {trial_id} is no record: it was altered, or written by another version of "
+        "MemeCourt.",
     )

@@ -10,28 +10,39 @@ running or by a server that has not heard of it, is that part: its texts don't c
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Connection, and_, delete, insert, select, update
+from typing_extensions import override
 
-from court.errors import CourtError
+from court.errors import CourtError, Unavailable
 from court.record import TrialState
 from serving.docket.log.entries import NO_SEQ, Erased, body_of, erased_of
+from serving.docket.ports import Eraser
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import PART, part_body, part_key, unpacked
-from serving.docket.store.database import insert_into
+from serving.docket.store.database import Database, insert_into, unknown
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, open_appender
-from serving.docket.store.writes import buried, unknown
+from serving.docket.store.pictures import ObjectPictures
+from serving.docket.store.transactions import Rank, Transactions
+from serving.docket.store.trials import buried
+
+_log = logging.getLogger(__name__)
 
 _AT_ONCE = 500  # entries in one statement
+_READERS_S = 10.0
+"""Seconds to wait for readers that still see what was erased."""
 
 
 @dataclass(frozen=True, slots=True)
-class Erasure:
+class _Erasure:
     """Asks that something is erased.
 
     Attributes:
@@ -51,11 +62,85 @@ class Erasure:
     outside: bool = False
 
 
-def _erase(connection: Connection, asked: Sequence[Erasure]) -> Sequence[Erased | CourtError]:
+class SqlEraser(Eraser):
+    """Erases in one transaction, then outside of the database and in its files."""
+
+    def __init__(self, transactions: Transactions, pictures: ObjectPictures | None) -> None:
+        """Erases nothing yet.
+
+        Args:
+            transactions: Of the docket.
+            pictures: Where pictures lie; None where they lie in the database too.
+        """
+        self._transactions = transactions
+        self._pictures = pictures
+        self._removing = threading.Lock()
+
+    @override
+    async def erase(self, trial_id: str, *, who: str, why: str, at: datetime, precedents: Sequence[str] = ()) -> Erased:
+        outside = self._pictures is not None
+        return await self._erase(
+            _Erasure(trial_id=trial_id, who=who, why=why, at=at, precedents=tuple(precedents), outside=outside)
+        )
+
+    @override
+    async def erase_precedent(self, precedent_id: str, *, who: str, why: str, at: datetime) -> Erased:
+        return await self._erase(_Erasure(trial_id="", who=who, why=why, at=at, precedents=(precedent_id,)))
+
+    async def _erase(self, ask: _Erasure) -> Erased:
+        erased = await self._transactions.write(_ERASE, ask)
+        removed = await asyncio.to_thread(self._remove_pictures)
+        if not await asyncio.to_thread(self._transactions.database.scrub, _READERS_S):
+            raise Unavailable(
+                "It is erased, but a file of the docket still holds it, because somebody has been reading for long. "
+                "Ask once more, or close what reads the docket.",
+                reason="ERASURE_UNFINISHED",
+            )
+        if not removed:
+            raise Unavailable(
+                "It is erased, but its picture could not be removed from where pictures lie. Ask once more when that "
+                "place is there again; the next start removes it too.",
+                reason="ERASURE_UNFINISHED",
+            )
+        return erased
+
+    def _remove_pictures(self) -> bool:
+        with self._removing:  # what one removes, another would read by halves
+            return self._pictures is None or remove_erased_pictures(self._transactions.database, self._pictures)
+
+
+def remove_erased_pictures(database: Database, pictures: ObjectPictures) -> bool:
+    """Removes pictures whose last trial was erased; False where that can't be done now, and is left for later."""
+    try:
+        with database.reading() as connection:
+            leaving = connection.execute(select(t.leaving.c.pixels_sha256)).scalars().all()
+        for pixels in leaving:
+            if not _has_trial(database, pixels):
+                frames = pictures.frames_now(pixels)
+                pictures.forget_now(pixels)
+                if frames and _has_trial(database, pixels):
+                    pictures.keep_now([(pixels, frames)])  # one was opened meanwhile, and found it there
+            with database.writing() as connection:
+                connection.execute(delete(t.leaving).where(t.leaving.c.pixels_sha256 == pixels))
+        if leaving:
+            database.scrub(0.0)
+    except Exception as error:
+        # Whatever a database or a store says may name hosts, and whose picture it is.
+        _log.warning("A picture of an erased trial can't be removed now (%s).", type(error).__name__)
+        return False
+    return True
+
+
+def _has_trial(database: Database, pixels_sha256: str) -> bool:
+    with database.reading() as connection:
+        return _others(connection, pixels_sha256)
+
+
+def _erase(connection: Connection, asked: Sequence[_Erasure]) -> Sequence[Erased | CourtError]:
     return [_erase_one(connection, ask) for ask in asked]
 
 
-def _erase_one(connection: Connection, ask: Erasure) -> Erased | CourtError:
+def _erase_one(connection: Connection, ask: _Erasure) -> Erased | CourtError:
     log = open_appender(connection)
     row, entry = t.trials.c, t.entries.c
     numbers: list[int] = []
@@ -87,7 +172,7 @@ def _erase_one(connection: Connection, ask: Erasure) -> Erased | CourtError:
     return erased
 
 
-def _bury(connection: Connection, ask: Erasure) -> tuple[Sequence[int], int]:
+def _bury(connection: Connection, ask: _Erasure) -> tuple[Sequence[int], int]:
     """Numbers of the texts of the precedents, which are not found any more, and how many graves were made."""
     if not ask.precedents:
         return (), 0
@@ -118,28 +203,18 @@ def _forget(connection: Connection, trial_id: str, outside: bool) -> None:
     # One that ran, or was cut off, is not taken up again.
     still = and_(own, row.state == TrialState.OPEN)
     connection.execute(update(t.trials).where(still).values(state=TrialState.FAILED, failure_reason="ERASED"))
-    if not others(connection, pixels, trial_id):
+    if not _others(connection, pixels, trial_id):
         connection.execute(delete(t.pictures).where(t.pictures.c.pixels_sha256 == pixels))
         if outside:
             connection.execute(insert_into(connection, t.leaving).on_conflict_do_nothing(), {"pixels_sha256": pixels})
     desk_tables.forget(connection, trial_id)
 
 
-def others(connection: Connection, pixels_sha256: str, trial_id: str = "") -> bool:
+def _others(connection: Connection, pixels_sha256: str, trial_id: str = "") -> bool:
     """Whether there is a trial, or another trial, of a picture."""
     row = t.trials.c
     query = select(row.trial_id).where(row.pixels_sha256 == pixels_sha256, row.trial_id != trial_id)
     return connection.execute(query.limit(1)).first() is not None
-
-
-def deletion_outbox(connection: Connection) -> Sequence[str]:
-    """Pictures that are to be removed where they are, outside of the database."""
-    return connection.execute(select(t.leaving.c.pixels_sha256)).scalars().all()
-
-
-def mark_deleted(connection: Connection, pixels_sha256: str) -> None:
-    """One of them has been."""
-    connection.execute(delete(t.leaving).where(t.leaving.c.pixels_sha256 == pixels_sha256))
 
 
 def _said(connection: Connection, trial_id: str) -> Erased:
@@ -150,4 +225,4 @@ def _said(connection: Connection, trial_id: str) -> Erased:
     return erased_of(unpacked(bodies[0]))
 
 
-ERASE = Batch(12, _erase)
+_ERASE = Batch(Rank.ERASE, _erase)

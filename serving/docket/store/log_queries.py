@@ -6,13 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, select
+from typing_extensions import override
 
 from serving.docket.log.entries import Entry
 from serving.docket.log.merkle import TileNodes, inclusion_proof
-from serving.docket.ports import DocketError, NotDecided, Receipt
+from serving.docket.ports import DocketError, NotDecided, Receipt, TransparencyLog
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import part_value, parts_in, unpacked
-from serving.docket.store.writes import unknown
+from serving.docket.store.database import unknown
+from serving.docket.store.group_commit import Batch
+from serving.docket.store.log_append import open_appender
+from serving.docket.store.transactions import Rank, Transactions
 
 _entry = t.entries.c
 _AT_ONCE = 500  # numbers in one query
@@ -30,16 +34,64 @@ _COVERS = (
 _TILE = select(t.tiles.c.hashes).where(t.tiles.c.level == bindparam("level"), t.tiles.c.place == bindparam("place"))
 
 
-def entries(connection: Connection, first: int, most: int, kinds: Collection[str] | None) -> Sequence[Entry]:
-    """See :meth:`serving.docket.ports.Docket.entries`."""
-    query = select(t.entries).where(_entry.number >= first)
-    if kinds is not None:
-        query = query.where(_entry.kind.in_(sorted(kinds)))
-    return _read(connection, query.order_by(_entry.number).limit(most))
+class SqlTransparencyLog(TransparencyLog):
+    """Reads the log, and signs it where it has grown since it was signed last."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        """Reads nothing yet."""
+        self._transactions = transactions
+
+    @override
+    async def entries(self, first: int, most: int, kinds: Collection[str] | None = None) -> Sequence[Entry]:
+        query = select(t.entries).where(_entry.number >= first)
+        if kinds is not None:
+            query = query.where(_entry.kind.in_(sorted(kinds)))
+        query = query.order_by(_entry.number).limit(most)
+        return await self._transactions.read(lambda connection: _read(connection, query))
+
+    @override
+    async def size(self) -> int:
+        return await self._transactions.read(_size)
+
+    @override
+    async def added(self, first: int) -> tuple[int, Collection[tuple[str, str]]]:
+        query = select(_entry.kind, _entry.trial_id).where(_entry.number >= first).distinct()
+
+        def read(connection: Connection) -> tuple[int, Collection[tuple[str, str]]]:
+            now = _size(connection)
+            return now, [(kind, trial_id) for kind, trial_id in connection.execute(query)] if now > first else []
+
+        return await self._transactions.read(read)
+
+    @override
+    async def checkpoint(self) -> str:
+        while (found := await self._transactions.read(checkpoint)) is None:
+            await self.sign()
+        return found
+
+    @override
+    async def sign(self) -> None:
+        await self._transactions.write(_SIGN, None)
+
+    @override
+    async def vkey(self) -> str:
+        while not (found := await self._transactions.read(key)):
+            await self.sign()
+        return found
+
+    @override
+    async def receipt(self, trial_id: str) -> Receipt:
+        while (found := await self._transactions.read_batched(lambda c: _receipt(c, trial_id))) is None:
+            await self.sign()
+        return found
 
 
 def entries_of(connection: Connection, trial_id: str) -> Sequence[Entry]:
-    """See :meth:`serving.docket.ports.Docket.entries_of`."""
+    """All entries about a trial, in order: its events, who looked at it, and the parts that its events quote.
+
+    Raises:
+        TrialUnknown: There is none of that id.
+    """
     own = select(t.entries).where(_entry.trial_id == trial_id)
     found = [*_read(connection, own.where(t.IS_EVENT)), *_read(connection, own.where(t.IS_OTHER))]
     if not found:
@@ -57,18 +109,8 @@ def parts(connection: Connection, numbers: Collection[int]) -> Mapping[int, str]
     return {entry.number: part_value(entry.body) for entry in _numbered(connection, numbers) if entry.body is not None}
 
 
-def size(connection: Connection) -> int:
-    """See :meth:`serving.docket.ports.Docket.size`."""
+def _size(connection: Connection) -> int:
     return int(_log(connection, t.log.c.size).size)
-
-
-def added(connection: Connection, first: int) -> tuple[int, Collection[tuple[str, str]]]:
-    """See :meth:`serving.docket.ports.Docket.added`."""
-    now = size(connection)
-    if now <= first:
-        return now, ()
-    query = select(_entry.kind, _entry.trial_id).where(_entry.number >= first).distinct()
-    return now, [(kind, trial_id) for kind, trial_id in connection.execute(query)]
 
 
 def checkpoint(connection: Connection) -> str | None:
@@ -82,7 +124,7 @@ def key(connection: Connection) -> str:
     return str(_log(connection, t.log.c.key).key)
 
 
-def receipt(connection: Connection, trial_id: str) -> Receipt | None:
+def _receipt(connection: Connection, trial_id: str) -> Receipt | None:
     """The receipt of a verdict; None where no checkpoint that covers it has been kept."""
     found = connection.execute(_GIVEN, {"trial_id": trial_id}).one_or_none()
     if found is None:
@@ -145,3 +187,11 @@ def _parts_in(entry: Entry) -> set[int]:
         return parts_in(entry.kind, entry.body or "")
     except ValueError:
         return set()
+
+
+def _sign(connection: Connection, asked: Sequence[None]) -> Sequence[None]:
+    open_appender(connection).want_checkpoint()
+    return [None] * len(asked)
+
+
+_SIGN = Batch(Rank.SIGN, _sign)

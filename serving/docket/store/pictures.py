@@ -1,16 +1,17 @@
-"""Pictures outside the database: one object per frame, named by the digest of the picture's pixels.
+"""Pictures: in a table of the database, or outside of it.
 
-They lie in a directory, or wherever `obstore` reaches (``s3://…``). A picture is there once its first frame is, which
-is put there last and removed last.
+Outside, each frame is an object named by the digest of the picture's pixels. They lie in a directory, or wherever
+`obstore` reaches (``s3://…``). A picture is there once its first frame is, which is put there last and removed last.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,15 +19,27 @@ from typing import Self, TypeVar
 
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
+from sqlalchemy import Connection, bindparam, delete, select
 
 from court.errors import BadRequest, Unavailable
 from court.events import MemeIdentity
 from court.meme import Frame, Picture, PictureFormat
+from serving.docket.store import tables as t
+from serving.docket.store.database import Database, insert_into
+from serving.docket.store.group_commit import Batch
+from serving.docket.store.transactions import Rank
 
 T = TypeVar("T")
 
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
+_log = logging.getLogger(__name__)
+
+_MOVED_AT_ONCE = 100
+"""Pictures that are moved out of the database in one transaction."""
 _THREADS = 4  # each waits for the disk, or for a server, most of the time
+
+# Made once: to put a statement together takes longer than to run it.
+_FRAMES = select(t.pictures.c.png).where(t.pictures.c.pixels_sha256 == bindparam("pixels")).order_by(t.pictures.c.place)
 
 
 class ObjectPictures:
@@ -162,3 +175,40 @@ def picture_of(meme: MemeIdentity, kept: Sequence[bytes]) -> Picture:
             for png, (width, height), index in zip(kept, sizes, meme.frames_used, strict=True)
         ),
     )
+
+
+def frames_in_table(connection: Connection, pixels_sha256: str) -> Sequence[bytes]:
+    """The frames of a picture in the table, in order; none if it is not there."""
+    return [bytes(png) for png in connection.execute(_FRAMES, {"pixels": pixels_sha256}).scalars()]
+
+
+def move_out_of_table(database: Database, pictures: ObjectPictures) -> None:
+    """Takes pictures out of the database, where earlier formats have them."""
+    while True:
+        with database.reading() as connection:
+            some = _some_pictures(connection, _MOVED_AT_ONCE)
+        if not some:
+            return
+        _log.info("Moving pictures out of the docket's database.")
+        pictures.keep_now([*some.items()])
+        with database.writing() as connection:
+            connection.execute(delete(t.pictures).where(t.pictures.c.pixels_sha256.in_([*some])))
+
+
+def _some_pictures(connection: Connection, most: int) -> Mapping[str, Sequence[bytes]]:
+    """Frames of some of the pictures in the database, in order, by the digests of their pixels."""
+    some = connection.execute(select(t.pictures.c.pixels_sha256).distinct().limit(most)).scalars().all()
+    return {pixels: frames_in_table(connection, pixels) for pixels in some}
+
+
+def _write_pictures(connection: Connection, pictures: Sequence[Picture]) -> Sequence[None]:
+    rows = [
+        {"pixels_sha256": picture.pixels_sha256, "place": place, "png": frame.png}
+        for picture in sorted(pictures, key=lambda picture: picture.pixels_sha256)
+        for place, frame in enumerate(picture.frames)
+    ]
+    connection.execute(insert_into(connection, t.pictures).on_conflict_do_nothing(), rows)
+    return [None] * len(pictures)
+
+
+WRITE_PICTURE = Batch(Rank.PICTURE, _write_pictures)

@@ -100,7 +100,7 @@ class PostgresDatabase:
 
     @classmethod
     def open(cls, address: Address, *, create: bool, patience: float) -> Self:
-        """Opens a docket; as :meth:`serving.docket.store.sql.SqlDocket.open`."""
+        """Opens a docket; as :meth:`serving.docket.open.Docket.open`."""
         database = cls(address, patience)
         try:
             with database.writing() as connection:

@@ -115,7 +115,7 @@ class SqliteDatabase:
 
     @classmethod
     def open(cls, path: Path, *, create: bool, patience: float) -> Self:
-        """Opens a docket; as :meth:`serving.docket.store.sql.SqlDocket.open`."""
+        """Opens a docket; as :meth:`serving.docket.open.Docket.open`."""
         if not path.exists():
             if not create:
                 raise DocketError(

@@ -8,7 +8,7 @@ from court.events import TrialOpened, parse_event
 from serving.docket.ports import DocketError
 from serving.docket.store import schema
 from serving.docket.store.tables import Name
-from serving.docket.store.writes import trial_change, trial_row
+from serving.docket.store.trials import trial_change, trial_row
 
 revision = "2"
 down_revision = "1"

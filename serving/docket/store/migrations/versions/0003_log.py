@@ -14,7 +14,7 @@ from serving.docket.ports import DocketError
 from serving.docket.store import schema
 from serving.docket.store.log_append import LogAppender
 from serving.docket.store.tables import NUMBER, WORD, Name
-from serving.docket.store.writes import log_events
+from serving.docket.store.trials import log_events
 
 revision = "3"
 down_revision = "2"

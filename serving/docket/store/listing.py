@@ -1,0 +1,225 @@
+"""The listing of trials: filters, labels, failures and requests, read from what their events come to."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import islice, product
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import ColumnElement, Connection, bindparam, func, not_, select, tuple_
+from typing_extensions import override
+
+from court.events import (
+    Procedure,
+    ReviewOutcome,
+    TrialFailed,
+    TrialOpened,
+    TrialResumed,
+    VerdictGiven,
+    VerdictReviewed,
+    parse_event,
+)
+from court.record import TrialState
+from court.verdict import Label
+from serving.docket.ports import DocketLine, Failure, TrialFilter, TrialIndex
+from serving.docket.store import tables as t
+from serving.docket.store.bodies import event_in, unpacked
+from serving.docket.store.database import no_record
+from serving.docket.store.transactions import Transactions
+
+_ALL = TrialFilter()
+_row, _entry = t.trials.c, t.entries.c
+_AT_ONCE = 1024  # ids in one query
+
+# What every trial asks for, made once: to put a statement together takes longer than to run it.
+_FAILED = (
+    select(_row.trial_id)
+    .where(_row.pixels_sha256 == bindparam("pixels"), _row.state.in_((TrialState.FAILED, TrialState.OPEN)))
+    .limit(1)
+)
+_ATTEMPTS = (  # by the log: clocks may be set back, and those of several servers differ
+    select(_entry.number, _entry.trial_id, _entry.kind)
+    .join(t.trials, _row.trial_id == _entry.trial_id)
+    .where(
+        _row.pixels_sha256 == bindparam("pixels"),
+        _row.procedure != Procedure.SUMMARY,
+        t.IS_EVENT,
+        _entry.kind.in_([kind.__name__ for kind in (TrialOpened, TrialResumed, TrialFailed, VerdictGiven)]),
+    )
+    .order_by(_entry.number.desc())
+)
+_BODY = select(_entry.body).where(_entry.number == bindparam("number"))
+_LABELS = select(_row.trial_id, _row.label, _row.review).where(
+    _row.trial_id.in_(bindparam("trial_ids", expanding=True)), _row.state == TrialState.DECIDED, not_(_row.erased)
+)
+
+
+class SqlTrialIndex(TrialIndex):
+    """Reads the listing."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        """Reads nothing yet."""
+        self._transactions = transactions
+
+    @override
+    async def list(
+        self,
+        *,
+        limit: int,
+        after: tuple[datetime, str] | None = None,
+        which: TrialFilter = _ALL,
+        oldest_first: bool = False,
+    ) -> Sequence[DocketLine]:
+        def lines(connection: Connection) -> Sequence[DocketLine]:
+            place = tuple_(_row.opened_at, _row.trial_id)
+            query = select(t.trials).limit(limit)
+            if oldest_first:
+                query = query.order_by(_row.opened_at, _row.trial_id)
+            else:
+                query = query.order_by(_row.opened_at.desc(), _row.trial_id.desc())
+            if after is not None:
+                last = tuple_(t.stamp(after[0]), after[1])
+                query = query.where(place > last if oldest_first else place < last)
+            if which.opened_from is not None:
+                query = query.where(_row.opened_at >= t.stamp(which.opened_from))
+            if which.opened_until is not None:
+                query = query.where(_row.opened_at < t.stamp(which.opened_until))
+            # Reviews are the rarest of all, which SQLite can't know. What is wrapped so is not looked up in an index.
+            led = which.reviewed is True and connection.dialect.name == "sqlite"
+            wrapped = func.likely if led else None
+            pages = [connection.execute(query.where(*way)) for way in _ways(which, wrapped)]
+            merged = heapq.merge(*pages, key=lambda row: (row.opened_at, row.trial_id), reverse=not oldest_first)
+            return [_line(row) for row in islice(merged, limit)]
+
+        return await self._transactions.read(lines)
+
+    @override
+    async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:
+        return await self._transactions.read_batched(lambda connection: _labels(connection, trial_ids))
+
+    @override
+    async def failures(self, pixels_sha256: str) -> Sequence[Failure]:
+        return await self._transactions.read(lambda connection: _failures(connection, pixels_sha256))
+
+    @override
+    async def requests(self) -> Mapping[str, Sequence[str]]:
+        return await self._transactions.read(_requests)
+
+
+def _ways(which: TrialFilter, wrapped: Callable[..., Any] | None) -> Iterator[Sequence[ColumnElement[bool]]]:
+    """The filter as cases that exclude each other and ask for equality only.
+
+    Each can then be read off an index in the order of the listing, and stops when the page is full; several values at
+    once would have to be sorted first.
+    """
+    labels, states = which.labels, which.states
+    decided = bool(labels) or which.reviewed is True or which.needs_review is True
+    if decided:
+        # Only a verdict has a label, a review or a need for one.
+        if states and TrialState.DECIDED not in states:
+            return
+        states = frozenset()
+    outcomes = {None: None, False: [""], True: list(ReviewOutcome)}[which.reviewed]
+    namespaces = which.namespaces
+    if which.namespace is not None:
+        if namespaces is not None and which.namespace not in namespaces:
+            return
+        namespaces = frozenset({which.namespace})
+    pictures = None if which.pixels_sha256 is None else [which.pixels_sha256]
+    if pictures and not decided:
+        states = states or frozenset(TrialState)  # by which the index of pictures goes on
+    some = states and (set(states) != set(TrialState) or pictures)
+    choices: Sequence[tuple[Any, Sequence[Any] | None]] = [
+        (_row.pixels_sha256, pictures),
+        (_row.label, sorted(labels) or None),
+        (_row.state, sorted(states) if some else [TrialState.DECIDED] if pictures else None),
+        (_row.outcome, outcomes),
+        (_row.needs_review, None if which.needs_review is None else [which.needs_review]),
+        (_row.namespace, None if namespaces is None else sorted(namespaces)),
+    ]
+    asked = [(column, values) for column, values in choices if values is not None]
+    for values in product(*(values for _, values in asked)):
+        yield [
+            column == value if wrapped is None or column is _row.outcome else wrapped(column == value)
+            for (column, _), value in zip(asked, values, strict=True)
+        ]
+
+
+def _requests(connection: Connection) -> Mapping[str, Sequence[str]]:
+    found: dict[str, list[str]] = {}
+    query = select(_row.request_id, _row.trial_id).order_by(_row.opened_at, _row.trial_id)
+    for request_id, trial_id in connection.execute(query):
+        found.setdefault(request_id, []).append(trial_id)
+    return found
+
+
+def _failures(connection: Connection, pixels_sha256: str) -> Sequence[Failure]:
+    # Most pictures have none, whatever the number of their trials. A trial that failed and was decided since has not.
+    if connection.execute(_FAILED, {"pixels": pixels_sha256}).first() is None:
+        return []
+    found: list[Failure] = []
+    ended: dict[str, tuple[int, TrialFailed]] = {}
+    is_over = False
+    for number, trial_id, kind in connection.execute(_ATTEMPTS, {"pixels": pixels_sha256}).all():
+        if kind in (TrialOpened.__name__, TrialResumed.__name__):
+            if trial_id in ended:
+                found.append(Failure(number, *ended.pop(trial_id)))
+        elif not is_over:
+            body = connection.execute(_BODY, {"number": number}).scalar_one()
+            try:
+                end = event_in(unpacked(bytes(body or b"")), {})
+            except ValueError as error:
+                raise no_record(trial_id) from error
+            if isinstance(end, TrialFailed):
+                ended[trial_id] = (number, end)
+            is_over = isinstance(end, VerdictGiven) and end.call is not None
+        if is_over and not ended:
+            break
+    return sorted(found, key=lambda failure: failure.ended)
+
+
+def _labels(connection: Connection, trial_ids: Sequence[str]) -> Mapping[str, Label]:
+    found: dict[str, Label] = {}
+    for first in range(0, len(trial_ids), _AT_ONCE):
+        asked = {"trial_ids": _filled(trial_ids[first : first + _AT_ONCE])}
+        for trial_id, label, body in connection.execute(_LABELS, asked):
+            review = _reviewed(trial_id, body)
+            overruled = review is not None and review.outcome is ReviewOutcome.OVERRULED
+            found[trial_id] = review.label if review is not None and overruled else Label(label)
+    return found
+
+
+def _filled(ids: Sequence[str]) -> Sequence[str]:
+    """The same ids, the last of them as often as it takes to a power of two: drivers keep statements, by their text."""
+    return [*ids, *[ids[-1]] * ((1 << (len(ids) - 1).bit_length()) - len(ids))]
+
+
+def _reviewed(trial_id: str, body: str | None) -> VerdictReviewed | None:
+    if body is None:
+        return None
+    try:
+        event = parse_event(body)
+    except ValidationError as error:
+        raise no_record(trial_id) from error
+    assert isinstance(event, VerdictReviewed)
+    return event
+
+
+def _line(row: Any) -> DocketLine:
+    return DocketLine(
+        trial_id=row.trial_id,
+        opened_at=datetime.fromisoformat(row.opened_at),
+        procedure=Procedure(row.procedure),
+        namespace=row.namespace,
+        content_id=row.content_id,
+        state=TrialState(row.state),
+        label=Label(row.label) if row.label else None,
+        needs_human_review=row.needs_review,
+        request_id=row.request_id,
+        review=_reviewed(row.trial_id, row.review),
+        failure_reason=row.failure_reason,
+        erased=row.erased,
+    )

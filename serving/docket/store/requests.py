@@ -1,0 +1,190 @@
+"""Requests and the servers that answer them: leases by compare-and-set, and heartbeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection, and_, bindparam, delete, select, true, tuple_, update
+from typing_extensions import override
+
+from court.errors import CourtError
+from court.record import TrialState
+from serving.docket.ports import HeartbeatStore, Lease, LeaseStore, RequestConflict, RequestName
+from serving.docket.store import tables as t
+from serving.docket.store.database import insert_into
+from serving.docket.store.group_commit import Batch
+from serving.docket.store.transactions import Rank, Transactions
+
+# Every request asks for it. Made once: to put a statement together takes longer than to run it.
+_CLAIM_OF = select(t.requests).where(
+    t.requests.c.namespace == bindparam("namespace"), t.requests.c.request_id == bindparam("request_id")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _TakeOver:
+    """Asks that one claim stands in the place of another."""
+
+    seen: Lease
+    wanted: Lease
+
+
+class SqlLeaseStore(LeaseStore):
+    """Leases in the table of requests, which is no part of the log."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        """Reads nothing yet."""
+        self._transactions = transactions
+
+    @override
+    async def claim(self, name: RequestName, *, payload: str, trial_id: str, owner: str) -> Lease:
+        return await self._transactions.write_unlogged(_CLAIM, Lease(name, payload, trial_id, owner))
+
+    @override
+    async def take_over(self, claim: Lease, *, owner: str, trial_id: str | None = None) -> Lease | None:
+        wanted = replace(claim, owner=owner, trial_id=claim.trial_id if trial_id is None else trial_id)
+        return await self._transactions.write_unlogged(_TAKE_OVER, _TakeOver(claim, wanted))
+
+    @override
+    async def claim_of(self, name: RequestName) -> Lease | None:
+        asked = {"namespace": name.namespace, "request_id": name.request_id}
+
+        def find(connection: Connection) -> Lease | None:
+            found = connection.execute(_CLAIM_OF, asked).one_or_none()
+            return None if found is None else _lease_in(found)
+
+        return await self._transactions.read_batched(find)
+
+    @override
+    async def open_claims(self) -> Sequence[Lease]:
+        return await self._transactions.read(_open_claims)
+
+
+class SqlHeartbeatStore(HeartbeatStore):
+    """Counters in the table of servers, which is no part of the log."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        """Reads nothing yet."""
+        self._transactions = transactions
+
+    @override
+    async def beat(self, owner: str) -> None:
+        await self._transactions.write_unlogged(_BEAT, owner)
+
+    @override
+    async def retire(self, owner: str, count: int | None = None) -> None:
+        await self._transactions.write_unlogged(_RETIRE, (owner, count))
+
+    @override
+    async def heartbeats(self) -> Mapping[str, int]:
+        return await self._transactions.read(
+            lambda connection: {owner: count for owner, count in connection.execute(select(t.servers))}
+        )
+
+
+def _claim(connection: Connection, asked: Sequence[Lease]) -> Sequence[Lease | CourtError]:
+    first: dict[tuple[str, str], Lease] = {}
+    for ask in asked:
+        first.setdefault((ask.name.namespace, ask.name.request_id), ask)
+    key = (t.requests.c.namespace, t.requests.c.request_id)
+    rows = [
+        {
+            "namespace": namespace,
+            "request_id": id_,
+            "payload": ask.payload,
+            "trial_id": ask.trial_id,
+            "owner": ask.owner,
+        }
+        for (namespace, id_), ask in sorted(first.items())
+    ]
+    standing = {name: first[name] for name in _made(connection, rows)}
+    if others := [name for name in first if name not in standing]:
+        for row in connection.execute(select(t.requests).where(tuple_(*key).in_(others))):
+            standing[row.namespace, row.request_id] = _lease_in(row)
+
+    def answer(ask: Lease) -> Lease | CourtError:
+        stands = standing[ask.name.namespace, ask.name.request_id]
+        if stands.payload != ask.payload:
+            return RequestConflict(
+                "Another request was sent under this request_id before. Send a new request under a new one; to repeat "
+                "the old one, send exactly what was sent then.",
+            )
+        return stands
+
+    return [answer(ask) for ask in asked]
+
+
+def _made(connection: Connection, rows: Sequence[dict[str, str]]) -> Iterable[tuple[str, str]]:
+    """Inserts claims where there are none; those of the names that were not there before, or none where it is not sure.
+
+    Every known meme that is asked for is one such row. In SQLite each step of a statement gives up the interpreter, and
+    each row that comes back is a step: so all rows are one step, and none comes back.
+    """
+    if connection.dialect.name != "sqlite":
+        statement = insert_into(connection, t.requests).on_conflict_do_nothing()
+        return [
+            (n, id_)
+            for n, id_ in connection.execute(statement.returning(*t.requests.c["namespace", "request_id"]), rows)
+        ]
+    columns = [t.requests.c[name] for name in rows[0]]
+    # As the columns would have it: names are written in a form of their own.
+    written = [(column.name, column.type.bind_processor(connection.dialect) or str) for column in columns]
+    places = ", ".join(["(" + ", ".join("?" * len(columns)) + ")"] * len(rows))
+    statement = f"INSERT INTO requests ({', '.join(rows[0])}) VALUES {places} ON CONFLICT DO NOTHING"
+    made = connection.exec_driver_sql(statement, tuple(form(row[name]) for row in rows for name, form in written))
+    return [(row["namespace"], row["request_id"]) for row in rows] if made.rowcount == len(rows) else []
+
+
+def _take_over(connection: Connection, asked: Sequence[_TakeOver]) -> Sequence[Lease | None]:
+    def one(ask: _TakeOver) -> Lease | None:
+        row, seen = t.requests.c, ask.seen
+        changed = connection.execute(
+            update(t.requests)
+            .where(
+                row.namespace == seen.name.namespace,
+                row.request_id == seen.name.request_id,
+                row.owner == seen.owner,
+                row.trial_id == seen.trial_id,
+            )
+            .values(owner=ask.wanted.owner, trial_id=ask.wanted.trial_id)
+        )
+        return ask.wanted if changed.rowcount == 1 else None
+
+    return [one(ask) for ask in asked]
+
+
+def _beat(connection: Connection, owners: Sequence[str]) -> Sequence[None]:
+    statement = insert_into(connection, t.servers).on_conflict_do_update(
+        index_elements=[t.servers.c.owner], set_={"beats": t.servers.c.beats + 1}
+    )
+    connection.execute(statement, [{"owner": owner, "beats": 1} for owner in sorted(owners)])
+    return [None] * len(owners)
+
+
+def _retire(connection: Connection, gone: Sequence[tuple[str, int | None]]) -> Sequence[None]:
+    for owner, count in sorted(gone, key=lambda each: each[0]):
+        still = true() if count is None else t.servers.c.beats == count
+        connection.execute(delete(t.servers).where(t.servers.c.owner == owner, still))
+    return [None] * len(gone)
+
+
+def _open_claims(connection: Connection) -> Sequence[Lease]:
+    # From the few trials that are open to their claims: these may be many millions.
+    row, trial = t.requests.c, t.trials.c
+    same = (row.namespace == trial.namespace, row.request_id == trial.request_id, row.trial_id == trial.trial_id)
+    query = select(t.requests).select_from(t.trials).join(t.requests, and_(*same))
+    query = query.where(trial.state == TrialState.OPEN).order_by(row.namespace, row.request_id)
+    return [_lease_in(found) for found in connection.execute(query)]
+
+
+def _lease_in(row: Any) -> Lease:
+    """The lease in a row of the requests."""
+    return Lease(RequestName(row.namespace, row.request_id), row.payload, row.trial_id, row.owner)
+
+
+_CLAIM = Batch(Rank.CLAIM, _claim)
+_TAKE_OVER = Batch(Rank.TAKE_OVER, _take_over)
+_BEAT = Batch(Rank.BEAT, _beat)
+_RETIRE = Batch(Rank.RETIRE, _retire)

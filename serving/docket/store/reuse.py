@@ -1,0 +1,108 @@
+"""Verdicts that may be given again: by key for the same meme, by fingerprint for nearly the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, bindparam, select, text
+from typing_extensions import override
+
+from court.events import ReviewOutcome
+from serving.docket.ports import FingerprintStore, VerdictKeys
+from serving.docket.store import tables as t
+from serving.docket.store.database import insert_into
+from serving.docket.store.group_commit import Batch
+from serving.docket.store.transactions import Rank, Transactions
+
+# What every trial asks for, made once: to put a statement together takes longer than to run it.
+_TRIAL_OF = select(t.known.c.trial_id).where(t.known.c.key == bindparam("key"))
+_TRIALS_OF = select(t.known.c.key, t.known.c.trial_id).where(t.known.c.key.in_(bindparam("keys", expanding=True)))
+_FINGERPRINTS = (
+    select(t.looks).where(t.looks.c.number > bindparam("since")).order_by(t.looks.c.number).limit(bindparam("most"))
+)
+
+
+class SqlVerdictKeys(VerdictKeys):
+    """Keys and their trials, which are no part of the log."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        """Reads nothing yet."""
+        self._transactions = transactions
+
+    @override
+    async def put(self, key: str, trial_id: str) -> None:
+        await self._transactions.write_unlogged(_PUT_KEY, (key, trial_id))
+
+    @override
+    async def get(self, key: str) -> str | None:
+        return await self._transactions.read_batched(
+            lambda connection: connection.execute(_TRIAL_OF, {"key": key}).scalar_one_or_none()
+        )
+
+    @override
+    async def get_many(self, keys: Sequence[str]) -> Mapping[str, str]:
+        return await self._transactions.read_batched(
+            lambda connection: {key: trial_id for key, trial_id in connection.execute(_TRIALS_OF, {"keys": keys})}
+        )
+
+    @override
+    async def ping(self) -> None:
+        await self.get("")
+
+
+class SqlFingerprintStore(FingerprintStore):
+    """Fingerprints by the numbers that they were given when they were stored."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        """Reads nothing yet."""
+        self._transactions = transactions
+
+    @override
+    async def put_fingerprint(self, trial_id: str, fingerprint: bytes) -> None:
+        await self._transactions.write_fingerprint(_PUT_FINGERPRINT, (trial_id, fingerprint))
+
+    @override
+    async def fingerprints(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
+        asked = {"since": since, "most": most}
+        return await self._transactions.read_batched(
+            lambda connection: [
+                (number, trial_id, bytes(fingerprint))
+                for number, trial_id, fingerprint in connection.execute(_FINGERPRINTS, asked)
+            ]
+        )
+
+
+def _put_keys(connection: Connection, asked: Sequence[tuple[str, str]]) -> Sequence[None]:
+    # The trials stay as they are until this is kept: an overruling comes wholly before it or wholly after.
+    row = t.trials.c
+    named = {trial_id for _, trial_id in asked}
+    held = select(row.trial_id, row.outcome, row.erased).where(row.trial_id.in_(named)).order_by(row.trial_id)
+    outcomes = connection.execute(held.with_for_update(read=True)).all()
+    unfit = {trial_id for trial_id, outcome, gone in outcomes if gone or outcome == ReviewOutcome.OVERRULED}
+    rows = [{"key": key, "trial_id": trial_id} for key, trial_id in asked if trial_id not in unfit]
+    if rows:
+        rows.sort(key=lambda row: row["key"])  # the first of a key stays before the later ones
+        connection.execute(insert_into(connection, t.known).on_conflict_do_nothing(), rows)
+    return [None] * len(asked)
+
+
+def _put_fingerprints(connection: Connection, asked: Sequence[tuple[str, bytes]]) -> Sequence[None]:
+    if connection.dialect.name == "postgresql":
+        # A sequence gives numbers before the commit, and commits may overtake each other: one after the other.
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('memecourt.looks'))"))
+    # Those of trials that are being erased now wait until that is done, or the other way round.
+    row = t.trials.c
+    held = select(row.trial_id, row.erased).where(row.trial_id.in_({trial_id for trial_id, _ in asked}))
+    states = connection.execute(held.order_by(row.trial_id).with_for_update(read=True)).all()
+    gone = {trial_id for trial_id, is_gone in states if is_gone}
+    rows = [{"trial_id": trial_id, "look": look} for trial_id, look in asked if trial_id not in gone]
+    if not rows:
+        return [None] * len(asked)
+    connection.execute(
+        insert_into(connection, t.looks).on_conflict_do_nothing(index_elements=[t.looks.c.trial_id]), rows
+    )
+    return [None] * len(asked)
+
+
+_PUT_KEY = Batch(Rank.VERDICT_KEY, _put_keys)
+_PUT_FINGERPRINT = Batch(Rank.FINGERPRINT, _put_fingerprints)

@@ -1,0 +1,113 @@
+"""People at stored trials: their reviews, and notes of the pictures that they were shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
+
+from sqlalchemy import Connection, func, select
+from typing_extensions import override
+
+from court.errors import CourtError
+from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
+from court.record import TrialState
+from court.verdict import Label
+from serving.docket.log.entries import NO_SEQ, PictureShown, body_of
+from serving.docket.ports import NotDecided, ReviewStore
+from serving.docket.store import tables as t
+from serving.docket.store.database import erased, unknown
+from serving.docket.store.group_commit import Batch
+from serving.docket.store.log_append import EntryDraft, open_appender
+from serving.docket.store.transactions import Rank, Transactions
+from serving.docket.store.trials import append_events
+
+Said = VerdictReviewed | SecondOpinionAsked
+"""By people, once there is a verdict; its number is given here."""
+
+
+class SqlReviewStore(ReviewStore):
+    """Appends reviews and notes of access to the log."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        """Writes nothing yet."""
+        self._transactions = transactions
+
+    @override
+    async def review(
+        self,
+        trial_id: str,
+        *,
+        outcome: ReviewOutcome,
+        label: Label,
+        reason: str,
+        clause: str,
+        reviewer: str,
+        at: datetime,
+    ) -> VerdictReviewed:
+        draft = VerdictReviewed(
+            trial_id=trial_id,
+            seq=0,
+            at=at,
+            outcome=outcome,
+            label=label,
+            reason=reason,
+            clause=clause,
+            reviewer=reviewer,
+        )
+        stored = await self._transactions.write(_REVIEW, draft)
+        assert isinstance(stored, VerdictReviewed)
+        return stored
+
+    @override
+    async def note_access(
+        self, trial_id: str, *, who: str, what: str, at: datetime, kind: Literal["PictureShown"] = "PictureShown"
+    ) -> None:
+        access = PictureShown(kind=kind, trial_id=trial_id, who=who, what=what, at=at)
+        await self._transactions.write(_NOTE_ACCESS, access)
+
+
+def keep_said(connection: Connection, draft: Said) -> Said | CourtError:
+    """Keeps what somebody says of a verdict, in a transaction that holds the log; the event with its number."""
+    # Whoever else reviews it waits here.
+    held = select(t.trials.c.state, t.trials.c.erased).where(t.trials.c.trial_id == draft.trial_id).with_for_update()
+    row = connection.execute(held).one_or_none()
+    if row is None:
+        return unknown(draft.trial_id)
+    if row.erased:
+        return erased(draft.trial_id)
+    if row.state != TrialState.DECIDED:
+        return NotDecided(
+            f"Trial {draft.trial_id} has no verdict that could be reviewed: it is running, was cut off, or failed.",
+            field="trial_id",
+        )
+    own = (t.entries.c.trial_id == draft.trial_id, t.IS_EVENT)
+    seq = select(func.max(t.entries.c.seq) + 1).where(*own)
+    event = draft.model_copy(update={"seq": connection.execute(seq).scalar_one()})
+    append_events(connection, [[event]])
+    return event
+
+
+def _review(connection: Connection, drafts: Sequence[Said]) -> Sequence[Said | CourtError]:
+    open_appender(connection)  # before any trial is held: whoever appends holds the log first, and a trial after it
+    return [keep_said(connection, draft) for draft in drafts]
+
+
+def _note_accesses(connection: Connection, accesses: Sequence[PictureShown]) -> Sequence[CourtError | None]:
+    log = open_appender(connection)
+    named = {access.trial_id for access in accesses}
+    query = select(t.trials.c.trial_id, t.trials.c.erased).where(t.trials.c.trial_id.in_(named))
+    there = {trial_id: gone for trial_id, gone in connection.execute(query)}
+    log.add(
+        [
+            EntryDraft(access.kind, access.trial_id, NO_SEQ, t.stamp(access.at), body_of(access).encode())
+            for access in accesses
+            if there.get(access.trial_id) is False
+        ]
+    )
+    errors = {trial_id: erased(trial_id) if trial_id in there else unknown(trial_id) for trial_id in named}
+    return [None if there.get(access.trial_id) is False else errors[access.trial_id] for access in accesses]
+
+
+_REVIEW = Batch(Rank.REVIEW, _review)
+_NOTE_ACCESS = Batch(Rank.ACCESS, _note_accesses)

@@ -1,0 +1,225 @@
+"""Trials in the database: their events, written to the log and to the listing at once, and read back as records."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from typing_extensions import override
+
+from court.events import (
+    AnyEvent,
+    ReviewOutcome,
+    TrialFailed,
+    TrialOpened,
+    TrialResumed,
+    VerdictGiven,
+    VerdictReviewed,
+)
+from court.meme import Picture
+from court.record import TrialRecord, TrialState
+from serving.docket.log.entries import NO_SEQ
+from serving.docket.ports import TrialReader, TrialWriter
+from serving.docket.store import log_queries
+from serving.docket.store import tables as t
+from serving.docket.store.bodies import PART, Part, bodies, event_in, part_body, part_key, parts_in, unpacked
+from serving.docket.store.database import erased, no_record, unknown
+from serving.docket.store.group_commit import Batch
+from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
+from serving.docket.store.pictures import WRITE_PICTURE, ObjectPictures, frames_in_table
+from serving.docket.store.transactions import Rank, Transactions
+
+_row, _entry = t.trials.c, t.entries.c
+_AT_ONCE = 500  # keys in one query
+
+# Every trial and every watcher asks for them. Made once: to put a statement together takes longer than to run it.
+_EVENTS = (
+    select(_entry.kind, _entry.body)
+    .where(_entry.trial_id == bindparam("trial_id"), t.IS_EVENT, _entry.seq >= bindparam("from_seq"))
+    .order_by(_entry.seq)
+)
+
+
+class SqlTrialWriter(TrialWriter):
+    """Appends events to the log, and stores pictures in a table or outside the database."""
+
+    def __init__(self, transactions: Transactions, pictures: ObjectPictures | None) -> None:
+        """Writes nothing yet.
+
+        Args:
+            transactions: Of the docket.
+            pictures: Where pictures lie; None where they lie in the database too.
+        """
+        self._transactions = transactions
+        self._pictures = pictures
+
+    @override
+    async def append(self, *events: AnyEvent) -> None:
+        await self._transactions.write(_APPEND, events)
+
+    @override
+    async def keep_picture(self, picture: Picture) -> None:
+        if self._pictures is None:
+            await self._transactions.write_unlogged(WRITE_PICTURE, picture)
+            return
+        self._transactions.check_open()
+        await self._pictures.keep(picture.pixels_sha256, [frame.png for frame in picture.frames])
+
+
+class SqlTrialReader(TrialReader):
+    """Reads records from the log, and the pictures that belong to them."""
+
+    def __init__(self, transactions: Transactions, pictures: ObjectPictures | None) -> None:
+        """Reads nothing yet; as :class:`SqlTrialWriter`."""
+        self._transactions = transactions
+        self._pictures = pictures
+
+    @override
+    async def record(self, trial_id: str) -> TrialRecord:
+        events = await self.events(trial_id)
+        try:
+            return TrialRecord.of(events)
+        except ValueError as error:
+            raise no_record(trial_id) from error
+
+    @override
+    async def events(self, trial_id: str, from_seq: int = 0) -> Sequence[AnyEvent]:
+        return await self._transactions.read(lambda connection: _events(connection, trial_id, from_seq))
+
+    @override
+    async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
+        if self._pictures is None:
+            return await self._transactions.read(lambda connection: frames_in_table(connection, pixels_sha256))
+        self._transactions.check_open()
+        return await self._pictures.frames(pixels_sha256)
+
+
+def trial_row(opened: TrialOpened) -> dict[str, Any]:
+    """The row of a trial that has just been opened."""
+    return {
+        "trial_id": opened.trial_id,
+        "opened_at": t.stamp(opened.at),
+        "procedure": str(opened.procedure),
+        "namespace": opened.meme.namespace,
+        "content_id": opened.meme.content_id,
+        "request_id": opened.request_id,
+        "pixels_sha256": opened.meme.pixels_sha256,
+        "state": str(TrialState.OPEN),
+        "label": "",
+        "needs_review": False,
+        "outcome": "",
+        "review": None,
+        "failure_reason": "",
+    }
+
+
+def trial_change(event: AnyEvent) -> dict[str, Any]:
+    """What an event changes in the row of its trial; empty where it changes nothing."""
+    match event:
+        case VerdictGiven():
+            return {
+                "state": str(TrialState.DECIDED),
+                "label": str(event.verdict.label),
+                "needs_review": event.verdict.needs_human_review,
+                "failure_reason": "",
+            }
+        case TrialFailed():
+            return {"state": str(TrialState.FAILED), "failure_reason": event.reason}
+        case TrialResumed():
+            return {"state": str(TrialState.OPEN), "failure_reason": ""}
+        case VerdictReviewed():
+            return {"outcome": str(event.outcome), "review": event.model_dump_json()}
+    return {}
+
+
+def log_events(connection: Connection, log: LogAppender, events: Sequence[AnyEvent]) -> None:
+    """Adds the entries of events to the log, and those of the parts that they quote."""
+
+    def numbers(parts: Sequence[Part]) -> Mapping[Part, int]:
+        graves = buried(connection, sorted({of for of, _ in parts})) if log.erased else {}
+        found: dict[Part, int] = {part: graves[part[0]] for part in parts if part[0] in graves}
+        keys = {part_key(part): part for part in parts if part not in found}
+        for some in _some(list(keys)):
+            query = select(t.parts.c.key, t.parts.c.number).where(t.parts.c.key.in_(some))
+            found |= {keys[bytes(key)]: number for key, number in connection.execute(query)}
+        if new := [part for part in parts if part not in found]:
+            now = t.stamp(datetime.now(UTC))
+            added = log.add([EntryDraft(PART, "", NO_SEQ, now, part_body(part)) for part in new])
+            rows = [
+                {"key": part_key(part), "number": number, "of": part[0]}
+                for part, number in zip(new, added, strict=True)
+            ]
+            connection.execute(insert(t.parts), rows)
+            found |= dict(zip(new, added, strict=True))
+        return found
+
+    told = bodies(events, numbers)
+    log.add(
+        [
+            EntryDraft(event.kind, event.trial_id, event.seq, t.stamp(event.at), body)
+            for event, body in zip(events, told, strict=True)
+        ]
+    )
+
+
+def buried(connection: Connection, precedents: Sequence[str]) -> Mapping[str, int]:
+    """Of these precedents those that were erased, and the entry that stands for all that is quoted of each."""
+    keys = {part_key((of, "")): of for of in precedents}
+    found: dict[str, int] = {}
+    for some in _some(list(keys)):
+        query = select(t.parts.c.key, t.parts.c.number).where(t.parts.c.key.in_(some))
+        found |= {keys[bytes(key)]: number for key, number in connection.execute(query)}
+    return found
+
+
+def append_events(connection: Connection, asked: Sequence[Sequence[AnyEvent]]) -> Sequence[None]:
+    """Appends events to the log and to the listing, in a transaction that is signed at its end."""
+    events = [event for together in asked for event in together]
+    log = open_appender(connection)
+    if log.erased:
+        _refuse_erased(connection, {event.trial_id for event in events})
+    log_events(connection, log, events)
+    if opened := [trial_row(event) for event in events if isinstance(event, TrialOpened)]:
+        connection.execute(insert(t.trials), opened)
+    for event in sorted(events, key=lambda event: (event.trial_id, event.seq)):
+        if change := trial_change(event):
+            connection.execute(update(t.trials).where(t.trials.c.trial_id == event.trial_id).values(change))
+        if isinstance(event, VerdictReviewed) and event.outcome is ReviewOutcome.OVERRULED:
+            connection.execute(delete(t.known).where(t.known.c.trial_id == event.trial_id))
+        if isinstance(event, VerdictGiven):
+            log.want_checkpoint()  # as its receipt
+    return [None] * len(asked)
+
+
+def _some(keys: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
+    return (keys[first : first + _AT_ONCE] for first in range(0, len(keys), _AT_ONCE))
+
+
+def _refuse_erased(connection: Connection, trial_ids: Collection[str]) -> None:
+    """What was erased while a process still worked on it must not come back."""
+    query = select(t.trials.c.trial_id).where(t.trials.c.trial_id.in_(trial_ids), t.trials.c.erased).limit(1)
+    if (found := connection.execute(query).scalar_one_or_none()) is not None:
+        raise erased(found)
+
+
+def _events(connection: Connection, trial_id: str, from_seq: int) -> Sequence[AnyEvent]:
+    rows = connection.execute(_EVENTS, {"trial_id": trial_id, "from_seq": from_seq}).all()
+    if not rows or any(body is None for _, body in rows):
+        gone = connection.execute(select(_row.erased).where(_row.trial_id == trial_id)).scalar_one_or_none()
+        if gone:
+            raise erased(trial_id)
+        own = (_entry.trial_id == trial_id, t.IS_EVENT)
+        if not rows and connection.execute(select(_entry.seq).where(*own).limit(1)).first() is None:
+            raise unknown(trial_id)
+    try:
+        bodies = [(kind, unpacked(bytes(body or b""))) for kind, body in rows]
+        quoted = set[int]().union(*(parts_in(kind, body) for kind, body in bodies))
+        found = log_queries.parts(connection, quoted) if quoted else {}
+        return [event_in(body, found) for _, body in bodies]
+    except ValueError as error:
+        raise no_record(trial_id) from error
+
+
+_APPEND = Batch(Rank.APPEND, append_events)
