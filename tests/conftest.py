@@ -1,12 +1,35 @@
-"""Options of the suite, and what processes that tests start take over from it."""
+"""Options of the suite, its two tiers, and what processes that tests start take over from it."""
+
+from __future__ import annotations
 
 import signal
 
+import pytest
+
+SLOW_FOLDERS = ("tests/integration/", "tests/browser/")
+"""Folders whose tests start a server or a browser of their own."""
+DATABASES = frozenset({"postgres_server", "bare_database", "database", "docket_database"})
+"""Fixtures that need a PostgreSQL server."""
+
 
 def pytest_configure():
-    # A shell that runs us in the background has SIGINT ignored, and what we start would ignore it too.
+    # A shell that runs us in the background has SIGINT ignored, nohup has SIGHUP; what we start would ignore them too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser):
     parser.addoption("--write-golden", action="store_true", help="rewrite the golden files, for review as a diff")
+
+
+def pytest_collection_modifyitems(items):
+    """Mark as slow what needs a server, a browser, PostgreSQL or a corpus; tests over five seconds say it themselves."""
+    for item in items:
+        parameters = {str(value) for value in item.callspec.params.values()} if hasattr(item, "callspec") else set()
+        if (
+            any(folder in item.path.as_posix() for folder in SLOW_FOLDERS)
+            or item.get_closest_marker("corpus")
+            or DATABASES.intersection(item.fixturenames)
+            or parameters.intersection({"postgres", "database"})
+        ):
+            item.add_marker(pytest.mark.slow)

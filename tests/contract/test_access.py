@@ -401,6 +401,7 @@ def test_tokens_come_and_go_without_a_restart_and_nobody_else_notices(file, capl
     assert not errors and counted > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("after", "said"),
     [
@@ -640,6 +641,7 @@ print("all well")
 """
 
 
+@pytest.mark.slow
 def test_many_handshakes_at_once_do_not_end_the_process(papers):
     """The library frees a certificate that is replaced under a handshake that begins with it."""
     authority = papers.folder / "authority.pem"

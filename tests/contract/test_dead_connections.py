@@ -57,6 +57,7 @@ def test_a_stream_of_requests_goes_on_over_another_connection(client):
     assert {name: response.verdict_id for name, response in found} == {f"r{each}": f"of r{each}" for each in range(3)}
 
 
+@pytest.mark.slow
 def test_who_only_listens_goes_on_over_another_connection(client):
     """Also after a silence in which gRPC by itself would have stopped asking whether the other end is there."""
     over = threading.Event()
@@ -125,6 +126,7 @@ def with_watcher(work, options=()):
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_a_client_may_ask_again_and_again_whether_the_server_is_there(monkeypatch):
     hastened(monkeypatch, "grpc.http2.min_ping_interval_without_data_ms")
 
@@ -139,6 +141,7 @@ def test_a_client_may_ask_again_and_again_whether_the_server_is_there(monkeypatc
     with_watcher(work, [("grpc.keepalive_time_ms", 2_000)])
 
 
+@pytest.mark.slow
 def test_a_caller_that_is_gone_is_noticed(monkeypatch):
     hastened(monkeypatch)
 

@@ -120,6 +120,7 @@ def test_an_erased_picture_goes_also_where_the_process_was_killed_before_it_did(
     assert not [*(tmp_path / "pictures").rglob("*.png")]
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_survives_sigkill_at_any_moment(docket_place, using, forks):
     kills = 500 if NIGHTLY else 15
     chances = [random.Random(time.time_ns() + n) for n in range(kills)]

@@ -21,6 +21,7 @@ from tests.dockets import NIGHTLY, NOON, append_all, place_of, random_records, w
 from tests.tampering import ALTERATIONS, Hand, Outcome, checked, drawn, scene_of, tampering
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40 if NIGHTLY else 1))
 def test_random_alterations_are_found_exactly_where_they_can_be(docket_place: str, seed: int) -> None:
     """Each checked with and without a checkpoint kept outside. Nightly 2,000 in each database."""

@@ -497,6 +497,7 @@ def review_and_know(place, number, start, results):
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_an_overruled_trial_is_never_known_however_processes_meet(docket_place, using, forks):
     whole = events_of("t")
 
@@ -570,6 +571,7 @@ def look_often(place, owner, count):
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_whoever_goes_on_from_the_last_look_misses_none_of_several_writers(docket_place, using, forks):
     writers = [forks.Process(target=look_often, args=(docket_place, owner, 100)) for owner in "ABC"]
 

@@ -179,6 +179,7 @@ SQLITE = [a_locked_file, a_full_disk, a_file_that_is_gone]
 POSTGRES = [a_locked_database, a_database_whose_disk_is_full, a_database_that_is_gone, broken_connections]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [*SQLITE, *POSTGRES], ids=lambda fault: fault.__name__)
 def test_a_docket_that_fails_under_load_costs_no_request_its_verdict(tmp_path, monkeypatch, request, fault):
     """Each request comes twice, at two connections, in no order; the docket fails again and again meanwhile."""

@@ -37,6 +37,7 @@ async def honest(it):
         await channel.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", FLOODS)
 def test_a_flood_of_frames_fails_no_honest_call(tmp_path, forks, attack):
     async def work(it):

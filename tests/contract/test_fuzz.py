@@ -301,6 +301,7 @@ async def fuzz(path, count):
         return found, well.status, first, again, other, record, left
 
 
+@pytest.mark.slow
 def test_nonsense_has_typed_answers_and_the_server_goes_on(tmp_path):
     found, status, first, again, other, record, left = asyncio.run(fuzz(tmp_path, COUNT))
     assert not found.wrong, f"{len(found.wrong)}: {found.wrong[:10]}"

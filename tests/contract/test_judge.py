@@ -205,6 +205,7 @@ def test_policies_can_be_demanded(tmp_path):
         assert refusal.info.reason == "POLICY_NOT_LOADED"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["verdict", "refusal", "failure", "fault", "deadline", "left"])
 def test_what_a_call_sent_is_gone_with_its_answer(tmp_path, end):
     """At once: the collector looks for what holds itself by number alone, and a refused picture can be large."""

@@ -108,6 +108,7 @@ def test_what_is_ready_is_answered_before_what_came_before_it(tmp_path):
     assert play(work, tmp_path, reader=reader) == (["quick", "slow"], grpc.aio.EOF)
 
 
+@pytest.mark.slow
 def test_a_full_stream_is_held_up_and_never_refused(tmp_path):
     items = [item(f"r{n}", text=f"text {n}") for n in range(60)]
 
@@ -118,6 +119,7 @@ def test_a_full_stream_is_held_up_and_never_refused(tmp_path):
     assert {r.request_id for r in responses if r.HasField("verdict")} == {f"r{n}" for n in range(60)}
 
 
+@pytest.mark.slow
 def test_who_is_slow_to_read_is_slow_to_be_read(tmp_path):
     """Responses that nobody takes hold up the requests; all are answered once they are taken."""
     count = 90

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import grpc
+import pytest
 
 from court.backends.chat.client import ChatCompletions, http_client
 from court.backends.chat.scripted import ScriptedModel
@@ -107,6 +108,7 @@ def open_files():
     return len([*Path("/proc/self/fd").iterdir()])
 
 
+@pytest.mark.slow
 def test_tasks_and_handles_are_as_many_after_many_requests_as_after_few(tmp_path):
     """Requests that are answered, reused, refused, given up and that fail, in turn: what they leave is counted."""
     rounds, each = (12, 200) if NIGHTLY else (4, 40)

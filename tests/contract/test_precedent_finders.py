@@ -122,6 +122,7 @@ def queries(draw: random.Random, ids: list[str], count: int) -> Iterator[dict[st
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "size", "harm", "safeguards"),
     [

@@ -62,6 +62,7 @@ def test_every_verdict_has_one_also_where_it_is_given_again(tmp_path: Path) -> N
     asyncio.run(scene())
 
 
+@pytest.mark.slow
 def test_a_receipt_as_json_is_checked_by_command_and_is_an_anchor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

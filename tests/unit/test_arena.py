@@ -212,6 +212,7 @@ def test_an_arena_that_broke_off_goes_on_and_comes_to_the_same(tmp_path, calls):
     assert cut.asked == 0 and len(done) <= 3
 
 
+@pytest.mark.slow
 def test_a_judge_that_favours_itself_is_exposed_and_no_other_is_accused(tmp_path):
     voices = {"cedar": Voice("cedar", STRENGTHS, favours=4.0)}
     arena = Arena(tmp_path, memes=8, voices=voices, bias=True, bias_tasks=24)
@@ -514,6 +515,7 @@ def on_disk(out, data, strengths=THREE, **changes):
     return asyncio.run(go())
 
 
+@pytest.mark.slow
 def test_an_arena_on_a_data_set_is_finished_reported_and_refuses_to_become_another(tmp_path, data):
     out = tmp_path / "arena"
     on_disk(out, data)

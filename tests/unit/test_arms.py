@@ -84,6 +84,7 @@ def study(root: Path, data: Path, *names: str, **changes: object) -> Study:
     return Study(**values)
 
 
+@pytest.mark.slow
 def test_what_arms_have_in_common_is_asked_once(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
     arms = (*PAPER, "swapped-sides", "random-precedents", "shuffled-labels")
     # Without asking ahead: what turns out to be superfluous is asked, and is in no record.
@@ -118,6 +119,7 @@ def test_what_arms_have_in_common_is_asked_once(tmp_path: Path, data: Path, mode
     assert sum("finished before" in sentence for sentence in told) == len(arms)
 
 
+@pytest.mark.slow
 def test_manifests_say_what_was_altered(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
     arms = ("full", "no-captioner", "swapped-sides", "random-precedents", "shuffled-labels")
     folders = asyncio.run(run_study(study(tmp_path, data, *arms, limit=2), Progress()))
@@ -132,6 +134,7 @@ def test_manifests_say_what_was_altered(tmp_path: Path, data: Path, model: Scrip
     assert len({manifest.calls_file for manifest in (full, swapped, shuffled)}) == 1
 
 
+@pytest.mark.slow
 def test_arms_may_be_added_and_a_study_is_no_other(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
     asyncio.run(run_study(study(tmp_path, data, "full", limit=2), Progress()))
     before = len(model.asked)
@@ -151,6 +154,7 @@ def test_arms_may_be_added_and_a_study_is_no_other(tmp_path: Path, data: Path, m
         asyncio.run(run_study(study(tmp_path, data, out=tmp_path / "other"), Progress()))
 
 
+@pytest.mark.slow
 def test_a_study_that_was_cut_off_goes_on(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
     class Stop(Progress):
         def judged(self, tally: object) -> None:
@@ -168,6 +172,7 @@ def test_a_study_that_was_cut_off_goes_on(tmp_path: Path, data: Path, model: Scr
     assert sum(times - 1 for times in asked.values()) <= 4
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
     options = [
         "--dataset", DATASET.id, "--data", str(data), "--out", str(tmp_path / "study"), "--procedure", "full",

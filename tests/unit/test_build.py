@@ -382,6 +382,7 @@ def test_building_twice_gives_the_same_vectors_and_tuning(tmp_path: Path) -> Non
     assert one.manifest.tuning == two.manifest.tuning
 
 
+@pytest.mark.slow
 def test_the_starter_library(tmp_path: Path) -> None:
     library, report = asyncio.run(build_starter(tmp_path / "starter", ENCODER, PlainPictureReader()))
     assert report.problems == () and report.notes == ()

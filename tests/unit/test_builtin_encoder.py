@@ -42,6 +42,7 @@ def test_the_same_text_is_the_same_vector(encoder: BuiltinEncoder) -> None:
     assert alone == pytest.approx(found.vectors[0], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_asked_beside_a_text_does_not_show_in_its_vector(encoder: BuiltinEncoder) -> None:
     texts = [
         " ".join(["river", "stone", "bread", "Monday"][n % 4] for n in range(length)) for length in range(1, 60, 2)
@@ -79,6 +80,7 @@ class Counted:
         return asked
 
 
+@pytest.mark.slow
 def test_a_pass_in_one_call_gives_what_its_operations_give_one_by_one(
     encoder: BuiltinEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +253,7 @@ def test_asks_nobody_on_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BuiltinEncoder().embed_texts(["word"]).vectors.any()
 
 
+@pytest.mark.slow
 def test_loads_without_a_word_and_leaves_the_environment_alone() -> None:
     code = (
         "import os; before = dict(os.environ)\n"

@@ -74,6 +74,7 @@ def test_places_where_there_are_no_more_neighbours_have_no_vote() -> None:
     assert padded[0] == pytest.approx(share([0.9, 0.8], [True, False], chosen), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_learns_what_tells_the_labels_apart() -> None:
     by_text = [calibrate(*world(400, text=0.3, picture=0.0, seed=seed), DIM, FLOORS) for seed in range(3)]
     by_picture = [calibrate(*world(400, text=0.0, picture=0.3, seed=seed), DIM, FLOORS) for seed in range(3)]

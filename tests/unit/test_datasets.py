@@ -353,6 +353,7 @@ def voting(request, tmp_path_factory):
     return place, type(val)(val.path, name=val.name, format=val.format)  # texts alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "drop"), [(Protocol.MERGED, False), (Protocol.EXTREME, False), (Protocol.EXTREME, True)]
 )
@@ -398,6 +399,7 @@ def test_the_protocol_needs_three_labels(tmp_path, monkeypatch):
     assert told.exit_code == 1 and "No meme of val.jsonl is left" in told.output
 
 
+@pytest.mark.slow
 def test_a_library_of_a_data_set_by_its_name(tmp_path):
     made = make(tmp_path / "data", Layout.HARMEME, train=16, val=4, test=0)
     place, data = tmp_path / "library", str(made.root)

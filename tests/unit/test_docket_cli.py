@@ -99,6 +99,7 @@ UNLIKE = "CAST(x'FF7B' AS TEXT)"
 LATEST = "(SELECT max(size) FROM checkpoints)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "fault"),
     [

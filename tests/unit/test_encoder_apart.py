@@ -273,6 +273,7 @@ def test_one_that_comes_back_as_another_is_not_asked(tmp_path: Path) -> None:
     encoder.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "reason", "words"),
     [

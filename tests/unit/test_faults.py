@@ -258,6 +258,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=monotonic))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", range(4))
 def test_re_1_faults_in_every_combination(clock, batch):
     plans = [Plan.drawn(seed) for seed in range(batch * 700, (batch + 1) * 700)]
@@ -275,6 +276,7 @@ def test_re_1_faults_in_every_combination(clock, batch):
     assert len(outcomes) >= 600 and ends["verdict"] > 50 and len(ends) > 6, ends
 
 
+@pytest.mark.slow
 def test_re_1_each_fault_at_each_site_alone(clock):
     """Once and for good, with an acquittal at hand and without, with a deadline and without."""
     plans = [

@@ -220,6 +220,7 @@ def test_leaks_would_be_seen(message):
     assert not is_clean("The picture can't be read: " + message)
 
 
+@pytest.mark.slow
 def test_im_1_and_im_5_hostile_pictures(record_property):
     costs, decisions, dirty, costly, slow = [], Counter(), [], [], 0.0
 

@@ -21,6 +21,7 @@ def strings():
     pytest.skip(missing)
 
 
+@pytest.mark.slow
 def test_pi_1_to_3_hold_for_the_injections_of_others(strings):
     assert len(strings) > 1000
     checked, wrong = swept((f"string {number}", text[:10_000]) for number, text in enumerate(strings))

@@ -31,6 +31,8 @@ from tests.cast import RULING, Cast, frames_of, full_court, shown
 from tests.fakes import FakeReader, H, N, Notes, a_meme, findings
 from tests.injections import INJECTIONS, SPECIALS, marked, variants
 
+pytestmark = pytest.mark.slow  # 50,000 prompts are put together
+
 MARK = "7c1e0a9b3d5f2468"
 FENCED = re.compile(rf"\[begin {MARK}\]\n(.*?)\n\[end {MARK}\]", re.DOTALL)
 FRAME = Frame(png=b"the meme", width=4, height=4)
@@ -344,6 +346,7 @@ def trial_with(text, *, ocr):
     return cast
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ocr", [False, True], ids=["caption", "read off the picture"])
 def test_pi_1_to_3_in_whole_trials(ocr):
     plain = trial_with("harmless words", ocr=ocr)

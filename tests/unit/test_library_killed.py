@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from court.errors import BadLibrary, BadRequest
 from court.verdict import Label
@@ -164,6 +165,7 @@ def check(told: list[object], after: dict[str, list[list[object]]]) -> None:
         assert labels[what] == Label.HARMFUL
 
 
+@pytest.mark.slow
 def test_two_hundred_kills_leave_a_whole_library_each_time(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.unit.test_library_killed", str(tmp_path / "library"), str(KILLS)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=900)

@@ -49,6 +49,7 @@ def job(tmp_path):
     return Job(tmp_path / "out", 20, dict(os.environ), (sys.executable, str(script)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("repeats", "again"), [("no", 0), ("yes", 2)])
 def test_calls_that_were_stored_and_are_asked_again_are_counted(job, repeats, again):
     counting = Counting()

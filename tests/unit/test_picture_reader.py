@@ -558,6 +558,7 @@ def test_a_process_that_is_killed_from_outside_is_not_the_picture_s_fault(number
     assert error.reason == "PICTURE_READER_KILLED" and error.retry_after
 
 
+@pytest.mark.slow
 def test_the_largest_pictures_allowed_are_read():
     """At the pixel cap every kind must fit in the memory and time of one picture."""
     costs = []

@@ -156,6 +156,7 @@ def test_flipped_labels_move_the_vote_by_little(tmp_path):
     assert measure_flipped(library, 0.5, seeds=3).mean_drop > 0.2
 
 
+@pytest.mark.slow
 def test_planted_precedents_do_not_acquit_and_clones_count_once(tmp_path):
     planted = measure_planted(drawn(tmp_path), trials=1000)
     assert planted.trials == 1000
@@ -261,6 +262,7 @@ def test_on_real_annotations(tmp_path, name):
     assert planted.sole_by_one == planted.sole_by_clones == 0
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_figures(tmp_path):
     drawn(tmp_path / "l")
     told = CliRunner().invoke(cli, ["poison", str(tmp_path / "l"), "--trials", "20", "--seeds", "3"])

@@ -381,6 +381,7 @@ def test_a_verdict_clears_a_picture(town):
     assert on(town, scene, chairs=chairs) == ["MODEL_GONE", "decided"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["the caller leaves", "a call has no time left", "the trial has no time left"])
 def test_a_death_counts_however_the_trial_ends_that_it_came_upon(town, end):
     """The server dies, and whoever takes over hangs: nobody is left to tell the death to."""
@@ -439,6 +440,7 @@ def test_a_death_that_came_upon_several_trials_of_a_picture_counts_once(town):
     assert (first, then) == ([["MODEL_GONE"]] * 3, [["decided"]] * 3)
 
 
+@pytest.mark.slow
 def test_a_death_that_came_upon_both_sides_of_a_trial_counts_once(town):
     """They speak at the same time."""
 

@@ -1456,6 +1456,7 @@ def test_callers_that_vanish_at_any_moment_leave_nothing_behind(town, after_s):
     assert all(isinstance(each, expected) or each.record.state is TrialState.DECIDED for each in results)
 
 
+@pytest.mark.slow
 def test_a_caller_s_deadline_is_its_own(town):
     async def scene(reception):
         town.finder.gate = asyncio.Event()
@@ -1494,6 +1495,7 @@ def test_a_deadline_holds_while_a_caller_waits_for_its_turn_or_for_another_serve
     asyncio.run(scene())
 
 
+@pytest.mark.slow
 def test_a_verdict_that_was_cut_short_for_one_caller_is_no_other_s(town):
     from court.settings import TrialSettings
     from tests.cast import Cast
@@ -1531,6 +1533,7 @@ def test_a_verdict_that_was_cut_short_for_one_caller_is_no_other_s(town):
     assert later.reused and later.record.trial_id == patient.record.trial_id
 
 
+@pytest.mark.slow
 def test_who_left_a_trial_that_was_cut_short_for_another_and_asks_again_gets_one_that_was_not(town):
     from court.settings import TrialSettings
     from tests.cast import Cast
@@ -1558,6 +1561,7 @@ def test_who_left_a_trial_that_was_cut_short_for_another_and_asks_again_gets_one
     assert again.record == back.record and back.record.trial_id != first.record.trial_id
 
 
+@pytest.mark.slow
 def test_of_all_whose_shared_trial_was_cut_short_for_one_the_others_share_one_more(town):
     from court.settings import TrialSettings
     from tests.cast import Cast

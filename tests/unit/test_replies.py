@@ -356,6 +356,7 @@ def label_of(text):
     return rule(ruling.harmful_strength, ruling.harmless_strength)
 
 
+@pytest.mark.slow
 def test_pi_5_nothing_but_a_whole_valid_acquittal_acquits():
     chance = random.Random(5)
     acquittals, seen = 0, set()

@@ -534,6 +534,7 @@ def test_arms_that_share_a_store_make_the_calls_that_they_share_once(home, data,
     assert record.opened.settings == manifest.settings
 
 
+@pytest.mark.slow
 def test_what_failed_for_want_of_a_server_is_tried_again_when_asked(home, data, tmp_path, monkeypatch):
     async def work(server, url):
         plan = a_plan(home, data, tmp_path / "run", concurrency=1, **full(home, url, call_s=5))

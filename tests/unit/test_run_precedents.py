@@ -69,6 +69,7 @@ def why(prepared: Prepared) -> dict[str, tuple[str, str]]:
     return {one.precedent: (one.meme, one.why) for one in prepared.excluded}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", Layout)
 def test_all_that_was_planted_is_found_and_nothing_else(tmp_path: Path, layout: Layout) -> None:
     made = make(tmp_path / "data", layout, train=60, val=0, test=12, seed=3, plant=[Plant.LEAKAGE])

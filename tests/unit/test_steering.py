@@ -190,6 +190,7 @@ async def compared(kinds, injections, fence=None):
     return number, freed
 
 
+@pytest.mark.slow
 def test_pi_4_no_injection_makes_an_outcome_more_lenient():
     number, freed = asyncio.run(compared((Obeys, Ignores, Babbles), INJECTIONS))
     assert number >= 10_000

@@ -78,6 +78,7 @@ def test_texts_of_real_memes_are_not():
     assert report_of(row["text"] for row in rows).flagged.value <= 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_steering_that_others_collected_is_flagged_as_far_as_is_said():
     """Nobody looked at these for the patterns; docs/security.md says what share is caught."""

@@ -172,6 +172,7 @@ def test_too_few_memes_and_other_memes_are_refused() -> None:
         rank([results("a", gold, [H] * 20), results("b", gold[:-2], [H] * 18)], MERGED, ())
 
 
+@pytest.mark.slow
 def test_the_command_sweeps_without_a_model_and_takes_more_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
     made = make(tmp_path / "data", Layout.HARMEME, train=32, val=16, test=0, seed=2)
