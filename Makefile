@@ -2,6 +2,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# make UV=1 … installs with uv, by default with the PyTorch build that brings no CUDA libraries (TORCH_BACKEND= for PyPI's).
+TORCH_BACKEND ?= cpu
+INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python $(if $(TORCH_BACKEND),--torch-backend=$(TORCH_BACKEND)),$(BIN)/python -m pip install --quiet)
 
 .PHONY: help demo test test-slow test-vllm lint audit corpus clients proto perf clean
 
@@ -15,8 +18,9 @@ demo: .venv/server ## Install, start the real server, have three memes judged, p
 # folders that take longest are begun first.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-test: .venv/dev ## Install and run the tests to be run before each commit: minutes (make test ARGS="-k library")
-	$(PYTEST) $(ARGS)
+# Whoever names tests wants them whichever tier they are in.
+test: .venv/dev ## Install and run the tests that belong before each commit, or those of ARGS="-k library"
+	$(PYTEST) $(if $(ARGS),-m "slow or not slow") $(ARGS)
 
 test-slow: .venv/dev ## Run the others: servers, browser, PostgreSQL, Ray, kills, corpora
 	$(PYTEST) -m slow $(ARGS)
@@ -58,13 +62,13 @@ clean: ## Remove the environment, caches and the demo's records
 .venv/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "MemeCourt needs Python 3.11 or newer; name one with make PYTHON=…")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(if $(UV),,$(BIN)/python -m pip install --quiet --upgrade pip)
 	touch $@
 
 .venv/server: .venv/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[server]'
+	$(INSTALL) --editable '.[server]'
 	touch $@
 
 .venv/dev: .venv/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	touch $@ .venv/server

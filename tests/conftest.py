@@ -23,7 +23,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark as slow what needs a server, a browser, PostgreSQL or a corpus; tests over five seconds say it themselves."""
+    """Mark as slow what needs a server, a browser, PostgreSQL or a corpus; single slow tests carry the marker."""
     for item in items:
         parameters = {str(value) for value in item.callspec.params.values()} if hasattr(item, "callspec") else set()
         if (

@@ -66,6 +66,7 @@ def test_sentences_joined_are_the_text(seed):
 # What can't be seen
 
 
+@pytest.mark.slow
 def test_every_character_that_shows_nothing_is_shown():
     """All of Unicode: whatever is a control, a format, private or unassigned, and what only looks empty."""
     for code in range(0x110000):

@@ -224,6 +224,7 @@ def test_scipy_s_bootstrap_gives_the_same_intervals(made):
     )
 
 
+@pytest.mark.slow
 def test_rates_are_those_of_scoring_each_resample_with_scikit_learn(made):
     gold, said, _, ours = made
     rng = np.random.default_rng(5)

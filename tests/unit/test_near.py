@@ -302,6 +302,7 @@ asyncio.run(run())
 """
 
 
+@pytest.mark.slow
 def test_another_process_sees_them_and_is_seen(place, on, meme, copy):
     async def scene(server):
         await server.tried("here", meme)

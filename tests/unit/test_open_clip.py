@@ -439,6 +439,7 @@ def test_a_library_is_searched_with_the_encoder_that_made_it_and_no_other(
     assert foreign.value.reason == "LIBRARY_FOREIGN"
 
 
+@pytest.mark.slow
 def test_a_library_of_the_builtin_encoder_brings_it_along(tmp_path: Path) -> None:
     builtin = BuiltinEncoder()
     asyncio.run(build_library(tmp_path / "library", [memes(tmp_path)], name="l", encoder=builtin))
@@ -450,6 +451,7 @@ def test_a_library_of_the_builtin_encoder_brings_it_along(tmp_path: Path) -> Non
     assert foreign.value.reason == "LIBRARY_FOREIGN"
 
 
+@pytest.mark.slow
 def test_a_library_that_names_published_weights_has_them_loaded(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,6 +465,7 @@ def test_a_library_that_names_published_weights_has_them_loaded(
         assert again.identity == encoder.identity and again.identity.texts_by == by
 
 
+@pytest.mark.slow
 def test_the_command_builds_adds_and_searches_with_it(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,7 @@ def test_leaving_out_a_meme_but_not_its_twins_lets_one_clone_speak(tmp_path):
     assert np.isfinite(near.similarities).sum(axis=1).tolist() == [3, 3, 3, 2, 2]
 
 
+@pytest.mark.slow
 def test_flipped_labels_move_the_vote_by_little(tmp_path):
     library = drawn(tmp_path)
     one, five = (measure_flipped(library, share) for share in (0.01, 0.05))
@@ -190,6 +191,7 @@ def test_of_what_is_nearly_the_same_as_many_are_heard_as_may_be(tmp_path):
         assert any(f"at most {most} are heard" in note and str(24 - 2 * most) in note for note in findings.notes)
 
 
+@pytest.mark.slow
 def test_a_crowd_does_not_acquit_where_it_has_one_voice(tmp_path):
     library = drawn(tmp_path / "l")
     planted = measure_planted(library, trials=100)
@@ -198,6 +200,7 @@ def test_a_crowd_does_not_acquit_where_it_has_one_voice(tmp_path):
     assert planted.sole_by_variants > 0
 
 
+@pytest.mark.slow
 def test_what_the_safeguard_costs_is_what_the_court_itself_says(tmp_path):
     library = drawn(tmp_path / "l", safeguards=Safeguards(no_sole_acquittal=True), spread=0.6)
     price = measure_price(library)
@@ -220,6 +223,7 @@ def test_what_the_safeguard_costs_is_what_the_court_itself_says(tmp_path):
     assert float(np.mean(said == near.labels)) == pytest.approx(price.accuracy_guarded, abs=0.01)
 
 
+@pytest.mark.slow
 def test_libraries_are_built_with_it_unless_somebody_says_otherwise(tmp_path):
     (tmp_path / "memes.csv").write_text("id,label,text\n" + "".join(f"m{n},{n % 2},cake {n}\n" for n in range(30)))
     for options, guarded in (

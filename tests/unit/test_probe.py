@@ -165,6 +165,7 @@ def test_what_is_in_a_box_is_painted_over_and_nothing_else():
         assert (np.asarray(opened)[:50, :90] == np.asarray(picture)[:50, :90]).all()
 
 
+@pytest.mark.slow
 def test_what_was_read_off_a_picture_can_not_be_read_any_more():
     async def hold():
         reader = OcrTextReader()

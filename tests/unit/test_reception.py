@@ -158,6 +158,7 @@ SOME = 50 if os.environ.get("MEMECOURT_NIGHTLY") == "1" else 8
 # RE-3: a hundred identical requests at once are one trial.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("request_id", "reuse", "times"), [("one", "namespace", 50), ("one", "off", SOME), ("", "namespace", SOME)]
 )
@@ -817,6 +818,7 @@ def test_what_was_sent_and_said_is_gone_with_its_answer(town, end):
     assert on_one_server(town, scene) == []
 
 
+@pytest.mark.slow
 def test_work_that_nobody_waits_for_any_more_is_gone():
     class Held:
         pass

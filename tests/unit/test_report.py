@@ -128,6 +128,7 @@ def test_a_meme_that_several_runs_got_wrong_is_listed_once(tmp_path):
     assert [run.label for run in by_id["y"].right] == ["first"]
 
 
+@pytest.mark.slow
 def test_differences_within_noise_are_said_in_words(tmp_path):
     told = [Told(f"m{i}", VERY if i % 2 else NOT, "harmful" if i % 2 else "harmless") for i in range(20)]
     wrong = [dataclasses.replace(one, says="harmless" if one.says == "harmful" else "harmful") for one in told]

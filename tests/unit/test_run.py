@@ -505,6 +505,7 @@ def asked_for(server, what):
     return found
 
 
+@pytest.mark.slow
 def test_arms_that_share_a_store_make_the_calls_that_they_share_once(home, data, tmp_path):
     async def work(server, url):
         store = tmp_path / "calls.sqlite"
@@ -579,6 +580,7 @@ def test_a_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):
     assert folder.manifest().finished is None
 
 
+@pytest.mark.slow
 def test_a_damaged_store_ends_the_run_and_is_no_failure_of_a_meme(home, data, tmp_path, monkeypatch):
     from eval.models.call_cache import CallsError, SqliteCallCache
 

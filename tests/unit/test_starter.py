@@ -131,6 +131,7 @@ def test_a_word_wider_than_the_picture_is_broken() -> None:
     assert "".join(line.text for line in lines) == "b" * 120
 
 
+@pytest.mark.slow
 def test_a_text_that_cannot_fit_is_refused_not_cut() -> None:
     with pytest.raises(ValueError, match="does not fit"):
         caption_lines("far too many words " * 400, (320, 240))

@@ -250,6 +250,7 @@ def label_of(cast, **options):
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hijacked", list(HIJACKED))
 def test_pi_6_one_hijacked_role_can_not_acquit(hijacked):
     """It says whatever it likes, in each of its turns and in all, knows the mark, and the Judge believes the court."""
@@ -367,6 +368,7 @@ SPEAKERS = (
 )
 
 
+@pytest.mark.slow
 def test_pi_7_a_reply_that_gives_the_instructions_away_ends_the_trial():
     cases = 0
     short = TrialSettings(rounds_min=1, rounds_max=1, overlap=False)

@@ -137,6 +137,7 @@ def test_one_candidate_is_not_flattered() -> None:
     assert "nothing to choose" in in_words(swept)[0]
 
 
+@pytest.mark.slow
 def test_the_best_of_many_equals_is_flattered_by_about_as_much_as_is_said() -> None:
     """Thirty systems that are right in 70 % of all memes: what the best of them scores beyond that is luck."""
     gold = [bool(n % 2) for n in range(200)]
