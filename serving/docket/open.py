@@ -121,14 +121,11 @@ class Docket:
             if isinstance(error, CourtError):
                 raise
             raise database.translated(error) from None
-        return cls._over(database, KeyFile(key), objects)
-
-    @classmethod
-    def _over(cls, database: Database, signer: KeyFile, pictures: ObjectPictures | None) -> Self:
+        signer = KeyFile(key)
         transactions = Transactions(database, signer)
-        trials, log = SqlTrialReader(transactions, pictures), SqlTransparencyLog(transactions)
+        trials, log = SqlTrialReader(transactions, objects), SqlTransparencyLog(transactions)
         return cls(
-            writer=SqlTrialWriter(transactions, pictures),
+            writer=SqlTrialWriter(transactions, objects),
             trials=trials,
             index=SqlTrialIndex(transactions),
             leases=SqlLeaseStore(transactions),
@@ -137,10 +134,10 @@ class Docket:
             fingerprints=SqlFingerprintStore(transactions),
             log=log,
             reviews=SqlReviewStore(transactions),
-            eraser=SqlEraser(transactions, pictures),
+            eraser=SqlEraser(transactions, objects),
             auditor=Auditor(transactions, trials, log, signer),
             transactions=transactions,
-            pictures=pictures,
+            pictures=objects,
         )
 
     def review_queue(self, rules: Rules = USUAL) -> ReviewQueue:

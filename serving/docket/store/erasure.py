@@ -31,7 +31,7 @@ from serving.docket.store.database import Database, insert_into, unknown
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, open_appender
 from serving.docket.store.pictures import ObjectPictures
-from serving.docket.store.transactions import Rank, Transactions
+from serving.docket.store.transactions import Rank, SqlStore, Transactions
 from serving.docket.store.trials import buried
 
 _log = logging.getLogger(__name__)
@@ -62,17 +62,12 @@ class _Erasure:
     outside: bool = False
 
 
-class SqlEraser(Eraser):
+class SqlEraser(SqlStore, Eraser):
     """Erases in one transaction, then outside of the database and in its files."""
 
     def __init__(self, transactions: Transactions, pictures: ObjectPictures | None) -> None:
-        """Erases nothing yet.
-
-        Args:
-            transactions: Of the docket.
-            pictures: Where pictures lie; None where they lie in the database too.
-        """
-        self._transactions = transactions
+        """Erases nothing yet; ``pictures`` is None where they lie in the database."""
+        super().__init__(transactions)
         self._pictures = pictures
         self._removing = threading.Lock()
 

@@ -28,7 +28,7 @@ from serving.docket.ports import DocketLine, Failure, TrialFilter, TrialIndex
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.database import no_record
-from serving.docket.store.transactions import Transactions
+from serving.docket.store.transactions import SqlStore
 
 _ALL = TrialFilter()
 _row, _entry = t.trials.c, t.entries.c
@@ -57,12 +57,8 @@ _LABELS = select(_row.trial_id, _row.label, _row.review).where(
 )
 
 
-class SqlTrialIndex(TrialIndex):
+class SqlTrialIndex(SqlStore, TrialIndex):
     """Reads the listing."""
-
-    def __init__(self, transactions: Transactions) -> None:
-        """Reads nothing yet."""
-        self._transactions = transactions
 
     @override
     async def list(

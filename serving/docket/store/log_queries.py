@@ -16,7 +16,7 @@ from serving.docket.store.bodies import part_value, parts_in, unpacked
 from serving.docket.store.database import unknown
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import open_appender
-from serving.docket.store.transactions import Rank, Transactions
+from serving.docket.store.transactions import Rank, SqlStore
 
 _entry = t.entries.c
 _AT_ONCE = 500  # numbers in one query
@@ -34,12 +34,8 @@ _COVERS = (
 _TILE = select(t.tiles.c.hashes).where(t.tiles.c.level == bindparam("level"), t.tiles.c.place == bindparam("place"))
 
 
-class SqlTransparencyLog(TransparencyLog):
+class SqlTransparencyLog(SqlStore, TransparencyLog):
     """Reads the log, and signs it where it has grown since it was signed last."""
-
-    def __init__(self, transactions: Transactions) -> None:
-        """Reads nothing yet."""
-        self._transactions = transactions
 
     @override
     async def entries(self, first: int, most: int, kinds: Collection[str] | None = None) -> Sequence[Entry]:

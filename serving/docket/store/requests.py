@@ -15,7 +15,7 @@ from serving.docket.ports import HeartbeatStore, Lease, LeaseStore, RequestConfl
 from serving.docket.store import tables as t
 from serving.docket.store.database import insert_into
 from serving.docket.store.group_commit import Batch
-from serving.docket.store.transactions import Rank, Transactions
+from serving.docket.store.transactions import Rank, SqlStore
 
 # Every request asks for it. Made once: to put a statement together takes longer than to run it.
 _CLAIM_OF = select(t.requests).where(
@@ -31,12 +31,8 @@ class _TakeOver:
     wanted: Lease
 
 
-class SqlLeaseStore(LeaseStore):
+class SqlLeaseStore(SqlStore, LeaseStore):
     """Leases in the table of requests, which is no part of the log."""
-
-    def __init__(self, transactions: Transactions) -> None:
-        """Reads nothing yet."""
-        self._transactions = transactions
 
     @override
     async def claim(self, name: RequestName, *, payload: str, trial_id: str, owner: str) -> Lease:
@@ -62,12 +58,8 @@ class SqlLeaseStore(LeaseStore):
         return await self._transactions.read(_open_claims)
 
 
-class SqlHeartbeatStore(HeartbeatStore):
+class SqlHeartbeatStore(SqlStore, HeartbeatStore):
     """Counters in the table of servers, which is no part of the log."""
-
-    def __init__(self, transactions: Transactions) -> None:
-        """Reads nothing yet."""
-        self._transactions = transactions
 
     @override
     async def beat(self, owner: str) -> None:

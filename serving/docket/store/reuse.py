@@ -12,7 +12,7 @@ from serving.docket.ports import FingerprintStore, VerdictKeys
 from serving.docket.store import tables as t
 from serving.docket.store.database import insert_into
 from serving.docket.store.group_commit import Batch
-from serving.docket.store.transactions import Rank, Transactions
+from serving.docket.store.transactions import Rank, SqlStore
 
 # What every trial asks for, made once: to put a statement together takes longer than to run it.
 _TRIAL_OF = select(t.known.c.trial_id).where(t.known.c.key == bindparam("key"))
@@ -22,12 +22,8 @@ _FINGERPRINTS = (
 )
 
 
-class SqlVerdictKeys(VerdictKeys):
+class SqlVerdictKeys(SqlStore, VerdictKeys):
     """Keys and their trials, which are no part of the log."""
-
-    def __init__(self, transactions: Transactions) -> None:
-        """Reads nothing yet."""
-        self._transactions = transactions
 
     @override
     async def put(self, key: str, trial_id: str) -> None:
@@ -50,12 +46,8 @@ class SqlVerdictKeys(VerdictKeys):
         await self.get("")
 
 
-class SqlFingerprintStore(FingerprintStore):
+class SqlFingerprintStore(SqlStore, FingerprintStore):
     """Fingerprints by the numbers that they were given when they were stored."""
-
-    def __init__(self, transactions: Transactions) -> None:
-        """Reads nothing yet."""
-        self._transactions = transactions
 
     @override
     async def put_fingerprint(self, trial_id: str, fingerprint: bytes) -> None:

@@ -19,19 +19,15 @@ from serving.docket.store import tables as t
 from serving.docket.store.database import erased, unknown
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, open_appender
-from serving.docket.store.transactions import Rank, Transactions
+from serving.docket.store.transactions import Rank, SqlStore
 from serving.docket.store.trials import append_events
 
 Said = VerdictReviewed | SecondOpinionAsked
 """By people, once there is a verdict; its number is given here."""
 
 
-class SqlReviewStore(ReviewStore):
+class SqlReviewStore(SqlStore, ReviewStore):
     """Appends reviews and notes of access to the log."""
-
-    def __init__(self, transactions: Transactions) -> None:
-        """Writes nothing yet."""
-        self._transactions = transactions
 
     @override
     async def review(

@@ -167,3 +167,11 @@ class Transactions:
             except Exception as error:
                 raise self.database.translated(error) from None
         raise AssertionError("unreachable")
+
+
+class SqlStore:
+    """A store whose reads and writes are transactions of one docket."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        """Reads nothing yet."""
+        self._transactions = transactions

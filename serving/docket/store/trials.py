@@ -29,7 +29,7 @@ from serving.docket.store.database import erased, no_record, unknown
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
 from serving.docket.store.pictures import WRITE_PICTURE, ObjectPictures, frames_in_table
-from serving.docket.store.transactions import Rank, Transactions
+from serving.docket.store.transactions import Rank, SqlStore, Transactions
 
 _row, _entry = t.trials.c, t.entries.c
 _AT_ONCE = 500  # keys in one query
@@ -42,18 +42,17 @@ _EVENTS = (
 )
 
 
-class SqlTrialWriter(TrialWriter):
-    """Appends events to the log, and stores pictures in a table or outside the database."""
+class _StoreWithPictures(SqlStore):
+    """A store of trials whose pictures lie in a table, or outside of the database."""
 
     def __init__(self, transactions: Transactions, pictures: ObjectPictures | None) -> None:
-        """Writes nothing yet.
-
-        Args:
-            transactions: Of the docket.
-            pictures: Where pictures lie; None where they lie in the database too.
-        """
-        self._transactions = transactions
+        """Reads nothing yet; ``pictures`` is None where they lie in the database."""
+        super().__init__(transactions)
         self._pictures = pictures
+
+
+class SqlTrialWriter(_StoreWithPictures, TrialWriter):
+    """Appends events to the log, and stores pictures."""
 
     @override
     async def append(self, *events: AnyEvent) -> None:
@@ -68,13 +67,8 @@ class SqlTrialWriter(TrialWriter):
         await self._pictures.keep(picture.pixels_sha256, [frame.png for frame in picture.frames])
 
 
-class SqlTrialReader(TrialReader):
+class SqlTrialReader(_StoreWithPictures, TrialReader):
     """Reads records from the log, and the pictures that belong to them."""
-
-    def __init__(self, transactions: Transactions, pictures: ObjectPictures | None) -> None:
-        """Reads nothing yet; as :class:`SqlTrialWriter`."""
-        self._transactions = transactions
-        self._pictures = pictures
 
     @override
     async def record(self, trial_id: str) -> TrialRecord:
