@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from court.events import AnyEvent
 from serving.docket.log.entries import SALT_SIZE, Entry, PictureShown, body_of, commitment_to
-from serving.docket.log.merkle import Frontier, TileNodes, inclusion_proof, pieces
+from serving.docket.log.merkle import Frontier, TileNodes, inclusion_proof, tile_updates
 from serving.docket.log.notes import Checkpoint, SigningKey, open_checkpoint, sign_checkpoint
 from tests.dockets import NOON
 
@@ -33,7 +33,7 @@ class MemoryLog:
         """Appends an entry."""
         entry = make(len(self.entries), kind=kind, trial_id=trial_id, seq=seq, at=at, body=body)
         self.entries.append(entry)
-        for piece in pieces(self._frontier.append(entry.leaf())):
+        for piece in tile_updates(self._frontier.append(entry.leaf())):
             tile = (piece.level, piece.index)
             self.tiles[tile] = self.tiles.get(tile, b"") + piece.hashes
         return entry

@@ -23,7 +23,7 @@ from retrieval.library.postgres.address import Address
 from serving.docket.audit.audit import FromEntries, Rows
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.entries import Entry
-from serving.docket.log.merkle import Frontier, Node, pieces
+from serving.docket.log.merkle import Frontier, Node, tile_updates
 from serving.docket.log.notes import SigningKey, VerifierKey, read_checkpoint, sign_checkpoint, split_note
 from serving.docket.log.verify import Report, verify, verify_pictures
 from serving.docket.open import Docket
@@ -452,7 +452,7 @@ class Hand:
         for table in (t.entries, t.tiles, t.checkpoints, t.trials, t.parts):
             self.connection.execute(delete(table))
         self.connection.execute(insert(t.entries), [_row(entry) for entry in entries])
-        tiles = [{"level": piece.level, "place": piece.index, "hashes": piece.hashes} for piece in pieces(nodes)]
+        tiles = [{"level": piece.level, "place": piece.index, "hashes": piece.hashes} for piece in tile_updates(nodes)]
         self.connection.execute(insert(t.tiles), tiles)
         self.connection.execute(insert(t.checkpoints), [{"size": frontier.size, "note": note}])
         self.connection.execute(insert(t.trials), [dict(row) for row in derived.trials().values()])

@@ -260,7 +260,7 @@ class SqliteCallCache(CallCache):
         row["sha256"] = _check(key, body)
         # The first answer holds, should another process have asked at the same time.
         statement = insert_or(_calls).on_conflict_do_nothing()
-        await self._writer.hand_in(lambda connection: _execute(connection, statement, row))
+        await self._writer.run(lambda connection: _execute(connection, statement, row))
 
     async def count(self) -> int:
         """How many calls are kept."""

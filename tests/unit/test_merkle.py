@@ -17,8 +17,8 @@ from serving.docket.log.merkle import (
     inclusion_proof,
     leaf_hash,
     node_hash,
-    pieces,
     root_at,
+    tile_updates,
     tile_widths,
     verify_consistency,
     verify_inclusion,
@@ -104,7 +104,7 @@ class Stored:
         self.root = frontier.root()
 
     def add(self, nodes: list[Node]) -> None:
-        for piece in pieces(nodes):
+        for piece in tile_updates(nodes):
             there = self.tiles.get((piece.level, piece.index), b"")
             assert len(there) == 32 * piece.first
             self.tiles[piece.level, piece.index] = there + piece.hashes

@@ -123,7 +123,9 @@ def _entry_in(row: Any) -> Entry:
     kinds = {"number": int, "kind": str, "trial_id": str, "seq": int, "at": str, "commitment": bytes}
     whole = all(type(row._mapping[name]) is kind for name, kind in kinds.items())
     whole = whole and all(isinstance(value, bytes | None) for value in (row.body, row.salt))
-    return log_queries.entry_in(row) if whole else Entry(row.number, "", "", -1, "", b"", "", b"")
+    if whole:
+        return log_queries.entry_in(row)
+    return Entry(number=row.number, kind="", trial_id="", seq=-1, at="", commitment=b"", body="", salt=b"")
 
 
 class FromEntries:

@@ -110,7 +110,7 @@ class Frontier:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TileUpdate:
     """Hashes that continue a tile.
 
     Attributes:
@@ -126,14 +126,14 @@ class Piece:
     hashes: bytes
 
 
-def pieces(nodes: Iterable[Node]) -> list[Piece]:
+def tile_updates(nodes: Iterable[Node]) -> list[TileUpdate]:
     """What newly complete nodes, in the order in which they became so, add to the stored tiles; ordered by tile."""
     found: dict[tuple[int, int], tuple[int, list[bytes]]] = {}
     for node in nodes:
         if node.level % TILE_HEIGHT == 0:
             tile = (node.level // TILE_HEIGHT, node.index // TILE_WIDTH)
             found.setdefault(tile, (node.index % TILE_WIDTH, []))[1].append(node.hash)
-    return [Piece(*tile, first, b"".join(hashes)) for tile, (first, hashes) in sorted(found.items())]
+    return [TileUpdate(*tile, first, b"".join(hashes)) for tile, (first, hashes) in sorted(found.items())]
 
 
 def tile_widths(size: int) -> Iterator[tuple[int, int, int]]:

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.entries import NO_SEQ, OWN_KINDS, Entry, Erased, check, erased_of
 from serving.docket.log.errors import BadEntry, BadNote
-from serving.docket.log.merkle import TILE_WIDTH, Frontier, Node, pieces, tile_widths
+from serving.docket.log.merkle import TILE_WIDTH, Frontier, Node, tile_updates, tile_widths
 from serving.docket.log.notes import Checkpoint, VerifierKey, open_checkpoint
 
 T = TypeVar("T")
@@ -476,7 +476,7 @@ class _Tiles:
         self._open: dict[int, list[bytes]] = {}
 
     def add(self, nodes: Sequence[Node]) -> None:
-        for piece in pieces(nodes):
+        for piece in tile_updates(nodes):
             tile = self._open.setdefault(piece.level, [])
             tile.append(piece.hashes)
             if len(tile) == TILE_WIDTH:

@@ -26,13 +26,13 @@ from serving.docket.log.entries import NO_SEQ, Erased, body_of, erased_of
 from serving.docket.ports import Eraser
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store import tables as t
-from serving.docket.store.bodies import PART, part_body, part_key, unpacked
+from serving.docket.store.bodies import part_key, unpacked
 from serving.docket.store.database import Database, insert_into, unknown
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, open_appender
 from serving.docket.store.pictures import ObjectPictures
 from serving.docket.store.transactions import Rank, SqlStore, Transactions
-from serving.docket.store.trials import buried
+from serving.docket.store.trials import buried, part_draft
 
 _log = logging.getLogger(__name__)
 
@@ -161,7 +161,13 @@ def _erase_one(connection: Connection, ask: _Erasure) -> Erased | CourtError:
     erased = Erased(
         trial_id=ask.trial_id, at=ask.at, who=ask.who, why=ask.why, numbers=tuple(numbers), buried=graves, left=left
     )
-    log.add([EntryDraft(erased.kind, ask.trial_id, NO_SEQ, t.stamp(ask.at), body_of(erased).encode())])
+    log.add(
+        [
+            EntryDraft(
+                kind=erased.kind, trial_id=ask.trial_id, seq=NO_SEQ, at=t.stamp(ask.at), body=body_of(erased).encode()
+            )
+        ]
+    )
     log.count_erased(len(numbers) + graves + bool(ask.trial_id))
     log.want_checkpoint()
     return erased
@@ -177,7 +183,7 @@ def _bury(connection: Connection, ask: _Erasure) -> tuple[Sequence[int], int]:
     numbers = connection.execute(select(part.number).where(own)).scalars().all()
     connection.execute(delete(t.parts).where(own))
     graves = [(of, "") for of in dict.fromkeys(ask.precedents) if of not in have]
-    added = log.add([EntryDraft(PART, "", NO_SEQ, t.stamp(ask.at), part_body(grave)) for grave in graves])
+    added = log.add([part_draft(grave, t.stamp(ask.at)) for grave in graves])
     rows = [
         {"key": part_key(grave), "number": number, "of": grave[0]} for grave, number in zip(graves, added, strict=True)
     ]

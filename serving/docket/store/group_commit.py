@@ -93,12 +93,12 @@ class GroupCommit:
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    async def hand_in(self, write: Write[T]) -> T:
+    async def run(self, write: Write[T]) -> T:
         """Has it done; a write is on the disk then. Cancelled before, it may not be done."""
-        return await self.hand_in_to(_SINGLY, write)
+        return await self.submit(_SINGLY, write)
 
-    async def hand_in_to(self, batch: Batch[A, T], ask: A) -> T:
-        """Has it written together with others of its kind; as :meth:`hand_in`."""
+    async def submit(self, batch: Batch[A, T], ask: A) -> T:
+        """Has it written together with others of its kind; as :meth:`run`."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         item = _Item(batch, ask, loop, done)

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, LargeBinary, bindparam, cast, insert, select, update
 
 from serving.docket.log.entries import Entry
-from serving.docket.log.merkle import Frontier, Node, pieces
+from serving.docket.log.merkle import Frontier, Node, tile_updates
 from serving.docket.log.notes import SigningKey, sign_checkpoint
 from serving.docket.ports import DocketError
 from serving.docket.store import tables as t
@@ -61,7 +61,16 @@ class LogAppender:
         numbers = range(self.size, self.size + len(drafts))
         rows = []
         for number, draft, seal in zip(numbers, drafts, seal_bodies([draft.body for draft in drafts]), strict=True):
-            header = Entry(number, draft.kind, draft.trial_id, draft.seq, draft.at, seal.commitment, None, None)
+            header = Entry(
+                number=number,
+                kind=draft.kind,
+                trial_id=draft.trial_id,
+                seq=draft.seq,
+                at=draft.at,
+                commitment=seal.commitment,
+                body=None,
+                salt=None,
+            )
             self._nodes += self._frontier.append(header.leaf())
             rows.append(
                 (number, draft.trial_id, draft.seq, draft.kind, draft.at, seal.commitment, seal.salt, seal.stored)
@@ -78,11 +87,11 @@ class LogAppender:
         """Counts entries that have been erased."""
         self.erased += entries
 
-    def lay_tiles(self) -> None:
+    def write_tiles(self) -> None:
         """Keeps what the entries have added to the tree; the row of the log is not told yet."""
         begun: list[dict[str, object]] = []
         more: list[dict[str, object]] = []
-        for piece in pieces(self._nodes):
+        for piece in tile_updates(self._nodes):
             row = {"level_": piece.level, "place_": piece.index, "more": piece.hashes}
             (more if piece.first else begun).append(row)
         if begun:
@@ -98,7 +107,7 @@ class LogAppender:
         Args:
             signer: Whose key signs it; None leaves it unsigned, for whoever comes next.
         """
-        self.lay_tiles()
+        self.write_tiles()
         values = {"size": self.size, "frontier": self._frontier.to_bytes(), "erased": self.erased}
         if signer is not None:
             key = signer(self._key)

@@ -132,9 +132,7 @@ def _receipt(connection: Connection, trial_id: str) -> Receipt | None:
     if kept is None:
         return None
     proof = inclusion_proof(found.number, kept.size, nodes(connection))
-    entry = Entry(
-        found.number, found.kind, found.trial_id, found.seq, found.at, bytes(found.commitment), body=None, salt=None
-    )
+    entry = _entry_of(found, body=None, salt=None)
     return Receipt(kept.note, entry.number, entry.header(), tuple(proof))
 
 
@@ -175,7 +173,20 @@ def entry_in(row: Any) -> Entry:
         except ValueError:
             body = ""
     salt = None if row.salt is None else bytes(row.salt)
-    return Entry(row.number, row.kind, row.trial_id, row.seq, row.at, bytes(row.commitment), body, salt)
+    return _entry_of(row, body=body, salt=salt)
+
+
+def _entry_of(row: Any, *, body: str | None, salt: bytes | None) -> Entry:
+    return Entry(
+        number=row.number,
+        kind=row.kind,
+        trial_id=row.trial_id,
+        seq=row.seq,
+        at=row.at,
+        commitment=bytes(row.commitment),
+        body=body,
+        salt=salt,
+    )
 
 
 def _parts_in(entry: Entry) -> set[int]:

@@ -96,7 +96,13 @@ def _note_accesses(connection: Connection, accesses: Sequence[PictureShown]) -> 
     there = {trial_id: gone for trial_id, gone in connection.execute(query)}
     log.add(
         [
-            EntryDraft(access.kind, access.trial_id, NO_SEQ, t.stamp(access.at), body_of(access).encode())
+            EntryDraft(
+                kind=access.kind,
+                trial_id=access.trial_id,
+                seq=NO_SEQ,
+                at=t.stamp(access.at),
+                body=body_of(access).encode(),
+            )
             for access in accesses
             if there.get(access.trial_id) is False
         ]

@@ -74,17 +74,17 @@ class Transactions:
     async def write(self, batch: Batch[A, T], ask: A) -> T:
         """Writes in the next commit, in which what it adds to the log is signed."""
         self.check_open()
-        return await self._logged.hand_in_to(batch, ask)
+        return await self._logged.submit(batch, ask)
 
     async def write_unlogged(self, batch: Batch[A, T], ask: A) -> T:
         """Writes in the next commit of what is no part of the log."""
         self.check_open()
-        return await self._unlogged.hand_in_to(batch, ask)
+        return await self._unlogged.submit(batch, ask)
 
     async def write_fingerprint(self, batch: Batch[A, T], ask: A) -> T:
         """Writes in the next commit of fingerprints, which wait for those of other servers."""
         self.check_open()
-        return await self._fingerprints.hand_in_to(batch, ask)
+        return await self._fingerprints.submit(batch, ask)
 
     async def write_alone(self, work: Callable[[Connection], T]) -> T:
         """Writes in a transaction of its own, in a thread; once more where it was rolled back."""
@@ -101,7 +101,7 @@ class Transactions:
         if self._batched is None:
             return await self.read(read)
         self.check_open()
-        return await self._batched.hand_in(read)
+        return await self._batched.run(read)
 
     def check_open(self) -> None:
         """Raises Unavailable where the docket has been closed."""

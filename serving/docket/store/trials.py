@@ -140,7 +140,7 @@ def log_events(connection: Connection, log: LogAppender, events: Sequence[AnyEve
             found |= {keys[bytes(key)]: number for key, number in connection.execute(query)}
         if new := [part for part in parts if part not in found]:
             now = t.stamp(datetime.now(UTC))
-            added = log.add([EntryDraft(PART, "", NO_SEQ, now, part_body(part)) for part in new])
+            added = log.add([part_draft(part, now) for part in new])
             rows = [
                 {"key": part_key(part), "number": number, "of": part[0]}
                 for part, number in zip(new, added, strict=True)
@@ -152,10 +152,15 @@ def log_events(connection: Connection, log: LogAppender, events: Sequence[AnyEve
     told = bodies(events, numbers)
     log.add(
         [
-            EntryDraft(event.kind, event.trial_id, event.seq, t.stamp(event.at), body)
+            EntryDraft(kind=event.kind, trial_id=event.trial_id, seq=event.seq, at=t.stamp(event.at), body=body)
             for event, body in zip(events, told, strict=True)
         ]
     )
+
+
+def part_draft(part: Part, at: str) -> EntryDraft:
+    """The entry of a part that events quote, as yet without a number."""
+    return EntryDraft(kind=PART, trial_id="", seq=NO_SEQ, at=at, body=part_body(part))
 
 
 def buried(connection: Connection, precedents: Sequence[str]) -> Mapping[str, int]:

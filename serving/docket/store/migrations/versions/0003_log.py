@@ -38,7 +38,7 @@ def upgrade() -> None:
     events = _events(connection)
     while some := list(islice(events, schema.CHUNK)):
         log_events(connection, growing, some)
-        growing.lay_tiles()
+        growing.write_tiles()
     growing.end(None)
     op.drop_table("events")
 
