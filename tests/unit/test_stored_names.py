@@ -1,0 +1,263 @@
+"""Names that files, clients, scripts and dashboards of earlier versions rely on, held by golden files.
+
+A line that goes or changes breaks somebody's docket, library, run folder, settings, script or alert; a line that is new
+breaks nobody. `pytest --write-golden` rewrites the files, and the diff is reviewed for that.
+"""
+
+import ast
+import asyncio
+import json
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import click
+import pytest
+from pydantic import TypeAdapter
+
+from court.events import EVENT_KINDS, AnyEvent
+from court.policy import Policy
+from court.ports import ChatReply, Odds
+from eval.arena import events as arena_events
+from eval.arena import folder as arena_folder
+from eval.arena.settings import ArenaSettings
+from eval.cli import cli as eval_cli
+from eval.datasets.items import JudgedMeme
+from eval.models.call_cache import SqliteCallCache
+from eval.models.open import ModelSpec
+from eval.probe import folder as probe_folder
+from eval.probe.taxonomy import Category
+from eval.runs.folder import Excluded, RunManifest
+from eval.runs.precedents import _Prepared
+from eval.runs.prediction import Prediction
+from eval.studies.arms import StudyManifest
+from retrieval.index.candidates import _Sidecar
+from retrieval.library.changes import Change
+from retrieval.library.manifest import Counts, LabelledMeme, Manifest
+from retrieval.library.meme_table import MemeWriter
+from retrieval.library.postgres.schema import About
+from serving.access.tokens import _File
+from serving.cli.main import cli as court_cli
+from serving.docket.log.entries import Erased, PictureShown
+from serving.docket.open import Docket
+from serving.models.vllm import VllmSettings
+from serving.settings import Settings
+from serving.telemetry.metrics import Metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "stored_names"
+
+# The keys are ours alone: classes may be renamed, what they store may not.
+SCHEMAS = {
+    "events": {"event of a trial": AnyEvent},
+    "docket": {"entry PictureShown": PictureShown, "entry Erased": Erased},
+    "library": {
+        "manifest.json": Manifest,
+        "meme": LabelledMeme,
+        "change": Change,
+        "file beside the candidate index": _Sidecar,
+        "PostgreSQL: about": About,
+        "PostgreSQL: counts": Counts,
+    },
+    "run": {
+        "manifest.json": RunManifest,
+        "excluded": Excluded,
+        "meme": JudgedMeme,
+        "prediction": Prediction,
+        "prepared precedents": _Prepared,
+        "study.json": StudyManifest,
+        "cached reply": ChatReply,
+        "cached odds": Odds,
+    },
+    "arena": {
+        "manifest.json": arena_folder.Manifest,
+        "event": arena_events.Event,
+        "spent": arena_folder.Spent,
+        "settings": ArenaSettings,
+    },
+    "probe": {
+        "manifest.json": probe_folder.Manifest,
+        "meme": probe_folder.ProbedMeme,
+        "proposal": probe_folder.Proposal,
+        "mined": probe_folder.Mined,
+        "pair": probe_folder.Pair,
+        "scored": probe_folder.Scored,
+        "step": probe_folder.Step,
+        "category": Category,
+        "usage": probe_folder.ModelUsage,
+    },
+    "settings": {
+        "settings": Settings,
+        "vLLM": VllmSettings,
+        "tokens file": _File,
+        "policy": Policy,
+        "model of memecourt-eval": ModelSpec,
+    },
+}
+
+
+def inlined(schema, definitions=None):
+    """The schema without what only names or describes classes; what it refers to stands where it is referred to."""
+    if isinstance(schema, list):
+        return [inlined(part, definitions) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    definitions = schema.get("$defs", definitions)
+    if "$ref" in schema:
+        return inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    plain = {}
+    for key, value in schema.items():
+        if key == "properties":  # the names of fields, which may be "title" themselves
+            plain[key] = {name: inlined(field, definitions) for name, field in value.items()}
+        elif key in ("anyOf", "oneOf"):
+            plain[key] = sorted((inlined(part, definitions) for part in value), key=json.dumps)
+        elif key in ("enum", "required"):
+            plain[key] = sorted(value)
+        elif key not in ("title", "description", "discriminator", "$defs"):
+            plain[key] = inlined(value, definitions)
+    return plain
+
+
+def lines_of(schema, place=""):
+    """A line for each field: its path, and what may stand there."""
+    fields, inner = schema.get("properties"), {key: value for key, value in schema.items() if key != "properties"}
+    required = inner.pop("required", [])
+    for key in ("anyOf", "oneOf"):
+        if any("properties" in part for part in inner.get(key, [])):
+            for part in inner.pop(key):
+                kind = part.get("properties", {}).get("kind", {}).get("const", "")
+                yield from lines_of(part, f"{place}<{kind}>" if kind else place)
+    for key, sign in (("items", "[]"), ("additionalProperties", "{}")):
+        if isinstance(inner.get(key), dict):
+            yield from lines_of(inner.pop(key), place + sign)
+    if inner:
+        yield f"{place or '.'}: {json.dumps(inner, sort_keys=True, ensure_ascii=False)}"
+    for name, field in sorted((fields or {}).items()):
+        yield from lines_of(field, f"{place}.{name}{'!' if name in required else ''}")
+
+
+def schema_lines(models):
+    for name, kind in models.items():
+        yield f"# {name}"
+        yield from sorted(set(lines_of(inlined(TypeAdapter(kind).json_schema()))))
+
+
+def commands(command, context, path):
+    """Every command with its parameters, a line each."""
+    yield f"{path}"
+    for parameter in command.params:
+        names = " ".join((*parameter.opts, *parameter.secondary_opts))
+        kind = parameter.type.to_info_dict()
+        about = {
+            "type": sorted(kind["choices"]) if "choices" in kind else kind["param_type"],
+            "required": parameter.required,
+            "many": parameter.multiple or parameter.nargs,
+            "environment": parameter.envvar,
+        }
+        given = ", ".join(f"{key} {value}" for key, value in about.items() if value not in (None, False, 1))
+        yield f"{path} {parameter.param_type_name} {names}: {given}"
+    if isinstance(command, click.Group):
+        for name in sorted(command.list_commands(context)):
+            part = command.get_command(context, name)
+            yield from commands(part, click.Context(part, info_name=name, parent=context), f"{path} {name}")
+
+
+def command_lines():
+    for name, command in (("memecourt", court_cli), ("memecourt-eval", eval_cli)):
+        yield from commands(command, click.Context(command, info_name=name), name)
+
+
+def code_lines():
+    """Words in capitals that stand in the code: reasons of errors, values of enumerations, names in the environment."""
+    found = set()
+    for folder in ("court", "retrieval", "serving", "eval"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if path.is_relative_to(ROOT / "eval" / "perf"):
+                continue
+            for node in ast.walk(ast.parse(path.read_text())):
+                said = [node]
+                if (isinstance(node, ast.keyword) and node.arg == "reason") or (
+                    isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "default_reason"
+                ):
+                    said = list(ast.walk(node.value))
+                    pattern = r"[A-Z][A-Z0-9_]+"
+                else:
+                    pattern = r"[A-Z][A-Z0-9]+(_[A-Z0-9]+)+"
+                found |= {
+                    part.value
+                    for part in said
+                    if isinstance(part, ast.Constant)
+                    and isinstance(part.value, str)
+                    and re.fullmatch(pattern, part.value)
+                }
+    return sorted(found)
+
+
+def metric_lines():
+    metrics = Metrics(Settings())
+    labels = {
+        metric._name: metric._labelnames
+        for metric in metrics.registry._collector_to_names
+        if hasattr(metric, "_labelnames")
+    }
+    for family in metrics.registry.collect():
+        if family.name.startswith("memecourt_"):
+            yield f"{family.name} {family.type} {' '.join(labels.get(family.name, ()))}".rstrip()
+
+
+def tables_of(path) -> Iterator[str]:
+    """Columns of every table of a SQLite file, and the names of what else is in it."""
+    with closing(sqlite3.connect(path)) as connection:
+        for kind, name in connection.execute(
+            "SELECT type, name FROM sqlite_master ORDER BY type DESC, name"
+        ).fetchall():
+            if kind != "table":
+                if not name.startswith("sqlite_autoindex"):
+                    yield f"{kind} {name}"
+                continue
+            for _, column, type_, not_null, _, key in connection.execute(f'PRAGMA table_info("{name}")').fetchall():
+                yield f"{name}.{column} {type_}{' NOT NULL' if not_null else ''}{' KEY' if key else ''}"
+
+
+@pytest.fixture
+def databases(tmp_path):
+    asyncio.run(Docket.open(tmp_path / "docket.sqlite").close())
+    asyncio.run(SqliteCallCache.open(tmp_path / "calls.sqlite").close())
+    writer = MemeWriter(tmp_path / "memes.sqlite")
+    writer.finish()
+    return [tmp_path / f"{name}.sqlite" for name in ("docket", "memes", "calls")]
+
+
+def check(name, lines, request):
+    path, text = GOLDEN / f"{name}.txt", "".join(f"{line}\n" for line in lines)
+    if request.config.getoption("--write-golden"):
+        path.write_text(text)
+    assert text.splitlines() == path.read_text().splitlines()
+
+
+@pytest.mark.parametrize("family", SCHEMAS)
+def test_what_is_stored_keeps_its_fields(family, request):
+    check(f"schema_{family}", schema_lines(SCHEMAS[family]), request)
+
+
+def test_every_kind_of_event_is_in_the_union(request):
+    kinds = {kind.model_fields["kind"].default for kind in EVENT_KINDS}
+    check("event_kinds", sorted(kinds), request)
+
+
+def test_commands_keep_their_options(request):
+    check("commands", command_lines(), request)
+
+
+def test_codes_stay(request):
+    check("codes", code_lines(), request)
+
+
+def test_metrics_keep_their_names_and_labels(request):
+    check("metrics", metric_lines(), request)
+
+
+def test_tables_keep_their_columns(request, databases):
+    check("tables", [line for path in databases for line in (f"# {path.stem}", *tables_of(path))], request)
