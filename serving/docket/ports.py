@@ -69,7 +69,7 @@ class RequestName:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who answers a request, and with which trial.
+    """A request, the server that answers it, and with which trial.
 
     Attributes:
         name: Of the request.
@@ -286,7 +286,7 @@ class LeaseStore(Protocol):
         ...
 
     async def claim_of(self, name: RequestName) -> Lease | None:
-        """Who answers a request; None if nobody has claimed it."""
+        """Finds the lease on a request; None if nobody has claimed it."""
         ...
 
     async def open_claims(self) -> Sequence[Lease]:
@@ -315,7 +315,7 @@ class HeartbeatStore(Protocol):
         ...
 
     async def heartbeats(self) -> Mapping[str, int]:
-        """How far each server has counted that is not forgotten.
+        """Counters of all servers that are not forgotten, by server.
 
         Whether one moves is seen by looking twice, whatever clocks say.
         """
@@ -375,11 +375,11 @@ class TransparencyLog(Protocol):
         ...
 
     async def size(self) -> int:
-        """How many entries the log has: the number of the next."""
+        """Number of entries in the log, which is that of the next one."""
         ...
 
     async def added(self, first: int) -> tuple[int, Collection[tuple[str, str]]]:
-        """How many entries the log has, and kind and trial of those from a number on, each pair once."""
+        """Number of entries in the log, and kind and trial of those from a number on, each pair once."""
         ...
 
     async def checkpoint(self) -> str:
@@ -415,7 +415,7 @@ class TransparencyLog(Protocol):
 
 
 class ReviewStore(Protocol):
-    """What people do with stored trials: they review verdicts and look at pictures."""
+    """Reviews of verdicts by people, and notes of the pictures that they were shown."""
 
     async def review(
         self,

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sqlalchemy import Connection, delete, insert, select, update
 
@@ -26,6 +26,7 @@ from court.events import (
 )
 from court.record import TrialState
 from court.verdict import Label, ReviewReason, Verdict
+from serving.docket.log.entries import Entry
 from serving.docket.store import review_tables as t
 from serving.docket.store.bodies import event_in
 from serving.docket.store.tables import stamp
@@ -108,26 +109,6 @@ class Rules:
 USUAL: Final = Rules()
 
 Reasons = tuple[tuple[ReviewPriority, str], ...]
-
-
-class Entry(Protocol):
-    """What is read of an entry of the log (:class:`serving.docket.log.entries.Entry`)."""
-
-    @property
-    def number(self) -> int:
-        """Its place in the log."""
-
-    @property
-    def kind(self) -> str:
-        """Of the event."""
-
-    @property
-    def trial_id(self) -> str:
-        """Empty where it belongs to none."""
-
-    @property
-    def body(self) -> str | None:
-        """The event as JSON; None where it was erased."""
 
 
 def is_sampled(trial_id: str, share: float) -> bool:

@@ -19,6 +19,7 @@ from court.errors import BadRequest
 from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.record import TrialState
 from court.verdict import Label
+from serving.docket.log.entries import Entry
 from serving.docket.ports import NotDecided, TransparencyLog, TrialReader
 from serving.docket.review import locks as desk_locks
 from serving.docket.review.agreement import Agreement, agreement
@@ -27,7 +28,6 @@ from serving.docket.review.locks import AnotherWanted, CaseClosed, CaseTaken, Lo
 from serving.docket.review.projection import (
     KINDS,
     USUAL,
-    Entry,
     ReviewPriority,
     Rules,
     apply_entries,

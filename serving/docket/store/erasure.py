@@ -212,14 +212,14 @@ def _forget(connection: Connection, trial_id: str, outside: bool) -> None:
 
 
 def _others(connection: Connection, pixels_sha256: str, trial_id: str = "") -> bool:
-    """Whether there is a trial, or another trial, of a picture."""
+    """True if there is a trial, or another trial, of a picture."""
     row = t.trials.c
     query = select(row.trial_id).where(row.pixels_sha256 == pixels_sha256, row.trial_id != trial_id)
     return connection.execute(query.limit(1)).first() is not None
 
 
 def _said(connection: Connection, trial_id: str) -> Erased:
-    """What was said when it was erased."""
+    """Reads the entry that was written when a trial was erased."""
     entry = t.entries.c
     own = select(entry.body).where(entry.trial_id == trial_id, t.IS_OTHER, entry.kind == "Erased")
     bodies = connection.execute(own.order_by(entry.number).limit(1)).scalars().all()

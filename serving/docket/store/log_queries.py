@@ -101,7 +101,7 @@ def entries_of(connection: Connection, trial_id: str) -> Sequence[Entry]:
 
 
 def parts(connection: Connection, numbers: Collection[int]) -> Mapping[int, str]:
-    """What entries of parts hold, by number, without those that were erased. Raises ValueError if one is no part."""
+    """Texts in entries of parts, by number, without those that were erased. Raises ValueError if one is no part."""
     return {entry.number: part_value(entry.body) for entry in _numbered(connection, numbers) if entry.body is not None}
 
 

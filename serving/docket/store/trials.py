@@ -110,7 +110,7 @@ def trial_row(opened: TrialOpened) -> dict[str, Any]:
 
 
 def trial_change(event: AnyEvent) -> dict[str, Any]:
-    """What an event changes in the row of its trial; empty where it changes nothing."""
+    """Changes that an event makes to the row of its trial, by column; empty where it makes none."""
     match event:
         case VerdictGiven():
             return {
@@ -164,7 +164,7 @@ def part_draft(part: Part, at: str) -> EntryDraft:
 
 
 def buried(connection: Connection, precedents: Sequence[str]) -> Mapping[str, int]:
-    """Of these precedents those that were erased, and the entry that stands for all that is quoted of each."""
+    """Erased ones among these precedents, each with the entry that stands for all that is quoted of it."""
     keys = {part_key((of, "")): of for of in precedents}
     found: dict[str, int] = {}
     for some in _some(list(keys)):
@@ -197,7 +197,7 @@ def _some(keys: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
 
 
 def _refuse_erased(connection: Connection, trial_ids: Collection[str]) -> None:
-    """What was erased while a process still worked on it must not come back."""
+    """Raises TrialErased: what was erased while a process still worked on it must not come back."""
     query = select(t.trials.c.trial_id).where(t.trials.c.trial_id.in_(trial_ids), t.trials.c.erased).limit(1)
     if (found := connection.execute(query).scalar_one_or_none()) is not None:
         raise erased(found)
