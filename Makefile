@@ -20,7 +20,7 @@ PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # Whoever names tests wants them whichever tier they are in.
 test: .venv/dev ## Install and run the tests that belong before each commit, or those of ARGS="-k library"
-	$(PYTEST) $(if $(ARGS),-m "slow or not slow") $(ARGS)
+	$(PYTEST) --list-overlong $(if $(ARGS),-m "slow or not slow") $(ARGS)
 
 test-slow: .venv/dev ## Run the others: servers, browser, PostgreSQL, Ray, kills, corpora
 	$(PYTEST) -m slow $(ARGS)

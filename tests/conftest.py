@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 
 import pytest
 
 SLOW_FOLDERS = ("tests/integration/", "tests/browser/")
 """Folders whose tests start a server or a browser of their own."""
+FAST_S = 5.0
+"""Seconds that a test may take without being slow, with what is set up for it."""
 DATABASES = frozenset({"postgres_server", "bare_database", "database", "docket_database"})
 """Fixtures that need a PostgreSQL server."""
 
@@ -20,6 +23,7 @@ def pytest_configure():
 
 def pytest_addoption(parser):
     parser.addoption("--write-golden", action="store_true", help="rewrite the golden files, for review as a diff")
+    parser.addoption("--list-overlong", action="store_true", help="list tests of over five seconds not marked slow")
 
 
 def pytest_collection_modifyitems(items):
@@ -33,3 +37,19 @@ def pytest_collection_modifyitems(items):
             or parameters.intersection({"postgres", "database"})
         ):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """List what should be marked slow or made faster; no failure, since a busy machine makes any test slow."""
+    if not config.getoption("--list-overlong"):
+        return
+    seconds = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport) and "slow" not in report.keywords:
+                seconds[report.nodeid] += report.duration
+    overlong = [(test, took) for test, took in seconds.most_common() if took > FAST_S]
+    if overlong:
+        terminalreporter.section(f"over {FAST_S:g} s and not marked slow")
+        for test, took in overlong:
+            terminalreporter.line(f"{took:5.1f} s  {test}")
