@@ -21,8 +21,8 @@ from court.verdict import Label
 from serving.console.review.parts import DESK
 from serving.docket.open import Docket
 from tests.browser.conftest import NAMES
-from tests.consoles import fill, listening
-from tests.shown_trials import drawn, full_trial
+from tests.support.consoles import fill, listening
+from tests.support.shown_trials import drawn, full_trial
 
 TRIAL, OTHER = "0f6c3f0e-2a51-4c0a-9d7e-5b8a3d1f7c20", "7be1a9c4-55d2-4f4e-8a30-6c1f0d9e2b47"
 

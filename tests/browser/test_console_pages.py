@@ -14,9 +14,9 @@ from playwright.sync_api import expect
 from court.events import NearDuplicate
 from court.verdict import Label
 from tests.browser.test_report_page import luminance
-from tests.consoles import fill, listening, tokens_for
-from tests.hostile_trials import PAYLOADS, hostile
-from tests.shown_trials import drawn, full_trial
+from tests.support.consoles import fill, listening, tokens_for
+from tests.support.hostile_trials import PAYLOADS, hostile
+from tests.support.shown_trials import drawn, full_trial
 
 ONE, OTHER, LIVE, LONG = "one", "other", "live", "long"
 LONG_WORD = "Donaudampfschifffahrtsgesellschaftskapitän" * 12

@@ -5,8 +5,8 @@ import pytest
 from court.record import TrialRecord
 from serving.export.page import page
 from serving.export.source import Kept, Pictures
-from tests.hostile_trials import PAYLOADS, hostile
-from tests.shown_trials import drawn, full_trial
+from tests.support.hostile_trials import PAYLOADS, hostile
+from tests.support.shown_trials import drawn, full_trial
 
 SHARP = drawn().frames[0].png
 

@@ -14,7 +14,7 @@ from PIL import Image, ImageChops, ImageStat
 from eval.reports.gather import gather
 from eval.reports.html import as_html
 from eval.runs.results import read_results
-from tests.report_runs import MARKUP, NOT, USUAL, VERY, Told, a_run
+from tests.support.report_runs import MARKUP, NOT, USUAL, VERY, Told, a_run
 
 HOSTILE = Told(f"h {MARKUP}", VERY, "harmless", MARKUP, "coffee", 0.2, 2, rationale=MARKUP)
 

@@ -12,8 +12,8 @@ from playwright.sync_api import expect
 
 from court.events import SecondOpinionAsked, VerdictReviewed
 from court.verdict import Label, Strength
-from tests.desk_pages import PICTURE, desk_pages
-from tests.desks import verdict
+from tests.support.desk_pages import PICTURE, desk_pages
+from tests.support.desks import verdict
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 TIE = (Strength.MODERATE, Strength.MODERATE)

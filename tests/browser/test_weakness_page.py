@@ -9,7 +9,7 @@ import pytest
 from eval.probe.page import as_html
 from eval.probe.refining import Limits
 from eval.probe.report import read_report
-from tests.probing import World, a_data_set
+from tests.support.probing import World, a_data_set
 from tests.unit.test_probe_run import a_plan, probed
 
 HOSTILE = "half an explanation <script>window.hacked = 1</script>"

@@ -70,7 +70,7 @@ def docket_place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def using(docket_place: str) -> Any:
     """Opens that docket, runs work on it and closes it."""
-    from tests.dockets import place_of, with_docket
+    from tests.support.dockets import place_of, with_docket
 
     return lambda work, **options: with_docket(place_of(docket_place), work, **options)
 
@@ -79,5 +79,5 @@ def using(docket_place: str) -> Any:
 def forks() -> ForkServerContext:
     """Processes that are quick to start: copies of one that has loaded the docket and nothing else."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.dockets"])
+    context.set_forkserver_preload(["tests.support.dockets"])
     return context

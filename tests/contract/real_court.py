@@ -24,9 +24,9 @@ from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from serving.telemetry import SILENT
-from tests.encoders import picture_of, png_of
-from tests.fakes import FakeReader
-from tests.libraries import ENCODER, drawn_library
+from tests.support.encoders import picture_of, png_of
+from tests.support.fakes import FakeReader
+from tests.support.libraries import ENCODER, drawn_library
 from tests.unit.test_trial import a_court
 
 IMAGE = png_of((250, 5, 5), (5, 250, 5))

@@ -21,7 +21,7 @@ from serving.rpc.server import make_server, say_serving
 from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
 from serving.settings import Settings
-from tests.fakes import a_picture
+from tests.support.fakes import a_picture
 from tests.unit.test_trial import a_court
 
 IMAGE = b"any bytes: the picture reader is a fake"

@@ -12,9 +12,9 @@ from serving.console.app import PAGES
 from serving.docket.review.blinding import has_seen_verdict
 from serving.docket.review.projection import ReviewPriority
 from serving.docket.store import review_tables as desk_tables
-from tests.desk_pages import PICTURE, form_of, play_pages, said
-from tests.desks import trial, verdict
-from tests.dockets import NOON
+from tests.support.desk_pages import PICTURE, form_of, play_pages, said
+from tests.support.desks import trial, verdict
+from tests.support.dockets import NOON
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 MODERATE, WEAK, STRONG = Strength.MODERATE, Strength.WEAK, Strength.STRONG

@@ -22,8 +22,8 @@ from retrieval.library.postgres.push import push_library
 from retrieval.library.sources import Provenance
 from retrieval.open import open_writer
 from serving.cli.main import cli
-from tests.encoders import WordEncoder, picture_of
-from tests.libraries import ENCODER, PICTURES, drawn_library
+from tests.support.encoders import WordEncoder, picture_of
+from tests.support.libraries import ENCODER, PICTURES, drawn_library
 
 SIGNED = ("--who", "ada", "--why", "as was decided")
 MADE_BY = {"who": "ada", "why": "as was decided"}

@@ -24,10 +24,10 @@ from serving.console.guard import POLICY
 from serving.console.registry import Page
 from serving.console.visitors import LONGEST_S, Role, Sessions
 from serving.docket.store.bodies import packed, unpacked
-from tests.consoles import Visit, app_of, fill, noting_docket, proof_in, tokens_for
-from tests.dockets import events_of
-from tests.hostile_trials import PAYLOADS, hostile
-from tests.shown_trials import TEXT, DrawnPrecedents, drawn, full_trial
+from tests.support.consoles import Visit, app_of, fill, noting_docket, proof_in, tokens_for
+from tests.support.dockets import events_of
+from tests.support.hostile_trials import PAYLOADS, hostile
+from tests.support.shown_trials import TEXT, DrawnPrecedents, drawn, full_trial
 
 ROLES = {Role.VIEWER: "vera", Role.REVIEWER: "ruth", Role.ADMIN: "ada"}
 ONE, HIDDEN = "one", "hidden"

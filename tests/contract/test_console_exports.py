@@ -15,9 +15,9 @@ from court.verdict import Label
 from serving.export.document import read_document
 from serving.telemetry.span_contents import link_of
 from serving.views.messages import PictureShown
-from tests.consoles import Visit, app_of, fill, noting_docket, tokens_for
-from tests.dockets import events_of
-from tests.shown_trials import TEXT, drawn, full_trial
+from tests.support.consoles import Visit, app_of, fill, noting_docket, tokens_for
+from tests.support.dockets import events_of
+from tests.support.shown_trials import TEXT, drawn, full_trial
 
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("fpdf")

@@ -7,9 +7,9 @@ import pytest
 
 from court.verdict import Label
 from serving.console.app import PAGES
-from tests.desk_pages import PICTURE, form_of, play_pages
-from tests.desks import verdict
-from tests.dockets import place_of
+from tests.support.desk_pages import PICTURE, form_of, play_pages
+from tests.support.desks import verdict
+from tests.support.dockets import place_of
 
 ODD = (
     "a%00b", "%ED%A0%80%FF", "%E2%80%AE", "-1", "9" * 5000, "NaN", "%22%3E%3Cscript%3E", "..%2F..%2Fetc", "%5C_%25",

@@ -14,7 +14,7 @@ from memecourt.v1 import court_pb2 as wire
 from serving.rpc.server import make_server
 from tests.contract.fake_court import FakeCourt, served
 from tests.contract.test_client import Loop, Threads, answered
-from tests.freezing import a_way
+from tests.support.freezing import a_way
 
 SHORT = {"grpc.keepalive_time_ms": 1_000, "grpc.keepalive_timeout_ms": 2_000, "grpc.http2.ping_timeout_ms": 2_000}
 # Only those that a client has by itself: a test is not to bring what is missing.

@@ -18,9 +18,9 @@ from serving.docket.review.corrections import Overrulings
 from serving.docket.review.locks import LOCK_MINUTES
 from serving.rpc.docket import DocketService
 from tests.contract.test_docket_service import Noted, a_scene
-from tests.desk_pages import PICTURE, form_of, play_pages, said
-from tests.desks import verdict
-from tests.dockets import NOON
+from tests.support.desk_pages import PICTURE, form_of, play_pages, said
+from tests.support.desks import verdict
+from tests.support.dockets import NOON
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 TIE = (Strength.MODERATE, Strength.MODERATE)

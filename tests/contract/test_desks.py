@@ -12,8 +12,8 @@ from serving.docket.review.queue import Search
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store import tables
 from serving.docket.store.postgres import SCHEMA
-from tests.desks import play, verdict
-from tests.dockets import place_of
+from tests.support.desks import play, verdict
+from tests.support.dockets import place_of
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 

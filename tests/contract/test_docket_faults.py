@@ -28,9 +28,9 @@ from retrieval.library.postgres.address import Address
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.ports import DocketError, RequestName
-from tests.dockets import NIGHTLY, NOON, append_all, events_of, place_of, reviewing, shown, with_docket
-from tests.fakes import a_picture
-from tests.tampering import drawn
+from tests.support.dockets import NIGHTLY, NOON, append_all, events_of, place_of, reviewing, shown, with_docket
+from tests.support.fakes import a_picture
+from tests.support.tampering import drawn
 
 NAME = RequestName("n", "r")
 

@@ -27,8 +27,8 @@ from serving.docket.store import tables as t
 from serving.docket.store.bodies import GONE, PART, unpacked
 from serving.docket.store.keys import KeyFile
 from serving.docket.store.log_queries import nodes
-from tests.dockets import NOON, append_all, entries_of, events_of, open_trials, place_of, reviewing, with_docket
-from tests.fakes import a_picture
+from tests.support.dockets import NOON, append_all, entries_of, events_of, open_trials, place_of, reviewing, with_docket
+from tests.support.fakes import a_picture
 from tests.unit.test_erasing import Marked
 
 

@@ -22,7 +22,7 @@ from serving.docket.store import tables as t
 from serving.docket.store.keys import KeyFile
 from serving.docket.store.postgres import SCHEMA
 from tests.contract.test_docket_log import checked
-from tests.dockets import NOON, append_all, events_of, random_records, shown, with_docket
+from tests.support.dockets import NOON, append_all, events_of, random_records, shown, with_docket
 
 FORMAT_2 = """
 CREATE TABLE events (

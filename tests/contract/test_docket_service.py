@@ -47,8 +47,8 @@ from serving.docket.store.trials import SqlTrialReader
 from serving.rpc.docket import SERVICE, DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.listings import place_of, token_of, which_of
-from tests.dockets import Intercepted
-from tests.service_calls import Refusal, a_channel, by, refused
+from tests.support.dockets import Intercepted
+from tests.support.service_calls import Refusal, a_channel, by, refused
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from tests.contract.test_docket_migrations import fill
 from tests.contract.test_docket_migrations import old_docket as old_docket
-from tests.dockets import NIGHTLY, NOON, append_all, place_of, random_records, with_docket
-from tests.tampering import ALTERATIONS, Hand, Outcome, checked, drawn, scene_of, tampering
+from tests.support.dockets import NIGHTLY, NOON, append_all, place_of, random_records, with_docket
+from tests.support.tampering import ALTERATIONS, Hand, Outcome, checked, drawn, scene_of, tampering
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from serving.docket.ports import (
 from serving.runner.executor import TrialExecutor
 from serving.runner.request import TrialRequest
 from tests.contract.scenes import IMAGE, FakePictures
-from tests.dockets import (
+from tests.support.dockets import (
     NOON,
     append_all,
     events_of,
@@ -33,7 +33,7 @@ from tests.dockets import (
     shown,
     with_docket,
 )
-from tests.fakes import a_picture
+from tests.support.fakes import a_picture
 from tests.unit.test_trial import SUMMARY, a_court
 
 NAME = RequestName("north", "r1")

@@ -24,8 +24,8 @@ from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.runner import reaper as loose_ends
 from tests.contract.scenes import a_scene, rest_of, told, until
-from tests.dockets import NIGHTLY, open_trials, place_of
-from tests.fakes import FakeReader
+from tests.support.dockets import NIGHTLY, open_trials, place_of
+from tests.support.fakes import FakeReader
 from tests.unit.test_trial import a_court
 
 REQUESTS, FAULTS = (600, 20) if NIGHTLY else (40, 2)

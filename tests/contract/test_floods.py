@@ -13,8 +13,18 @@ from memecourt.client import judge_request
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.rpc.health import COURT, LIVENESS
 from tests.contract.scenes import play
-from tests.fakes import FakeReader
-from tests.flooder import ACK, FLOODS, MAX_CONCURRENT_STREAMS, PREFACE, SETTINGS, flood, frame, headers_only, ping
+from tests.support.fakes import FakeReader
+from tests.support.flooder import (
+    ACK,
+    FLOODS,
+    MAX_CONCURRENT_STREAMS,
+    PREFACE,
+    SETTINGS,
+    flood,
+    frame,
+    headers_only,
+    ping,
+)
 
 NIGHTLY = bool(os.environ.get("MEMECOURT_NIGHTLY"))
 FRAMES = 10_000 if NIGHTLY else 800

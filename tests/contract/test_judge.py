@@ -33,10 +33,10 @@ from serving.rpc.flow_control import MESSAGE_BYTES, Reservation
 from serving.rpc.judge import SERVICE
 from serving.rpc.status import failure_of, status_of
 from serving.runner.request import Call
-from tests.cast import RULING, Cast, full_court
 from tests.contract.scenes import IMAGE, a_scene, play, told
-from tests.fakes import FakeReader, H, N, findings
-from tests.leftovers import soon, uncollected
+from tests.support.cast import RULING, Cast, full_court
+from tests.support.fakes import FakeReader, H, N, findings
+from tests.support.leftovers import soon, uncollected
 from tests.unit.test_trial import a_court
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -14,8 +14,8 @@ from serving.rpc.calls import finish_call
 from serving.rpc.judge import SERVICE
 from serving.rpc.judge_stream import _Stream
 from tests.contract.scenes import IMAGE, play, rest_of, told, until
-from tests.fakes import FakeReader
-from tests.leftovers import soon, uncollected
+from tests.support.fakes import FakeReader
+from tests.support.leftovers import soon, uncollected
 
 
 def item(request_id, *, text="some text", image=IMAGE, timeout=None, **fields):

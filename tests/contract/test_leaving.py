@@ -22,10 +22,10 @@ from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings as StandInSettings
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
-from tests.cast import Cast, PictureFinder, full_court
 from tests.contract.scenes import a_scene, play, until
-from tests.dockets import open_trials
-from tests.fakes import FakeReader, H, findings
+from tests.support.cast import Cast, PictureFinder, full_court
+from tests.support.dockets import open_trials
+from tests.support.fakes import FakeReader, H, findings
 
 NIGHTLY = bool(os.environ.get("MEMECOURT_NIGHTLY"))
 CANCELS = 200 if NIGHTLY else 30

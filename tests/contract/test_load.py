@@ -15,12 +15,12 @@ from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.rpc.flow_control import MESSAGE_BYTES
 from serving.rpc.judge import SERVICE
-from tests.cast import Cast, full_court
 from tests.contract.real_court import IMAGE as DRAWN
 from tests.contract.real_court import real_court
 from tests.contract.scenes import IMAGE, play, rest_of, told, until
-from tests.fakes import FakeReader
-from tests.service_calls import refused
+from tests.support.cast import Cast, full_court
+from tests.support.fakes import FakeReader
+from tests.support.service_calls import refused
 
 MIB = 1024 * 1024
 

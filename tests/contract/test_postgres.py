@@ -28,8 +28,8 @@ from retrieval.library.postgres.push import push_library
 from retrieval.library.postgres.writer import PostgresWriter
 from retrieval.library.writer import LibraryWriter
 from retrieval.precedents.postgres_finder import PgvectorFinder, encoder_of
-from tests.encoders import WordEncoder
-from tests.libraries import ENCODER, drawn_library, drawn_meme
+from tests.support.encoders import WordEncoder
+from tests.support.libraries import ENCODER, drawn_library, drawn_meme
 
 SECRET = "correct%20horse"
 MADE_BY = {"who": "a reviewer", "why": "as was decided"}

@@ -12,7 +12,7 @@ from retrieval.embed.builtin import BuiltinEncoder
 from retrieval.library.postgres.address import Address
 from serving.cli.main import cli
 from serving.settings import Settings
-from tests.libraries import drawn_library
+from tests.support.libraries import drawn_library
 
 SECRET = "correct%20horse"
 

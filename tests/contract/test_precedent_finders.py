@@ -28,8 +28,8 @@ from retrieval.library.thumbnails import shrink
 from retrieval.library.writer import LibraryWriter
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
-from tests.encoders import picture_of
-from tests.libraries import ENCODER, EPOCH, PICTURES, WORDS, drawn_library, drawn_meme
+from tests.support.encoders import picture_of
+from tests.support.libraries import ENCODER, EPOCH, PICTURES, WORDS, drawn_library, drawn_meme
 
 MADE_BY = {"who": "a reviewer", "why": "as was decided"}
 

@@ -39,10 +39,10 @@ from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.precedents import SERVICE, PrecedentsService
 from serving.runner.decoding import DecodingPool
 from serving.runner.quarantine import Quarantine
-from tests.encoders import PlainPictureReader, picture_of, png_of
-from tests.fakes import FakeFinder, H, findings
-from tests.libraries import ENCODER, EPOCH, PICTURES, TUNING, drawn_library, drawn_meme
-from tests.service_calls import Refusal, a_channel, by, refused
+from tests.support.encoders import PlainPictureReader, picture_of, png_of
+from tests.support.fakes import FakeFinder, H, findings
+from tests.support.libraries import ENCODER, EPOCH, PICTURES, TUNING, drawn_library, drawn_meme
+from tests.support.service_calls import Refusal, a_channel, by, refused
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from serving.access.tokens import add
 from serving.docket.ports import RequestName
 from serving.runner.runner import TrialRunner
 from tests.contract.real_court import IMAGE, real_court
-from tests.libraries import drawn_library
-from tests.service_calls import refused
+from tests.support.libraries import drawn_library
+from tests.support.service_calls import refused
 
 THREE = 3
 

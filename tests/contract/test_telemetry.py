@@ -39,9 +39,9 @@ from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from serving.telemetry import open_telemetry
-from tests.cast import Cast, full_court
-from tests.collector import a_collector, told
-from tests.fakes import LIBRARY, FakeReader, H, Notes, a_meme, a_picture, findings, precedent, telling
+from tests.support.cast import Cast, full_court
+from tests.support.collector import a_collector, told
+from tests.support.fakes import LIBRARY, FakeReader, H, Notes, a_meme, a_picture, findings, precedent, telling
 from tests.unit.test_telemetry import calls_of, described, logging_as
 
 COURT = "memecourt.v1.Court"

@@ -11,7 +11,7 @@ from memecourt.v1 import court_pb2 as wire
 from serving.rpc.calls import streaming
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.server import make_server
-from tests.service_calls import refused
+from tests.support.service_calls import refused
 
 COUNT = 40
 NARROW = [("grpc.http2.bdp_probe", 0)]

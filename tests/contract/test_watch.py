@@ -17,10 +17,10 @@ from memecourt.v1 import court_pb2 as wire
 from serving.docket.open import Docket
 from serving.runner.executor import TrialExecutor
 from serving.runner.request import TrialRequest
-from tests.cast import Cast, full_court
 from tests.contract.scenes import IMAGE, FakePictures, play, rest_of, told
-from tests.dockets import open_trials
-from tests.fakes import FakeReader
+from tests.support.cast import Cast, full_court
+from tests.support.dockets import open_trials
+from tests.support.fakes import FakeReader
 from tests.unit.test_trial import a_court
 
 

@@ -20,7 +20,7 @@ from serving.docket.ports import DocketError
 from serving.docket.store.log_queries import SqlTransparencyLog
 from serving.docket.store.trials import SqlTrialReader
 from tests.contract.test_docket_service import AT, TIMEOUT, Scene, a_scene
-from tests.service_calls import by, refused
+from tests.support.service_calls import by, refused
 
 OVERRULED = {"outcome": wire.REVIEW_OUTCOME_OVERRULED, "label": wire.LABEL_NOT_HARMFUL, "clause": "4"}
 

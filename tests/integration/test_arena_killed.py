@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eval.arena.folder import ArenaFolder, line
-from tests.arena_world import Arena, Voice
+from tests.support.arena_world import Arena, Voice
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 10 if os.environ.get("MEMECOURT_NIGHTLY") == "1" else 2

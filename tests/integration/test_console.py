@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from memecourt.client import Client
-from tests.consoles import fill, proof_in
-from tests.dockets import events_of
 from tests.integration.test_server import HARMFUL, drawn
+from tests.support.consoles import fill, proof_in
+from tests.support.dockets import events_of
 
 pytestmark = pytest.mark.integration
 

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from memecourt.client import Client, judge_request
 from retrieval.starter.draw import draw_meme
-from tests.collector import a_collector, told
 from tests.integration.test_server import records
+from tests.support.collector import a_collector, told
 
 pytestmark = pytest.mark.integration
 

@@ -14,7 +14,7 @@ from serving.runner.request import RequiredVersions, TrialRequest
 from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from serving.wiring import open_court
-from tests.pictures import captioned, encode
+from tests.support.pictures import captioned, encode
 
 MEME = captioned("A picture", "with two lines")
 

@@ -27,7 +27,7 @@ from eval.perf.model_server.settings import FEATURES, Settings
 from eval.runs.folder import CALLS, DOCKET, RunFolder
 from eval.synthetic.make import Layout, make
 from serving.docket.store.bodies import unpacked
-from tests.dockets import NIGHTLY
+from tests.support.dockets import NIGHTLY
 
 pytestmark = pytest.mark.integration
 

@@ -43,11 +43,11 @@ from eval.perf.vllm.prefixes import share, tokenize_body
 from eval.perf.vllm.server import BLOCK
 from eval.perf.vllm.tiny_model import SPECIAL
 from retrieval.starter.draw import draw_meme
-from tests.cast import Cast
-from tests.fakes import FakeFinder, FakeReader, H, N, Notes, findings
-from tests.injections import INJECTIONS, SPECIALS, marked
 from tests.live.test_vllm import until
-from tests.pictures import encode
+from tests.support.cast import Cast
+from tests.support.fakes import FakeFinder, FakeReader, H, N, Notes, findings
+from tests.support.injections import INJECTIONS, SPECIALS, marked
+from tests.support.pictures import encode
 
 BRIEF = TrialSettings(reply_chars=64, rounds_min=2, rounds_max=2)
 LENGTHY = TrialSettings(reply_chars=1900, rounds_min=2, rounds_max=2)

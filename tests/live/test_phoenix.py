@@ -26,8 +26,8 @@ from court.trial import TrialCase
 from serving.models.vllm import free_port
 from serving.settings import Settings
 from serving.telemetry import open_telemetry
-from tests.cast import Cast, full_court
-from tests.fakes import a_picture, telling
+from tests.support.cast import Cast, full_court
+from tests.support.fakes import a_picture, telling
 from tests.unit.test_telemetry import calls_of
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from eval.probe.refining import Limits
 from eval.probe.report import read_report
 from eval.probe.run import NOTICE, Plan, probe
 from retrieval.library.sources import NOT_FOR_LIBRARIES
-from tests.probing import a_data_set, role_of
+from tests.support.probing import a_data_set, role_of
 
 TEXTS = (
     ("blueland never pays for tea", True),

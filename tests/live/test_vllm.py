@@ -18,7 +18,7 @@ import pytest
 from eval.perf.vllm.server import ENVIRONMENT, FLAGS
 from serving.models.vllm import VllmFailed, VllmServer
 from tests.live.processes import group, processes
-from tests.pictures import captioned, encode, quarters
+from tests.support.pictures import captioned, encode, quarters
 
 RULING = {
     "type": "object",

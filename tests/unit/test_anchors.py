@@ -14,7 +14,7 @@ from serving.docket.audit.anchoring import CheckpointWitness, FileWitness, HttpW
 from serving.docket.log.anchors import read_anchor, read_keys
 from serving.docket.log.errors import BadNote
 from serving.docket.log.notes import SigningKey, open_checkpoint, sign_checkpoint
-from tests.virtual_time import run as run_virtually
+from tests.support.virtual_time import run as run_virtually
 
 KEY = SigningKey.create("court.example/docket")
 

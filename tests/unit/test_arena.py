@@ -40,7 +40,7 @@ from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import BudgetSpent, Limit, MeteredModel
 from eval.models.open import ModelSpec
 from eval.synthetic.make import Layout, make
-from tests.arena_world import STRENGTHS, Arena, Voice, breaks_off_after
+from tests.support.arena_world import STRENGTHS, Arena, Voice, breaks_off_after
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "leaderboard.txt"
 THREE = {"ash": 1.0, "beech": 0.0, "cedar": -1.0}

@@ -32,9 +32,9 @@ from retrieval.library.library import Library
 from retrieval.library.sources import Source
 from retrieval.precedents.finder import LibraryFinder
 from serving.settings import ModelSettings, RoleSettings, Settings
-from tests.cast import MARK, Cast, full_court, shown, try_meme
-from tests.encoders import PlainPictureReader, WordEncoder
-from tests.fakes import FakeFinder, FakeReader, H, N, findings
+from tests.support.cast import MARK, Cast, full_court, shown, try_meme
+from tests.support.encoders import PlainPictureReader, WordEncoder
+from tests.support.fakes import FakeFinder, FakeReader, H, N, findings
 
 DATASET = DATASETS["synthetic-harmeme"]
 PAPER = ("full", "no-precedents", "no-advocates", "no-captioner", "dull-judge", "post-stance")

@@ -26,7 +26,7 @@ from retrieval.library.library import Library
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Provenance, Source, SourceFormat
 from retrieval.library.thumbnails import SIDE, ThumbnailWriter
-from tests.encoders import PlainPictureReader, WordEncoder, picture_of, png_of
+from tests.support.encoders import PlainPictureReader, WordEncoder, picture_of, png_of
 
 ENCODER = WordEncoder()
 SECRET = "zebra quarrel"  # stands for what must never be quoted

@@ -25,7 +25,7 @@ from retrieval.embed.encoder import TextEmbeddings
 from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, LabelledMeme, Tuning
 from retrieval.precedents.finder import LibraryFinder
-from tests.encoders import png_of
+from tests.support.encoders import png_of
 
 
 @pytest.fixture(scope="session")

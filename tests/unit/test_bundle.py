@@ -20,8 +20,8 @@ from serving.docket.log.bundle import bundle, signed_count
 from serving.docket.log.errors import BadNote, BadProof
 from serving.docket.log.merkle import root_at, verify_consistency
 from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint, sign_note
-from tests.dockets import NIGHTLY, events_of
-from tests.logs import MemoryLog
+from tests.support.dockets import NIGHTLY, events_of
+from tests.support.logs import MemoryLog
 
 TRIAL = "trial-1"
 

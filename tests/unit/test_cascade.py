@@ -5,8 +5,8 @@ import pytest
 from court.events import Described, Procedure, RestReason, SideRested
 from court.precedents import SureRange
 from court.verdict import ScoreMeaning
-from tests.cast import Cast, try_meme
-from tests.fakes import H, N, findings
+from tests.support.cast import Cast, try_meme
+from tests.support.fakes import H, N, findings
 
 SETTLES = SureRange(error=0.05, below=0.2, above=0.8, share=0.5, n=100)
 

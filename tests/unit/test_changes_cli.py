@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from retrieval.library.library import Library
 from retrieval.open import open_writer
 from serving.cli.main import cli
-from tests.libraries import drawn_library
+from tests.support.libraries import drawn_library
 
 SIGNED = ("--who", "ada", "--why", "as was decided")
 DATABASE = "postgresql://court:horse@db.example/memes"

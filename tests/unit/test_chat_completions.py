@@ -32,7 +32,7 @@ from court.ports import ChatRequest, FinishReason
 from eval.perf.model_server.replies import BLOCK
 from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import FEATURES, Settings
-from tests.leftovers import soon, uncollected
+from tests.support.leftovers import soon, uncollected
 
 MARKER = "marker-of-a-meme"
 KEY = "sk-very-secret"

@@ -13,7 +13,7 @@ from retrieval.audit.library_check import Conflict, check_library
 from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, LabelledMeme, Tuning
 from serving.cli.main import cli
-from tests.encoders import WordEncoder, png_of
+from tests.support.encoders import WordEncoder, png_of
 
 ENCODER = WordEncoder(text_dim=512)
 DIM = ENCODER.identity.text_dim

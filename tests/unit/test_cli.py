@@ -13,7 +13,7 @@ from court.record import TrialRecord
 from serving.cli.common import excerpt, printable
 from serving.cli.main import cli
 from serving.cli.records import render
-from tests.fakes import FakeReader, H, N, Notes, a_meme, findings
+from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings
 from tests.unit.test_docket import append_all, with_docket
 from tests.unit.test_trial import a_court, hear
 

@@ -11,7 +11,7 @@ from eval.cli import cli
 from eval.datasets.protocol import Level, Protocol
 from eval.scores.compare import _needed, compare, in_words, mcnemar
 from eval.scores.metrics import card
-from tests.judged import F, H, N, U, results, write_run
+from tests.support.judged import F, H, N, U, results, write_run
 
 NOT, SOME, VERY = Level
 PLAIN = Protocol.PLAIN

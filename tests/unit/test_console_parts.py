@@ -20,7 +20,7 @@ from serving.views.compare import Row
 from serving.views.recheck import differences
 from serving.views.text import seconds, split_hidden
 from serving.views.trial_view import view_of
-from tests.shown_trials import RATIONALE, drawn, full_trial
+from tests.support.shown_trials import RATIONALE, drawn, full_trial
 
 
 def record(**changes):

@@ -26,7 +26,7 @@ from retrieval.library.manifest import Safeguards
 from retrieval.library.readers import read_source
 from retrieval.text import normalise_text
 from serving.cli.main import cli as memecourt
-from tests.encoders import WordEncoder, png_of
+from tests.support.encoders import WordEncoder, png_of
 
 HARMEME = Path(os.environ.get("MEMECOURT_HARMEME", Path(__file__).parents[3] / "shared/data/harmeme"))
 """The authors' annotations, where they are at hand; nothing of them is in the repository."""

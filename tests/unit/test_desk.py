@@ -17,8 +17,8 @@ from serving.docket.review.projection import ReviewPriority, Rules, begin_anew, 
 from serving.docket.review.queue import Search, place_of
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store.bodies import packed
-from tests.desks import NOBODY, play, verdict
-from tests.dockets import NIGHTLY, NOON, Intercepted
+from tests.support.desks import NOBODY, play, verdict
+from tests.support.dockets import NIGHTLY, NOON, Intercepted
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 ACTS = ["take", "take", "take", "renew", "review", "review", "release", "wait"]

@@ -23,7 +23,16 @@ from serving.docket.store.group_commit import sqlite_engine
 from serving.docket.store.sqlite import SqliteDatabase
 from serving.docket.store.tables import FORMAT
 from serving.settings import Settings
-from tests.dockets import NOON, append_all, events_of, open_trials, random_records, reviewing, shown, with_docket
+from tests.support.dockets import (
+    NOON,
+    append_all,
+    events_of,
+    open_trials,
+    random_records,
+    reviewing,
+    shown,
+    with_docket,
+)
 
 
 def test_a_missing_docket_is_only_made_when_asked(tmp_path):

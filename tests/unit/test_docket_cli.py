@@ -20,8 +20,8 @@ from retrieval.library.writer import LibraryWriter
 from serving.cli.main import cli
 from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint
 from serving.docket.open import Docket
-from tests.dockets import with_docket
-from tests.tampering import scene_of
+from tests.support.dockets import with_docket
+from tests.support.tampering import scene_of
 from tests.unit.test_library import ENCODER, content, create
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -14,8 +14,8 @@ from court.errors import BadRequest, Unavailable
 from serving.docket.open import Docket, open_docket
 from serving.docket.store.pictures import ObjectPictures
 from serving.settings import Settings
-from tests.dockets import NOON, append_all, events_of, with_docket
-from tests.fakes import a_picture
+from tests.support.dockets import NOON, append_all, events_of, with_docket
+from tests.support.fakes import a_picture
 
 DIGEST = "ab" * 32
 

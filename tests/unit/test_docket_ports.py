@@ -7,7 +7,7 @@ from typing_extensions import get_protocol_members, is_protocol
 
 from serving.docket import ports
 from serving.docket.open import Docket
-from tests.dockets import STORES, with_docket
+from tests.support.dockets import STORES, with_docket
 
 PORTS = [kind for kind in vars(ports).values() if is_protocol(kind)]
 

@@ -14,8 +14,8 @@ from serving.cli.main import cli
 from serving.docket.ports import NotDecided
 from serving.export.dsa import CATEGORIES, draft
 from serving.export.dsa_schema import DATES, LENGTHS, LISTS, REQUIRED, WORDS, faults, missing
-from tests.cast import ACQUITTAL, RULING, Cast
-from tests.dockets import append_all, with_docket
+from tests.support.cast import ACQUITTAL, RULING, Cast
+from tests.support.dockets import append_all, with_docket
 from tests.unit.test_messages import SHOWN, altered, held, stored
 from tests.unit.test_trial import a_court, hear
 

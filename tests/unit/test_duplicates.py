@@ -30,7 +30,7 @@ from retrieval.near_duplicates.match import (
 )
 from retrieval.near_duplicates.pdq import PdqIndex, Position, distance, hashes_of, turned
 from retrieval.near_duplicates.tiles import Seen, Tolerance, compare
-from tests.pictures import decode, encode, exif
+from tests.support.pictures import decode, encode, exif
 
 PHOTO = "chelsea.png"
 CAPTION = Caption("My aunt told me", "Blueland", "bring soup to the neighbours", "in spring")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from court.errors import BadLibrary, Unavailable
 from retrieval.embed.encoder import Encoder, TextEmbeddings
 from retrieval.embed.process import EncoderProcess
-from tests.encoders import WordEncoder, png_of
+from tests.support.encoders import WordEncoder, png_of
 
 
 class Odd(WordEncoder):

@@ -19,7 +19,7 @@ from serving.docket.log.canonical_json import canonical, from_canonical, parse, 
 from serving.docket.log.entries import Entry, Erased, body_of, check, erased_of, event_of
 from serving.docket.log.errors import BadEntry
 from serving.docket.store.bodies import seal_bodies, unpacked
-from tests.dockets import NIGHTLY, NOON, events_of
+from tests.support.dockets import NIGHTLY, NOON, events_of
 
 # RFC 8785, appendix B: an IEEE 754 number in hex, and how it is written.
 NUMBERS = {

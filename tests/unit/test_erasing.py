@@ -12,8 +12,8 @@ from court.events import PrecedentsCited, ReviewOutcome, TextRead, VerdictGiven
 from court.verdict import Label
 from serving.docket.open import Docket
 from serving.docket.ports import RequestName, TrialErased
-from tests.dockets import NIGHTLY, NOON, append_all, events_of, reviewing, with_docket
-from tests.fakes import a_picture
+from tests.support.dockets import NIGHTLY, NOON, append_all, events_of, reviewing, with_docket
+from tests.support.fakes import a_picture
 
 MEMES = 100 if NIGHTLY else 12
 

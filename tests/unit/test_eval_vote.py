@@ -12,7 +12,7 @@ from eval.cli import cli
 from eval.studies.vote import measure_left_out, measure_plain_votes, measure_vote
 from retrieval.build import build_library
 from retrieval.library.sources import Source
-from tests.encoders import WordEncoder
+from tests.support.encoders import WordEncoder
 
 BAD = ["throw them out", "all of them lie", "kick them all out of town"]
 GOOD = ["cake for everyone", "coffee on monday", "cake and coffee with friends"]

@@ -29,12 +29,12 @@ from serving.export.source import Kept, Pictures, gather
 from serving.export.tables import Form, Selection
 from serving.views.blur import blurred
 from serving.views.messages import messages_of
-from tests.cast import Cast
-from tests.dockets import NOON, append_all, random_records, with_docket
-from tests.fakes import a_picture
-from tests.hostile_trials import PAYLOADS
-from tests.hostile_trials import hostile as hostile_events
-from tests.pictures import encode, quarters
+from tests.support.cast import Cast
+from tests.support.dockets import NOON, append_all, random_records, with_docket
+from tests.support.fakes import a_picture
+from tests.support.hostile_trials import PAYLOADS
+from tests.support.hostile_trials import hostile as hostile_events
+from tests.support.pictures import encode, quarters
 from tests.unit.test_messages import SHOWN, altered, held, place_of
 
 pq = pytest.importorskip("pyarrow.parquet")

@@ -1,8 +1,8 @@
 """RE-1: whatever goes wrong at whichever call, a trial ends, in time, with a whole record and never with a wrong label.
 
 Thousands of trials, each with faults drawn by chance: at one call site or at several, once or for good, the docket that
-keeps the events failing too. They are held under a clock that jumps (``tests/virtual_time.py``), so that a model that
-hangs costs no time and how late a trial ends is exact.
+keeps the events failing too. They are held under a clock that jumps (``tests/support/virtual_time.py``), so that a model
+that hangs costs no time and how late a trial ends is exact.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court, TrialCase
 from court.verdict import Label
-from tests.cast import ACQUITTAL, MARK, Cast, PictureFinder, task_of
-from tests.fakes import FakeReader, H, N, Notes, a_meme, findings, ticking
+from tests.support.cast import ACQUITTAL, MARK, Cast, PictureFinder, task_of
+from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings, ticking
+from tests.support.virtual_time import run
 from tests.unit.test_replies import acquits_validly
-from tests.virtual_time import run
 
 SITES = ("describe", "answer", "ask", "summarise", "judge", "odds", "text", "search", "pictures")
 FAULTS = (

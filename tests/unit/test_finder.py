@@ -24,7 +24,7 @@ from retrieval.library.reload import follow
 from retrieval.library.thumbnails import SIDE, ThumbnailWriter, shrink
 from retrieval.library.writer import LibraryWriter
 from retrieval.precedents.finder import LibraryFinder
-from tests.encoders import WordEncoder, picture_of, png_of
+from tests.support.encoders import WordEncoder, picture_of, png_of
 
 RED, GREEN, BLUE = (250, 5, 5), (5, 250, 5), (5, 5, 250)
 ENCODER = WordEncoder()

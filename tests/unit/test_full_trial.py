@@ -17,9 +17,9 @@ from court.roles import RoleModels
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.verdict import Label, ReviewReason, ScoreMeaning
-from tests.cast import ACQUITTAL, RULING, Cast, frames_of, full_court, is_repair, shown, task_of, try_meme
-from tests.fakes import FakeReader, H, N, Notes, a_meme, findings
-from tests.leftovers import soon, uncollected
+from tests.support.cast import ACQUITTAL, RULING, Cast, frames_of, full_court, is_repair, shown, task_of, try_meme
+from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings
+from tests.support.leftovers import soon, uncollected
 
 TEXT = "the meme's own words"
 
@@ -301,7 +301,7 @@ def test_the_query_may_hold_the_summaries():
     court = {}
 
     def remember(cast, **options):
-        from tests.cast import full_court
+        from tests.support.cast import full_court
 
         court["it"] = full_court(cast, **options)
         return court["it"]
@@ -440,7 +440,7 @@ def test_the_longest_chain_is_the_overlap_floor():
         async def scene(cast=cast, overlap=overlap, loop_time=loop_time):
             from court.events import Procedure
             from court.trial import TrialCase
-            from tests.cast import full_court
+            from tests.support.cast import full_court
 
             court = full_court(cast, settings=TrialSettings(overlap=overlap, score=False))
             began = asyncio.get_running_loop().time()

@@ -19,8 +19,17 @@ from court.backends.pictures.reader import GuardedPictureReader
 from court.backends.pictures.refusals import REASONS
 from court.errors import BadPicture, Overrun, Unavailable
 from court.meme import LIMITS, Picture
-from tests.pictures import PNG_MAGIC, animation, chunk, encode, exif, png, profile_with_swapped_primaries, quarters
-from tests.pictures import segment as jpeg_segment
+from tests.support.pictures import (
+    PNG_MAGIC,
+    animation,
+    chunk,
+    encode,
+    exif,
+    png,
+    profile_with_swapped_primaries,
+    quarters,
+)
+from tests.support.pictures import segment as jpeg_segment
 
 AT_LEAST = 4400
 MAGICS = [PNG_MAGIC, b"\xff\xd8\xff\xe0", b"\xff\xd8\xff\xdb", b"GIF87a", b"GIF89a", b"RIFF\xff\xff\0\0WEBPVP8 "]

@@ -1,7 +1,7 @@
 """PI-1, PI-2, PI-3: whatever strangers write, the system message stays; no control token, no fence post comes through.
 
-Every string of ``tests/injections.py``, in ten variants each, stands in every place that text of strangers, of a
-library or of a model can take, before every role and task, through the agents' own code. A control token is what is
+Every string of ``tests/support/injections.py``, in ten variants each, stands in every place that text of strangers, of
+a library or of a model can take, before every role and task, through the agents' own code. A control token is what is
 spelled like one, as it stands and in every way that a tokeniser may normalise it; how a real one reads it is for
 ``tests/live`` to say.
 """
@@ -27,9 +27,9 @@ from court.precedents import vote
 from court.roles import Advocate, Exchange, Exhibit, Judge, Proposer, RoleModel
 from court.trial import TrialCase
 from court.untrusted import Fence, neutralise
-from tests.cast import RULING, Cast, frames_of, full_court, shown
-from tests.fakes import FakeReader, H, N, Notes, a_meme, findings
-from tests.injections import INJECTIONS, SPECIALS, marked, variants
+from tests.support.cast import RULING, Cast, frames_of, full_court, shown
+from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings
+from tests.support.injections import INJECTIONS, SPECIALS, marked, variants
 
 pytestmark = pytest.mark.slow  # 50,000 prompts are put together
 

@@ -12,8 +12,8 @@ from eval.runs.from_record import calls_of
 from eval.runs.results import read_results
 from eval.scores.metrics import card
 from serving.docket.open import Docket
-from tests.judged import H, N, results
-from tests.report_runs import a_run
+from tests.support.judged import H, N, results
+from tests.support.report_runs import a_run
 
 inspect_log = pytest.importorskip("inspect_ai.log", reason="needs the extra inspect")
 KINDS = {"Described", "QuestionAsked", "AnswerGiven"}

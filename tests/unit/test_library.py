@@ -26,7 +26,7 @@ from retrieval.library import storage
 from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, KeptPicture, LabelledMeme, Tuning
 from retrieval.library.thumbnails import ThumbnailWriter
-from tests.encoders import WordEncoder
+from tests.support.encoders import WordEncoder
 
 ENCODER = WordEncoder()
 TUNING = Tuning(

@@ -11,9 +11,9 @@ from court.events import Procedure, TrialFailed
 from court.record import TrialAborted
 from court.settings import TrialSettings
 from court.trial import TrialCase
-from tests.cast import Cast, PictureFinder, full_court
-from tests.fakes import FakeReader, H, Notes, a_meme, findings
-from tests.virtual_time import run
+from tests.support.cast import Cast, PictureFinder, full_court
+from tests.support.fakes import FakeReader, H, Notes, a_meme, findings
+from tests.support.virtual_time import run
 
 FIND_S, READ_S = 7.0, 11.0
 LIMITED = TrialSettings(find_s=FIND_S, read_s=READ_S)

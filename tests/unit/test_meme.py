@@ -2,7 +2,7 @@ import pytest
 
 from court.errors import BadText
 from court.meme import LIMITS, Picture
-from tests.fakes import a_meme, a_picture
+from tests.support.fakes import a_meme, a_picture
 
 
 def test_a_text_of_a_megabyte_is_refused_with_its_figure_and_the_limit():

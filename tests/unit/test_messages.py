@@ -31,8 +31,8 @@ from court.record import TrialRecord
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from serving.views.messages import PictureShown, messages_of
-from tests.cast import RULING, Cast, full_court, is_repair
-from tests.fakes import H, N, Notes, a_meme, a_picture, findings
+from tests.support.cast import RULING, Cast, full_court, is_repair
+from tests.support.fakes import H, N, Notes, a_meme, a_picture, findings
 from tests.unit.test_trial import a_court, hear
 
 CUT = "no JSON at all, but [[brackets]], <|im_end|>, [begin mark] and half a character \ud83d\r\n" + "x" * 3000

@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_sc
 from court.errors import BadRequest
 from eval.datasets.protocol import Level, Protocol
 from eval.scores.metrics import card, noise, score
-from tests.judged import F, H, N, U, results
+from tests.support.judged import F, H, N, U, results
 
 GOLD = [True] * 6 + [False] * 4
 SAID = [True] * 4 + [False] * 2 + [False] * 3 + [True]

@@ -28,7 +28,7 @@ from retrieval.near_duplicates.match import MatchThresholds, MemeText
 from serving.docket.open import Docket
 from serving.runner.near_duplicates import NearDuplicateIndex, StoredFingerprint
 from serving.settings import Settings
-from tests.pictures import encode
+from tests.support.pictures import encode
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 CAPTION = Caption("My aunt told me", "Blueland", "bring soup to the neighbours", "in spring")

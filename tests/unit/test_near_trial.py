@@ -15,8 +15,8 @@ from court.transcript import transcript
 from court.trial import TrialCase
 from court.verdict import Label, ReviewReason
 from serving.cli.records import render
-from tests.cast import ACQUITTAL, Cast, full_court
-from tests.fakes import FakeReader, H, N, Notes, a_meme, a_picture, findings
+from tests.support.cast import ACQUITTAL, Cast, full_court
+from tests.support.fakes import FakeReader, H, N, Notes, a_meme, a_picture, findings
 
 HARMFUL_NEAR = NearDuplicate(trial_id="before", label=H, distance=12, same_text=True, same_picture=False)
 ACQUITTED_NEAR = NearDuplicate(trial_id="other", label=N, distance=0, same_text=False, same_picture=False)

@@ -33,7 +33,7 @@ from retrieval.open import load_encoder, load_encoder_for, name_of
 from serving.cli.main import cli
 from serving.settings import Settings
 from serving.wiring import open_court
-from tests.encoders import PlainPictureReader, WordEncoder, png_of
+from tests.support.encoders import PlainPictureReader, WordEncoder, png_of
 
 TINY = "tiny-for-tests"
 LONG = "tiny-long-for-tests"

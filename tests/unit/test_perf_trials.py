@@ -34,7 +34,7 @@ from eval.perf.model_server.settings import Settings, parsed
 from eval.perf.trials import saturation
 from eval.perf.trials.naive import naive
 from eval.perf.trials.trials import Examined, Speed, Times, bar, case, of_tokens, times, unwatched
-from tests.cast import Cast, task_of, try_meme
+from tests.support.cast import Cast, task_of, try_meme
 
 
 def call(*, tokens_in=100, cached=0, out=10, fault=""):

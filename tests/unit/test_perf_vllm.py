@@ -15,8 +15,8 @@ from eval.perf.vllm.prefixes import Prompt, common, placed, share, tokenize_body
 from eval.perf.vllm.steps import STEPS, Held, Pair, result
 from eval.perf.vllm.tiny_model import make_tiny_model
 from scripts import vllm_cpu
-from tests.cast import Cast, try_meme
-from tests.pictures import encode, quarters
+from tests.support.cast import Cast, try_meme
+from tests.support.pictures import encode, quarters
 from tests.unit.test_perf_trials import call
 
 # The prefix cache

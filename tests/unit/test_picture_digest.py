@@ -13,7 +13,7 @@ from PIL.PngImagePlugin import PngInfo
 from court.backends.pictures.normalise import pixels_sha256
 from court.backends.pictures.reader import GuardedPictureReader
 from court.meme import Picture
-from tests.pictures import animation, chunk, encode, exif, quarters
+from tests.support.pictures import animation, chunk, encode, exif, quarters
 
 
 def read_all(files: list[bytes]) -> list[Picture]:

@@ -24,7 +24,7 @@ from court.backends.pictures.normalise import as_png, representative
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadPicture, Unavailable
 from court.meme import LIMITS, Limits, PictureFormat
-from tests.pictures import (
+from tests.support.pictures import (
     BLUE,
     GREEN,
     RED,

@@ -24,7 +24,7 @@ from retrieval.library.sources import Source
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.search import NEARLY
 from serving.cli.main import cli as memecourt
-from tests.encoders import WordEncoder
+from tests.support.encoders import WordEncoder
 
 HARMEME = Path(__file__).resolve().parents[3] / "shared" / "data" / "harmeme"
 ENCODER = WordEncoder()

@@ -24,10 +24,10 @@ from eval.probe.refining import Limits, chosen_seeds, refine, usable
 from eval.probe.scoring import score_text
 from eval.probe.similarity import most_alike
 from eval.probe.taxonomy import Category, Taxonomy
-from tests.cast import is_repair
-from tests.fakes import FakeReader
-from tests.pictures import captioned, encode
-from tests.probing import APPLIANCES, World, at_a_bench, fenced, role_of, scored, subject
+from tests.support.cast import is_repair
+from tests.support.fakes import FakeReader
+from tests.support.pictures import captioned, encode
+from tests.support.probing import APPLIANCES, World, at_a_bench, fenced, role_of, scored, subject
 
 RELIGION = Taxonomy()["religion"]
 

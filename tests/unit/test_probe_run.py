@@ -24,9 +24,9 @@ from eval.probe.terminal import in_words
 from eval.probe.topics import topics_of
 from retrieval.build import build_library
 from retrieval.library.sources import NOT_FOR_LIBRARIES, Source
-from tests.encoders import WordEncoder
-from tests.fakes import FakeReader
-from tests.probing import TEXTS, World, a_data_set, at_a_bench, scored
+from tests.support.encoders import WordEncoder
+from tests.support.fakes import FakeReader
+from tests.support.probing import TEXTS, World, a_data_set, at_a_bench, scored
 
 NIGHTLY = os.environ.get("MEMECOURT_NIGHTLY") == "1"
 

@@ -12,8 +12,8 @@ from court.prompts import Prompt, given_away, load, render
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.untrusted import neutralise
-from tests.cast import Cast, full_court, task_of
-from tests.fakes import H, N, Notes, a_meme, findings
+from tests.support.cast import Cast, full_court, task_of
+from tests.support.fakes import H, N, Notes, a_meme, findings
 from tests.unit.test_cli import held_against
 
 PINNED = {

@@ -18,8 +18,8 @@ from eval.runs.prediction import Outcome, Prediction
 from eval.runs.ray_cluster import connected, received
 from eval.runs.ray_worker import JudgeTask, TaskResult, packed
 from serving.docket.open import Docket
-from tests.cast import Cast, try_meme
-from tests.judged import meme
+from tests.support.cast import Cast, try_meme
+from tests.support.judged import meme
 
 
 async def connect(address):

@@ -8,7 +8,7 @@ import pytest
 from court.errors import BadRequest, Unavailable
 from serving.errors import Busy
 from serving.rpc.flow_control import MESSAGE_BYTES, ReceiveBudget
-from tests.virtual_time import run
+from tests.support.virtual_time import run
 
 MIB = 1024 * 1024
 BUDGET = 16 * (MESSAGE_BYTES + MIB)

@@ -27,9 +27,9 @@ from serving.runner.single_flight import SingleFlight
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
 from serving.telemetry.metrics import Metrics
-from tests.dockets import Intercepted, open_trials
-from tests.fakes import LIBRARY, FakeFinder, FakeReader, H, Notes, findings, ticking
-from tests.leftovers import soon, uncollected
+from tests.support.dockets import Intercepted, open_trials
+from tests.support.fakes import LIBRARY, FakeFinder, FakeReader, H, Notes, findings, ticking
+from tests.support.leftovers import soon, uncollected
 
 
 class Pictures:
@@ -1192,7 +1192,7 @@ def test_what_was_tried_with_something_else_is_tried_again(town, change):
 def test_another_policy_and_other_settings_and_models_are_tried_again(town):
     from court.policy import DEFAULT_POLICY
     from court.settings import TrialSettings
-    from tests.cast import Cast
+    from tests.support.cast import Cast
 
     policy = DEFAULT_POLICY.model_copy(update={"version": "another"})
     assert policy.digest != DEFAULT_POLICY.digest
@@ -1500,7 +1500,7 @@ def test_a_deadline_holds_while_a_caller_waits_for_its_turn_or_for_another_serve
 @pytest.mark.slow
 def test_a_verdict_that_was_cut_short_for_one_caller_is_no_other_s(town):
     from court.settings import TrialSettings
-    from tests.cast import Cast
+    from tests.support.cast import Cast
 
     slow, quick = Cast(rounds=9, delay_s=0.3), Cast(rounds=9)
     ask = replace(ASK, procedure=Procedure.FULL)
@@ -1538,7 +1538,7 @@ def test_a_verdict_that_was_cut_short_for_one_caller_is_no_other_s(town):
 @pytest.mark.slow
 def test_who_left_a_trial_that_was_cut_short_for_another_and_asks_again_gets_one_that_was_not(town):
     from court.settings import TrialSettings
-    from tests.cast import Cast
+    from tests.support.cast import Cast
 
     cast = Cast(rounds=9, delay_s=0.3)
     ask = replace(ASK, procedure=Procedure.FULL)
@@ -1566,7 +1566,7 @@ def test_who_left_a_trial_that_was_cut_short_for_another_and_asks_again_gets_one
 @pytest.mark.slow
 def test_of_all_whose_shared_trial_was_cut_short_for_one_the_others_share_one_more(town):
     from court.settings import TrialSettings
-    from tests.cast import Cast
+    from tests.support.cast import Cast
 
     cast = Cast(rounds=9, delay_s=0.3)
     ask = replace(ASK, procedure=Procedure.FULL)
@@ -1691,7 +1691,7 @@ def test_decoded_pictures_are_held_in_turn_alone_and_their_bytes_are_counted(tow
 
 @pytest.mark.parametrize("field", ["prompts", "library", "encoder", "settings", "models"])
 def test_a_pin_holds_for_what_is_loaded_and_for_nothing_else(town, field):
-    from tests.cast import Cast
+    from tests.support.cast import Cast
 
     async def scene():
         async with town.server(chairs=Cast(rounds=2).chairs) as reception:

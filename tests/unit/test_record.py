@@ -6,7 +6,7 @@ from court.events import ReviewOutcome, TrialFailed, VerdictReviewed
 from court.record import TrialRecord, TrialState
 from court.trial import TrialCase
 from court.verdict import Label
-from tests.fakes import Notes, a_meme
+from tests.support.fakes import Notes, a_meme
 from tests.unit.test_trial import a_court
 
 

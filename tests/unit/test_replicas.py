@@ -23,8 +23,8 @@ from eval.perf.model_server.settings import FEATURES
 from eval.perf.model_server.settings import Settings as Behaviour
 from serving.models.connect import connect_models
 from serving.settings import Settings
-from tests.cast import PictureFinder
-from tests.fakes import FakeReader, H, Notes, a_picture, findings
+from tests.support.cast import PictureFinder
+from tests.support.fakes import FakeReader, H, Notes, a_picture, findings
 
 HELLO = ChatRequest("s", ("hello",), None, 8)
 

@@ -19,8 +19,8 @@ from court.roles import Exhibit, Judge, RoleModel
 from court.settings import TrialSettings
 from court.untrusted import Fence
 from court.verdict import Label, rule
-from tests.cast import ACQUITTAL, RULING
-from tests.fakes import H, findings
+from tests.support.cast import ACQUITTAL, RULING
+from tests.support.fakes import H, findings
 
 LEVELS = {"weak": 1, "moderate": 2, "strong": 3}
 

@@ -33,7 +33,7 @@ from eval.runs.results import read_results
 from eval.scores.metrics import Bin, card
 from eval.scores.metrics import Figure as Estimate
 from eval.scores.published import PublishedRow
-from tests.report_runs import MARKUP, NOT, SOME, USUAL, VERY, Told, a_run
+from tests.support.report_runs import MARKUP, NOT, SOME, USUAL, VERY, Told, a_run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FEW = 200

@@ -11,8 +11,8 @@ from court.policy import DEFAULT_POLICY
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.settings import TrialSettings
 from court.trial import TrialCase
-from tests.cast import Cast, full_court, task_of, try_meme
-from tests.fakes import FakeReader, Notes, a_meme, a_picture
+from tests.support.cast import Cast, full_court, task_of, try_meme
+from tests.support.fakes import FakeReader, Notes, a_meme, a_picture
 
 SETTINGS = TrialSettings(overlap=False)
 

@@ -16,10 +16,10 @@ from retrieval.library.changes import Kind, NoSuchPrecedent
 from retrieval.library.writer import LibraryWriter
 from serving.docket.ports import TrialErased
 from serving.docket.review.corrections import Corrections, Overrulings, forget, policy_of
-from tests.desks import trial, verdict
-from tests.dockets import NOON
-from tests.encoders import picture_of, png_of
-from tests.libraries import ENCODER, drawn_library
+from tests.support.desks import trial, verdict
+from tests.support.dockets import NOON
+from tests.support.encoders import picture_of, png_of
+from tests.support.libraries import ENCODER, drawn_library
 
 H, N = Label.HARMFUL, Label.NOT_HARMFUL
 PNG = png_of((5, 250, 5), (5, 5, 250))

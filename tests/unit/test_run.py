@@ -52,7 +52,7 @@ from eval.synthetic.make import Layout, make
 from serving.docket.open import Docket
 from serving.runner.executor import TrialExecutor
 from serving.settings import ModelSettings, Settings
-from tests.fakes import Notes, a_meme, findings
+from tests.support.fakes import Notes, a_meme, findings
 from tests.unit.test_trial import a_court
 
 HARMEME = DATASETS["synthetic-harmeme"]

@@ -25,7 +25,7 @@ from eval.synthetic.make import Layout, make
 from retrieval import open as choose
 from retrieval.library.sources import Source
 from serving.settings import Settings
-from tests.encoders import PlainPictureReader, WordEncoder, png_of
+from tests.support.encoders import PlainPictureReader, WordEncoder, png_of
 
 COMPARING = WordEncoder()
 SEARCHING = WordEncoder("other words", text_dim=24)

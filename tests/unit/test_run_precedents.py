@@ -22,8 +22,8 @@ from retrieval.embed.builtin import BuiltinEncoder
 from retrieval.library.library import Library
 from retrieval.library.manifest import USUAL
 from retrieval.library.sources import Source
-from tests.encoders import PlainPictureReader, WordEncoder, png_of
-from tests.pictures import BLUE, GREEN, RED, WHITE, encode
+from tests.support.encoders import PlainPictureReader, WordEncoder, png_of
+from tests.support.pictures import BLUE, GREEN, RED, WHITE, encode
 
 HARMEME = Path(__file__).resolve().parents[3] / "shared" / "data" / "harmeme"
 ENCODER = WordEncoder()

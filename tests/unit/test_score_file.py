@@ -11,7 +11,7 @@ from eval.datasets.protocol import Level, Protocol
 from eval.runs.results import NOT_JUDGED
 from eval.scores.metrics import card
 from eval.scores.scored_file import NO_ANSWER, read_predictions
-from tests.judged import F, H, N, U, meme
+from tests.support.judged import F, H, N, U, meme
 
 NOT, SOME, VERY = Level
 THREE = [meme("a", NOT), meme("b", SOME), meme("c", VERY), meme("d", NOT)]

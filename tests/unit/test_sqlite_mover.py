@@ -6,7 +6,7 @@ import threading
 from contextlib import closing, suppress
 
 from serving.docket.open import Docket
-from tests.dockets import append_all, events_of
+from tests.support.dockets import append_all, events_of
 
 PATIENCE_S = 60
 

@@ -34,9 +34,9 @@ from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.untrusted import Fence
 from court.verdict import Label, ReviewReason, Strength, rule
-from tests.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, shown, task_of
-from tests.fakes import VOTE, FakeReader, H, Notes, a_meme, findings
-from tests.injections import INJECTIONS, SPECIALS, marked
+from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, shown, task_of
+from tests.support.fakes import VOTE, FakeReader, H, Notes, a_meme, findings
+from tests.support.injections import INJECTIONS, SPECIALS, marked
 from tests.unit.test_replies import babble
 
 MARK = "7c1e0a9b3d5f2468"

@@ -7,7 +7,7 @@ from court.precedents import MinSimilarity, Search, VoteSettings
 from court.settings import TrialSettings
 from court.summary import argue, vote_if_close, weigh
 from court.verdict import Label, ReviewReason, Strength
-from tests.fakes import VOTE, H, N, findings
+from tests.support.fakes import VOTE, H, N, findings
 
 SETTINGS = TrialSettings()
 BOX = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0))

@@ -20,7 +20,7 @@ from eval.runs.results import Judged, Results
 from eval.scores.metrics import card
 from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 from eval.synthetic.make import Layout, make
-from tests.encoders import WordEncoder
+from tests.support.encoders import WordEncoder
 
 H, N, U, F = Outcome.HARMFUL, Outcome.NOT_HARMFUL, Outcome.UNDECIDED, Outcome.FAILED
 MERGED = Protocol.MERGED

@@ -34,7 +34,7 @@ from eval.synthetic.make import Layout, Plant, make, read_key
 from eval.synthetic.oracle import Ability, Shown, expected, judge, oracle, rounds_of
 from eval.synthetic.world import BAD, GROUPS, KIND, OPENERS, SAYINGS, TIMES, claim_of, level_of, text_of
 from retrieval.starter.draw import draw_meme
-from tests.fakes import FakeFinder, FakeReader, Notes, findings
+from tests.support.fakes import FakeFinder, FakeReader, Notes, findings
 
 ABLE = Ability(harmful=0.9, benign=0.85, seed=3)
 

@@ -18,7 +18,7 @@ from court.events import (
 from court.ports import ChatReply, FinishReason
 from court.record import TrialAborted
 from court.settings import TrialSettings
-from tests.cast import RULING, Cast, is_repair, task_of, try_meme
+from tests.support.cast import RULING, Cast, is_repair, task_of, try_meme
 
 ONE = TrialSettings(rounds_min=1, rounds_max=1, overlap=False)
 

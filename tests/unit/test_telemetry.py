@@ -42,8 +42,8 @@ from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry, open_telemetry
 from serving.telemetry.logs import JsonLines, TextLines, set_up
 from serving.telemetry.metrics import Metrics
-from tests.cast import ACQUITTAL, Cast, as_json, full_court, is_repair
-from tests.fakes import FakeReader, H, N, Notes, a_meme, a_picture, findings, telling, ticking
+from tests.support.cast import ACQUITTAL, Cast, as_json, full_court, is_repair
+from tests.support.fakes import FakeReader, H, N, Notes, a_meme, a_picture, findings, telling, ticking
 from tests.unit.test_resume import ahead_of_time
 from tests.unit.test_trial import a_court
 

@@ -14,7 +14,7 @@ from court.backends.sandbox.process import Death, Reply, WorkerDied
 from court.errors import Overrun, Unavailable
 from court.events import TextLine
 from court.meme import Frame, Picture, PictureFormat
-from tests.pictures import captioned, encode
+from tests.support.pictures import captioned, encode
 
 
 def picture(*stills):

@@ -7,7 +7,7 @@ from court.events import Procedure, TextSource
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import Court, TrialCase
 from court.verdict import Label
-from tests.fakes import FakeFinder, FakeReader, H, N, Notes, a_meme, findings, ticking
+from tests.support.fakes import FakeFinder, FakeReader, H, N, Notes, a_meme, findings, ticking
 
 SUMMARY = [
     "TrialOpened",

@@ -20,8 +20,8 @@ from serving.docket.log.entries import Entry, Erased, body_of
 from serving.docket.log.merkle import tile_widths
 from serving.docket.log.notes import SigningKey, sign_checkpoint
 from serving.docket.log.verify import Fault, Report, verify
-from tests.dockets import NOON, events_of
-from tests.logs import MemoryLog
+from tests.support.dockets import NOON, events_of
+from tests.support.logs import MemoryLog
 
 
 class Rows:

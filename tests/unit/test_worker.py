@@ -13,7 +13,7 @@ from court.backends.sandbox.pool import GuardedWorkers, JobFailed
 from court.backends.sandbox.process import Death, Guard, WorkerDied
 from court.errors import Overrun, Unavailable
 
-CHILD = Path(__file__).parent.parent / "misbehaving_worker.py"
+CHILD = Path(__file__).parents[1] / "support" / "misbehaving_worker.py"
 MIB = 1024 * 1024
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from court.events import VerdictGiven
-from tests.shown_trials import drawn, full_trial
+from tests.support.shown_trials import drawn, full_trial
 
 PAYLOADS = [
     *(f"<script>window.__xss={n}</script>" for n in range(4)),

@@ -29,8 +29,8 @@ from serving.docket.log.verify import Report, verify, verify_pictures
 from serving.docket.open import Docket
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import packed
-from tests.dockets import NOON, append_all, random_records, reviewing
-from tests.logs import make
+from tests.support.dockets import NOON, append_all, random_records, reviewing
+from tests.support.logs import make
 
 TABLES: tuple[Table, ...] = (t.entries, t.log, t.tiles, t.checkpoints, t.parts, t.trials)
 """That are checked."""

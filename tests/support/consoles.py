@@ -25,8 +25,8 @@ from serving.docket.open import Docket
 from serving.docket.store.reviews import SqlReviewStore
 from serving.docket.store.transactions import Transactions
 from serving.settings import Settings
-from tests.dockets import append_all
-from tests.shown_trials import DrawnPrecedents
+from tests.support.dockets import append_all
+from tests.support.shown_trials import DrawnPrecedents
 
 PEOPLE = {"vera": Scope.VIEW, "ruth": Scope.REVIEW, "ada": Scope.ADMIN, "pipe": Scope.JUDGE}
 """Who has a token, and what it is good for."""

@@ -24,9 +24,9 @@ from serving.docket.open import Docket
 from serving.docket.review.corrections import Corrections, Overrulings
 from serving.runner.near_duplicates import NearDuplicateIndex
 from serving.settings import Settings
-from tests.desks import NOBODY, Scene
-from tests.encoders import picture_of, png_of
-from tests.libraries import ENCODER, drawn_library
+from tests.support.desks import NOBODY, Scene
+from tests.support.encoders import picture_of, png_of
+from tests.support.libraries import ENCODER, drawn_library
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from court.verdict import Label
 from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, LabelledMeme, Safeguards, Tuning
 from retrieval.library.thumbnails import ThumbnailWriter, shrink
-from tests.encoders import WordEncoder, picture_of, png_of
+from tests.support.encoders import WordEncoder, picture_of, png_of
 
 ENCODER = WordEncoder()
 WORDS = ("", "cat", "dog", "cat dog", "dog cat bird", "bird bird", "cat bird", "my bird sings")

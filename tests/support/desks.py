@@ -28,7 +28,7 @@ from retrieval.library.postgres.address import Address
 from serving.docket.open import Docket
 from serving.docket.review.projection import Rules
 from serving.docket.review.queue import ReviewQueue
-from tests.dockets import NOON
+from tests.support.dockets import NOON
 
 T = TypeVar("T")
 

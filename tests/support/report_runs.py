@@ -23,8 +23,8 @@ from retrieval.library.library import Library
 from retrieval.library.thumbnails import ThumbnailWriter
 from retrieval.starter.draw import draw_meme
 from serving.docket.open import Docket
-from tests.cast import ACQUITTAL, RULING, Cast, full_court
-from tests.fakes import H, N, findings
+from tests.support.cast import ACQUITTAL, RULING, Cast, full_court
+from tests.support.fakes import H, N, findings
 from tests.unit.test_library import ENCODER, TUNING, content
 
 MARKUP = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>&amp; \"quoted\" \u202eback\u202c"

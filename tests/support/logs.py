@@ -9,7 +9,7 @@ from court.events import AnyEvent
 from serving.docket.log.entries import SALT_SIZE, Entry, PictureShown, body_of, commitment_to
 from serving.docket.log.merkle import Frontier, TileNodes, inclusion_proof, tile_updates
 from serving.docket.log.notes import Checkpoint, SigningKey, open_checkpoint, sign_checkpoint
-from tests.dockets import NOON
+from tests.support.dockets import NOON
 
 AT = "2026-01-02T12:00:00.000000+00:00"
 

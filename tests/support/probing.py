@@ -16,7 +16,7 @@ from eval.models.metered import Limit, MeteredModel, Price
 from eval.probe.agents import PROMPTS, Bench, Subject, prompt_of
 from eval.probe.folder import Outcome, Scored, Scoring
 from retrieval.starter.draw import draw_meme
-from tests.pictures import encode
+from tests.support.pictures import encode
 
 KINDS = {
     "blueland": "nationality",

@@ -28,7 +28,7 @@ from serving.docket.log.entries import Entry
 from serving.docket.open import Docket
 from serving.docket.ports import TrialFilter
 from serving.docket.store import log_queries
-from tests.fakes import Notes, a_meme
+from tests.support.fakes import Notes, a_meme
 from tests.unit.test_trial import a_court
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """The texts that the detector of steering is measured with, by name.
 
-Run: ``python -m tests.steering_sets FOLDER`` writes each as a JSON array, for ``memecourt-eval steering``.
+Run: ``python -m tests.support.steering_sets FOLDER`` writes each as a JSON array, for ``memecourt-eval steering``.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-from tests.held_out import STEERING
-from tests.injections import INJECTIONS, marked
-from tests.lookalikes import HELD_OUT, SEEN
+from tests.support.held_out import STEERING
+from tests.support.injections import INJECTIONS, marked
+from tests.support.lookalikes import HELD_OUT, SEEN
 
 SETS: dict[str, list[str]] = {
     "steering-seen": [marked(text, "7c1e0a9b3d5f2468") for _, text in INJECTIONS],

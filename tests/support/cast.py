@@ -13,7 +13,7 @@ from court.meme import Frame
 from court.ports import ChatRequest
 from court.roles import RoleModel, RoleModels
 from court.trial import Court, TrialCase
-from tests.fakes import FakeFinder, FakeReader, H, Notes, a_meme, findings, ticking
+from tests.support.fakes import FakeFinder, FakeReader, H, Notes, a_meme, findings, ticking
 
 MARK = "mark"
 

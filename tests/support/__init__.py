@@ -1,0 +1,1 @@
+"""Helpers of the tests: invented worlds, scripted models, clients and what checks them."""
