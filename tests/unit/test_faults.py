@@ -1,8 +1,8 @@
 """RE-1: whatever goes wrong at whichever call, a trial ends, in time, with a whole record and never with a wrong label.
 
 Thousands of trials, each with faults drawn by chance: at one call site or at several, once or for good, the docket that
-keeps the events failing too. They are held under a clock that jumps (``tests/support/virtual_time.py``), so that a model
-that hangs costs no time and how late a trial ends is exact.
+keeps the events failing too. They are held under a clock that jumps (``tests/support/virtual_time.py``), so that a
+model that hangs costs no time and how late a trial ends is exact.
 """
 
 import asyncio
