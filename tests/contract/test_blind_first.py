@@ -106,6 +106,7 @@ def worlds(tmp_path_factory):
     ]
 
 
+@pytest.mark.slow
 def test_no_page_tells_the_verdict_to_who_can_still_decide_blind(worlds):
     """Of every page there is: it is the same whatever the verdict, or it is noted that the verdict was shown."""
     one, other = worlds
@@ -123,6 +124,7 @@ def test_no_page_tells_the_verdict_to_who_can_still_decide_blind(worlds):
     assert {path.rsplit("/", 1)[-1] for _, path in seen_there} == {"see"}
 
 
+@pytest.mark.slow
 def test_each_page_that_shows_a_verdict_notes_it(worlds):
     """So that nothing above is the same because nothing was shown at all."""
     told = {path for (_, path), (_, text, blind) in worlds[0].items() if "zebra" in text and not blind}

@@ -51,6 +51,7 @@ def readings():
     return asyncio.run(whole())
 
 
+@pytest.mark.slow
 def test_lines_are_read_from_the_top(readings):
     lines = readings["two lines"].lines
     assert [line.text for line in lines] == ["WHEN THE CAT", "SEES THE SNOW"]
@@ -62,6 +63,7 @@ def test_lines_are_read_from_the_top(readings):
         assert max(x1, x2) <= 640 and max(y2, y3) <= 480
 
 
+@pytest.mark.slow
 def test_each_frame_is_read_and_named_by_its_index_in_the_file(readings):
     assert [(line.text, line.frame) for line in readings["two frames"].lines] == [
         ("FIRST STILL", 0),
@@ -69,15 +71,18 @@ def test_each_frame_is_read_and_named_by_its_index_in_the_file(readings):
     ]
 
 
+@pytest.mark.slow
 def test_lines_in_one_row_are_read_from_the_left(readings):
     assert readings["side by side"].text.split() == ["LEFT", "RIGHT"]
 
 
 @pytest.mark.parametrize("name", ["nothing", "one pixel", "a thread"])
+@pytest.mark.slow
 def test_no_text_is_no_lines(readings, name):
     assert readings[name].lines == ()
 
 
+@pytest.mark.slow
 def test_an_extreme_frame_neither_breaks_it_nor_moves_its_boxes(readings):
     (line,) = readings["a strip"].lines
     assert line.text == "A LONG STRIP"
