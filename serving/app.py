@@ -148,15 +148,13 @@ async def _hold_court(
     court, docket, precedents = services
     telemetry.observe(library=lambda: house.court.finder.library.size)
     async with AsyncExitStack() as last, AsyncExitStack() as stack:
-        reception = await stack.enter_async_context(
-            TrialRunner(house, settings, telemetry, count=court.memory.change_pictures)
-        )
+        reception = await stack.enter_async_context(TrialRunner(house, settings, telemetry, memory=court.memory))
         court.open(house, reception)
         docket.open(house, reception.forget, corrections_for(house, settings))
         precedents.open(house, reception.decoders)
         _beside(stack, run_health_checks(health, readiness_checks(house, settings)))
         # Ends with the reception: cancelled before, what it holds would be ended as if its caller had left.
-        resuming = {_beside(last, reception.resume_cut_off(court.watcher))} if resume else set()
+        resuming = {_beside(last, reception.resume_cut_off())} if resume else set()
         if await _unless(stopping, health.until_serving(COURT)):
             _settle_down()
             stack.callback(gc.unfreeze)  # libraries in C complain of what is still there when the process ends

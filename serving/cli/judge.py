@@ -209,12 +209,13 @@ async def _here(
     from serving.wiring import open_court
 
     async with open_court(settings, read_text=text is None, tell=tell) as courthouse:
+        if watch:
+            courthouse.feed.subscribe(show_event)
 
         async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _Failure:
             try:
                 asked = ask_of(request, default=settings.procedure)
-                watcher = show_event if watch else None
-                return response_of(await asyncio.wait_for(courthouse.hear(asked, watcher, within_s=timeout), timeout))
+                return response_of(await asyncio.wait_for(courthouse.hear(asked, within_s=timeout), timeout))
             except TimeoutError:
                 return _Failure(f"There was no verdict within {timeout:g} s; --timeout allows more.", "TIMEOUT")
             except CourtError as error:

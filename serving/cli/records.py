@@ -303,7 +303,9 @@ async def _resumed(settings: Settings, trial_id: str, watch: bool) -> TrialRecor
     from serving.wiring import open_court
 
     async with open_court(settings, tell=tell) as courthouse:
-        return await courthouse.resume(trial_id, show_event if watch else None)
+        if watch:
+            courthouse.feed.subscribe(show_event)
+        return await courthouse.resume(trial_id)
 
 
 async def _record(docket: Path | Address | None, trial_id: str) -> TrialRecord:

@@ -22,7 +22,7 @@ from serving.runner.executor import TrialResult
 from serving.runner.request import ANY_VERSIONS, RequiredPolicy, RequiredVersions, TrialRequest
 
 if TYPE_CHECKING:
-    from serving.runner.runner import Answer
+    from serving.runner.request import Answer
 
 _MOST = {"request_id": 128, "content.namespace": 128, "content.id": 256}
 _MOST_PINNED, _LONGEST_PIN = 16, 512

@@ -7,14 +7,13 @@ import hashlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
 
 from court.digests import HASHED_AT_ONCE
-from court.events import AnyEvent
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_namespace, current
 from serving.rpc.calls import Session, finish_call, no_request, parse_request, streaming, time_left, traceparent
@@ -22,9 +21,7 @@ from serving.rpc.convert import answer_of, ask_of, check_request_id, duration, r
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge_stream import Judging, judge_stream
 from serving.rpc.watch import watch_trial
-from serving.runner.admission import Admission
 from serving.runner.executor import TrialExecutor
-from serving.runner.feed import EventFeed
 from serving.runner.request import Answer, CachedAnswer, TrialRequest
 from serving.runner.runner import TrialRunner
 from serving.runner.single_flight import LRUCache
@@ -69,22 +66,12 @@ class CourtService:
         self._settings = settings
         self._telemetry = telemetry
         self._session: Session[_Sitting] = Session()
-        self._admission = Admission(settings.concurrent_trials, settings.waiting_trials)
         self._memory = memory or ReceiveBudget(settings.picture_memory, settings.idle)
-        self._hub = EventFeed()
+        self._sitting: _Sitting | None = None
         self._verdicts: LRUCache[str, bytes] = LRUCache(_MOST_VERDICTS)
         self._repeats: LRUCache[bytes, CachedResponse] = LRUCache(_MOST_REPEATS)
-        admission, held = self._admission, self._memory
-        telemetry.observe(
-            running=lambda: admission.running,
-            waiting=lambda: admission.waiting,
-            bytes=lambda: held.held + held.pictures,
-        )
-
-    @property
-    def admission(self) -> Admission:
-        """Whose turn it is."""
-        return self._admission
+        held = self._memory
+        telemetry.observe(bytes=lambda: held.held + held.pictures)
 
     @property
     def memory(self) -> ReceiveBudget:
@@ -93,26 +80,26 @@ class CourtService:
 
     def open(self, house: TrialExecutor, reception: TrialRunner) -> None:
         """From now on, asks are heard."""
-        self._session.open(_Sitting(house, reception))
+        self._sitting = _Sitting(house, reception)
+        admission = reception.admission
+        self._telemetry.observe(running=lambda: admission.running, waiting=lambda: admission.waiting)
+        self._session.open(self._sitting)
 
     def close(self) -> None:
         """From now on, asks are turned away, those that wait for their turn too; trials that have begun go on."""
         self._session.close()
         self._memory.close(SERVICE)
-        self._admission.close()
-        self._hub.close()
+        if self._sitting is not None:
+            self._sitting.reception.admission.close()
+            self._sitting.house.feed.close()
 
     async def empty(self, seconds: float) -> None:
         """Waits until nothing is being heard any more: a cancelled trial still writes down its end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._session.empty(seconds)
-                await self._admission.empty()
-
-    async def watcher(self, event: AnyEvent) -> None:
-        """Is to be told of every event that is kept, also of trials that nobody asks for now."""
-        self._hub.tell(event)
-        await self._telemetry.watch(event)
+                if self._sitting is not None:
+                    await self._sitting.reception.admission.empty()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What a server is to be given.
@@ -149,8 +136,7 @@ class CourtService:
                 trials=sitting.house.docket.trials,
                 log=sitting.house.docket.log,
                 reception=sitting.reception,
-                hub=self._hub,
-                admission=self._admission,
+                hub=sitting.house.feed,
             ):
                 yield response
 
@@ -172,7 +158,7 @@ class CourtService:
                     return said
                 ask, token = self._asked(request, context), request.client_token
                 del request
-                answer = await self._tried(sitting, ask, time_left(context))
+                answer = await sitting.reception.answer(ask, within_s=time_left(context))
                 verdict, own = await self._told(sitting, answer, ask, token)
                 if like and answer.given and own.reused_from.HasField("content"):
                     self._repeats.keep(like, CachedResponse.of(answer.given, own))
@@ -187,9 +173,8 @@ class CourtService:
                 ask, token = self._asked(request, context), request.client_token
 
                 async def told(within_s: float | None) -> tuple[bytes, wire.JudgeResponse]:
-                    return await self._told(
-                        sitting, await self._tried(sitting, ask, within_s, patient=True), ask, token
-                    )
+                    answer = await sitting.reception.answer(ask, within_s=within_s, patient=True)
+                    return await self._told(sitting, answer, ask, token)
 
                 return told
 
@@ -212,17 +197,6 @@ class CourtService:
         )
         check_namespace(ask.namespace)
         return ask
-
-    async def _tried(
-        self, sitting: _Sitting, ask: TrialRequest, within_s: float | None, *, patient: bool = False
-    ) -> Answer:
-        def turn() -> AbstractAsyncContextManager[None]:
-            return self._admission.turn(ask.namespace, within_s=within_s, patient=patient)
-
-        def required() -> None:
-            self._admission.require(ask.namespace, within_s=within_s, patient=patient)
-
-        return await sitting.reception.answer(ask, self.watcher, within_s=within_s, turn=turn, required=required)
 
     async def _told(
         self, sitting: _Sitting, answer: Answer, ask: TrialRequest, token: bytes

@@ -25,7 +25,6 @@ from serving.docket.store.bodies import event_in
 from serving.errors import not_in_session
 from serving.rpc import listings
 from serving.rpc.convert import within
-from serving.runner.admission import Admission
 from serving.runner.feed import _LOOK_AGAIN_S, EventFeed
 from serving.runner.runner import TrialRunner
 
@@ -53,7 +52,6 @@ async def watch_trial(
     log: TransparencyLog,
     reception: TrialRunner,
     hub: EventFeed,
-    admission: Admission,
 ) -> AsyncGenerator[wire.WatchTrialResponse, None]:
     """The events of a trial from a number on, those to come as they are kept, until the trial has ended.
 
@@ -75,7 +73,7 @@ async def watch_trial(
         while True:
             # Before looking: what is kept from now on wakes again, and what runs no longer has kept its end.
             woken.clear()
-            at_an_end = hub.closed and not admission.running
+            at_an_end = hub.closed and not reception.admission.running
             check_in_force()
             for event in await _events(trials, trial_id, seq):
                 if isinstance(event, TrialOpened) and not current().sees(event.meme.namespace):

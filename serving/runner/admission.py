@@ -98,7 +98,7 @@ class Admission:
         return self._waiting + self._waiting_patiently
 
     @asynccontextmanager
-    async def turn(
+    async def acquire(
         self, namespace: str, *, within_s: float | None = None, patient: bool = False
     ) -> AsyncIterator[None]:
         """A turn, for as long as the block lasts; waits for it. Who is cancelled while waiting leaves at once.
@@ -126,8 +126,8 @@ class Admission:
             self._mean_s = took if self._mean_s is None else self._mean_s + _WEIGHT * (took - self._mean_s)
             self._end(began)
 
-    def require(self, namespace: str, *, within_s: float | None = None, patient: bool = False) -> None:
-        """Raises what :meth:`turn` would raise at once: for callers with work to do before they ask for theirs."""
+    def check(self, namespace: str, *, within_s: float | None = None, patient: bool = False) -> None:
+        """Raises what :meth:`acquire` would raise at once: for callers with work to do before they ask for theirs."""
         if self._closed:
             raise not_in_session()
         if not patient and (self._running >= self._most or self._lines):

@@ -17,7 +17,7 @@ from court.meme import Picture
 from court.ports import PictureReader
 from serving.runner.admission import Admission
 from serving.runner.quarantine import Quarantine
-from serving.runner.request import Counted, size_of, uncounted
+from serving.runner.request import PictureMemory, UncountedPictures, size_of
 from serving.runner.single_flight import SingleFlight
 from serving.telemetry import SILENT, Telemetry
 
@@ -45,7 +45,7 @@ class DecodingPool:
         most: int,
         *,
         telemetry: Telemetry = SILENT,
-        count: Counted = uncounted,
+        memory: PictureMemory | None = None,
     ) -> None:
         """Decodes nothing yet.
 
@@ -54,13 +54,13 @@ class DecodingPool:
             quarantine: Remembers the files that killed it.
             most: Files that are decoded at once.
             telemetry: Is told how long each took.
-            count: Is told how many bytes of decoded pictures are held more, or fewer.
+            memory: Accounts for the bytes of the pictures that :meth:`picture` lends; None where nothing bounds them.
         """
         self._pictures = pictures
         self._quarantine = quarantine
         self._turns = Admission(most, 0)
         self._telemetry = telemetry
-        self._count = count
+        self._memory = memory or UncountedPictures()
         self._decoding: dict[bytes, SingleFlight[Decoded]] = {}
 
     def at(self, file: bytes) -> bool:
@@ -96,16 +96,16 @@ class DecodingPool:
     async def picture(self, data: bytes, namespace: str) -> AsyncIterator[Picture]:
         """The picture in a file, counted for as long as the block lasts. Raises as :meth:`read`."""
         picture = (await self.read(data, await digest_of_file(data), namespace)).picture
-        self._count(size_of(picture))
+        self._memory.change_pictures(size_of(picture))
         try:
             yield picture
         finally:
-            self._count(-size_of(picture))
+            self._memory.change_pictures(-size_of(picture))
 
     async def _decode(self, data: bytes, file: bytes, namespace: str) -> Decoded:
         began = time.perf_counter()
         try:
-            async with self._turns.turn(namespace, patient=True):
+            async with self._turns.acquire(namespace, patient=True):
                 picture = await self._pictures.read(data)
         except (BadPicture, Unavailable) as error:
             self._quarantine.refused(file, error.reason)

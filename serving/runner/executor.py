@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from court.errors import CantResume
 from court.events import AnyEvent, PrecedentsCited, TextRead, TrialOpened, VerdictGiven
 from court.meme import Meme, Picture, check_text
-from court.ports import EventListener, EventSink, PictureReader
+from court.ports import EventSink, PictureReader
 from court.record import TrialRecord
 from court.trial import Court, TrialCase
 from serving.docket.open import Docket
 from serving.docket.store.pictures import picture_of
+from serving.runner.feed import EventFeed
 from serving.runner.near_duplicates import NearDuplicateIndex
 from serving.runner.request import TrialRequest
 
@@ -42,17 +43,18 @@ class TrialExecutor:
         pictures: Decodes.
         docket: Keeps.
         near: Learns what each meme that was tried looks like; None where nobody wants to know.
+        feed: Is told of every event once the docket has stored it.
     """
 
     court: Court
     pictures: PictureReader
     docket: Docket
     near: NearDuplicateIndex | None = None
+    feed: EventFeed = field(default_factory=EventFeed)
 
     async def hear(
         self,
         ask: TrialRequest,
-        watch: EventListener | None = None,
         *,
         within_s: float | None = None,
         trial_id: str | None = None,
@@ -62,7 +64,6 @@ class TrialExecutor:
 
         Args:
             ask: What to try.
-            watch: Is told of every event after the docket has kept it.
             within_s: Seconds until the caller's deadline; None where there is none.
             trial_id: Names the trial; None for a new name.
             picture: That of the ask, where it has been decoded.
@@ -92,22 +93,16 @@ class TrialExecutor:
             trace_id=ask.trace_id or uuid.uuid4().hex,
             within_s=None if within_s is None else within_s - (time.perf_counter() - began),
         )
-        record = await self.court.hear(case, self._keeping(watch, picture, ask.namespace, ask=ask))
+        record = await self.court.hear(case, self._storing(picture, ask.namespace, ask=ask))
         return TrialResult(record, picture_seconds=decoded - began, total_seconds=time.perf_counter() - began)
 
     async def resume(
-        self,
-        trial_id: str,
-        watch: EventListener | None = None,
-        *,
-        within_s: float | None = None,
-        ask: TrialRequest | None = None,
+        self, trial_id: str, *, within_s: float | None = None, ask: TrialRequest | None = None
     ) -> TrialRecord:
         """Takes a trial up where it was cut off.
 
         Args:
             trial_id: Which.
-            watch: Is told of every event that comes now, after the docket has kept it.
             within_s: Seconds until the caller's deadline; None where there is none.
             ask: For whom, if for anybody.
 
@@ -121,19 +116,21 @@ class TrialExecutor:
         if not kept:
             raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
         picture = picture_of(record.opened.meme, kept)
-        keeping = self._keeping(watch, picture, record.opened.meme.namespace, record.text, ask, record.opened)
-        return await self.court.resume(record, picture, keeping, within_s=within_s)
+        storing = self._storing(picture, record.opened.meme.namespace, text=record.text, ask=ask, opened=record.opened)
+        return await self.court.resume(record, picture, storing, within_s=within_s)
 
-    def _keeping(
+    def _storing(
         self,
-        watch: EventListener | None,
         picture: Picture,
         namespace: str,
+        *,
         text: TextRead | None = None,
         ask: TrialRequest | None = None,
         opened: TrialOpened | None = None,
     ) -> EventSink:
-        async def keep(*events: AnyEvent) -> None:
+        """The trial's one way out: checks what was asked for, stores events in the docket, then publishes them."""
+
+        async def store(*events: AnyEvent) -> None:
             nonlocal text, opened
             for event in events:
                 # What is loaded may change at any time: what counts is what the trial is held with.
@@ -152,8 +149,7 @@ class TrialExecutor:
             if any(isinstance(event, TrialOpened) for event in events):
                 # Once more: until this trial stood in the docket, the last other one of its picture could be erased.
                 await self.docket.writer.keep_picture(picture)
-            if watch is not None:
-                for event in events:
-                    await watch(event)
+            for event in events:
+                await self.feed.publish(event)
 
-        return keep
+        return store

@@ -9,6 +9,7 @@ from contextvars import Context
 
 from court.errors import CourtError
 from court.events import AnyEvent
+from court.ports import EventListener
 from serving.access.callers import in_force
 from serving.docket.ports import TransparencyLog
 
@@ -21,20 +22,26 @@ _REVIEWED = ""
 
 
 class EventFeed:
-    """Wakes those who watch a trial, or reviews, when there is more of it in the docket.
+    """Tells listeners of stored events, and wakes those who watch a trial or reviews when there is more of it.
 
     What this server keeps it tells at once. What others keep the docket is asked for now and then, once for all who
     watch: a thousand that each asked for themselves would take a processor, and keep everybody else's reads waiting.
     """
 
     def __init__(self) -> None:
-        """Nobody watches."""
+        self._listeners: list[EventListener] = []
         self._watching: dict[str, dict[asyncio.Event, Callable[[], bool]]] = {}
         self._following: asyncio.Task[None] | None = None
         self.closed = False
 
-    def tell(self, event: AnyEvent) -> None:
-        """An event was kept."""
+    def subscribe(self, listener: EventListener) -> None:
+        """Have a listener told of every event that is published from now on, in the order of subscription."""
+        self._listeners.append(listener)
+
+    async def publish(self, event: AnyEvent) -> None:
+        """Tell of an event that the docket has stored."""
+        for listener in self._listeners:
+            await listener(event)
         self._wake(event.trial_id)
 
     def tell_review(self) -> None:

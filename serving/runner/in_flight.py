@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass, replace
 from typing import Any
 
-from court.errors import CantResume, CourtError
+from court.errors import CantResume, CourtError, Unavailable
 from court.events import AnyEvent, TextRead, TrialFailed, TrialResumed
 from court.meme import Picture
-from court.ports import EventListener
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.docket.ports import Lease
@@ -25,7 +24,61 @@ from serving.telemetry import Telemetry
 
 _MOST_UNRESUMABLE = 4096
 
+_MOST_NEVER_BEGUN = 10_000
+"""Loose ends that are kept while the docket is away, before those of trials that were never begun are let go: where it
+can't be written, every request that comes leaves one, and hardly any has a claim that stands."""
+
 _log = logging.getLogger("memecourt.service")
+
+
+@dataclass(frozen=True, slots=True)
+class UnstoredEnd:
+    """What may have to be put right.
+
+    Attributes:
+        claims: That this server made for the trial, or wanted to, of requests and of the meme.
+        cause: Why it ended; None where it was never begun.
+    """
+
+    claims: Collection[Lease]
+    cause: CourtError | None
+
+
+class UnstoredEnds:
+    """What the reaper has to see to, by trial id."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, UnstoredEnd] = {}
+        self._some = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def leave(self, trial_id: str, end: UnstoredEnd) -> None:
+        """Note that something may be left of a trial that is not held here any more."""
+        if end.cause is None and len(self._ends) >= _MOST_NEVER_BEGUN:
+            return
+        before = self._ends.get(trial_id)
+        if before is not None:
+            end = UnstoredEnd({*before.claims, *end.claims}, end.cause or before.cause)
+        self._ends[trial_id] = end
+        self._some.set()
+
+    async def wait(self) -> None:
+        """Wait until there is one."""
+        await self._some.wait()
+
+    def first(self) -> tuple[str, UnstoredEnd] | None:
+        """The one that has been left for longest; None where there is none."""
+        found = next(iter(self._ends.items()), None)
+        if found is None:
+            self._some.clear()
+        return found
+
+    def settle(self, trial_id: str, end: UnstoredEnd) -> None:
+        """Forget one, unless more was left of the same trial meanwhile."""
+        if self._ends.get(trial_id) is end:
+            del self._ends[trial_id]
 
 
 class RunningTrial(SingleFlight[TrialRecord]):
@@ -35,7 +88,8 @@ class RunningTrial(SingleFlight[TrialRecord]):
         trial_id: Of the trial.
         begun_by: The call whose deadline it keeps to; None where nobody's.
         claims: That this server made for it, or wanted to, of requests and of the meme.
-        events: What has been kept of it.
+        file: SHA-256 of its picture file; empty until it is known.
+        events: What has been stored of it.
     """
 
     def __init__(self, trial_id: str, unneeded: Callable[[], object]) -> None:
@@ -44,22 +98,13 @@ class RunningTrial(SingleFlight[TrialRecord]):
         self.trial_id = trial_id
         self.begun_by: Call | None = None
         self.claims: set[Lease] = set()
+        self.file = b""
         self.events: list[AnyEvent] = []
 
     @property
     def record(self) -> TrialRecord | None:
         """What has been kept of it, without asking the docket; None where that is nothing."""
         return TrialRecord.of(self.events) if self.events else None
-
-    def noting(self, watch: EventListener | None) -> EventListener:
-        """Notes the events that are kept, and tells them on."""
-
-        async def note(event: AnyEvent) -> None:
-            self.events.append(event)
-            if watch is not None:
-                await watch(event)
-
-        return note
 
 
 class TrialsInFlight:
@@ -71,7 +116,6 @@ class TrialsInFlight:
         known: VerdictCache,
         quarantine: Quarantine,
         telemetry: Telemetry,
-        ended: Callable[[RunningTrial], None],
         decoders: DecodingPool,
     ) -> None:
         """Holds none yet.
@@ -81,14 +125,13 @@ class TrialsInFlight:
             known: Learns of files that were decoded, and of verdicts.
             quarantine: Says what is not tried again.
             telemetry: Is told of trials that were taken up.
-            ended: Is told of each trial that is over, however it ended, and of each that nobody is left to begin.
             decoders: Decode the pictures of calls.
         """
         self._house = house
         self._known = known
         self._quarantine = quarantine
         self._telemetry = telemetry
-        self._ended = ended
+        self.unstored = UnstoredEnds()
         self._decoders = decoders
         self._flights: dict[str, RunningTrial] = {}
         self._leading: dict[str, RunningTrial] = {}
@@ -116,7 +159,7 @@ class TrialsInFlight:
             flight = self._flights.pop(trial_id)
             if key and self._leading.get(key) is flight:
                 del self._leading[key]
-            self._ended(flight)
+            self._strike_off(flight)
 
         flight = self._flights[trial_id] = RunningTrial(trial_id, strike)
         if key:
@@ -128,10 +171,22 @@ class TrialsInFlight:
         flight.begun_by = call
         self._begin(flight, self._try(call, flight))
 
-    def take_up(self, flight: RunningTrial, watch: EventListener | None, call: Call | None = None) -> None:
+    def take_up(self, flight: RunningTrial, call: Call | None = None) -> None:
         """Takes a trial up from its record, for a call or for nobody; as :meth:`begin`."""
         flight.begun_by = call
-        self._begin(flight, self._resume(flight, watch, call))
+        self._begin(flight, self._resume(flight, call))
+
+    async def note(self, event: AnyEvent) -> None:
+        """Notes an event that was stored of a trial of this server; an :class:`~court.ports.EventListener`."""
+        flight = self._flights.get(event.trial_id)
+        if flight is None:
+            return
+        if isinstance(event, TrialResumed):
+            # Only now is it sure that the trial goes on: telemetry, which is told next, must know what was before.
+            self._telemetry.resuming(TrialRecord.of(flight.events))
+        elif isinstance(event, TextRead) and event.reader:
+            self._quarantine.text_read(flight.file)  # at once: the reader has survived this file
+        flight.events.append(event)
 
     def resumable(self, record: TrialRecord) -> bool:
         """Whether a trial without a verdict may go on, as far as can be told without trying."""
@@ -176,6 +231,7 @@ class TrialsInFlight:
     async def _try(self, call: Call, flight: RunningTrial) -> TrialRecord:
         """Holds the trial of a call."""
         place = call.place.handed_on()  # the trial may outlive the call
+        flight.file = call.file
         try:
             await place.take()
             pixels = (await self.decoded(call, place)).pixels_sha256
@@ -185,7 +241,6 @@ class TrialsInFlight:
                     ask = replace(call.ask, request_id=call.name.request_id)
                     hearing = await self._house.hear(
                         ask,
-                        self._noting(flight, call.file, call.watch),
                         within_s=call.left,
                         trial_id=flight.trial_id,
                         picture=picture,
@@ -198,46 +253,34 @@ class TrialsInFlight:
         await self._learn(hearing.record)
         return hearing.record
 
-    async def _resume(self, flight: RunningTrial, watch: EventListener | None, call: Call | None = None) -> TrialRecord:
+    async def _resume(self, flight: RunningTrial, call: Call | None = None) -> TrialRecord:
         """Takes a trial up, for a call or for nobody."""
-        place = call.place.handed_on() if call else AdmissionSlot(None)
+        place = call.place.handed_on() if call else AdmissionSlot()
         try:
             await place.take()
             record = await self._house.docket.trials.record(flight.trial_id)
             flight.events += record.events
             meme = record.opened.meme
-            file = bytes.fromhex(meme.bytes_sha256)
+            flight.file = bytes.fromhex(meme.bytes_sha256)
             async with self._quarantine.trial(place, meme.pixels_sha256, record.opened.procedure):
                 try:
                     record = await self._house.resume(
                         flight.trial_id,
-                        self._noting(flight, file, self._resuming(record, watch)),
                         within_s=call.left if call else None,
                         ask=call.ask if call else None,
                     )
                 except CantResume as error:
-                    await self._give_up(record, error, watch)
+                    await self._give_up(record, error)
                     raise
                 except TrialAborted as error:
-                    self._quarantine.failed(file, error.reason)
+                    self._quarantine.failed(flight.file, error.reason)
                     raise
         finally:
             await place.leave()
         await self._learn(record)
         return record
 
-    def _noting(self, flight: RunningTrial, file: bytes, watch: EventListener | None) -> EventListener:
-        """As :meth:`RunningTrial.noting`; quarantine learns at once that the text could be read off a file."""
-        note = flight.noting(watch)
-
-        async def noting(event: AnyEvent) -> None:
-            if isinstance(event, TextRead) and event.reader:
-                self._quarantine.text_read(file)
-            await note(event)
-
-        return noting
-
-    async def _give_up(self, record: TrialRecord, error: CantResume, watch: EventListener | None) -> None:
+    async def _give_up(self, record: TrialRecord, error: CantResume) -> None:
         """Writes down that a trial can't be taken up, so that it does not stand open for ever."""
         self._unresumable.keep(record.trial_id, True)
         if record.state is not TrialState.OPEN:
@@ -252,20 +295,17 @@ class TrialsInFlight:
             retryable=error.reason == "VERSIONS_DIFFER",  # a server that has those may still take it up
         )
         await self._house.docket.writer.append(failed)
-        if watch is not None:
-            self._telemetry.resuming(record)
-            await watch(failed)
+        self._telemetry.resuming(record)
+        await self._house.feed.publish(failed)
 
-    def _resuming(self, record: TrialRecord, watch: EventListener | None) -> EventListener:
-        """Tells telemetry of what was said before, once it is sure that the trial goes on, and the rest to whoever."""
-
-        async def told(event: AnyEvent) -> None:
-            if isinstance(event, TrialResumed):
-                self._telemetry.resuming(record)
-            if watch is not None:
-                await watch(event)
-
-        return told
+    def _strike_off(self, flight: RunningTrial) -> None:
+        """Leaves to the reaper what may have to be put right of a trial that is over, or that nobody begins."""
+        task = flight.task
+        if task is None or (flight.begun_by is None and _put_off(task)):
+            # Whoever comes next may take it up: resume_cut_off() of any server, which must find it open, or a call.
+            self.unstored.leave(flight.trial_id, UnstoredEnd(flight.claims, None))
+        elif (cause := cause_of(task)) is not None and cause.reason != "EVENT_EXISTS":
+            self.unstored.leave(flight.trial_id, UnstoredEnd(flight.claims, cause))
 
     async def _learn(self, record: TrialRecord) -> None:
         """The next who asks about the same meme need no trial."""
@@ -274,3 +314,22 @@ class TrialsInFlight:
         except CourtError as error:
             # The verdict is kept: it is not held back because it can't be found by its meme.
             _log.warning("trial=%s can't be given again: reason=%s", record.trial_id, error.reason)
+
+
+def _put_off(trial: asyncio.Task[TrialRecord]) -> bool:
+    """True if a trial was not begun because something was away; one that was begun fails with TrialAborted."""
+    return not trial.cancelled() and isinstance(trial.exception(), Unavailable)
+
+
+def cause_of(task: asyncio.Task[object]) -> CourtError | None:
+    """Why a trial ended without telling it to the docket; None where it did tell, or where there is nothing to tell."""
+    if task.cancelled():
+        return Unavailable("The trial was broken off, and that could not be kept at once.", reason="CANCELLED")
+    error = task.exception()
+    if error is None:
+        return None
+    if isinstance(error, TrialAborted):
+        return None if error.record.state is TrialState.FAILED else error.cause
+    if isinstance(error, CourtError):
+        return error
+    return CourtError("The court made a mistake and could not finish the trial.", reason="INTERNAL")

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from court.digests import digest
 from court.errors import NotLoaded
 from court.events import PolicyReference, Procedure, Versions
 from court.meme import Picture
 from court.policy import Policy
-from court.ports import EventListener
 from court.record import TrialRecord
 from serving.docket.ports import RequestName
-
-Turn = Callable[[], AbstractAsyncContextManager[object]]
-"""Entered before a picture is decoded or a trial held, left afterwards, perhaps in another task: where callers wait for
-their turn."""
-
-Required = Callable[[], None]
-"""Raises what waiting for a turn would raise at once, where there is no room to wait."""
-
-Counted = Callable[[int], None]
-"""Is told of so many bytes more, or fewer, that decoded pictures take."""
+from serving.runner.admission import Admission
 
 _TO_END_S = 0.25
 """What a call gets beyond its deadline for its trial to write down that it ended by it, in seconds."""
@@ -74,63 +65,74 @@ class Answer:
     given: CachedAnswer | None = None
 
 
-def not_required() -> None:
-    """Raises nothing."""
+class PictureMemory(Protocol):
+    """Accounts for the memory that decoded pictures take."""
+
+    def change_pictures(self, by: int) -> None:
+        """Decoded pictures take so many bytes more, or fewer, from now on."""
+        ...
 
 
-def uncounted(_: int) -> None:
-    """Counts nothing."""
+class UncountedPictures:
+    """Accounts for nothing, where nothing bounds the memory of pictures."""
+
+    def change_pictures(self, by: int) -> None:
+        """See the port."""
 
 
 @dataclass(slots=True)
 class AdmissionSlot:
-    """Where a call, or the trial that it began, waits for its turn and has it.
+    """The place of a call, or of the trial that it began, among those that may run; it holds the decoded picture.
 
-    Only who has its turn holds a decoded picture: as many are in memory as there are turns, however many wait.
+    Only who is admitted holds a decoded picture: as many are in memory as may run, however many wait.
 
     Attributes:
-        turn: Where the turn is waited for; None where none is needed.
-        count: Is told of the bytes of the picture.
-        required: Raises where the turn would be refused.
-        entered: The turn, while it is had.
+        admission: Where the call waits; None where it needs no admission.
+        namespace: Whose slot it is.
+        within_s: Seconds that the caller had when it came; None where there is no deadline.
+        patient: True if the caller waits however many wait, as a stream does.
+        memory: Accounts for the bytes of the picture.
+        entered: The slot, while it is taken.
         picture: Decoded, while it is held.
     """
 
-    turn: Turn | None
-    count: Counted = uncounted
-    required: Required = not_required
+    admission: Admission | None = None
+    namespace: str = ""
+    within_s: float | None = None
+    patient: bool = False
+    memory: PictureMemory = field(default_factory=UncountedPictures)
     entered: AbstractAsyncContextManager[object] | None = None
     picture: Picture | None = None
 
     async def take(self) -> None:
-        """Waits for the turn, unless it is had."""
-        if self.turn is not None and self.entered is None:
-            turn = self.turn()
-            await turn.__aenter__()
-            self.entered = turn
+        """Wait to be admitted, unless it is so already."""
+        if self.admission is not None and self.entered is None:
+            slot = self.admission.acquire(self.namespace, within_s=self.within_s, patient=self.patient)
+            await slot.__aenter__()
+            self.entered = slot
 
     def require(self) -> None:
-        """Raises Busy where the turn would be refused, and Unavailable where the court closes; waits for nothing."""
-        if self.entered is None:
-            self.required()
+        """Raise Busy where admission would be refused, and Unavailable where the court closes; waits for nothing."""
+        if self.admission is not None and self.entered is None:
+            self.admission.check(self.namespace, within_s=self.within_s, patient=self.patient)
 
     async def leave(self) -> None:
-        """Lets the next one have it: what is waited for now is others' work."""
+        """Let the next one in: what is waited for now is others' work."""
         entered, self.entered = self.entered, None
         picture, self.picture = self.picture, None
         if picture is not None:
-            self.count(-size_of(picture))
+            self.memory.change_pictures(-size_of(picture))
         if entered is not None:
             await entered.__aexit__(None, None, None)
 
     def keep(self, picture: Picture) -> None:
-        """Holds a picture until the turn is left; not without one."""
-        if self.picture is None and (self.turn is None or self.entered is not None):
+        """Hold a picture until the slot is left; not without one."""
+        if self.picture is None and (self.admission is None or self.entered is not None):
             self.picture = picture
-            self.count(size_of(picture))
+            self.memory.change_pictures(size_of(picture))
 
     def handed_on(self) -> AdmissionSlot:
-        """Another place, which has the turn and the picture from now on instead of this."""
+        """Another slot, which has what this one had from now on."""
         other = replace(self)
         self.entered = self.picture = None
         return other
@@ -144,7 +146,6 @@ class Call:
         ask: What is asked.
         name: What the request is known by: the caller's id for it, or one that was made up.
         file: SHA-256 of the picture file.
-        watch: Is told of the events of a trial that this call begins.
         place: Where it waits for its turn.
         began: When it came, by the performance counter.
         clock: Ends it at the caller's deadline.
@@ -155,7 +156,6 @@ class Call:
     ask: TrialRequest
     name: RequestName
     file: bytes
-    watch: EventListener | None
     place: AdmissionSlot
     began: float
     clock: asyncio.Timeout

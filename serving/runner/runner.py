@@ -24,37 +24,32 @@ from typing import Self
 from court.digests import digest_of_file
 from court.errors import CantResume, CourtError, NotLoaded, Overrun, Unavailable
 from court.meme import check_text
-from court.ports import EventListener
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.docket.ports import Lease, RequestConflict, RequestName, TrialUnknown
 from serving.errors import Busy
+from serving.runner.admission import Admission
 from serving.runner.claims import MEMES, LeaseTable, owner_of_meme, server_of
 from serving.runner.decoding import DecodingPool
 from serving.runner.executor import TrialExecutor
 from serving.runner.heartbeat import Heartbeat
-from serving.runner.in_flight import RunningTrial, TrialsInFlight
+from serving.runner.in_flight import RunningTrial, TrialsInFlight, UnstoredEnd
 from serving.runner.quarantine import Quarantine
-from serving.runner.reaper import Reaper, UnstoredEnd, cause_of
+from serving.runner.reaper import Reaper
 from serving.runner.request import (
     ANY_VERSIONS,
     AdmissionSlot,
     Answer,
     CachedAnswer,
     Call,
-    Counted,
-    Required,
+    PictureMemory,
     TrialRequest,
-    Turn,
-    not_required,
-    uncounted,
+    UncountedPictures,
 )
 from serving.runner.single_flight import WorkCancelled
 from serving.runner.verdict_cache import VerdictCache, reusable, whole
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
-
-__all__ = ["Answer", "TrialRunner", "Turn"]
 
 _POLL_S = (0.1, 1.0)
 """Between two looks at a trial that another server holds: the first, and the longest, in seconds."""
@@ -79,7 +74,8 @@ class TrialRunner:
         telemetry: Telemetry = SILENT,
         *,
         pulse: Heartbeat | None = None,
-        count: Counted = uncounted,
+        admission: Admission | None = None,
+        memory: PictureMemory | None = None,
     ) -> None:
         """Answers nothing yet: see :meth:`__aenter__`.
 
@@ -88,7 +84,8 @@ class TrialRunner:
             settings: Whose verdicts are given again.
             telemetry: Is told what was given again.
             pulse: Tells which servers live, and what this one is called.
-            count: Is told how many bytes of decoded pictures are held more, or fewer.
+            admission: Where callers wait to be let in; None for one of the size that the settings give.
+            memory: Accounts for the bytes of decoded pictures; None where nothing bounds them.
         """
         self._house = house
         self._trials = house.docket.trials
@@ -101,17 +98,23 @@ class TrialRunner:
         self._known = VerdictCache(house.docket.verdict_keys, house.docket.trials, house.court, settings)
         self._quarantine = Quarantine(house.docket.index)
         self.decoders = DecodingPool(
-            house.pictures, self._quarantine, settings.picture_workers, telemetry=telemetry, count=count
+            house.pictures, self._quarantine, settings.picture_workers, telemetry=telemetry, memory=memory
         )
-        self._hearings = TrialsInFlight(house, self._known, self._quarantine, telemetry, self._ended, self.decoders)
-        self._count = count
+        self._hearings = TrialsInFlight(
+            house=house, known=self._known, quarantine=self._quarantine, telemetry=telemetry, decoders=self.decoders
+        )
+        self.admission = admission or Admission(settings.concurrent_trials, settings.waiting_trials)
+        self._memory = memory or UncountedPictures()
+        # In this order: what a trial was before it was taken up must be known to who counts what comes of it.
+        house.feed.subscribe(self._hearings.note)
+        house.feed.subscribe(telemetry.watch)
         self._loose_ends = Reaper(
             writer=house.docket.writer,
             leases=house.docket.leases,
             claims=self._claims,
-            held=self._hearings.of,
+            in_flight=self._hearings,
             now=house.court.now,
-            watch=telemetry.watch,
+            feed=house.feed,
         )
         self._beside: list[asyncio.Task[None]] = []
         self._open = False
@@ -138,7 +141,7 @@ class TrialRunner:
             await asyncio.wait(self._beside)
             self._beside = []
             with suppress(CourtError):  # the docket is away: others see for themselves that this server is gone
-                await self._loose_ends.tie()
+                await self._loose_ends.reap()
                 await self._pulse.rest()
 
     def close(self) -> None:
@@ -149,11 +152,9 @@ class TrialRunner:
     async def answer(
         self,
         ask: TrialRequest,
-        watch: EventListener | None = None,
         *,
         within_s: float | None = None,
-        turn: Turn | None = None,
-        required: Required = not_required,
+        patient: bool = False,
     ) -> Answer:
         """The verdict on a request.
 
@@ -161,16 +162,14 @@ class TrialRunner:
 
         Args:
             ask: What to try.
-            watch: Is told of every event of a trial that this call begins or takes up, after the docket has kept it;
-                calls that join a trial are told nothing.
             within_s: Seconds until the caller's deadline; None where there is none.
-            turn: Where to wait for the turn, if a picture has to be decoded or a trial held.
-            required: Raises what ``turn`` would raise at once. Asked before anything is written down for a trial.
+            patient: True if the caller waits however many wait, as a stream does.
 
         Raises:
             BadInput: The picture or the text can't be tried, or is in quarantine; nothing is recorded.
             NotLoaded: The procedure or a version that it is pinned to is not available; nothing is recorded.
             RequestConflict: Another request was asked under this name.
+            Busy: As many trials run, and callers wait, as may; nothing is written down for it.
             Unavailable: Something needed is not there now. What has been kept is taken up when it is asked again.
             TrialAborted: The trial began and failed; its record is kept.
         """
@@ -184,9 +183,8 @@ class TrialRunner:
             async with asyncio.timeout(within_s) as clock:
                 file = await digest_of_file(ask.image)
                 self._quarantine.require(file, text_given=ask.text is not None)
-                call = Call(
-                    ask, name, file, watch, AdmissionSlot(turn, self._count, required), began, clock, clock.when()
-                )
+                slot = AdmissionSlot(self.admission, ask.namespace, within_s, patient, memory=self._memory)
+                call = Call(ask=ask, name=name, file=file, place=slot, began=began, clock=clock, deadline=clock.when())
                 answer = await self._at_hand(call) if self._reuse and not ask.try_anew else None
                 if answer is None:
                     try:
@@ -241,16 +239,13 @@ class TrialRunner:
         """A verdict was overruled: at this server it is given to nobody again, from now on."""
         self._known.forget(trial_id)
 
-    async def resume_cut_off(self, watch: EventListener | None = None) -> None:
+    async def resume_cut_off(self) -> None:
         """Takes up the trials that servers which have died left open, one after the other.
 
         Returns when each that stands open as it begins has ended or has a server that lives; once this is closed, when
         the one that is held has ended. What can't be begun because the docket, or what else it takes, is away, is tried
         again until it can. A trial that was claimed and never opened is not known well enough to be held before it is
         asked for again.
-
-        Args:
-            watch: Is told of their events.
         """
         waiting = await self._cut_off()
         while waiting:
@@ -259,7 +254,7 @@ class TrialRunner:
                 if self._closing.is_set():
                     return
                 try:
-                    if await self._seen_to(claim, watch):
+                    if await self._seen_to(claim):
                         del waiting[trial_id]
                 except Unavailable as error:  # not begun: one that was, and failed, is TrialAborted
                     away = error.reason
@@ -570,10 +565,10 @@ class TrialRunner:
             if record is None or anew:
                 self._hearings.begin(flight, call)
             else:
-                self._hearings.take_up(flight, call.watch, call)
+                self._hearings.take_up(flight, call)
         return replace(claim, trial_id=trial_id)
 
-    async def _seen_to(self, claim: Lease, watch: EventListener | None) -> bool:
+    async def _seen_to(self, claim: Lease) -> bool:
         """Takes up an open trial whose server has died.
 
         Returns:
@@ -601,7 +596,7 @@ class TrialRunner:
                     return False  # it has changed hands; who has it now is to be seen
             flight = self._hearings.enlist(claim.trial_id)
             flight.claims.add(wanted)
-            self._hearings.take_up(flight, watch)
+            self._hearings.take_up(flight)
         with flight:
             try:
                 record = await flight.result()
@@ -616,22 +611,8 @@ class TrialRunner:
         try:
             yield
         except BaseException:
-            self._loose_ends.leave(wanted[0].trial_id, UnstoredEnd(wanted, None))
+            self._hearings.unstored.leave(wanted[0].trial_id, UnstoredEnd(wanted, None))
             raise
-
-    def _ended(self, flight: RunningTrial) -> None:
-        """A trial is over, or nobody is left to begin it."""
-        task = flight.task
-        if task is None or (flight.begun_by is None and _put_off(task)):
-            # Whoever comes next may take it up: resume_cut_off() of any server, which must find it open, or a call.
-            self._loose_ends.leave(flight.trial_id, UnstoredEnd(flight.claims, None))
-        elif (cause := cause_of(task)) is not None and cause.reason != "EVENT_EXISTS":
-            self._loose_ends.leave(flight.trial_id, UnstoredEnd(flight.claims, cause))
-
-
-def _put_off(trial: asyncio.Task[TrialRecord]) -> bool:
-    """Whether a trial was not begun because something was away; one that was begun fails with TrialAborted."""
-    return not trial.cancelled() and isinstance(trial.exception(), Unavailable)
 
 
 def _fits(ask: TrialRequest, record: TrialRecord) -> bool:

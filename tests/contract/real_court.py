@@ -54,6 +54,7 @@ class RealCourt:
     finder: LibraryFinder
     tokens: Tokens | None
     reader: FakeReader
+    reception: TrialRunner
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "judge", CourtStub(self.channel))
@@ -89,7 +90,7 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
         address = f"127.0.0.1:{port}"
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         threads = stack.enter_context(grpc.insecure_channel(address))
-        yield RealCourt(address, channel, threads, records, court, finder, tokens, reader)
+        yield RealCourt(address, channel, threads, records, court, finder, tokens, reader, reception)
         for service in (court, docket, precedents):
             service.close()
         for service in (court, docket, precedents):

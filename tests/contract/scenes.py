@@ -121,7 +121,7 @@ async def a_scene(
         healthy.end()
         await docket.close()
     assert service.memory.held == 0, "memory of a request was not given back"
-    assert service.admission.running == service.admission.waiting == 0, "a place was lost"
+    assert reception.admission.running == reception.admission.waiting == 0, "a place was lost"
 
 
 def play(work, path, **options):

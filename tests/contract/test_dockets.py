@@ -147,7 +147,8 @@ def test_a_summary_trial_takes_no_more_commits_than_it_has_to_wait_for(using, mo
         picture = await house.pictures.read(IMAGE)
         await docket.writer.keep_picture(picture)
         commits.clear()
-        hearing = await house.hear(TrialRequest(IMAGE, text=text), watch, picture=picture)
+        house.feed.subscribe(watch)
+        hearing = await house.hear(TrialRequest(IMAGE, text=text), picture=picture)
         return hearing.record, await docket.trials.record(hearing.record.trial_id), told, len(commits)
 
     record, kept, told, commits = using(scene)

@@ -329,7 +329,7 @@ def test_clients_that_vanish_leave_verdicts_or_recorded_failures_and_may_come_ba
                 with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
                     await call
             gone = sum([await call.code() is not grpc.StatusCode.OK for call in calls])
-            await until(lambda: not it.service.admission.running + it.service.admission.waiting)
+            await until(lambda: not it.reception.admission.running + it.reception.admission.waiting)
             await it.service.empty(20)
             async with asyncio.timeout(20):
                 while await open_trials(it.docket):  # noqa: ASYNC110

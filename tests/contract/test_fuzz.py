@@ -295,8 +295,8 @@ async def fuzz(path, count):
         left = (
             len(asyncio.all_tasks()) - before,
             it.court.memory.held,
-            it.court.admission.running,
-            it.court.admission.waiting,
+            it.reception.admission.running,
+            it.reception.admission.waiting,
         )
         return found, well.status, first, again, other, record, left
 

@@ -140,12 +140,12 @@ def test_tasks_and_handles_are_as_many_after_many_requests_as_after_few(tmp_path
             asking = (ask(it, turn * each + number) for number in range(each))
             codes.update(await asyncio.gather(*asking))
             await it.service.empty(20)
-            await until(lambda: not it.service.admission.running + it.service.admission.waiting)
+            await until(lambda: not it.reception.admission.running + it.reception.admission.waiting)
             await asyncio.sleep(0.3)
             gc.collect()
             hearings = it.reception._hearings
             assert not (hearings._flights or hearings._leading or it.reception.decoders._decoding)
-            assert not it.reception._loose_ends._ends
+            assert not it.reception._hearings.unstored
             names = Counter(task.get_coro().__qualname__ for task in asyncio.all_tasks())
             held.append((names, open_files()))
         return codes, held

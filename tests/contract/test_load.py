@@ -48,9 +48,9 @@ def test_a_namespace_that_comes_late_is_served_next(tmp_path):
     async def work(it):
         reader.wait = asyncio.Event()
         flood = [it.stub.Judge(asked(n, "flood"), timeout=30) for n in range(12)]
-        await until(lambda: it.service.admission.waiting == 11)
+        await until(lambda: it.reception.admission.waiting == 11)
         late = it.stub.Judge(asked(99, "late"), timeout=30)
-        await until(lambda: it.service.admission.waiting == 12)
+        await until(lambda: it.reception.admission.waiting == 12)
         reader.wait.set()
         await asyncio.gather(*flood, late)
         lines = await it.docket.index.list(limit=99, oldest_first=True)
@@ -68,12 +68,12 @@ def test_beyond_the_queue_a_caller_is_told_when_to_come_and_one_that_leaves_make
         calls = [it.stub.Judge(asked(0), timeout=30)]
         await reader.asked.wait()
         calls += [it.stub.Judge(asked(n), timeout=30) for n in (1, 2)]
-        await until(lambda: it.service.admission.waiting == 2)
+        await until(lambda: it.reception.admission.waiting == 2)
         refusal = await it.refusal(asked(3))
         calls[-1].cancel()
-        await until(lambda: it.service.admission.waiting == 1)
+        await until(lambda: it.reception.admission.waiting == 1)
         instead = it.stub.Judge(asked(4), timeout=30)
-        await until(lambda: it.service.admission.waiting == 2)
+        await until(lambda: it.reception.admission.waiting == 2)
         reader.wait.set()
         verdicts = await asyncio.gather(*calls[:-1], instead)
         return refusal, verdicts, await it.docket.index.list(limit=9)
@@ -95,7 +95,7 @@ def test_one_whose_time_ends_in_the_queue_leaves_it(tmp_path):
         await reader.asked.wait()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await it.stub.Judge(asked(1), timeout=0.4)
-        await until(lambda: not it.service.admission.waiting)
+        await until(lambda: not it.reception.admission.waiting)
         reader.wait.set()
         await running
         return caught.value.code(), await it.docket.index.list(limit=9)
@@ -126,7 +126,9 @@ def test_callers_that_leave_at_any_moment_leave_nothing_behind(tmp_path, cancels
                 call.cancel()
                 await asyncio.sleep(choose.uniform(0, 0.01))
             async with asyncio.timeout(20):
-                await until(lambda: not it.service.admission.running + it.service.admission.waiting + reader.running)
+                await until(
+                    lambda: not it.reception.admission.running + it.reception.admission.waiting + reader.running
+                )
             assert slow.cancelled == len(slow.asked)
         await it.service.empty(5)
         states = {line.state.value for line in await it.docket.index.list(limit=cancels)}
@@ -228,7 +230,7 @@ def test_when_the_court_closes_who_runs_finishes_and_who_waits_is_told_when_to_c
         running = it.stub.Judge(asked(0), timeout=30)
         await reader.asked.wait()
         waiting = [it.stub.Judge(asked(n), timeout=30) for n in (1, 2)]
-        await until(lambda: it.service.admission.waiting == 2)
+        await until(lambda: it.reception.admission.waiting == 2)
         before = it.service.memory.held
         waiting.append(half_open(it.channel))
         await until(lambda: it.service.memory.held > before)

@@ -34,7 +34,7 @@ class Court:
         self.ends[name] = asyncio.Event()
 
         async def trial():
-            async with self.admission.turn(namespace, **options):
+            async with self.admission.acquire(namespace, **options):
                 self.begun.append(name)
                 await self.ends[name].wait()
 
@@ -131,7 +131,7 @@ def test_whether_a_turn_would_be_refused_can_be_asked_before_and_changes_nothing
             options = {"within_s": within_s, "patient": number % 11 == 0}
             waiting = court.admission.waiting
             try:
-                court.admission.require(namespace, **options)
+                court.admission.check(namespace, **options)
                 said.append(True)
             except Busy:
                 said.append(False)
@@ -143,7 +143,7 @@ def test_whether_a_turn_would_be_refused_can_be_asked_before_and_changes_nothing
                 await court.end(running[0])
         court.admission.close()
         with pytest.raises(Unavailable):
-            court.admission.require("a")
+            court.admission.check("a")
         return said, came
 
     said, came = play(work, most=3, waiting=6)
@@ -317,7 +317,7 @@ def test_an_error_in_a_turn_frees_its_place():
     async def work(court):
         @asynccontextmanager
         async def failing():
-            async with court.admission.turn("a"):
+            async with court.admission.acquire("a"):
                 yield
 
         with pytest.raises(ZeroDivisionError):

@@ -9,6 +9,7 @@ from court.errors import BadPicture
 from serving.runner.decoding import DecodingPool
 from serving.runner.quarantine import Quarantine
 from serving.runner.request import size_of
+from tests.support.gates import CountedPictures
 from tests.unit.test_reception import Pictures
 
 
@@ -75,7 +76,7 @@ def test_what_killed_its_process_is_not_decoded_again_for_whomever(reason):
 def test_a_picture_is_counted_while_it_is_held():
     async def scene():
         counted = []
-        decoders = DecodingPool(Pictures(), Quarantine(None), 1, count=counted.append)
+        decoders = DecodingPool(Pictures(), Quarantine(None), 1, memory=CountedPictures(counted.append))
         with pytest.raises(ZeroDivisionError):
             async with decoders.picture(b"file", "a") as picture:
                 assert counted == [size_of(picture)] and counted[0] > 0

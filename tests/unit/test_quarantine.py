@@ -13,6 +13,7 @@ from court.record import TrialAborted, TrialState
 from court.roles import RoleModel
 from court.settings import TrialSettings
 from serving.docket.ports import RequestName
+from tests.support.gates import through
 from tests.support.cast import Cast, frames_of
 from tests.unit.test_chat_completions import HELLO, court_and_server, failing, seen
 from tests.unit.test_reception import ASK, Turns, other, quiet_soon, trials_in
@@ -338,12 +339,12 @@ def test_suspects_that_wait_for_each_other_take_nobody_s_turn_and_leave_when_the
     async def scene(reception):
         assert [await asked(reception, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 6
         turns = Turns(2)
-        suspects = [asyncio.ensure_future(reception.answer(ask, turn=turns)) for ask in asks]
+        suspects = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks]
         await alone.wait()
-        innocent = await asyncio.wait_for(reception.answer(other(request_id="i"), turn=turns), 60)
+        innocent = await asyncio.wait_for(through(turns, reception.answer(other(request_id="i"))), 60)
         hurried = await asyncio.gather(
             *(
-                reception.answer(replace(asks[0], request_id=f"h{n}", text=f"{n}"), within_s=0.2, turn=turns)
+                through(turns, reception.answer(replace(asks[0], request_id=f"h{n}", text=f"{n}"), within_s=0.2))
                 for n in "ab"
             ),
             return_exceptions=True,

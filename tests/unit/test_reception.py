@@ -21,12 +21,13 @@ from serving.errors import Busy
 from serving.runner.claims import MEMES
 from serving.runner.executor import TrialExecutor
 from serving.runner.heartbeat import Heartbeat
-from serving.runner.request import Call, RequiredPolicy, RequiredVersions, TrialRequest, uncounted
+from serving.runner.request import Call, RequiredPolicy, RequiredVersions, TrialRequest
 from serving.runner.runner import TrialRunner
 from serving.runner.single_flight import SingleFlight
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
 from serving.telemetry.metrics import Metrics
+from tests.support.gates import CountedPictures, Gates, checked, through
 from tests.support.dockets import Intercepted, open_trials
 from tests.support.fakes import LIBRARY, FakeFinder, FakeReader, H, Notes, findings, ticking
 from tests.support.leftovers import soon, uncollected
@@ -105,7 +106,7 @@ class Town:
         own = docket is None
         docket = docket or self.docket()
         clock = ticking()
-        forget_s, count = changes.pop("forget_s", 60), changes.pop("count", uncounted)
+        forget_s, memory = changes.pop("forget_s", 60), changes.pop("memory", None)
         telemetry = changes.pop("telemetry", SILENT)
         court = Court(
             finder=changes.pop("finder", self.finder),
@@ -117,7 +118,9 @@ class Town:
         house = TrialExecutor(court, self.pictures, docket)
         pulse = Heartbeat(docket.heartbeats, name, beat_s=beat_s, dead_s=dead_s, forget_s=forget_s)
         try:
-            async with TrialRunner(house, self.settings, telemetry, pulse=pulse, count=count) as reception:
+            async with TrialRunner(
+                house, self.settings, telemetry, pulse=pulse, admission=Gates(), memory=memory
+            ) as reception:
                 reception.house = house
                 yield reception
         finally:
@@ -371,7 +374,7 @@ def test_a_trial_that_nobody_was_left_to_begin_holds_up_no_other_server(town, as
         async with town.server(name="a", dead_s=60) as a, town.server(name="b", dead_s=60) as b:
             # From here on no turn is needed to decode.
             await a.answer(other(request_id="r0", text="of the same picture"))
-            caller = asyncio.ensure_future(a.answer(ASK, turn=no_turn))
+            caller = asyncio.ensure_future(through(no_turn, a.answer(ASK)))
             await waiting.wait()
             caller.cancel()
             await asyncio.wait([caller])
@@ -562,7 +565,9 @@ def test_a_server_takes_up_what_dead_ones_left_without_being_asked(town):
         ]
         notes = Notes()
         async with town.server(name="b", docket=docket) as b, town.server(name="c", docket=docket) as c:
-            await asyncio.gather(b.resume_cut_off(notes), c.resume_cut_off(notes))
+            for server in (b, c):
+                server.house.feed.subscribe(notes)
+            await asyncio.gather(b.resume_cut_off(), c.resume_cut_off())
         records = [await docket.trials.record(claim.trial_id) for claim in claims]
         await docket.close()
         return records, notes
@@ -867,9 +872,9 @@ def test_for_a_trial_that_would_be_refused_nothing_is_written_down(town):
         before = claims(town)
         for request_id in ("r2", ""):
             with pytest.raises(Busy):
-                await reception.answer(other(request_id=request_id), required=full)
+                await checked(full, reception.answer(other(request_id=request_id)))
         assert claims(town) == before
-        assert not reception._loose_ends._ends
+        assert not reception._hearings.unstored
         return await reception.answer(other())
 
     assert on_one_server(town, scene).record.state is TrialState.DECIDED
@@ -882,12 +887,12 @@ def test_who_needs_no_turn_is_not_refused_for_want_of_one(town):
         async with town.server(name="a") as a, town.server(name="b") as b:
             await a.answer(replace(ASK, text="another text"))
             await b.answer(replace(ASK, text="another text", request_id="r2"))
-            await b.answer(replace(ASK, text="another text", request_id="r3"), required=full)
+            await checked(full, b.answer(replace(ASK, text="another text", request_id="r3")))
             town.finder.gate, town.finder.searching = asyncio.Event(), asyncio.Event()
             first = asyncio.ensure_future(a.answer(other(request_id="r4")))
             await town.finder.searching.wait()
             joining = [
-                asyncio.ensure_future(at.answer(other(request_id=name), required=full))
+                asyncio.ensure_future(checked(full, at.answer(other(request_id=name))))
                 for at, name in ((a, "r5"), (b, "r6"))
             ]
             await asyncio.sleep(0.3)
@@ -956,7 +961,7 @@ def test_a_trial_whose_end_could_not_be_kept_ends_in_its_record_once_the_docket_
 
 
 def test_what_requests_leave_while_the_docket_can_not_be_written_does_not_grow_for_ever(town, monkeypatch):
-    monkeypatch.setattr("serving.runner.reaper._MOST_NEVER_BEGUN", 5)
+    monkeypatch.setattr("serving.runner.in_flight._MOST_NEVER_BEGUN", 5)
     monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
     class Full(Intercepted):
@@ -986,10 +991,10 @@ def test_what_requests_leave_while_the_docket_can_not_be_written_does_not_grow_f
             for number in range(20):
                 with pytest.raises(Unavailable):
                     await a.answer(other(request_id=f"{number}", image=b"%d|file" % number))
-            assert len(a._loose_ends._ends) == 5
+            assert len(a._hearings.unstored) == 5
             full.full = False
             async with asyncio.timeout(60):
-                while a._loose_ends._ends:  # noqa: ASYNC110
+                while len(a._hearings.unstored):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             answer = await a.answer(ASK)
         await docket.close()
@@ -1006,7 +1011,7 @@ def test_a_trial_whose_end_is_kept_late_is_counted_as_ended(town, monkeypatch):
         away = _Away(docket)
         async with town.server(name="a", docket=away, telemetry=telemetry) as a:
             town.finder.gate = asyncio.Event()
-            caller = asyncio.ensure_future(a.answer(ASK, telemetry.watch))
+            caller = asyncio.ensure_future(a.answer(ASK))
             await town.finder.searching.wait()
             away.away = True
             caller.cancel()
@@ -1032,7 +1037,7 @@ def test_telemetry_remembers_nothing_of_a_trial_that_could_not_be_taken_up(town)
         await a_cut_off_trial(town, docket)
         changed_library(town)
         async with town.server(name="b", docket=docket, telemetry=telemetry) as b:
-            await b.answer(ASK, telemetry.watch)
+            await b.answer(ASK)
         await docket.close()
 
     metrics = Metrics(town.settings)
@@ -1062,7 +1067,7 @@ def test_what_another_server_has_taken_over_is_not_ended_by_who_could_not_end_it
                 await finder.searching.wait()
                 away.away = False
                 async with asyncio.timeout(60):
-                    while a._loose_ends._ends:  # noqa: ASYNC110
+                    while len(a._hearings.unstored):  # noqa: ASYNC110
                         await asyncio.sleep(0.02)
                 finder.gate.set()
                 answer = await other
@@ -1257,10 +1262,10 @@ def test_a_known_meme_sent_as_the_same_file_is_neither_decoded_nor_given_a_turn(
     turns = []
 
     async def scene(reception):
-        await reception.answer(ASK, turn=turn)
+        await through(turn, reception.answer(ASK))
         assert turns == ["taken"] and town.pictures.decoded == 1
         for number in range(5):
-            again = await reception.answer(other(request_id=f"again {number}"), turn=turn)
+            again = await through(turn, reception.answer(other(request_id=f"again {number}")))
             assert again.reused and again.picture_seconds == 0
         assert turns == ["taken"] and town.pictures.decoded == 1
         claims = [await reception.trial_of(RequestName("us", f"again {number}")) for number in range(5)]
@@ -1347,7 +1352,7 @@ class Turns:
 async def held(town, reception, count, turns, *asks):
     """Callers whose shared trial is being held."""
     town.finder.gate = asyncio.Event()
-    callers = [asyncio.ensure_future(reception.answer(ask, turn=turns)) for ask in asks or [ASK] * count]
+    callers = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks or [ASK] * count]
     await town.finder.searching.wait()
     await asyncio.sleep(0.05)
     return callers
@@ -1385,13 +1390,13 @@ def test_a_turn_is_left_where_no_trial_is_needed_and_while_another_s_is_waited_f
     async def scene(reception):
         turns = Turns(2)
         callers = await held(town, reception, 1, turns)
-        callers.append(asyncio.ensure_future(reception.answer(other(image=b"pixels|joins"), turn=turns)))
+        callers.append(asyncio.ensure_future(through(turns, reception.answer(other(image=b"pixels|joins")))))
         await turns.second.wait()
         async with asyncio.timeout(60), turns():  # the trial has one; who waits for it has given the other back
             assert not callers[1].done()
         town.finder.gate.set()
         await asyncio.gather(*callers)
-        await reception.answer(other(request_id="r3", image=b"pixels|is known"), turn=turns)
+        await through(turns, reception.answer(other(request_id="r3", image=b"pixels|is known")))
         assert turns.given == 4 and town.pictures.decoded == 3
         await quiet_soon(reception)
         return turns.all_free
@@ -1440,7 +1445,7 @@ def test_callers_that_vanish_at_any_moment_leave_nothing_behind(town, after_s):
         turns = Turns(2)
         tasks = asyncio.all_tasks()
         asks = [other(request_id=f"v{number % 5}", image=b"%d|file" % (number % 7 % 3)) for number in range(30)]
-        callers = [asyncio.ensure_future(reception.answer(ask, turn=turns)) for ask in asks]
+        callers = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks]
         for number, caller in enumerate(callers):
             if number % 3 == 0:
                 await asyncio.sleep(after_s)
@@ -1484,7 +1489,7 @@ def test_a_deadline_holds_while_a_caller_waits_for_its_turn_or_for_another_serve
             turns = Turns(1)
             async with turns():
                 with pytest.raises(Overrun, match="over"):
-                    await a.answer(ASK, turn=turns, within_s=0.1)
+                    await through(turns, a.answer(ASK, within_s=0.1))
             assert turns.all_free and not await trials_in(a.house.docket)
             town.finder.gate = asyncio.Event()
             first = asyncio.ensure_future(a.answer(ASK))
@@ -1622,7 +1627,7 @@ def test_what_a_server_that_stops_had_not_begun_is_begun_by_another_at_once(town
         async with town.server(name="a", docket=docket) as a:
             await a.answer(other(request_id="r0", try_anew=True))  # from here on no turn is needed to decode
             async with turns():
-                caller = asyncio.ensure_future(a.answer(replace(ASK, try_anew=True), turn=turns))
+                caller = asyncio.ensure_future(through(turns, a.answer(replace(ASK, try_anew=True))))
                 await turns.asked.wait()
                 await a.__aexit__()
                 with pytest.raises(Unavailable) as caught:
@@ -1669,7 +1674,7 @@ def test_decoded_pictures_are_held_in_turn_alone_and_their_bytes_are_counted(tow
         turns = Turns(2)
         town.finder.gate = asyncio.Event()
         asks = [other(request_id=f"{n} {text}", image=b"%d|file" % n, text=text) for n in range(6) for text in "abc"]
-        callers = [asyncio.ensure_future(reception.answer(ask, turn=turns)) for ask in asks]
+        callers = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks]
         await town.finder.searching.wait()
         while held < 2 * size:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -1682,7 +1687,7 @@ def test_decoded_pictures_are_held_in_turn_alone_and_their_bytes_are_counted(tow
         assert turns.all_free
 
     size = len(PNG + b"0|file")
-    on_one_server(town, scene, count=count)
+    on_one_server(town, scene, memory=CountedPictures(count))
     assert held == 0 and most == 2 * size
 
 
