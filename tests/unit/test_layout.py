@@ -98,3 +98,11 @@ def test_no_unsafe_loading_anywhere():
 @pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"])
 def test_what_a_newcomer_looks_for_is_there(name):
     assert len((ROOT / name).read_text()) > 500
+
+
+def test_the_walk_of_one_meme_names_files_that_are_there_and_no_more_than_25():
+    page = ROOT / "docs/explanation/one-meme.md"
+    linked = {(page.parent / link).resolve() for link in re.findall(r"\]\(([^)#]+\.py)\)", page.read_text())}
+    assert all(path.is_file() for path in linked)
+    walked = [path for path in linked if "tests" not in path.parts]
+    assert 20 <= len(walked) <= 25

@@ -1,0 +1,71 @@
+"""How many files a reader has to open to follow one meme from its request to its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import grpc
+
+from eval.perf.trials.trials import server as model_server
+from memecourt.v1 import court_pb2 as wire
+from memecourt.v1.court_pb2_grpc import CourtStub
+from serving.app import serve
+from serving.settings import Settings
+from tests.pictures import captioned, encode
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_FILES = 88
+"""Files of court, retrieval and serving whose functions may run in the server's process for one full trial."""
+
+
+class Recorder:
+    """Notes in which of the project's files functions run while it is on, in every thread begun after it."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.on = False
+
+    def __call__(self, frame, event, argument) -> None:
+        if self.on and event == "call":
+            self.files.add(frame.f_code.co_filename)
+
+    def ours(self) -> list[str]:
+        folders = tuple(f"{ROOT}/{name}/" for name in ("court", "retrieval", "serving"))
+        return sorted(name.removeprefix(f"{ROOT}/") for name in self.files if name.startswith(folders))
+
+
+def test_one_full_trial_runs_functions_in_few_files(tmp_path):
+    recorder = Recorder()
+
+    async def scene(models: str) -> wire.JudgeResponse:
+        ready, address = asyncio.Event(), []
+        settings = Settings(home=tmp_path, llm={"url": f"{models}/v1", "model": "stand-in"}, procedure="FULL")
+        serving = asyncio.create_task(serve(settings, "127.0.0.1:0", bound=address.append, ready=ready.set))
+        await asyncio.wait([serving, asyncio.ensure_future(ready.wait())], return_when=asyncio.FIRST_COMPLETED)
+        assert ready.is_set(), serving.exception()
+        async with grpc.aio.insecure_channel(address[0]) as channel:
+            request = wire.JudgeRequest(image=encode(captioned("soup"), "PNG"), text="my aunt brings soup")
+            recorder.on = True
+            response = await CourtStub(channel).Judge(request, timeout=120)
+            recorder.on = False
+        os.kill(os.getpid(), signal.SIGTERM)
+        await serving
+        return response
+
+    threading.setprofile(recorder)
+    sys.setprofile(recorder)
+    try:
+        with model_server("--play") as models:
+            response = asyncio.run(scene(models))
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert response.label != wire.LABEL_UNSPECIFIED and response.procedure == wire.PROCEDURE_FULL
+    files = recorder.ours()
+    assert len(files) > 40, files  # else nothing was recorded
+    assert len(files) <= MOST_FILES, "\n".join(files)
