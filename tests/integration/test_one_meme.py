@@ -16,7 +16,7 @@ from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.app import serve
 from serving.settings import Settings
-from tests.pictures import captioned, encode
+from tests.support.pictures import captioned, encode
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_FILES = 88

@@ -126,8 +126,9 @@ CRASH = """
                     os._exit(9)
 
             async with TrialRunner(house, settings) as reception:
+                house.feed.subscribe(watch)
                 await reception.answer(
-                    TrialRequest(image=Path(sys.argv[3]).read_bytes(), text="two lines", request_id="cut"), watch
+                    TrialRequest(image=Path(sys.argv[3]).read_bytes(), text="two lines", request_id="cut")
                 )
 
     asyncio.run(main())

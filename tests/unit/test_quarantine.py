@@ -13,8 +13,8 @@ from court.record import TrialAborted, TrialState
 from court.roles import RoleModel
 from court.settings import TrialSettings
 from serving.docket.ports import RequestName
-from tests.support.gates import through
 from tests.support.cast import Cast, frames_of
+from tests.support.gates import through
 from tests.unit.test_chat_completions import HELLO, court_and_server, failing, seen
 from tests.unit.test_reception import ASK, Turns, other, quiet_soon, trials_in
 from tests.unit.test_reception import town as town

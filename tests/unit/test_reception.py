@@ -27,9 +27,9 @@ from serving.runner.single_flight import SingleFlight
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
 from serving.telemetry.metrics import Metrics
-from tests.support.gates import CountedPictures, Gates, checked, through
 from tests.support.dockets import Intercepted, open_trials
 from tests.support.fakes import LIBRARY, FakeFinder, FakeReader, H, Notes, findings, ticking
+from tests.support.gates import CountedPictures, Gates, checked, through
 from tests.support.leftovers import soon, uncollected
 
 
