@@ -20,9 +20,10 @@ from dataclasses import dataclass
 
 from court.deadline import Deadline, completed
 from court.events import AnswerGiven, QuestionAsked, RestReason, SideRested, Summarised, SummarisedAhead
+from court.messages import Exchange
 from court.recorder import Recorder
 from court.replies import Argument
-from court.roles import Advocate, Exchange, Proposer, RoleReply
+from court.roles import Advocate, Proposer, RoleModels, RoleReply
 from court.settings import TrialSettings
 
 History = tuple[Exchange, ...]
@@ -51,27 +52,27 @@ class SideCase:
     reason: RestReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
     """One side's examination.
 
     Attributes:
-        advocate: Who asks.
-        proposer: Who answers.
+        advocate: Asks the questions.
+        proposer: Answers them.
         settings: R_min, R_max, epsilon and what else there is.
-        budget: What the caller's deadline leaves.
-        clerk: Keeps events, and recalls those of a trial that was cut off.
-        room: Whether the server has room for a call that may turn out to be superfluous.
+        deadline: Time that is left of the trial.
+        recorder: Records events, and finds those of a trial that was cut off.
+        models: The trial's models; while one has no room, no call is made that may turn out to be superfluous.
     """
 
     advocate: Advocate
     proposer: Proposer
     settings: TrialSettings
-    budget: Deadline
-    clerk: Recorder
-    room: Callable[[], bool]
+    deadline: Deadline
+    recorder: Recorder
+    models: RoleModels
 
-    async def hold(self) -> SideCase:
+    async def run(self) -> SideCase:
         """Examines until there is nothing new, no round or no time left.
 
         Raises:
@@ -81,7 +82,7 @@ class Examination:
             argument = await self._summarised(0, await self._summary(0, (), ahead=lambda: False), None)
             return await self._rest(argument, 0, RestReason.NO_EXAMINATION)
 
-        rested = self.clerk.recall(SideRested, side=self.advocate.side)
+        rested = self.recorder.recall(SideRested, side=self.advocate.side)
         last = rested.rounds if rested else self.settings.rounds_max
         gone_on = [asyncio.Event() for _ in range(last)]  # after round 0, which is none, after round 1 …
         gone_on[0].set()
@@ -132,23 +133,23 @@ class Examination:
             await needed.wait()
 
     def _may_ask_ahead(self) -> bool:
-        return self.settings.overlap and self._time_for_a_round() and self.room()
+        return self.settings.overlap and self._time_for_a_round() and self.models.room()
 
     def _time_for_a_round(self) -> bool:
-        return self.budget.allows(_CALLS_OF_A_ROUND + _CALLS_BEFORE_VERDICT)
+        return self.deadline.allows(_CALLS_OF_A_ROUND + _CALLS_BEFORE_VERDICT)
 
     async def _exchange(self, number: int, history: Sequence[Exchange]) -> Exchange:
         side = self.advocate.side
-        asked = self.clerk.recall(QuestionAsked, side=side, round=number)
+        asked = self.recorder.recall(QuestionAsked, side=side, round=number)
         if asked is None:
             question = await self.advocate.ask(history)
-            asked = await self.clerk.note(
+            asked = await self.recorder.note(
                 QuestionAsked, side=side, round=number, question=question.value, call=question.call
             )
-        answered = self.clerk.recall(AnswerGiven, side=side, round=number)
+        answered = self.recorder.recall(AnswerGiven, side=side, round=number)
         if answered is None:
             answer = await self.proposer.answer(asked.question)
-            answered = await self.clerk.note(
+            answered = await self.recorder.note(
                 AnswerGiven, side=side, round=number, answer=answer.value, call=answer.call
             )
         return Exchange(asked.question, answered.answer)
@@ -156,14 +157,14 @@ class Examination:
     async def _summary(self, number: int, history: Sequence[Exchange], ahead: Callable[[], bool]) -> _Summary:
         """A summary, which is kept at once where its turn has not come: a crash must not cost it."""
         side = self.advocate.side
-        if known := self.clerk.recall(Summarised, side=side, round=number):
+        if known := self.recorder.recall(Summarised, side=side, round=number):
             return known
-        if early := self.clerk.recall(SummarisedAhead, side=side, round=number):
+        if early := self.recorder.recall(SummarisedAhead, side=side, round=number):
             return RoleReply(Argument(summary=early.summary, justification=early.justification), early.call)
         said = await self.advocate.summarise(history)
         if ahead():
             argument = said.value
-            await self.clerk.note(
+            await self.recorder.note(
                 SummarisedAhead,
                 side=side,
                 round=number,
@@ -178,7 +179,7 @@ class Examination:
         if isinstance(summary, Summarised):
             return Argument(summary=summary.summary, justification=summary.justification)
         bits = entropy(summary.value.summary)
-        await self.clerk.note(
+        await self.recorder.note(
             Summarised,
             side=self.advocate.side,
             round=number,
@@ -192,9 +193,9 @@ class Examination:
 
     async def _rest(self, argument: Argument, rounds: int, reason: RestReason) -> SideCase:
         side = self.advocate.side
-        rested = self.clerk.recall(SideRested, side=side)
+        rested = self.recorder.recall(SideRested, side=side)
         if rested is None:
-            rested = await self.clerk.note(SideRested, side=side, rounds=rounds, reason=reason)
+            rested = await self.recorder.note(SideRested, side=side, rounds=rounds, reason=reason)
         return SideCase(argument, rested.rounds, rested.reason)
 
 

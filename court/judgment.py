@@ -8,10 +8,10 @@ from court.events import OddsGiven, RestReason, TextRead
 from court.events import PrecedentReading as Reading
 from court.events import Ruling as RulingOnRecord
 from court.examination import SideCase
-from court.messages import file_sha256
+from court.meme import Frame
+from court.messages import Exhibit, file_sha256
 from court.precedents import Vote
 from court.replies import Ruling
-from court.roles import Exhibit
 from court.settings import TrialSettings
 from court.summary import unsure_text
 from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strengths, Verdict, rule
@@ -21,21 +21,22 @@ _NONE = "none"
 
 def verdict_of(
     ruling: Ruling,
-    odds: OddsGiven | None,
-    held: Vote | None,
-    sides: Sequence[SideCase],
+    *,
     text: TextRead,
     settings: TrialSettings,
+    sides: Sequence[SideCase] = (),
+    vote: Vote | None = None,
+    odds: OddsGiven | None = None,
 ) -> Verdict:
     """The verdict.
 
     Args:
         ruling: What the Judge said.
-        odds: How likely its model holds either label, where that is known.
-        held: The precedents' vote, where there was one.
-        sides: What the sides brought.
         text: The meme's text, and how sure its reading is.
         settings: Of the trial.
+        sides: What the sides brought.
+        vote: The precedents' vote, where there was one.
+        odds: How likely the Judge's model holds either label, where that is known.
     """
     strengths = Strengths(harmful=ruling.harmful_strength, benign=ruling.harmless_strength)
     label = rule(strengths.harmful, strengths.benign)
@@ -55,7 +56,7 @@ def verdict_of(
         if found
         else None,
         review=(
-            *_contradictions(label, ruling, held, score, settings),
+            *_contradictions(ruling, label, vote=vote, score=score, settings=settings),
             *_cut_short(sides),
             *unsure_text(text, settings),
         ),
@@ -76,7 +77,7 @@ def score_of(odds: OddsGiven | None) -> float | None:
     return sum(harmful / (harmful + benign) for harmful, benign in pairs) / len(pairs)
 
 
-def on_record(ruling: Ruling, exhibits: Sequence[Exhibit]) -> RulingOnRecord:
+def on_record(ruling: Ruling, exhibits: Sequence[Exhibit[Frame]]) -> RulingOnRecord:
     """The ruling as it is kept: precedents by their ids instead of their numbers."""
     return RulingOnRecord(
         harmful_evidence=ruling.harmful_evidence,
@@ -85,7 +86,7 @@ def on_record(ruling: Ruling, exhibits: Sequence[Exhibit]) -> RulingOnRecord:
             Reading(
                 id=exhibit.precedent.id,
                 supports=ruling.precedents[str(number)],
-                picture=file_sha256(exhibit.frame.png) if exhibit.frame else "",
+                picture=file_sha256(exhibit.picture.png) if exhibit.picture else "",
             )
             for number, exhibit in enumerate(exhibits, 1)
         ),
@@ -94,7 +95,7 @@ def on_record(ruling: Ruling, exhibits: Sequence[Exhibit]) -> RulingOnRecord:
 
 
 def _contradictions(
-    label: Label, ruling: Ruling, held: Vote | None, score: float | None, settings: TrialSettings
+    ruling: Ruling, label: Label, *, vote: Vote | None, score: float | None, settings: TrialSettings
 ) -> list[Review]:
     reasons = []
     if ruling.label is not label:
@@ -103,11 +104,11 @@ def _contradictions(
             f"{ruling.harmless_strength}) make it {label}, also when it was asked again."
         )
         reasons.append(Review(reason=ReviewReason.JUDGE_CONTRADICTS_ITSELF, detail=detail))
-    if held is not None:
-        distance = held.probability - held.settings.threshold
+    if vote is not None:
+        distance = vote.probability - vote.settings.threshold
         if abs(distance) > settings.vote_disagreement and (distance > 0) != (label is Label.HARMFUL):
             detail = (
-                f"The precedents' vote puts the probability of harm at {held.probability:.2f}, the Judge says {label}."
+                f"The precedents' vote puts the probability of harm at {vote.probability:.2f}, the Judge says {label}."
             )
             reasons.append(Review(reason=ReviewReason.VOTE_DISAGREES, detail=detail))
     if score is not None and (score >= 0.5) != (label is Label.HARMFUL):

@@ -62,7 +62,7 @@ class Messages(Generic[P]):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown(Generic[P]):
+class Exhibit(Generic[P]):
     """A precedent as the Judge is shown it; without its picture where the library has none."""
 
     precedent: Precedent
@@ -85,64 +85,84 @@ def describe(pictures: Sequence[P], chars: int) -> Messages[P]:
         chars: Longest description that is asked for.
     """
     prompt = prompts.load("proposer")
-    schema = replies.text_schema(replies.Description, chars)
-    return Messages(prompt, "describe", prompt.system(), (*pictures, *apart([prompt.task("describe")])), schema)
+    return Messages(
+        prompt=prompt,
+        task="describe",
+        system=prompt.system(),
+        parts=(*pictures, *apart([prompt.task("describe")])),
+        schema=replies.text_schema(replies.Description, chars),
+    )
 
 
 def answer(pictures: Sequence[P], fence: Fence, question: str, chars: int) -> Messages[P]:
     """What the Proposer is asked by a side. Arguments as elsewhere here."""
     prompt = prompts.load("proposer")
     words = prompt.task("answer", question=fence.around(question))
-    schema = replies.text_schema(replies.Answer, chars)
-    return Messages(prompt, "answer", prompt.system(), (*pictures, *apart([words])), schema)
-
-
-def argue(
-    task: str,
-    stance: str,
-    policy: Policy,
-    fence: Fence,
-    text: str,
-    description: str,
-    history: Sequence[Exchange],
-    chars: int,
-) -> Messages[Any]:
-    """What an advocate is asked: it sees no picture.
-
-    Args:
-        task: ``ask`` for a question, ``summarise`` for an argument.
-        stance: ``accuser``, ``defender`` or ``none``.
-        policy: What counts as harm.
-        fence: Around what strangers wrote.
-        text: Of the meme.
-        description: The Proposer's.
-        history: What it has asked and heard.
-        chars: Longest summary that is asked for.
-    """
-    prompt = prompts.load("advocate")
-    # The history only grows and the task comes last: what was sent before stays a prefix of what is sent next.
-    exchanges = [
-        prompt.task(
-            "exchange",
-            number=str(number),
-            question=fence.around(exchange.question),
-            answer=fence.around(exchange.answer),
-        )
-        for number, exchange in enumerate(history, 1)
-    ]
-    material = prompt.task("material", text=fence.around(text), description=fence.around(description))
     return Messages(
-        prompt,
-        task,
-        prompt.system(policy=policy.text, stance=prompt.stance(stance)),
-        apart((material, *exchanges, prompt.task(task))),
-        replies.text_schema(replies.Question if task == "ask" else replies.Argument, chars),
+        prompt=prompt,
+        task="answer",
+        system=prompt.system(),
+        parts=(*pictures, *apart([words])),
+        schema=replies.text_schema(replies.Answer, chars),
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvocateBrief:
+    """Everything that an Advocate is shown before its first question: no picture.
+
+    Attributes:
+        policy: What counts as harm.
+        fence: Around what strangers wrote.
+        text: Caption of the meme; empty if it has none.
+        description: The Proposer's description of the picture.
+    """
+
+    policy: Policy
+    fence: Fence
+    text: str
+    description: str
+
+    def ask(self, stance: str, history: Sequence[Exchange], chars: int) -> Messages[Any]:
+        """The Advocate is to ask one question.
+
+        Args:
+            stance: ``accuser``, ``defender`` or ``none``.
+            history: Its questions so far and their answers.
+            chars: Longest summary that is asked for.
+        """
+        return self._messages("ask", stance, history, replies.text_schema(replies.Question, chars))
+
+    def summarise(self, stance: str, history: Sequence[Exchange], chars: int) -> Messages[Any]:
+        """The Advocate is to sum up and to argue. Arguments as for :meth:`ask`."""
+        return self._messages("summarise", stance, history, replies.text_schema(replies.Argument, chars))
+
+    def _messages(self, task: str, stance: str, history: Sequence[Exchange], schema: dict[str, Any]) -> Messages[Any]:
+        prompt = prompts.load("advocate")
+        around = self.fence.around
+        # The history only grows and the task comes last: what was sent before stays a prefix of what is sent next.
+        exchanges = [
+            prompt.task(
+                "exchange",
+                number=str(number),
+                question=around(exchange.question),
+                answer=around(exchange.answer),
+            )
+            for number, exchange in enumerate(history, 1)
+        ]
+        material = prompt.task("material", text=around(self.text), description=around(self.description))
+        return Messages(
+            prompt=prompt,
+            task=task,
+            system=prompt.system(policy=self.policy.text, stance=prompt.stance(stance)),
+            parts=apart((material, *exchanges, prompt.task(task))),
+            schema=schema,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeBrief(Generic[P]):
-    """What lies before the Judge.
+    """Everything that the Judge is shown.
 
     Attributes:
         pictures: Frames of the meme.
@@ -154,7 +174,7 @@ class JudgeBrief(Generic[P]):
         defender: What the Defender says, likewise.
         exhibits: The precedents that are shown.
         vote: The precedents' vote, or None.
-        dull: Whether the meme alone is shown (ablation).
+        meme_only: True if the meme alone is shown (ablation).
     """
 
     pictures: tuple[P, ...]
@@ -164,9 +184,9 @@ class JudgeBrief(Generic[P]):
     description: str = ""
     accuser: str = ""
     defender: str = ""
-    exhibits: tuple[Shown[P], ...] = ()
+    exhibits: tuple[Exhibit[P], ...] = ()
     vote: Vote | None = None
-    dull: bool = False
+    meme_only: bool = False
 
     def rule(self, chars: int) -> Messages[P]:
         """The Judge is to rule.
@@ -186,7 +206,13 @@ class JudgeBrief(Generic[P]):
     def _asking(self, task: str, schema: dict[str, Any] | None, **values: str) -> Messages[P]:
         prompt = prompts.load("judge")
         parts = (*self._material(prompt), prompt.task(task, **values))
-        return Messages(prompt, task, prompt.system(policy=self.policy.text), apart(parts), schema)
+        return Messages(
+            prompt=prompt,
+            task=task,
+            system=prompt.system(policy=self.policy.text),
+            parts=apart(parts),
+            schema=schema,
+        )
 
     def _material(self, prompt: Prompt) -> list[str | P]:
         """Pictures first, in a fixed order, then what the sides say: the longest prefix that stays the same."""
@@ -204,7 +230,7 @@ class JudgeBrief(Generic[P]):
             )
             parts.append(tally)
         parts.append(prompt.task("text", text=self.fence.around(self.text)))
-        if self.dull:
+        if self.meme_only:
             return parts
         parts.append(prompt.task("description", description=self.fence.around(self.description)))
         if self.accuser or self.defender:

@@ -1,7 +1,7 @@
 """Proposer, Advocate and Judge: each is a prompt, a reply type and one call.
 
-Who sees what is a matter of types. A Proposer is made of frames and has no text to show; an Advocate is made of texts
-and has no frames; each knows its own side's exchanges and no other's. Only the Judge is made of everything.
+Who sees what is a matter of types. A Proposer is made of frames and has no text to show; an Advocate's brief is made
+of texts and has no frames; each knows its own side's exchanges and no other's. Only the Judge's brief holds everything.
 """
 
 from __future__ import annotations
@@ -12,32 +12,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from court import messages as asking
-from court import prompts, replies
+from court import messages, prompts, replies
 from court.deadline import Deadline, run_within
 from court.errors import Overrun, ReplyUnusable
 from court.events import ModelCall, OddsGiven, Role, Side
 from court.meme import Frame
-from court.messages import Exchange, JudgeBrief, Messages, Shown, file_sha256, messages_digest, quotable
-from court.policy import Policy
-from court.ports import ChatModel, ChatReply, ChatRequest, FinishReason, ReplicatedModel
-from court.precedents import Precedent, Vote
+from court.messages import AdvocateBrief, Exchange, JudgeBrief, Messages, file_sha256, messages_digest, quotable
+from court.ports import ChatModel, ChatReply, ChatRequest, FinishReason, Odds, ReplicatedModel
 from court.replies import Argument, Ruling, UnusableReply
 from court.untrusted import Fence
 from court.verdict import Label, rule
-
-__all__ = [
-    "Advocate",
-    "Argument",
-    "Exchange",
-    "Exhibit",
-    "Judge",
-    "Proposer",
-    "RoleModel",
-    "RoleModels",
-    "RoleReply",
-    "Ruling",
-]
 
 T = TypeVar("T")
 
@@ -151,23 +135,24 @@ class RoleReply(Generic[T]):
     call: ModelCall
 
 
-@dataclass(frozen=True, slots=True)
-class Exhibit:
-    """A precedent as the Judge is shown it; without its picture where the library has none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """One role's model within one trial.
 
-    precedent: Precedent
-    frame: Frame | None
+    Attributes:
+        model: The role's model and its call settings.
+        fence: Around what strangers wrote.
+        deadline: Time that is left of the trial; it learns what calls cost.
+        reply_chars: Longest text that is asked for, in characters: description, summary, justification, rationale; see
+            :mod:`court.replies`.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class _Agent:
-    chair: RoleModel
+    model: RoleModel
     fence: Fence
-    budget: Deadline
-    chars: int
-    """Longest text that is asked for: description, summary, justification, rationale; see :mod:`court.replies`."""
+    deadline: Deadline
+    reply_chars: int
 
-    async def _say(self, role: Role, asked: Messages[Frame], parse: Callable[[str, bool], T]) -> RoleReply[T]:
+    async def say(self, role: Role, asked: Messages[Frame], parse: Callable[[str, bool], T]) -> RoleReply[T]:
         """One call, and one more that names the fault where the first reply can't be used.
 
         Raises:
@@ -192,109 +177,94 @@ class _Agent:
         return RoleReply(value, _figures(role, [asked, again], [first, second], fault=why, quoted=quoted))
 
     async def _call(self, asked: Messages[Frame], role: Role) -> ChatReply:
-        max_tokens = self.chair.max_tokens or most_tokens(role, self.chars)
-        request = ChatRequest(asked.system, asked.parts, asked.schema, max_tokens, self.chair.temperature)
-        reply = await self._asked(partial(self.chair.model.reply, request))
-        self.budget.tally.answered(reply)
-        self.budget.took(reply.latency_s)
+        request = ChatRequest(
+            system=asked.system,
+            parts=asked.parts,
+            reply_schema=asked.schema,
+            max_tokens=self.model.max_tokens or most_tokens(role, self.reply_chars),
+            temperature=self.model.temperature,
+        )
+        reply = await self._within_deadline(partial(self.model.model.reply, request))
+        self.deadline.tally.answered(reply)
+        self.deadline.took(reply.latency_s)
         if prompts.given_away(reply.text):
             # Whoever made it do that had it in hand: it is not asked again, and none of it is kept.
             raise ReplyUnusable(role, asked.task, "SYSTEM_LEAKED", "it gave its instructions away")
         return reply
 
-    async def _asked(self, ask: Callable[..., Awaitable[T]]) -> T:
+    async def odds(self, asked: Messages[Frame]) -> Odds | None:
+        """How likely the model holds either option; None where the server can't say. Raises as :meth:`say`."""
+        request = ChatRequest(system=asked.system, parts=asked.parts, reply_schema=None, max_tokens=1)
+        odds = await self._within_deadline(partial(self.model.model.odds, request, _OPTIONS))
+        if odds is not None:
+            self.deadline.tally.answered(odds.reply)
+        return odds
+
+    async def _within_deadline(self, ask: Callable[..., Awaitable[T]]) -> T:
         """What a model gives in the seconds that there are. Raises Overrun where it does not keep to them."""
-        within_s = self.budget.for_call()
+        within_s = self.deadline.for_call()
         late = Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW")
         try:
             return await run_within(ask(within_s=within_s), within_s + _GRACE_S, late)
         except BaseException:
-            self.budget.tally.unanswered()
+            self.deadline.tally.unanswered()
             raise
 
 
 @dataclass(frozen=True, slots=True)
-class Proposer(_Agent):
+class Proposer:
     """Sees the picture, and nothing else but the questions it is asked."""
 
+    speaker: Speaker
     frames: tuple[Frame, ...]
 
     async def describe(self) -> RoleReply[str]:
         """``D = Proposer(G)``. Raises as all agents do."""
-        asked = asking.describe(self.frames, self.chars)
-        return await self._say(Role.PROPOSER, asked, lambda text, _: replies.parse_description(text))
+        asked = messages.describe(self.frames, self.speaker.reply_chars)
+        return await self.speaker.say(Role.PROPOSER, asked, lambda text, _: replies.parse_description(text))
 
     async def answer(self, question: str) -> RoleReply[str]:
         """``a = Proposer.answer(q, G)``. Raises as all agents do."""
-        asked = asking.answer(self.frames, self.fence, question, self.chars)
-        return await self._say(Role.PROPOSER, asked, lambda text, _: replies.parse_answer(text))
+        asked = messages.answer(self.frames, self.speaker.fence, question, self.speaker.reply_chars)
+        return await self.speaker.say(Role.PROPOSER, asked, lambda text, _: replies.parse_answer(text))
 
 
 @dataclass(frozen=True, slots=True)
-class Advocate(_Agent):
+class Advocate:
     """Argues one side from texts; never sees the picture."""
 
+    speaker: Speaker
     side: Side
-    policy: Policy
-    text: str
-    description: str
+    brief: AdvocateBrief
     stance_from_start: bool = True
 
     async def ask(self, history: Sequence[Exchange]) -> RoleReply[str]:
         """``q = A.ask(H, D, T)``. Raises as all agents do."""
-        stance = str(self.side).lower() if self.stance_from_start else "none"
-        return await self._argue("ask", stance, history, lambda text, _: replies.parse_question(text))
+        stance = self.side.lower() if self.stance_from_start else "none"
+        asked = self.brief.ask(stance, history, self.speaker.reply_chars)
+        return await self.speaker.say(Role(self.side), asked, lambda text, _: replies.parse_question(text))
 
     async def summarise(self, history: Sequence[Exchange]) -> RoleReply[Argument]:
         """``S = A.summarise(H)``. Raises as all agents do."""
-        stance = str(self.side).lower()
-        return await self._argue("summarise", stance, history, lambda text, _: replies.parse_argument(text))
-
-    async def _argue(
-        self, task: str, stance: str, history: Sequence[Exchange], parse: Callable[[str, bool], T]
-    ) -> RoleReply[T]:
-        asked: Messages[Frame] = asking.argue(
-            task, stance, self.policy, self.fence, self.text, self.description, history, self.chars
-        )
-        return await self._say(Role(str(self.side)), asked, parse)
+        asked = self.brief.summarise(self.side.lower(), history, self.speaker.reply_chars)
+        return await self.speaker.say(Role(self.side), asked, lambda text, _: replies.parse_argument(text))
 
 
 @dataclass(frozen=True, slots=True)
-class Judge(_Agent):
-    """Sees picture, text, description, both justifications and the precedents.
+class Judge:
+    """Sees picture, text, description, both justifications and the precedents: all that is in its brief."""
 
-    Attributes:
-        frames: Of the meme.
-        policy: What counts as harm.
-        text: Of the meme.
-        description: The Proposer's, or empty.
-        accuser: What the Accuser says, or empty where there were no arguments.
-        defender: What the Defender says, likewise.
-        exhibits: The precedents that are shown.
-        vote: The precedents' vote, or None.
-        dull: Whether the meme alone is shown (ablation).
-    """
+    speaker: Speaker
 
-    frames: tuple[Frame, ...]
-    policy: Policy
-    text: str
-    description: str = ""
-    accuser: str = ""
-    defender: str = ""
-    exhibits: tuple[Exhibit, ...] = ()
-    vote: Vote | None = None
-    dull: bool = False
-
-    async def rule(self) -> RoleReply[Ruling]:
+    async def rule(self, brief: JudgeBrief[Frame]) -> RoleReply[Ruling]:
         """Evidence, precedents, strengths, label and rationale. Raises as all agents do.
 
         Where the label does not follow from the strengths, the Judge is asked once more; if it still does not, the
         ruling is returned as it is, and the contradiction shows.
         """
-        number = len(self.exhibits)
 
         def parse(text: str, last: bool) -> Ruling:
-            ruling = replies.parse_ruling(text, self.policy, number)
+            ruling = replies.parse_ruling(text, brief.policy, len(brief.exhibits))
             follows = rule(ruling.harmful_strength, ruling.harmless_strength)
             if follows is not ruling.label and not last:
                 word = "harmful" if follows is Label.HARMFUL else "not harmful"
@@ -303,21 +273,18 @@ class Judge(_Agent):
                 )
             return ruling
 
-        return await self._say(Role.JUDGE, self._bench.rule(self.chars), parse)
+        return await self.speaker.say(Role.JUDGE, brief.rule(self.speaker.reply_chars), parse)
 
-    async def odds(self) -> OddsGiven | None:
+    async def odds(self, brief: JudgeBrief[Frame]) -> OddsGiven | None:
         """How likely the model holds either label, asked in both orders; None where the server can't say.
 
         Raises:
             Overrun, Unavailable, ModelRefused: The server gave no reply.
         """
-        asked = self._bench.odds()
+        asked = brief.odds()
         harmful, benign, answered = [], [], []
         for each, harmful_first in zip(asked, (True, False), strict=True):
-            request = ChatRequest(each.system, each.parts, None, 1)
-            odds = await self._asked(partial(self.chair.model.odds, request, _OPTIONS))
-            if odds is not None:
-                self.budget.tally.answered(odds.reply)
+            odds = await self.speaker.odds(each)
             # What is no probability says as little as none.
             if odds is None or not all(0 <= mass <= 1 for mass in odds.masses):
                 return None
@@ -327,21 +294,6 @@ class Judge(_Agent):
             answered.append(odds.reply)
         call = _figures(Role.JUDGE, asked, answered)
         return OddsGiven(harmful=tuple(harmful), not_harmful=tuple(benign), call=call)
-
-    @property
-    def _bench(self) -> JudgeBrief[Frame]:
-        return JudgeBrief(
-            self.frames,
-            self.policy,
-            self.fence,
-            self.text,
-            self.description,
-            self.accuser,
-            self.defender,
-            tuple(Shown(exhibit.precedent, exhibit.frame) for exhibit in self.exhibits),
-            self.vote,
-            self.dull,
-        )
 
 
 def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T:

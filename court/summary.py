@@ -119,7 +119,7 @@ def weigh(findings: Findings, held: Vote | None, text: TextRead, settings: Trial
         strengths=strengths,
         harm_score=held.probability,
         harm_score_meaning=ScoreMeaning.PRECEDENT_VOTE,
-        rationale=_rationale(label, strengths, findings, reach, held),
+        rationale=_rationale(label, strengths, findings, held),
         review=review,
     )
 
@@ -144,8 +144,8 @@ def _strengths(held: Vote) -> Strengths:
     return Strengths(harmful=harmful, benign=benign)
 
 
-def _rationale(label: Label, strengths: Strengths, findings: Findings, reach: Coverage, held: Vote) -> str:
-    nearest = findings.exhibits[0]
+def _rationale(label: Label, strengths: Strengths, findings: Findings, held: Vote) -> str:
+    nearest, reach = findings.exhibits[0], Coverage.of(findings)
     halves = {
         (True, True): "Text and picture were both weighed",
         (True, False): "Only the text was weighed: no precedent's picture is near enough to compare with",

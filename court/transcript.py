@@ -158,7 +158,13 @@ def transcript(record: TrialRecord) -> Transcript:
         why = rested[side].reason.lower().replace("_", " ") if side in rested else ""
         # Without an examination there is no text beside the summary but the summary itself.
         text = event.justification or event.summary
-        return Argument(text, event.cites, why, event.call if last == 0 else None, event)
+        return Argument(
+            justification=text,
+            cites=event.cites,
+            rested=why,
+            call=event.call if last == 0 else None,
+            event=event,
+        )
 
     numbers = sorted({number for _, number in (*asked, *answered, *summed) if number})
     library = cited.findings.library if cited else None

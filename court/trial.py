@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from court import summary
-from court.deadline import Deadline, run_within
+from court.deadline import Deadline
 from court.digests import digest
-from court.errors import CantResume, CourtError, NotLoaded, Overrun, Unavailable
+from court.errors import CantResume, CourtError, NotLoaded, Unavailable
 from court.events import (
     MemeIdentity,
-    NearDuplicatesFound,
     PolicyReference,
-    PrecedentsCited,
     Procedure,
     RestReason,
     Side,
@@ -36,13 +33,13 @@ from court.events import (
     TrialResumed,
     Versions,
 )
+from court.evidence import Evidence
 from court.examination import entropy
-from court.full import FullTrial, Known
-from court.meme import Frame, Meme, Picture
+from court.full import FullTrial
+from court.meme import Meme, Picture
 from court.messages import file_sha256
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import DuplicateFinder, EventSink, PrecedentFinder, TextReader
-from court.precedents import Findings, Vote
 from court.prompts import prompt_set_digest
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.recorder import EventDraft, Recorder
@@ -93,7 +90,6 @@ class Court:
         settings: Of every trial.
         policy: What counts as harm.
         chairs: Who speaks in a full trial; None for a court without chat models.
-        room: Whether a call may be made that may turn out to be superfluous, where the chairs' own servers have room.
         fence_mark: What the fences around untrusted text carry; None for a fresh mark a trial. Given only where
             messages are compared.
         now: The time, UTC.
@@ -106,7 +102,6 @@ class Court:
     settings: TrialSettings = field(default_factory=TrialSettings)
     policy: Policy = DEFAULT_POLICY
     chairs: RoleModels | None = None
-    room: Callable[[], bool] = lambda: True
     fence_mark: str | None = None
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     duplicates: DuplicateFinder | None = None
@@ -201,26 +196,37 @@ class Court:
         except Exception as error:
             # A fault of ours. Its message may hold the meme's text or a path: only its kind and place are logged.
             where = "".join(traceback.format_tb(error.__traceback__))
-            _log.error("trial %s: %s at step %s\n%s", case.trial_id, type(error).__qualname__, clerk.step, where)
+            fault = f"{type(error).__qualname__} at step {clerk.step}"
+            _log.error("trial %s: %s\n%s", case.trial_id, fault, where)
             _without_its_way(error)
             await _abort(clerk, _our_fault())
             raise _our_fault() from error
         return clerk.record
 
     async def _hold(self, case: TrialCase, clerk: Recorder, fence: Fence, budget: Deadline) -> None:
+        evidence = Evidence(
+            meme=case.meme,
+            namespace=case.namespace,
+            settings=self.settings,
+            text_reader=self.text_reader,
+            finder=self.finder,
+            duplicates=self.duplicates,
+            recorder=clerk,
+            deadline=budget,
+        )
         if case.procedure is Procedure.FULL:
-            await self._full(case, clerk, fence, budget)
+            await self._full(evidence, fence).run()
             return
         clerk.step = "text"
-        text = await self._read_text(case.meme, clerk, budget)
+        text = await evidence.text()
         clerk.step = "duplicates"
-        near = await self._find_duplicates(case, text, clerk, budget)
+        near = await evidence.near_duplicates(text)
         clerk.step = "precedents"
-        findings, held, untold = await self._search(case.meme, text.text, clerk, budget)
-        untold[:0] = near
+        findings, held, cited = await evidence.search(text.text)
+        untold = [*near, *cited]
         if case.procedure is Procedure.CASCADE and not summary.is_conclusive(findings, held):
             await clerk.note_all(*untold)
-            await self._full(case, clerk, fence, budget, Known(text, findings, held))
+            await self._full(evidence, fence).run(text)
             return
         clerk.step = "sides"
         # Nobody is asked: all that there is to say since the text is kept at once.
@@ -240,26 +246,10 @@ class Court:
         clerk.step = "verdict"
         await give_verdict(clerk, *untold, verdict=summary.weigh(findings, held, text, self.settings))
 
-    async def _full(
-        self, case: TrialCase, clerk: Recorder, fence: Fence, budget: Deadline, known: Known | None = None
-    ) -> None:
-        """The full procedure; what a cascade has found already is given."""
+    def _full(self, evidence: Evidence, fence: Fence) -> FullTrial:
         assert self.chairs is not None, "checked by require()"
-        meme = case.meme
-        chairs = self.chairs.pinned(meme.picture.pixels_sha256)
-        await FullTrial(
-            meme=meme,
-            chairs=chairs,
-            settings=self.settings,
-            policy=self.policy,
-            fence=fence,
-            budget=budget,
-            clerk=clerk,
-            room=lambda: self.room() and chairs.room(),
-            read_text=lambda: self._read_and_compare(case, clerk, budget),
-            find=lambda query: self._find_precedents(meme, query, clerk, budget),
-            pictures=lambda ids: self._pictures(ids, budget),
-        ).hold(known)
+        models = self.chairs.pinned(evidence.meme.picture.pixels_sha256)
+        return FullTrial(evidence=evidence, models=models, policy=self.policy, fence=fence)
 
     def _require_resumable(self, record: TrialRecord, picture: Picture) -> None:
         opened, failed = record.opened, record.last(TrialFailed)
@@ -337,76 +327,6 @@ class Court:
             "fence_mark": "" if asks_nobody else fence.mark,
         }
 
-    async def _read_text(self, meme: Meme, clerk: Recorder, budget: Deadline) -> TextRead:
-        if known := clerk.recall(TextRead):
-            return known
-        began = time.perf_counter()
-        late = Overrun(
-            "The text was not read off the picture in time. Try again later, or send the text with it.",
-            reason="TEXT_TOO_SLOW",
-        )
-        reading = await run_within(self.text_reader.read(meme.picture), budget.at_most(self.settings.read_s), late)
-        return await clerk.note(
-            TextRead,
-            text=reading.text,
-            source=TextSource.OCR if reading.lines else TextSource.NONE,
-            language=meme.language or "",
-            lines=reading.lines,
-            reader=self.text_reader.identity,
-            latency_s=time.perf_counter() - began,
-        )
-
-    async def _read_and_compare(self, case: TrialCase, clerk: Recorder, budget: Deadline) -> TextRead:
-        """The text; what is near a meme depends on it. In a full trial the picture is described meanwhile."""
-        text = await self._read_text(case.meme, clerk, budget)
-        await clerk.note_all(*await self._find_duplicates(case, text, clerk, budget))
-        return text
-
-    async def _find_duplicates(
-        self, case: TrialCase, text: TextRead, clerk: Recorder, budget: Deadline
-    ) -> list[EventDraft]:
-        """What is to be kept of what was tried before and is nearly the same. Only the reasons for a person to look
-        depend on it."""  # noqa: D205, D209
-        if self.duplicates is None or clerk.recall(NearDuplicatesFound):
-            return []
-        began = time.perf_counter()
-        read = case.meme.text is None
-        looking = self.duplicates.near(case.meme.picture, text.text, read, case.namespace)
-        late = Overrun("Memes tried before were not searched in time. Try again later.", reason="SEARCH_TOO_SLOW")
-        near = await run_within(looking, budget.at_most(self.settings.find_s), late)
-        found = {"duplicates": tuple(near), "latency_s": time.perf_counter() - began}
-        return [EventDraft(NearDuplicatesFound, found)] if near else []
-
-    async def _find_precedents(
-        self, meme: Meme, query: str, clerk: Recorder, budget: Deadline
-    ) -> tuple[Findings, Vote | None]:
-        findings, held, untold = await self._search(meme, query, clerk, budget)
-        await clerk.note_all(*untold)
-        return findings, held
-
-    async def _search(
-        self, meme: Meme, query: str, clerk: Recorder, budget: Deadline
-    ) -> tuple[Findings, Vote | None, list[EventDraft]]:
-        """What is found, its vote, and what is to be kept of that: nothing where it is on record."""
-        if known := clerk.recall(PrecedentsCited):
-            return known.findings, known.vote, []
-        began = time.perf_counter()
-        finding = self.finder.find(
-            text=query,
-            frames=meme.picture.frames,
-            pixels_sha256=meme.picture.pixels_sha256,
-            exhibits=self.settings.exhibits,
-            tally=self.settings.tally,
-            alpha=self.settings.alpha,
-        )
-        findings = await run_within(finding, budget.at_most(self.settings.find_s), _search_late())
-        held = summary.vote_if_close(findings)
-        cited = {"findings": findings, "vote": held, "latency_s": time.perf_counter() - began}
-        return findings, held, [EventDraft(PrecedentsCited, cited)]
-
-    async def _pictures(self, ids: Sequence[str], budget: Deadline) -> Sequence[Frame | None]:
-        return await run_within(self.finder.pictures(ids), budget.at_most(self.settings.find_s), _search_late())
-
 
 def _given_text(meme: Meme, text: str) -> EventDraft:
     """What is kept of the text that the caller sent."""
@@ -419,10 +339,6 @@ def _ended_by(cancelled: asyncio.CancelledError) -> CourtError:
     if cancelled.args == (STOPPED,):
         return Unavailable("The server was stopped before there was a verdict.", reason=STOPPED)
     return CourtError("The caller gave up before there was a verdict.", reason="CANCELLED")
-
-
-def _search_late() -> Overrun:
-    return Overrun("The precedents were not found in time. Try again later.", reason="SEARCH_TOO_SLOW")
 
 
 async def _abort(clerk: Recorder, cause: CourtError) -> None:

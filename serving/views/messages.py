@@ -31,7 +31,7 @@ from court.events import (
     TrialResumed,
     VerdictGiven,
 )
-from court.messages import Exchange, JudgeBrief, Messages, Shown, messages_digest
+from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief, Messages, messages_digest
 from court.policy import Policy
 from court.record import TrialRecord
 from court.settings import TrialSettings
@@ -187,16 +187,9 @@ class _Told:
             Exchange(self._one(QuestionAsked, side, number).question, self._one(AnswerGiven, side, number).answer)
             for number in range(1, rounds + 1)
         ]
-        return asking.argue(
-            task,
-            str(side).lower() if stanced else "none",
-            self._policy,
-            self.fence,
-            self._text,
-            self._description,
-            history,
-            self.settings.reply_chars,
-        )
+        brief = AdvocateBrief(policy=self._policy, fence=self.fence, text=self._text, description=self._description)
+        make = brief.ask if task == "ask" else brief.summarise
+        return make(str(side).lower() if stanced else "none", history, self.settings.reply_chars)
 
     def bench(self) -> JudgeBrief[PictureShown]:
         """What lay before the Judge."""
@@ -216,14 +209,14 @@ class _Told:
             defender=defender,
             exhibits=() if cited is None else self._exhibits(cited),
             vote=None if cited is None else cited.vote,
-            dull=self.settings.dull_judge,
+            meme_only=self.settings.dull_judge,
         )
 
-    def _exhibits(self, cited: PrecedentsCited) -> tuple[Shown[PictureShown], ...]:
+    def _exhibits(self, cited: PrecedentsCited) -> tuple[Exhibit[PictureShown], ...]:
         given = self._record.last(VerdictGiven)
         readings = given.ruling.precedents if given and given.ruling else ()
         pictures = {reading.id: PictureShown(reading.picture, reading.id) for reading in readings if reading.picture}
-        return tuple(Shown(each, pictures.get(each.id)) for each in cited.findings.exhibits)
+        return tuple(Exhibit(each, pictures.get(each.id)) for each in cited.findings.exhibits)
 
     def _justification(self, side: Side) -> str:
         """The one that the Judge was shown: of the last round that counts. Empty where there were no advocates."""

@@ -8,11 +8,13 @@ import json
 import re
 
 from court.backends.chat.scripted import ScriptedModel
+from court.deadline import Deadline
 from court.events import Procedure
 from court.meme import Frame
 from court.ports import ChatRequest
-from court.roles import RoleModel, RoleModels
+from court.roles import RoleModel, RoleModels, Speaker
 from court.trial import Court, TrialCase
+from court.untrusted import Fence
 from tests.support.fakes import FakeFinder, FakeReader, H, Notes, a_meme, findings, ticking
 
 MARK = "mark"
@@ -62,6 +64,16 @@ def task_of(request: ChatRequest) -> str:
 
 def is_repair(request: ChatRequest) -> bool:
     return str(request.parts[-1]).startswith("Your last reply could not be used")
+
+
+def speaker(model, *, fence=None) -> Speaker:
+    """One role of a trial that has no deadline."""
+    return Speaker(
+        model=model if isinstance(model, RoleModel) else RoleModel(model),
+        fence=fence or Fence(MARK),
+        deadline=Deadline(None, 60),
+        reply_chars=1200,
+    )
 
 
 class Cast:
@@ -143,13 +155,13 @@ class PictureFinder(FakeFinder):
         return [Frame(png=f"picture of {each}".encode(), width=4, height=4) for each in ids]
 
 
-def full_court(cast: Cast, *, found=None, reader=None, settings=None, **changes) -> Court:
+def full_court(cast: Cast, *, found=None, reader=None, settings=None, chairs=None, **changes) -> Court:
     clock = ticking()
     return Court(
         finder=PictureFinder(found or findings([H, H, H, H, H])),
         text_reader=reader or FakeReader("read off the picture"),
         software="test",
-        chairs=cast.chairs,
+        chairs=chairs or cast.chairs,
         fence_mark=MARK,
         now=lambda: next(clock),
         **({"settings": settings} if settings else {}),

@@ -644,10 +644,10 @@ def test_a_picture_that_the_server_lost_is_sent_again_by_each_call_that_named_it
         (sent_to,) = chat._servers
         ask, both = sent_to.chat, asyncio.Barrier(2)
 
-        async def ask_together(model, request, capabilities, fields, known):
+        async def ask_together(request, *, known, **options):
             named = digest(FRAME) in known
             try:
-                return await ask(model, request, capabilities, fields, known)
+                return await ask(request, known=known, **options)
             finally:
                 if named:
                     await both.wait()  # neither learns that it is lost before the other has named it too

@@ -18,16 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from court import prompts
-from court.deadline import Deadline
 from court.events import Procedure, Side
 from court.meme import Frame, Meme, Picture
+from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, ChatRequest, FinishReason, Odds
 from court.precedents import vote
-from court.roles import Advocate, Exchange, Exhibit, Judge, Proposer, RoleModel
+from court.roles import Advocate, Judge, Proposer
 from court.trial import TrialCase
 from court.untrusted import Fence, neutralise
-from tests.support.cast import RULING, Cast, frames_of, full_court, shown
+from tests.support.cast import RULING, Cast, frames_of, full_court, shown, speaker
 from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings
 from tests.support.injections import INJECTIONS, SPECIALS, marked, variants
 
@@ -90,7 +90,7 @@ def exhibits(text="a text", categories=("race",)):
 
 async def prompts_with(text, recorder, fence):
     """Every prompt in which ``text`` can stand, as (role, what it is, request)."""
-    chair, budget = RoleModel(recorder), Deadline(None, 60)
+    speaks = speaker(recorder, fence=fence)
 
     async def call(role, what, coroutine, *says):
         recorder.says, recorder.asked = list(says), []
@@ -99,7 +99,7 @@ async def prompts_with(text, recorder, fence):
             yield role, (what, number), request
 
     cut = said(text, FinishReason.LENGTH)  # what can't be used is shown again
-    proposer = Proposer(chair, fence, budget, 1200, (FRAME,))
+    proposer = Proposer(speaks, (FRAME,))
     calls = [
         ("proposer", "question", proposer.answer(text), REPLIES["answer"]),
         ("proposer", "repair", proposer.describe(), cut, REPLIES["describe"]),
@@ -109,7 +109,8 @@ async def prompts_with(text, recorder, fence):
         role = str(side).lower()
 
         def advocate(words=plain, description=plain, side=side):
-            return Advocate(chair, fence, budget, 1200, side, DEFAULT_POLICY, words, description)
+            brief = AdvocateBrief(policy=DEFAULT_POLICY, fence=fence, text=words, description=description)
+            return Advocate(speaks, side, brief)
 
         for place, who, history in (
             ("text", advocate(words=text), [turn]),
@@ -125,18 +126,20 @@ async def prompts_with(text, recorder, fence):
     found = findings([H, N, H])
     held = vote(found.tally, found.vote_settings)
 
-    def judge(**places):
-        values = {"text": plain, "description": plain, "accuser": plain, "defender": plain, "exhibits": exhibits()}
-        return Judge(chair, fence, budget, 1200, (FRAME,), DEFAULT_POLICY, **{**values, **places}, vote=held)
+    def brief(**places):
+        words = {"text": plain, "description": plain, "accuser": plain, "defender": plain, "exhibits": exhibits()}
+        values = {**words, **places}
+        return JudgeBrief(pictures=(FRAME,), policy=DEFAULT_POLICY, fence=fence, vote=held, **values)
 
-    for place, who in (
-        *((place, judge(**{place: text})) for place in ("text", "description", "accuser", "defender")),
-        ("precedent", judge(exhibits=exhibits(text=text))),
-        ("categories", judge(exhibits=exhibits(categories=("race", text)))),
+    judge = Judge(speaks)
+    for place, shown_to_judge in (
+        *((place, brief(**{place: text})) for place in ("text", "description", "accuser", "defender")),
+        ("precedent", brief(exhibits=exhibits(text=text))),
+        ("categories", brief(exhibits=exhibits(categories=("race", text)))),
     ):
-        calls.append(("judge", ("rule", place), who.rule(), REPLIES["judge"]))
-        calls.append(("judge", ("odds", place), who.odds()))
-    calls.append(("judge", "repair", judge().rule(), cut, REPLIES["judge"]))
+        calls.append(("judge", ("rule", place), judge.rule(shown_to_judge), REPLIES["judge"]))
+        calls.append(("judge", ("odds", place), judge.odds(shown_to_judge)))
+    calls.append(("judge", "repair", judge.rule(brief()), cut, REPLIES["judge"]))
     for role, what, coroutine, *says in calls:
         async for each in call(role, what, coroutine, *says):
             yield each

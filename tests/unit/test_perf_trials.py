@@ -26,6 +26,7 @@ from court.replies import (
     ruling_schema,
     text_schema,
 )
+from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
 from eval.perf import bench
 from eval.perf.model_server.replies import TOKENS, meme_text, scripted_reply, tokens_of
@@ -256,9 +257,28 @@ def test_summaries_are_kept_in_the_order_of_rounds_whichever_is_written_first():
     assert [(e.entropy, e.entropy_change) for e in kept] == [(e.entropy, e.entropy_change) for e in expected]
 
 
+class Busy:
+    """A model whose server has no room for one more call."""
+
+    urls = ("http://busy",)
+
+    def __init__(self, model):
+        self._model = model
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def pinned(self, key):
+        return self
+
+    def room(self):
+        return False
+
+
 def test_without_room_nothing_is_asked_ahead():
     cast = slow_summaries()
-    try_meme(cast, room=lambda: False)
+    chairs = RoleModels(**{role: RoleModel(model, servers=Busy(model)) for role, model in cast.models.items()})
+    try_meme(cast, chairs=chairs)
     assert ordered(cast) == ["ask", "summarise"] * 4
 
 

@@ -8,18 +8,18 @@ import pytest
 
 from court import judgment
 from court.backends.chat.scripted import ScriptedModel
-from court.deadline import Deadline
 from court.errors import ReplyUnusable
 from court.events import TextRead, TextSource
 from court.meme import Frame
+from court.messages import Exhibit, JudgeBrief
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
 from court.replies import UnusableReply, parse_answer, parse_argument, parse_description, parse_question, parse_ruling
-from court.roles import Exhibit, Judge, RoleModel
+from court.roles import Judge
 from court.settings import TrialSettings
 from court.untrusted import Fence
 from court.verdict import Label, rule
-from tests.support.cast import ACQUITTAL, RULING
+from tests.support.cast import ACQUITTAL, RULING, speaker
 from tests.support.fakes import H, findings
 
 LEVELS = {"weak": 1, "moderate": 2, "strong": 3}
@@ -391,21 +391,11 @@ def test_pi_5_also_when_the_judge_is_asked_again():
     async def rule_once():
         says = [reply(chance) for _ in range(2)]
         model = ScriptedModel([(None, each) for each in says])
-        judge = Judge(
-            RoleModel(model),
-            Fence("m"),
-            Deadline(None, 9),
-            1200,
-            (Frame(b"", 1, 1),),
-            DEFAULT_POLICY,
-            "x",
-            exhibits=exhibits,
-        )
         try:
-            said = await judge.rule()
+            said = await Judge(speaker(model)).rule(brief(pictures=(Frame(b"", 1, 1),), exhibits=exhibits))
         except ReplyUnusable:
             return says[: len(model.asked)], None
-        return says[: len(model.asked)], judgment.verdict_of(said.value, None, None, (), text, TrialSettings()).label
+        return says[: len(model.asked)], judgment.verdict_of(said.value, text=text, settings=TrialSettings()).label
 
     async def run():
         for _ in range(3000):
@@ -424,21 +414,17 @@ def reply(chance):
     return ChatReply(babble(chance), finish, "m", 1, 1, 0, 0.0)
 
 
+def brief(**values):
+    return JudgeBrief(policy=DEFAULT_POLICY, fence=Fence("m"), text="x", **{"pictures": (), **values})
+
+
 def test_half_of_a_ruling_that_would_parse_is_no_ruling():
     """How a reply ended is looked at before what it says."""
     for finish in (FinishReason.LENGTH, FinishReason.REFUSAL):
         says = ChatReply(json.dumps({**ACQUITTAL, "precedents": {}}), finish, "m", 1, 1, 0, 0.0)
-        judge = Judge(
-            RoleModel(ScriptedModel(lambda _, says=says: says)),
-            Fence(),
-            Deadline(None, 9),
-            1200,
-            (),
-            DEFAULT_POLICY,
-            "x",
-        )
+        judge = Judge(speaker(ScriptedModel(lambda _, says=says: says)))
         with pytest.raises(ReplyUnusable):
-            asyncio.run(judge.rule())
+            asyncio.run(judge.rule(brief()))
 
 
 @pytest.mark.parametrize(
@@ -483,8 +469,6 @@ def test_a_fault_says_nothing_of_the_reply_s_own_words():
 
 
 def test_odds_that_are_none_are_as_good_as_no_odds():
-    exhibits = ()
     for masses in ((float("nan"), 0.5), (1.5, 0.2), (-0.1, 0.5), (float("inf"), 0.1)):
         model = ScriptedModel([], odds=lambda request, options, masses=masses: masses)
-        judge = Judge(RoleModel(model), Fence(), Deadline(None, 9), 1200, (), DEFAULT_POLICY, "x", exhibits=exhibits)
-        assert asyncio.run(judge.odds()) is None
+        assert asyncio.run(Judge(speaker(model)).odds(brief())) is None

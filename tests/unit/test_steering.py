@@ -20,21 +20,21 @@ import pytest
 
 from court import judgment, prompts
 from court.backends.chat.scripted import ScriptedModel
-from court.deadline import Deadline
 from court.errors import ReplyUnusable
 from court.events import OddsGiven, Procedure, Side, TextRead, TextSource, TrialFailed
 from court.meme import Frame
+from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
 from court.precedents import Vote
 from court.record import TrialAborted, TrialState
 from court.replies import parse_ruling
-from court.roles import Advocate, Exchange, Exhibit, Judge, Proposer, RoleModel
+from court.roles import Advocate, Judge, Proposer
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.untrusted import Fence
 from court.verdict import Label, ReviewReason, Strength, rule
-from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, shown, task_of
+from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, shown, speaker, task_of
 from tests.support.fakes import VOTE, FakeReader, H, Notes, a_meme, findings
 from tests.support.injections import INJECTIONS, SPECIALS, marked
 from tests.unit.test_replies import babble
@@ -145,31 +145,38 @@ async def outcome(kind, strengths, seed, place, words, fence=None):
             task = task_of(request)
             return as_reply(task, words or "words") if task == place else mind.says(role, task, request)
 
-        return RoleModel(ScriptedModel(speak))
+        return speaker(ScriptedModel(speak), fence=fence)
 
-    fence, budget = fence or Fence(MARK), Deadline(None, 60)
+    fence = fence or Fence(MARK)
     at = {name: words if name == place else "plain words" for name in ("text", "precedent", "categories")}
     first = findings([H, H, H]).exhibits[0]
     first = first.model_copy(update={"text": at["precedent"], "categories": (at["categories"], "race")})
     exhibits = tuple(Exhibit(each, FRAME) for each in (first, *findings([H, H, H]).exhibits[1:]))
     try:
-        proposer = Proposer(chair("proposer"), fence, budget, 1200, (FRAME,))
+        proposer = Proposer(chair("proposer"), (FRAME,))
         description = (await proposer.describe()).value
         arguments = []
+        brief = AdvocateBrief(policy=DEFAULT_POLICY, fence=fence, text=at["text"], description=description)
         for side in Side:
-            advocate = Advocate(
-                chair(str(side).lower()), fence, budget, 1200, side, DEFAULT_POLICY, at["text"], description
-            )
+            advocate = Advocate(chair(str(side).lower()), side, brief)
             question = (await advocate.ask(())).value
             answer = (await proposer.answer(question)).value
             arguments.append((await advocate.summarise((Exchange(question, answer),))).value.justification)
-        judge = Judge(
-            chair("judge"), fence, budget, 1200, (FRAME,), DEFAULT_POLICY, at["text"], description, *arguments, exhibits
+        accuser, defender = arguments
+        brief = JudgeBrief(
+            pictures=(FRAME,),
+            policy=DEFAULT_POLICY,
+            fence=fence,
+            text=at["text"],
+            description=description,
+            accuser=accuser,
+            defender=defender,
+            exhibits=exhibits,
         )
-        said = (await judge.rule()).value
+        said = (await Judge(chair("judge")).rule(brief)).value
     except ReplyUnusable:
         return None
-    return judgment.verdict_of(said, None, None, (), TEXT, TrialSettings()).label
+    return judgment.verdict_of(said, text=TEXT, settings=TrialSettings()).label
 
 
 READINGS = (("strong", "weak"), ("moderate", "moderate"), ("weak", "moderate"))
@@ -311,7 +318,7 @@ def test_pi_6_a_judge_that_is_alone_is_held_by_the_rule_the_vote_and_its_own_odd
             if odds_of is None
             else OddsGiven(harmful=(odds_of / 100,) * 2, not_harmful=(1 - odds_of / 100,) * 2, call=call)
         )
-        verdict = judgment.verdict_of(acquittal, odds, held, (), TEXT, settings)
+        verdict = judgment.verdict_of(acquittal, odds=odds, vote=held, text=TEXT, settings=settings)
         reasons = {review.reason for review in verdict.review}
         assert verdict.label is Label.NOT_HARMFUL
         clear = held is not None and held.probability > VOTE.threshold + settings.vote_disagreement

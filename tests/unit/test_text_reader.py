@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from court.backends.ocr import reader as text_reader
-from court.backends.ocr.reader import OcrTextReader
-from court.backends.ocr.reading_order import in_reading_order
+from court.backends.ocr.reader import OcrTextReader, in_reading_order
 from court.backends.sandbox.pool import GuardedWorkers, JobFailed
 from court.backends.sandbox.process import Death, Reply, WorkerDied
 from court.errors import Overrun, Unavailable

@@ -13,6 +13,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import httpx2
@@ -199,7 +200,8 @@ class ChatCompletions:
         request = replace(request, parts=(frame, *request.parts))
         known = {wire.digest(frame): None}
         return await self._within(
-            within_s, lambda server: server.chat(self._model, request, self.capabilities, {}, known)
+            within_s,
+            lambda server: server.chat(request, model=self._model, capabilities=self.capabilities, known=known),
         )
 
     async def listed(self, *, within_s: float) -> list[str]:
@@ -217,14 +219,15 @@ class ChatCompletions:
         ids = [wire.digest(frame) for frame in frames] if self.capabilities.picture_ids else []
         # Looked up now: until the answer is here, another call may have found out that the server lost them.
         named = [i for i in ids if i in server.known]
+        chat = partial(server.chat, request, model=self._model, capabilities=self.capabilities, fields=fields)
         try:
-            answer = await server.chat(self._model, request, self.capabilities, fields, server.known)
+            answer = await chat(known=server.known)
         except Failure as failure:
             if not named or not isinstance(failure.error, ModelRefused) or failure.error.status != 400:
                 raise
             # It may have dropped a picture that it had. Refused is refused: this is not a retry, nothing has run.
             server.lost(named)
-            answer = await server.chat(self._model, request, self.capabilities, fields, server.known)
+            answer = await chat(known=server.known)
         server.has(ids)
         return answer
 

@@ -132,7 +132,7 @@ class Load:
         return self._in_flight
 
     def room(self) -> bool:
-        """Whether one more call would be worked on at once. For :attr:`court.trial.Court.room`."""
+        """Whether one more call would be worked on at once."""
         return self._in_flight < self._concurrency
 
     @contextmanager

@@ -68,20 +68,21 @@ class ChatServer:
 
     async def chat(
         self,
-        model: str,
         request: ChatRequest,
+        *,
+        model: str,
         capabilities: Capabilities,
-        fields: Mapping[str, Any],
         known: Mapping[str, None],
+        fields: Mapping[str, Any] | None = None,
     ) -> wire.Answer:
         """The answer to a request. Streamed, so that a reply that broke off can be told from one that never began.
 
         Args:
-            model: Its name at the server.
             request: What to ask.
+            model: Its name at the server.
             capabilities: What the server can do.
-            fields: Further fields of the body.
             known: Digests of pictures that are named and not sent.
+            fields: Further fields of the body.
 
         Raises:
             Failure: There is no answer, or none that can be read.
@@ -93,7 +94,7 @@ class ChatServer:
                 # Not max_completion_tokens: servers other than OpenAI's own know this one, not all know the other.
                 max_tokens=request.max_tokens,
                 temperature=request.temperature,
-                extra_body={"messages": wire.messages(request, capabilities, known), **fields},
+                extra_body={"messages": wire.messages(request, capabilities, known), **(fields or {})},
             )
             async with asking as response:
                 answer = wire.read(await _read(response.http_response), self.url)

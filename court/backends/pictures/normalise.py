@@ -78,7 +78,7 @@ def as_png(still: Image.Image) -> bytes:
     width, height = still.size
     # As bytes in a row, three a pixel: so nothing is taken apart into pixels and put together again on the way.
     row = (3 * width, height)
-    bare = Image.frombuffer("L", row, still.tobytes(), "raw", "L", 0, 1)
+    bare = Image.frombuffer("L", row, still.tobytes())
     above = Image.new("L", row)
     above.paste(bare, (0, 1))
     lines = Image.new("L", (3 * width + 1, height), _UP)
@@ -86,7 +86,8 @@ def as_png(still: Image.Image) -> bytes:
     # In half the time of zlib at its first level, and smaller. What it writes depends on its version, as zlib's does,
     # and not on the processor.
     data = zlib_ng.compress(lines.tobytes(), 2)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    eight_bit_rgb = (8, 2, 0, 0, 0)
+    header = struct.pack(">II5B", width, height, *eight_bit_rgb)
     return b"\x89PNG\r\n\x1a\n" + b"".join(map(_chunk, (b"IHDR", b"IDAT", b"IEND"), (header, data, b"")))
 
 

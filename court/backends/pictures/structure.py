@@ -67,12 +67,13 @@ def look(data: bytes, limits: Limits) -> Structure:
             raise Refused("PICTURE_FORMAT_NOT_READ")
     except (struct.error, IndexError):  # read beyond the end
         raise Refused("PICTURE_DAMAGED") from None
-    check(structure.format, structure.width, structure.height, structure.frames, limits)
+    check(structure.format, (structure.width, structure.height), structure.frames, limits)
     return structure
 
 
-def check(kind: PictureFormat, width: int, height: int, frames: int, limits: Limits) -> None:
+def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limits) -> None:
     """Raises Refused if a canvas or an animation is beyond the limits."""
+    width, height = size
     pixels = width * height
     if pixels == 0:
         raise Refused("PICTURE_NO_PIXELS", width=width, height=height)
@@ -124,7 +125,10 @@ def _png(data: bytes, limits: Limits) -> Structure:
         at = end
     assert size is not None
     frames = max(declared, drawn) + (1 if declared and default_still else 0) if declared else 1
-    return Structure(PictureFormat.PNG, *size, frames, b"".join(kept), bits)
+    width, height = size
+    return Structure(
+        format=PictureFormat.PNG, width=width, height=height, frames=frames, data=b"".join(kept), bits=bits
+    )
 
 
 def _is_profile(body: memoryview) -> bool:
@@ -161,8 +165,8 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
         if marker in _JPEG_FRAMES:
             height, width = struct.unpack_from(">HH", data, at + 3)
             # A second frame header is a fault, and Pillow goes by the last: all must hold.
-            check(PictureFormat.JPEG, width, height, 1, limits)
             size = width, height
+            check(PictureFormat.JPEG, size, 1, limits)
         if marker == 0xDA:
             first_scan = min(first_scan, found.end() - 2)
             scans += 1
@@ -176,7 +180,10 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
         at += length
     if size is None or scans == 0:
         raise Refused("PICTURE_DAMAGED")
-    return Structure(PictureFormat.JPEG, *size, 1, b"".join([*kept, data[first_scan:end]]))
+    width, height = size
+    return Structure(
+        format=PictureFormat.JPEG, width=width, height=height, frames=1, data=b"".join([*kept, data[first_scan:end]])
+    )
 
 
 def _is_needed(marker: int, begins: bytes) -> bool:
@@ -212,7 +219,7 @@ def _gif(data: bytes) -> Structure:
         at += 1
     if frames == 0:
         raise Refused("PICTURE_DAMAGED")
-    return Structure(PictureFormat.GIF, width, height, frames, data)
+    return Structure(format=PictureFormat.GIF, width=width, height=height, frames=frames, data=data)
 
 
 def _palette(flags: int) -> int:
@@ -246,4 +253,5 @@ def _webp(data: bytes, limits: Limits) -> Structure:
         at = body + length + (length & 1)
     if size is None:
         raise Refused("PICTURE_DAMAGED")
-    return Structure(PictureFormat.WEBP, *size, max(frames, 1), data[:end])
+    width, height = size
+    return Structure(format=PictureFormat.WEBP, width=width, height=height, frames=max(frames, 1), data=data[:end])

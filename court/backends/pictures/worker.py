@@ -60,7 +60,7 @@ def _open(structure: Structure, limits: Limits) -> Image.Image:
     # The file shown to Pillow is the only copy of it from here on.
     opened = Image.open(BytesIO(structure.data), formats=[structure.format.value])
     try:
-        check(structure.format, *opened.size, structure.frames, limits)
+        check(structure.format, opened.size, structure.frames, limits)
     except Refused:
         opened.close()
         raise

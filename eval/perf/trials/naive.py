@@ -13,7 +13,8 @@ import time
 from court.deadline import Deadline
 from court.events import Side
 from court.examination import entropy
-from court.roles import Advocate, Exchange, Exhibit, Judge, Proposer
+from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief
+from court.roles import Advocate, Judge, Proposer, RoleModel, Speaker
 from court.summary import vote_if_close
 from court.trial import Court, TrialCase
 from court.untrusted import Fence
@@ -64,12 +65,17 @@ async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
     chairs, settings, policy = court.chairs, court.settings, court.policy
     assert chairs is not None and case.meme.text is not None
     frames, text = case.meme.picture.frames, case.meme.text
-    fence, budget = Fence(), Deadline(case.within_s, settings.call_s)
-    proposer = Proposer(chairs.proposer, fence, budget, settings.reply_chars, frames)
+    fence, deadline = Fence(), Deadline(case.within_s, settings.call_s)
+
+    def speaker(model: RoleModel) -> Speaker:
+        return Speaker(model=model, fence=fence, deadline=deadline, reply_chars=settings.reply_chars)
+
+    proposer = Proposer(speaker(chairs.proposer), frames)
     description = (await proposer.describe()).value
     justifications, rounds = [], []
     for side, chair in ((Side.ACCUSER, chairs.accuser), (Side.DEFENDER, chairs.defender)):
-        advocate = Advocate(chair, fence, budget, settings.reply_chars, side, policy, text, description)
+        brief = AdvocateBrief(policy=policy, fence=fence, text=text, description=description)
+        advocate = Advocate(speaker(chair), side, brief)
         history: list[Exchange] = []
         previous: float | None = None
         for number in range(1, settings.rounds_max + 1):
@@ -93,19 +99,16 @@ async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
     pictures = await court.finder.pictures([precedent.id for precedent in findings.exhibits])
     exhibits = tuple(Exhibit(*pair) for pair in zip(findings.exhibits, pictures, strict=True))
     accuser, defender = justifications
-    judge = Judge(
-        chairs.judge,
-        fence,
-        budget,
-        settings.reply_chars,
-        frames,
-        policy,
-        text,
-        description,
-        accuser,
-        defender,
-        exhibits,
-        vote_if_close(findings),
+    brief_of_judge = JudgeBrief(
+        pictures=frames,
+        policy=policy,
+        fence=fence,
+        text=text,
+        description=description,
+        accuser=accuser,
+        defender=defender,
+        exhibits=exhibits,
+        vote=vote_if_close(findings),
     )
-    await judge.rule()
+    await Judge(speaker(chairs.judge)).rule(brief_of_judge)
     return tuple(rounds)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from eval.perf.bench import Result
 from eval.perf.trials.trials import Speed, bar, case, server, times, unwatched
@@ -24,9 +23,9 @@ _ROUNDS = (2, 3, 4, 5, 6)
 def measure() -> Result:
     """Runs the benchmark."""
     with server("--play", *SPEED.flags, "--capacity", str(CAPACITY)) as address:
-        needed, wall = asyncio.run(_all_at_once(address, "with room", None))
+        needed, wall = asyncio.run(_all_at_once(address, "with room", CAPACITY))
     with server("--play", *SPEED.flags, "--capacity", str(CAPACITY)) as address:
-        blindly, wall_blindly = asyncio.run(_all_at_once(address, "always", lambda: True))
+        blindly, wall_blindly = asyncio.run(_all_at_once(address, "always", 10**9))
     return Result(
         name="saturation",
         figures={
@@ -45,9 +44,15 @@ def share(needed: float, wall: float, capacity: int = CAPACITY) -> float:
     return needed / (capacity * wall)
 
 
-async def _all_at_once(address: str, name: str, room: Callable[[], bool] | None) -> tuple[float, float]:
-    """Seconds of the server's work that the trials needed, and seconds that went by."""
-    async with bar(address, concurrency=CAPACITY, room=room) as it:
+async def _all_at_once(address: str, name: str, concurrency: int) -> tuple[float, float]:
+    """Seconds of the server's work that the trials needed, and seconds that went by.
+
+    Args:
+        address: Of the server.
+        name: Of the memes.
+        concurrency: Calls that the court takes the server to work on at once.
+    """
+    async with bar(address, concurrency=concurrency) as it:
         await it.court.hear(case(f"warming up {name}", 2), unwatched)
         cases = [case(f"{name} {number}", _ROUNDS[number % len(_ROUNDS)]) for number in range(_TRIALS)]
         began = time.perf_counter()

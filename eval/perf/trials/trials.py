@@ -11,7 +11,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
@@ -31,7 +31,7 @@ from court.events import (
     VerdictGiven,
 )
 from court.meme import Frame, Meme, Picture, PictureFormat
-from court.ports import ChatModel, Reading
+from court.ports import Reading, ReplicatedModel
 from court.precedents import (
     Findings,
     LibraryIdentity,
@@ -212,7 +212,6 @@ async def bar(
     *,
     concurrency: int = 1024,
     settings: TrialSettings | None = None,
-    room: Callable[[], bool] | None = None,
     finder: KnownFinder | None = None,
 ) -> AsyncIterator[Bar]:
     """A court before a server.
@@ -221,21 +220,18 @@ async def bar(
         address: Of the server.
         concurrency: Calls that it works on at once.
         settings: Of trials.
-        room: Instead of asking the load.
         finder: Of precedents.
     """
     load = Load(concurrency)
     async with http_client() as http:
         model = ChatCompletions(base_url=f"{address}/v1", model="stand-in", capabilities=CAN, http=http, load=load)
-        yield Bar(court_of(model, load, settings or TrialSettings(), room=room, finder=finder), model, load)
+        yield Bar(court_of(model, settings or TrialSettings(), finder=finder), model, load)
 
 
 def court_of(
-    model: ChatModel,
-    load: Load,
+    model: ReplicatedModel,
     settings: TrialSettings,
     *,
-    room: Callable[[], bool] | None = None,
     finder: KnownFinder | None = None,
     temperature: float = 0.0,
 ) -> Court:
@@ -243,20 +239,17 @@ def court_of(
 
     Args:
         model: That one.
-        load: Its calls in flight.
         settings: Of trials.
-        room: Instead of asking the load.
         finder: Of precedents.
         temperature: Of all roles.
     """
-    chair = RoleModel(model, temperature)
+    chair = RoleModel(model, temperature, servers=model)
     return Court(
         finder=finder or KnownFinder(),
         text_reader=_NoReader(),
         software="benchmark",
         settings=settings,
         chairs=RoleModels(chair, chair, chair, chair),
-        room=room or load.room,
     )
 
 

@@ -99,7 +99,7 @@ async def court_before(
         await probe(model, pictures=PICTURES)
         model.forget()
         finder = KnownFinder(frames=tuple(_precedent(number) for number in range(3)))
-        yield court_of(model, load, settings, finder=finder, temperature=temperature), model
+        yield court_of(model, settings, finder=finder, temperature=temperature), model
 
 
 async def drawn_case(reader: GuardedPictureReader, number: int) -> TrialCase:

@@ -1,0 +1,132 @@
+"""Evidence of one trial: the meme's text, memes tried before that are nearly the same, precedents and their pictures.
+
+Each is recorded once. A trial that is resumed, or a full trial that follows a summary, finds it on record and does not
+ask for it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from court import summary
+from court.deadline import Deadline, run_within
+from court.errors import Overrun
+from court.events import NearDuplicatesFound, PrecedentsCited, TextRead, TextSource
+from court.meme import Frame, Meme
+from court.ports import DuplicateFinder, PrecedentFinder, TextReader
+from court.precedents import Findings, Vote
+from court.recorder import EventDraft, Recorder
+from court.settings import TrialSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Gathers what a trial goes by, within its deadline.
+
+    Attributes:
+        meme: The meme on trial.
+        namespace: Namespace of its content.
+        settings: Settings of the trial.
+        text_reader: Reads the text where the caller gave none.
+        finder: Finds precedents.
+        duplicates: Finds memes tried before; None where none are looked for.
+        recorder: Records each piece of evidence, and finds those on record.
+        deadline: Time that is left of the trial.
+    """
+
+    meme: Meme
+    namespace: str
+    settings: TrialSettings
+    text_reader: TextReader
+    finder: PrecedentFinder
+    duplicates: DuplicateFinder | None
+    recorder: Recorder
+    deadline: Deadline
+
+    async def text(self) -> TextRead:
+        """The meme's text, read off the picture where it is not on record.
+
+        Raises:
+            Overrun, Unavailable: It could not be read in time, or not now.
+        """
+        if known := self.recorder.recall(TextRead):
+            return known
+        began = time.perf_counter()
+        late = Overrun(
+            "The text was not read off the picture in time. Try again later, or send the text with it.",
+            reason="TEXT_TOO_SLOW",
+        )
+        reading = await run_within(
+            self.text_reader.read(self.meme.picture), self.deadline.at_most(self.settings.read_s), late
+        )
+        return await self.recorder.note(
+            TextRead,
+            text=reading.text,
+            source=TextSource.OCR if reading.lines else TextSource.NONE,
+            language=self.meme.language or "",
+            lines=reading.lines,
+            reader=self.text_reader.identity,
+            latency_s=time.perf_counter() - began,
+        )
+
+    async def text_and_duplicates(self) -> TextRead:
+        """The text; near duplicates, which depend on it, are recorded with it. Raises as either does."""
+        text = await self.text()
+        await self.recorder.note_all(*await self.near_duplicates(text))
+        return text
+
+    async def near_duplicates(self, text: TextRead) -> list[EventDraft]:
+        """What is to be recorded of memes tried before that are nearly this one: nothing where none are found.
+
+        Only the reasons for a person to look depend on it.
+
+        Raises:
+            Overrun, Unavailable: They were not searched in time, or could not be.
+        """
+        if self.duplicates is None or self.recorder.recall(NearDuplicatesFound):
+            return []
+        began = time.perf_counter()
+        searching = self.duplicates.near(self.meme.picture, text.text, self.meme.text is None, self.namespace)
+        late = Overrun("Memes tried before were not searched in time. Try again later.", reason="SEARCH_TOO_SLOW")
+        near = await run_within(searching, self.deadline.at_most(self.settings.find_s), late)
+        found = {"duplicates": tuple(near), "latency_s": time.perf_counter() - began}
+        return [EventDraft(NearDuplicatesFound, found)] if near else []
+
+    async def precedents(self, query: str) -> tuple[Findings, Vote | None]:
+        """The precedents for a query and their vote, recorded. Raises as :meth:`search`."""
+        findings, vote, drafts = await self.search(query)
+        await self.recorder.note_all(*drafts)
+        return findings, vote
+
+    async def search(self, query: str) -> tuple[Findings, Vote | None, list[EventDraft]]:
+        """Precedents, their vote, and what is to be recorded of them: nothing where they are on record.
+
+        Raises:
+            Overrun, Unavailable: They were not found in time, or could not be.
+        """
+        if known := self.recorder.recall(PrecedentsCited):
+            return known.findings, known.vote, []
+        began = time.perf_counter()
+        finding = self.finder.find(
+            text=query,
+            frames=self.meme.picture.frames,
+            pixels_sha256=self.meme.picture.pixels_sha256,
+            exhibits=self.settings.exhibits,
+            tally=self.settings.tally,
+            alpha=self.settings.alpha,
+        )
+        findings = await run_within(finding, self.deadline.at_most(self.settings.find_s), _search_late())
+        vote = summary.vote_if_close(findings)
+        cited = {"findings": findings, "vote": vote, "latency_s": time.perf_counter() - began}
+        return findings, vote, [EventDraft(PrecedentsCited, cited)]
+
+    async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
+        """Pictures of precedents by their ids; None where the library has none. Raises as the port does."""
+        reading = self.finder.pictures(ids)
+        return await run_within(reading, self.deadline.at_most(self.settings.find_s), _search_late())
+
+
+def _search_late() -> Overrun:
+    return Overrun("The precedents were not found in time. Try again later.", reason="SEARCH_TOO_SLOW")
