@@ -19,7 +19,6 @@ from court.messages import AdvocateBrief, Exhibit, JudgeBrief
 from court.policy import Policy
 from court.precedents import Vote
 from court.recorder import Recorder
-from court.review_flags import give_verdict
 from court.roles import Advocate, Judge, Proposer, RoleModel, RoleModels, Speaker
 from court.settings import TrialSettings
 from court.untrusted import Fence
@@ -63,7 +62,7 @@ class FullTrial:
                 raise
             raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
         # Not under the clock: a verdict that has been recorded is not taken back.
-        await give_verdict(self._recorder, **verdict)
+        await judgment.give_verdict(self._recorder, **verdict)
 
     @property
     def _settings(self) -> TrialSettings:

@@ -36,6 +36,7 @@ from court.events import (
 from court.evidence import Evidence
 from court.examination import entropy
 from court.full import FullTrial
+from court.judgment import give_verdict
 from court.meme import Meme, Picture
 from court.messages import file_sha256
 from court.policy import DEFAULT_POLICY, Policy
@@ -43,7 +44,6 @@ from court.ports import DuplicateFinder, EventSink, PrecedentFinder, TextReader
 from court.prompts import prompt_set_digest
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.recorder import EventDraft, Recorder
-from court.review_flags import give_verdict
 from court.roles import RoleModels
 from court.settings import TrialSettings
 from court.untrusted import Fence

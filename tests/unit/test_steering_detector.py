@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from court import review_flags as steering_evidence
+from court import judgment as steering_evidence
 from court.events import AnswerGiven, Described, PrecedentsCited, Procedure, TextRead, VerdictGiven, parse_event
 from court.injection import detector as steering
 from court.injection.detector import SignalKind, find_injection_signals
