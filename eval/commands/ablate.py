@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.studies import say, study_options
+from eval.commands.options import say, study_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ def ablate(arms: str | None, models: tuple[str, ...], as_json: bool, **options: 
     """
     from court.errors import CourtError
     from court.events import Procedure
-    from eval.commands.studies import hold, study_of
+    from eval.commands.options import hold, study_of
     from eval.runs.results import read_results
     from eval.studies.arms import ModelOf, arms_named
 

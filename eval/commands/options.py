@@ -1,14 +1,20 @@
-"""Choices that several commands offer."""
+"""Options that several commands offer, and what these make of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from eval.datasets.known import Dataset
     from eval.datasets.protocol import Protocol
+    from eval.runs.folder import RunFolder
+    from eval.studies.arms import Arm, Study
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def dataset_of(id_: str) -> Dataset:
@@ -37,3 +43,141 @@ def protocols_of(text: str | None, offered: tuple[Protocol, ...]) -> tuple[Proto
             f"There is no protocol {', '.join(wrong) or text!r} here. There are: {', '.join(offered)}."
         )
     return tuple(dict.fromkeys(Protocol(name) for name in names))
+
+
+def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
+    """Options that say what is judged and how, with these defaults."""
+    options = (
+        click.option(
+            "--dataset", "dataset", required=True, help="Which data set; `memecourt-eval datasets` lists them."
+        ),
+        click.option(
+            "--data",
+            type=click.Path(path_type=Path, exists=True, file_okay=False),
+            required=True,
+            help="Where it lies.",
+        ),
+        click.option("--out", type=click.Path(path_type=Path), required=True, metavar="STUDY", help="Its folder."),
+        click.option("--split", default=split, show_default=True, help="Which part of the data set."),
+        click.option(
+            "--procedure",
+            type=click.Choice(["summary", "full", "cascade"]),
+            default=procedure,
+            show_default=True,
+            help="How memes are tried.",
+        ),
+        click.option("--protocol", help="How labels become two classes, parted by commas. [default: all there are]"),
+        click.option("--limit", type=click.IntRange(1), help="Judge so many memes, drawn by label."),
+        click.option("--seed", default=0, show_default=True, help="Of the sample, of controls and of the bootstrap."),
+        click.option(
+            "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Memes on trial at once."
+        ),
+        click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="A setting of all trials. Repeatable."),
+        click.option("--llm-url", metavar="URL", help="A chat-completions server for full trials: …/v1."),
+        click.option("--model", help="The model to ask there."),
+        click.option(
+            "--encoder",
+            metavar="NAME",
+            help="What precedents are searched by, as for memecourt precedents build. [default: MEMECOURT_ENCODER, "
+            "else builtin]",
+        ),
+        click.option(
+            "--server-name",
+            default="",
+            metavar="NAME",
+            help="What to call the model servers in the store of calls, so that one that moved to another address is "
+            "the same.",
+        ),
+        click.option("--allow-missing", is_flag=True, help="Memes without a picture fail, each by itself."),
+        click.option("--retry-failed", is_flag=True, help="Try memes again that failed for a passing reason."),
+    )
+
+    def decorated(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
+
+
+def study_of(
+    kind: str,
+    arms: tuple[Arm, ...],
+    *,
+    dataset: str,
+    data: Path,
+    out: Path,
+    split: str,
+    procedure: str,
+    protocol: str | None,
+    limit: int | None,
+    seed: int,
+    concurrency: int,
+    sets: tuple[str, ...],
+    llm_url: str | None,
+    model: str | None,
+    encoder: str | None,
+    server_name: str,
+    allow_missing: bool,
+    retry_failed: bool,
+) -> Study:
+    """The study that the options ask for.
+
+    Raises:
+        BadRequest: A setting is none.
+        click.ClickException: The settings can't be used, or there is no such data set or protocol.
+    """
+    import shlex
+    import sys
+
+    from court.events import Procedure
+    from eval.studies.arms import Study, parse_setting
+    from serving.cli.common import settings_of
+
+    known = dataset_of(dataset)
+    llm = {name: value for name, value in (("url", llm_url), ("model", model)) if value}
+    settings = settings_of(trial=dict(parse_setting(one) for one in sets) or None, llm=llm or None, encoder=encoder)
+    return Study(
+        out=out,
+        kind=kind,
+        dataset=known,
+        data=data,
+        split=split,
+        procedure=Procedure(procedure.upper()),
+        protocols=protocols_of(protocol, known.protocols),
+        settings=settings,
+        arms=arms,
+        limit=limit,
+        seed=seed,
+        concurrency=concurrency,
+        command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
+        server=server_name,
+        allow_missing=allow_missing,
+        retry_failed=retry_failed,
+    )
+
+
+def hold(study: Study, say: Callable[[str], None]) -> tuple[RunFolder, ...]:
+    """Holds a study and shows how far it is; Ctrl-C leaves it so that the same call goes on.
+
+    Raises:
+        CourtError: As :func:`eval.studies.arms.run_study`.
+    """
+    import asyncio
+    import sys
+
+    from eval.commands.run import EXIT_INTERRUPTED
+    from eval.runs.progress import watching
+    from eval.studies.arms import run_study
+
+    try:
+        with watching(say) as progress:
+            return asyncio.run(run_study(study, progress))
+    except KeyboardInterrupt:
+        click.echo("Interrupted. What was judged is kept; the same command goes on.", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def say(line: str) -> None:
+    """On standard error: figures are what stands on standard output."""
+    click.echo(line, err=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.studies import say, study_options
+from eval.commands.options import say, study_options
 
 if TYPE_CHECKING:
     from eval.studies.sweeping import Candidate, Sweep
@@ -39,8 +39,7 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
     testing is refused. Called again with the same --out, it goes on where it was, and takes more combinations in.
     """
     from court.errors import CourtError
-    from eval.commands.options import dataset_of
-    from eval.commands.studies import hold, study_of
+    from eval.commands.options import dataset_of, hold, study_of
     from eval.runs.results import read_results
     from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 

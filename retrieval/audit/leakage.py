@@ -44,8 +44,8 @@ _BLOCK = 512
 class LeakThresholds(BaseModel):
     """From where on a precedent is too near; kept in the manifest of every run.
 
-    Both cosines must be reached, with the built-in encoder. ``python -m eval.studies.near_duplicates`` measures what
-    they catch of edited copies, and what of other memes, on drawn ones. A picture alone tells templates from each other
+    Both cosines must be reached, with the built-in encoder. docs/studies.md says what they catch of edited
+    copies, and what of other memes, on drawn ones. A picture alone tells templates from each other
     and not memes: other captions on the same template reach .99. A text alone says as little where captions are
     repeated by design, as in FHM. So where one of the two memes lacks a half that the other has, nothing is a
     near-duplicate, and where both lack it, the other half decides only if it is the picture.

@@ -15,7 +15,6 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import NotLoaded
-from eval.studies.duplicates import CAPTIONS, COPIES, Caption, Kind, Part, bases_of, drawn, measure_duplicates
 from retrieval.near_duplicates.match import (
     Agreement,
     Difference,
@@ -30,6 +29,7 @@ from retrieval.near_duplicates.match import (
 )
 from retrieval.near_duplicates.pdq import PdqIndex, Position, distance, hashes_of, turned
 from retrieval.near_duplicates.tiles import Seen, Tolerance, compare
+from tests.support.drawn_memes import CAPTIONS, COPIES, Caption, drawn
 from tests.support.pictures import decode, encode, exif
 
 PHOTO = "chelsea.png"
@@ -359,29 +359,3 @@ def test_what_can_t_be_is_refused():
         MatchThresholds(misread=1.0)
     with pytest.raises(ValueError, match="at least one frame"):
         fingerprint_pixels([], MemeText("", False))
-
-
-# Its measurement
-
-
-def test_no_picture_is_in_both_parts():
-    development, held_out = (
-        {base.split(":")[0] for base in bases_of(part)} for part in (Part.DEVELOPMENT, Part.HELD_OUT)
-    )
-    assert development and held_out and not development & held_out
-
-
-def test_the_measurement_counts_what_the_matcher_says(monkeypatch):
-    few = ("the same", "grey", "cropped by 5 % a side")
-    monkeypatch.setattr("eval.studies.duplicates.bases_of", lambda part: [PHOTO, "cat:0"])
-    monkeypatch.setattr("eval.studies.duplicates.COPIES", {name: COPIES[name] for name in few})
-    monkeypatch.setattr(
-        "eval.studies.duplicates.CAPTIONS", {name: CAPTIONS[name] for name in ("one letter", "one word")}
-    )
-    monkeypatch.setattr("eval.studies.duplicates._CARRIED", few[:2])
-    report = measure_duplicates(parts=[Part.DEVELOPMENT], captions=1, carried=2)
-    sums = {row.kind: row for row in report.rows if row.name == "all"}
-    assert [sums[kind].reused.n for kind in Kind] == [2 * 3, 2 * 2 * 2, 2 * 3]
-    assert [sums[kind].reused.flagged for kind in Kind] == [4, 0, 0]
-    assert sums[Kind.CAPTION].near.flagged == 8 and sums[Kind.CAPTION].why_not == {"TILE_DIFFERS": 8}
-    assert report == measure_duplicates(parts=[Part.DEVELOPMENT], captions=1, carried=2)

@@ -23,11 +23,11 @@ from court.errors import Unavailable
 from court.events import MemeIdentity, PolicyReference, Procedure, ReviewOutcome, TrialOpened, VerdictGiven, Versions
 from court.meme import Frame, Picture, PictureFormat
 from court.verdict import Label, Review, ReviewReason, Strength, Strengths, Verdict
-from eval.studies.duplicates import CAPTIONS, COPIES, Caption, Part, bases_of, drawn
 from retrieval.near_duplicates.match import MatchThresholds, MemeText
 from serving.docket.open import Docket
 from serving.runner.near_duplicates import NearDuplicateIndex, StoredFingerprint
 from serving.settings import Settings
+from tests.support.drawn_memes import BASES, CAPTIONS, COPIES, Caption, drawn
 from tests.support.pictures import encode
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
@@ -290,7 +290,7 @@ def test_two_servers_see_each_others_at_once_and_after_a_start_all_are_there(pla
 ELSEWHERE = """
 import asyncio, sys
 from pathlib import Path
-from eval.studies.duplicates import drawn
+from tests.support.drawn_memes import drawn
 from tests.unit.test_near import CAPTION, a_server, picture_of
 
 async def run():
@@ -593,9 +593,6 @@ def captions(base: str) -> Sequence[Caption]:
     ]
 
 
-BASES = [base for part in Part for base in bases_of(part)]
-
-
 def test_dp_4_is_about_so_many_pairs():
     assert len(BASES) * PAIRS == (3450 if NIGHTLY else 184)
 
@@ -666,7 +663,7 @@ def test_a_known_meme_takes_a_few_hundred_bytes(on):
 
 
 def test_of_more_than_are_held_the_latest_are(on):
-    pictures = [picture_of(drawn(base, CAPTION)) for base in bases_of(Part.DEVELOPMENT)[:6]]
+    pictures = [picture_of(drawn(base, CAPTION)) for base in BASES[:6]]
 
     async def ids(server):
         return [await server.ids(each) for each in pictures]

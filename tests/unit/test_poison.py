@@ -1,7 +1,6 @@
 """What poisoned precedents can do (DP-1, DP-2), and the safeguards against them."""
 
 import asyncio
-import json
 import os
 from pathlib import Path
 
@@ -11,8 +10,6 @@ from click.testing import CliRunner
 
 from court.precedents import MinSimilarity
 from court.verdict import Label
-from eval.cli import cli
-from eval.studies.poison import measure_flipped, measure_planted, measure_price
 from retrieval.build import build_library
 from retrieval.calibration.calibrate import calibrate, safeguarded_votes
 from retrieval.calibration.leave_one_out import leave_one_out_neighbours
@@ -25,6 +22,7 @@ from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.search import NEARLY
 from serving.cli.main import cli as memecourt
 from tests.support.encoders import WordEncoder
+from tests.support.poisoning import acquittals, acquitted_by_planted, macro_f1_by_flipped
 
 HARMEME = Path(__file__).resolve().parents[3] / "shared" / "data" / "harmeme"
 ENCODER = WordEncoder()
@@ -147,24 +145,29 @@ def test_leaving_out_a_meme_but_not_its_twins_lets_one_clone_speak(tmp_path):
     assert np.isfinite(near.similarities).sum(axis=1).tolist() == [3, 3, 3, 2, 2]
 
 
+def mean_drop(library, share, seeds=20):
+    untouched, flipped = macro_f1_by_flipped(library, share, seeds=seeds)
+    return untouched - sum(flipped) / len(flipped)
+
+
 @pytest.mark.slow
 def test_flipped_labels_move_the_vote_by_little(tmp_path):
     library = drawn(tmp_path)
-    one, five = (measure_flipped(library, share) for share in (0.01, 0.05))
-    assert one.seeds == five.seeds == 20 and one.untouched > 0.8
-    assert one.mean_drop <= 0.01 and five.mean_drop <= 0.04
+    assert macro_f1_by_flipped(library, 0.01, seeds=1)[0] > 0.8
+    assert mean_drop(library, 0.01) <= 0.01 and mean_drop(library, 0.05) <= 0.04
     # And it is felt where it must be: with half of the labels flipped nothing is left.
-    assert measure_flipped(library, 0.5, seeds=3).mean_drop > 0.2
+    assert mean_drop(library, 0.5, seeds=3) > 0.2
 
 
 @pytest.mark.slow
 def test_planted_precedents_do_not_acquit_and_clones_count_once(tmp_path):
-    planted = measure_planted(drawn(tmp_path), trials=1000)
-    assert planted.trials == 1000
-    assert planted.counted_twice == 0 and planted.by_clones == planted.by_one
-    assert planted.sole_by_one == planted.sole_by_clones == 0
+    acquitted = acquitted_by_planted(drawn(tmp_path), trials=1000)
+    assert acquitted["clones counted twice"] == 0 and acquitted["clones"] == acquitted["one"]
+    assert acquitted["guarded: one"] == acquitted["guarded: clones"] == 0
     # Without the safeguard one precedent can do it: else the zeros above would say nothing.
-    assert planted.by_one > 0
+    assert acquitted["one"] > 0
+    # A crowd of what is nearly the same does not acquit where it has one voice; each for itself they do.
+    assert acquitted["guarded, one of a crowd: variants"] == 0 < acquitted["guarded: variants"]
 
 
 def test_of_what_is_nearly_the_same_as_many_are_heard_as_may_be(tmp_path):
@@ -192,22 +195,12 @@ def test_of_what_is_nearly_the_same_as_many_are_heard_as_may_be(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_crowd_does_not_acquit_where_it_has_one_voice(tmp_path):
-    library = drawn(tmp_path / "l")
-    planted = measure_planted(library, trials=100)
-    assert planted.crowd_by_variants == 0
-    # Each for itself they do: else the zero above would say nothing.
-    assert planted.sole_by_variants > 0
-
-
-@pytest.mark.slow
 def test_what_the_safeguard_costs_is_what_the_court_itself_says(tmp_path):
     library = drawn(tmp_path / "l", safeguards=Safeguards(no_sole_acquittal=True), spread=0.6)
-    price = measure_price(library)
-    assert price.memes == len(library.memes)
-    # It only ever acquits less: what changes are acquittals, of one label or the other.
-    gained = (price.harmful_caught - price.benign_lost) / price.memes
-    assert price.accuracy_guarded - price.accuracy == pytest.approx(gained) and price.benign_lost > 0
+    harmful = np.array([one.harmful for one in library.memes])
+    plain, guarded = (np.array(acquittals(library, no_sole_acquittal=sole)) for sole in (False, True))
+    # It only ever acquits less.
+    assert not (guarded & ~plain).any() and (plain & ~guarded & ~harmful).any()
     # What calibration says of the vote is what a search comes to.
     tuning = library.manifest.tuning
     (near,) = leave_one_out_neighbours(
@@ -220,10 +213,9 @@ def test_what_the_safeguard_costs_is_what_the_court_itself_says(tmp_path):
         safeguards=tuning.safeguards,
     )
     said = safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards) >= tuning.vote.threshold
-    assert float(np.mean(said == near.labels)) == pytest.approx(price.accuracy_guarded, abs=0.01)
+    assert float(np.mean(said == near.labels)) == pytest.approx(np.mean(guarded != harmful), abs=0.01)
 
 
-@pytest.mark.slow
 def test_libraries_are_built_with_it_unless_somebody_says_otherwise(tmp_path):
     (tmp_path / "memes.csv").write_text("id,label,text\n" + "".join(f"m{n},{n % 2},cake {n}\n" for n in range(30)))
     for options, guarded in (
@@ -258,22 +250,8 @@ def test_on_real_annotations(tmp_path, name):
     if not train.is_file():
         pytest.skip("the annotations of HarMeme are not here")
     library, _ = asyncio.run(build_library(tmp_path / "l", [Source(train)], name=name, encoder=BuiltinEncoder()))
-    # `memecourt-eval poison` does it with twenty seeds and a thousand trials.
-    assert measure_flipped(library, 0.01, seeds=4).mean_drop <= 0.01
-    assert measure_flipped(library, 0.05, seeds=4).mean_drop <= 0.04
-    planted = measure_planted(library, trials=10)
-    assert planted.counted_twice == 0
-    assert planted.sole_by_one == planted.sole_by_clones == 0
-
-
-@pytest.mark.slow
-def test_the_command_prints_the_figures(tmp_path):
-    drawn(tmp_path / "l")
-    told = CliRunner().invoke(cli, ["poison", str(tmp_path / "l"), "--trials", "20", "--seeds", "3"])
-    assert told.exit_code == 0, told.output
-    assert "1% of labels flipped, 3 seeds" in told.output and "counted twice 0" in told.output
-    as_json = CliRunner().invoke(cli, ["poison", str(tmp_path / "l"), "--trials", "5", "--seeds", "2", "--json"])
-    figures = json.loads(as_json.output)
-    assert figures["planted"]["trials"] == 5 and figures["price"]["memes"] == 240
-    assert "let through; left out" in told.output
-    assert CliRunner().invoke(cli, ["poison", str(tmp_path / "none")]).exit_code == 1
+    # With twenty seeds and a thousand trials: docs/libraries.md.
+    assert mean_drop(library, 0.01, seeds=4) <= 0.01 and mean_drop(library, 0.05, seeds=4) <= 0.04
+    acquitted = acquitted_by_planted(library, trials=10)
+    assert acquitted["clones counted twice"] == 0
+    assert acquitted["guarded: one"] == acquitted["guarded: clones"] == 0

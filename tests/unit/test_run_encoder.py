@@ -20,7 +20,6 @@ from eval.runs.folder import RunFolder
 from eval.runs.precedents import Prepared, comparing, prepare_precedents, read_prepared
 from eval.runs.progress import Progress
 from eval.runs.run import Plan
-from eval.studies.near_duplicates import main as near_duplicates
 from eval.synthetic.make import Layout, make
 from retrieval import open as choose
 from retrieval.library.sources import Source
@@ -134,9 +133,3 @@ def test_an_encoder_that_there_is_not_is_an_error(
     given = [command, *options, "--procedure", "summary", "--encoder", "nonsense"]
     done = CliRunner().invoke(cli, given)
     assert (done.exit_code, "There is no encoder 'nonsense'" in done.output) == (1, True), done.output
-
-
-def test_thresholds_of_another_encoder_have_to_be_given() -> None:
-    done = CliRunner().invoke(near_duplicates, ["--encoder", "open_clip:ViT-B-32/openai", "--text", "0.9"])
-    assert done.exit_code == 2
-    assert "The thresholds 0.7 and 0.8 are the built-in encoder's" in " ".join(done.output.split())

@@ -1,0 +1,40 @@
+"""``memecourt-eval perf``: benchmarks of the code."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+def perf(name: str | None, as_json: bool) -> None:
+    """Runs the benchmark NAME; without a name, lists what there is.
+
+    Exit code: 0 if every figure is within its bound, 1 if not, 2 if there is no such benchmark.
+    """
+    from court.errors import CourtError
+    from eval.perf.bench import BENCHMARKS, measure
+
+    if name is None:
+        for known, (_, what) in BENCHMARKS.items():
+            click.echo(f"{known:<16} {what}")
+        return
+    if name not in BENCHMARKS:
+        raise click.UsageError(f"There is no benchmark {name!r}. There are: {', '.join(BENCHMARKS)}.")
+    try:
+        result = measure(name)
+    except CourtError as error:
+        raise click.ClickException(error.message) from error
+    if as_json:
+        click.echo(json.dumps(result.as_json()))
+    else:
+        for figure, value in result.figures.items():
+            verdict = ""
+            if figure in result.goals:
+                verdict = f"  to be {result.goals[figure]}: {'holds' if result.held(figure) else 'DOES NOT HOLD'}"
+            click.echo(f"{figure:<24} {value:>12g}{verdict}")
+    sys.exit(0 if result.holds else 1)
