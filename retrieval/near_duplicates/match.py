@@ -43,7 +43,7 @@ _TRIES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class MatchThresholds:
-    """When a meme counts as known. The defaults were chosen on development pictures: ``memecourt-eval duplicates``.
+    """Thresholds below which two memes count as the same; chosen on development pictures (docs/libraries.md).
 
     Attributes:
         radius: Bits of 256 in which the hashes of two pictures may differ. PDQ's makers say 31 where the hash is all
