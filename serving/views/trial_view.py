@@ -31,7 +31,6 @@ from court.record import TrialRecord, TrialState
 from court.transcript import Transcript, transcript
 from court.verdict import Label
 from serving.views.charts import Point, bar, curve
-from serving.views.citations import Sentence, sentences, statements
 from serving.views.recheck import Difference, differences
 
 _TELLS: Mapping[Label, str] = {
@@ -110,8 +109,8 @@ class TrialView:
         curves: Entropy by round, per side that was examined.
         steps: In order of time.
         costs: All of them.
-        rationale: Of the verdict, sentence by sentence.
-        harmful: The Judge's harmful evidence, likewise.
+        rationale: Of the verdict; empty where there is none.
+        harmful: The Judge's harmful evidence, an item each.
         harmless: The Judge's harmless evidence.
         differences: What comes out otherwise than it stands in the record, by event.
         readings: What the Judge made of each precedent, by its id.
@@ -125,9 +124,9 @@ class TrialView:
     curves: Mapping[Side, Markup]
     steps: Sequence[Step]
     costs: Costs
-    rationale: Sequence[Sentence]
-    harmful: Sequence[Sentence]
-    harmless: Sequence[Sentence]
+    rationale: str
+    harmful: Sequence[str]
+    harmless: Sequence[str]
     differences: Mapping[int, Sequence[Difference]]
     readings: Mapping[str, str]
     steering: Mapping[int, Sequence[SteeringFound]]
@@ -157,7 +156,6 @@ class TrialView:
 def view_of(record: TrialRecord) -> TrialView:
     """A record, finished or not."""
     told = transcript(record)
-    said = statements(told)
     given = record.last(VerdictGiven)
     amiss: dict[int, list[Difference]] = {}
     for difference in differences(record):
@@ -174,9 +172,9 @@ def view_of(record: TrialRecord) -> TrialView:
         curves=_curves(told),
         steps=steps,
         costs=_costs(record, steps),
-        rationale=sentences(told.verdict.rationale, said) if told.verdict else (),
-        harmful=[one for text in (ruling.harmful_evidence if ruling else ()) for one in sentences(text, said)],
-        harmless=[one for text in (ruling.harmless_evidence if ruling else ()) for one in sentences(text, said)],
+        rationale=told.verdict.rationale if told.verdict else "",
+        harmful=ruling.harmful_evidence if ruling else (),
+        harmless=ruling.harmless_evidence if ruling else (),
         differences=amiss,
         readings={one.id: one.supports for one in ruling.precedents} if ruling else {},
         steering=steering,

@@ -108,8 +108,6 @@ def test_a_trial_is_found_and_read(opened):
     assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"], "next to each other"
     page.locator("#round-1 .call summary").first.click()
     page.get_by_text("System message").first.wait_for()
-    page.locator('#judge a.rests[href="#precedent-1"]').first.click()
-    assert page.url.endswith("#precedent-1")
     assert {url.split("/")[2] for url in seen.asked} == {seen.console.url.split("/")[2]}, "no other host"
     assert seen.complaints == []
 
@@ -158,7 +156,7 @@ def test_a_live_trial_unfolds(opened, console):
     expect(page.locator("#round-1 details[open]")).to_have_count(1)  # what was unfolded stays so
     console.append(events[15:])
     expect(page.locator("h1")).to_have_text("Not harmful")
-    assert page.locator(".round").count() == 3 and page.locator("#judge .rests").count() > 2
+    assert page.locator(".round").count() == 3
     page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = false; })")
     told = page.locator("main").inner_text()
     page.reload()

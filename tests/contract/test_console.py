@@ -519,7 +519,7 @@ def test_a_trial_says_everything(scene):
         "Not harmful", "Monday people,", "Read off the picture", "A drawn grey cat with large eyes",
         "Which people or animals are shown", "The eyes are large", "stopped gaining information",
         "precedent 1 used it for harm", "starter-014", "0.910", "0.620", "speaks for harm", "strengths/1",
-        "echo precedent 1", 'href="#precedent-1"', "memecourt-default", "qwen2.5-vl-7b", "rapidocr/3.9",
+        "echo precedent 1", "memecourt-default", "qwen2.5-vl-7b", "rapidocr/3.9",
     ):  # fmt: skip
         assert told in page, told
     assert page.count('class="curve ') == 2

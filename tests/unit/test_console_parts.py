@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import re
 import unicodedata
 from xml.etree import ElementTree
 
@@ -11,56 +9,18 @@ import pytest
 
 from court.events import Side
 from court.record import TrialRecord
-from court.transcript import transcript
 from serving.access.callers import Caller, Scope
 from serving.console.visitors import Role, Sessions, role_of
 from serving.views.charts import Point, bar, curve
-from serving.views.citations import Statement, sentences, statements
 from serving.views.compare import Row
 from serving.views.recheck import differences
 from serving.views.text import seconds, split_hidden
 from serving.views.trial_view import view_of
-from tests.support.shown_trials import RATIONALE, drawn, full_trial
+from tests.support.shown_trials import drawn, full_trial
 
 
 def record(**changes):
     return TrialRecord.of(full_trial(picture=drawn(), **changes))
-
-
-# Links of the rationale
-
-
-def test_a_sentence_leads_to_what_it_names():
-    said = statements(transcript(record()))
-    linked = {
-        one.text.strip(): [(link.anchor, link.outright) for link in one.links] for one in sentences(RATIONALE, said)
-    }
-    first = next(links for text, links in linked.items() if text.startswith("The words"))
-    assert ("precedent-1", True) in first and ("accuser-case", True) in first
-    assert all(not outright for anchor, outright in first if anchor not in ("precedent-1", "accuser-case"))
-
-
-def test_a_sentence_leads_to_what_holds_its_words():
-    said = (
-        Statement("a", "a", "A flag with three stripes hangs from the balcony."),
-        Statement("b", "b", "A dog sleeps on a sofa beside a lamp."),
-    )
-    (one,) = sentences("Three stripes hang from a balcony, on a flag.", said)
-    assert [link.anchor for link in one.links] == ["a"] and not one.links[0].outright
-    (other,) = sentences("Something else entirely.", said)
-    assert other.links == ()
-
-
-def test_an_id_is_no_pattern():
-    said = (Statement("p", "p", "text", r"\bprecedent\s+1\b|" + re.escape("a.*b(")),)
-    assert sentences("As a.*b( says.", said)[0].links and not sentences("As aXXb says.", said)[0].links
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_sentences_joined_are_the_text(seed):
-    chance = random.Random(seed)
-    text = "".join(chance.choice('ab .!?。\n"”)1é') for _ in range(200))
-    assert "".join(one.text for one in sentences(text, ())) == text
 
 
 # What can't be seen
