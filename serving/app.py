@@ -108,7 +108,16 @@ async def serve(
                 _beside(stack, keep_anchored(house.docket.log, anchor))
             if settings.console:
                 tell(f"console on {await stack.enter_async_context(_console(house, settings, tokens, services[1]))}")
-            await _hold_court(house, settings, services, health, telemetry, stopping, resume=resume, ready=ready)
+            await _hold_court(
+                house,
+                settings,
+                services=services,
+                health=health,
+                telemetry=telemetry,
+                stopping=stopping,
+                resume=resume,
+                ready=ready,
+            )
         health.end()
         await server.stop(_LAST_S)
         if widowed.done():
@@ -136,11 +145,11 @@ def _console(
 async def _hold_court(
     house: TrialExecutor,
     settings: Settings,
+    *,
     services: tuple[CourtService, DocketService, PrecedentsService],
     health: Health,
     telemetry: Telemetry,
     stopping: asyncio.Event,
-    *,
     resume: bool,
     ready: Callable[[], None],
 ) -> None:

@@ -90,7 +90,9 @@ class Connection:
             credentials = tls.credentials()
         # Each name once: which of two counts is for gRPC to say.
         merged = dict((*_OPTIONS, *named, *options))
-        return cls(address, credentials, tuple(merged.items()), token, metadata)
+        return cls(
+            address=address, credentials=credentials, options=tuple(merged.items()), token=token, further=metadata
+        )
 
     def metadata(self) -> Metadata:
         """What goes with a call. A token that is a function is asked for each time: tokens change.

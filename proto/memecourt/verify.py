@@ -134,7 +134,7 @@ def verify_bundle(text: str, keys: Sequence[str]) -> Trial:
         raise CantCheck(f"This is no bundle of the format {FORMAT}.")
     trial_id = _text(bundle, "trial")
     checkpoint = open_checkpoint(_text(bundle, "checkpoint"), keys)
-    _check_count(_text(bundle, "count"), keys, checkpoint, trial_id, len(_list(bundle, "entries")))
+    _check_count(_text(bundle, "count"), keys, checkpoint, trial_id=trial_id, entries=len(_list(bundle, "entries")))
     entries = tuple(_logged(one, checkpoint) for one in _list(bundle, "entries"))
     parts = tuple(_logged(one, checkpoint) for one in _list(bundle, "parts"))
     for group in (entries, parts):
@@ -153,7 +153,7 @@ def verify_bundle(text: str, keys: Sequence[str]) -> Trial:
     if missing := _quoted(entries) - {part.number for part in parts}:
         raise Violated(f"The trial quotes entry {min(missing)} of the log, which is left out.")
     known = tuple(_continued(one, checkpoint, keys) for one in _list(bundle, "known"))
-    return Trial(trial_id, checkpoint, entries, parts, known)
+    return Trial(trial_id=trial_id, checkpoint=checkpoint, entries=entries, parts=parts, known=known)
 
 
 def verify_receipt(
@@ -202,7 +202,7 @@ def _keys_of(origin: str, keys: Sequence[str]) -> list[str]:
     return [key for key in keys if _key(key)[0] == origin]
 
 
-def _check_count(note: str, keys: Sequence[str], checkpoint: Checkpoint, trial_id: str, entries: int) -> None:
+def _check_count(note: str, keys: Sequence[str], checkpoint: Checkpoint, *, trial_id: str, entries: int) -> None:
     """The docket says under its signature how many entries the trial has in the log of this checkpoint."""
     lines = _open_note(note, _keys_of(checkpoint.origin, keys)).split("\n")
     root = base64.b64encode(checkpoint.root).decode()
@@ -231,7 +231,15 @@ def _logged(one: Any, checkpoint: Checkpoint) -> Logged:
     told = (value.get("kind"), value.get("trial_id", ""), value.get("seq", -1))
     if told != (logged.kind, logged.trial_id, logged.seq):
         raise Violated(f"The body of entry {logged.number} tells of something else than its header.")
-    return Logged(logged.number, logged.kind, logged.trial_id, logged.seq, logged.at, header, value)
+    return Logged(
+        number=logged.number,
+        kind=logged.kind,
+        trial_id=logged.trial_id,
+        seq=logged.seq,
+        at=logged.at,
+        header=header,
+        body=value,
+    )
 
 
 def _in_log(header: bytes, number: int, proof: Sequence[bytes], checkpoint: Checkpoint) -> Logged:
@@ -252,7 +260,15 @@ def _in_log(header: bytes, number: int, proof: Sequence[bytes], checkpoint: Chec
     root = _root(number, checkpoint.size, hashlib.sha256(b"\x00" + header).digest(), proof)
     if root != checkpoint.root:
         raise Violated(f"Entry {number} does not stand in the log that was signed.")
-    return Logged(number, value["kind"], value["trial"], value["seq"], value["at"], header, None)
+    return Logged(
+        number=number,
+        kind=value["kind"],
+        trial_id=value["trial"],
+        seq=value["seq"],
+        at=value["at"],
+        header=header,
+        body=None,
+    )
 
 
 def _root(number: int, size: int, leaf: bytes, proof: Sequence[bytes]) -> bytes:

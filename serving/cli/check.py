@@ -64,7 +64,7 @@ def check(
     if pictures is not None and against is None:
         raise click.UsageError("--pictures are those of --against: give that too.")
     try:
-        found = asyncio.run(_check(place, against, pictures, sure, encoder))
+        found = asyncio.run(_check(place, against=against, pictures=pictures, sure=sure, asked=encoder))
     except (CourtError, OSError) as error:
         message = error.message if isinstance(error, CourtError) else f"It can't be checked: {error.strerror}."
         click.echo(f"Error: {message}", err=True)
@@ -77,7 +77,7 @@ def check(
 
 
 async def _check(
-    place: Path, against: Path | None, pictures: Path | None, sure: float, asked: str | None
+    place: Path, *, against: Path | None, pictures: Path | None, sure: float, asked: str | None
 ) -> LibraryCheck:
     from tempfile import TemporaryDirectory
 
@@ -107,7 +107,14 @@ async def _check(
         try:
             with TemporaryDirectory(prefix="memecourt-") as folder:
                 leaks = await find_leaks(
-                    library, rows.good, pictures, encoder, reader, Path(folder), LeakThresholds(), lambda *_: None
+                    library,
+                    rows.good,
+                    pictures=pictures,
+                    encoder=encoder,
+                    reader=reader,
+                    beside=Path(folder),
+                    nearness=LeakThresholds(),
+                    tell=lambda *_: None,
                 )
         finally:
             await reader.aclose()

@@ -137,7 +137,7 @@ def erase(
     """
     if not yes:
         click.confirm(f"Erase trial {printable(trial_id)} for ever?", abort=True)
-    erased, precedent = run(_erased(docket, library, trial_id, who, why))
+    erased, precedent = run(_erased(docket, library, trial_id, who=who, why=why))
     click.echo(f"{len(erased.numbers)} entries of trial {printable(trial_id)} are erased.")
     if precedent:
         click.echo("The precedent that its overruling became is out of the library.")
@@ -159,7 +159,7 @@ def erase_precedent(
     """
     if not yes:
         click.confirm(f"Erase the precedent {printable(precedent_id)} for ever?", abort=True)
-    erased, removed = run(_erased_precedent(docket, library, precedent_id, who, why))
+    erased, removed = run(_erased_precedent(docket, library, precedent_id, who=who, why=why))
     click.echo(f"{len(erased.numbers)} texts of the precedent {printable(precedent_id)} are erased.")
     click.echo("It is out of the library." if removed else "The library has nothing of it.")
 
@@ -213,7 +213,7 @@ async def _key(place: Path | Address | None) -> str:
 
 
 async def _erased(
-    place: Path | Address | None, library: Path | Address | None, trial_id: str, who: str, why: str
+    place: Path | Address | None, library: Path | Address | None, trial_id: str, *, who: str, why: str
 ) -> tuple[Erased, bool]:
     """What was erased, and whether there was anything of it in the library."""
     from serving.docket.review.corrections import name_of
@@ -229,7 +229,7 @@ async def _erased(
 
 
 async def _erased_precedent(
-    place: Path | Address | None, library: Path | Address | None, precedent_id: str, who: str, why: str
+    place: Path | Address | None, library: Path | Address | None, precedent_id: str, *, who: str, why: str
 ) -> tuple[Erased, bool]:
     """The same, of a precedent."""
     store = await _opened(place)

@@ -75,7 +75,7 @@ def add_one(
     """
     if not text and picture is None:
         raise click.UsageError("Give --text, --picture or both.")
-    change, cut = run(_add_one(place, id_, label, text, picture, encoder, **known))
+    change, cut = run(_add_one(place, id_, label=label, text=text, picture=picture, asked=encoder, **known))
     if cut:
         tell("The text is longer than the encoder reads; its end is not compared.")
     _told(change, as_json)
@@ -171,7 +171,7 @@ async def _compact(place: Path, forget: bool) -> Library:
 
 
 async def _add_one(
-    place: Path | Address, id_: str, label: str, text: str, picture: Path | None, asked: str | None, **known: Any
+    place: Path | Address, id_: str, *, label: str, text: str, picture: Path | None, asked: str | None, **known: Any
 ) -> tuple[Change, bool]:
     import asyncio
 

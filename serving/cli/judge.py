@@ -133,13 +133,14 @@ def judge(
         _there(server, timeout, certificates, token) if server else _here(settings_of(**given), text, timeout, watch)
     )
     where = f"  (on the server's machine, {server})" if server else ""
-    sys.exit(run(_judge_all(pictures, request_of, judges, as_json, where, docket)))
+    sys.exit(run(_judge_all(pictures, request_of, judges, as_json=as_json, where=where, docket=docket)))
 
 
 async def _judge_all(
     pictures: tuple[Path, ...],
     request_of: Callable[[bytes], wire.JudgeRequest],
     judges: Any,
+    *,
     as_json: bool,
     where: str,
     docket: Path | Address | None,

@@ -181,18 +181,26 @@ def build(
     library, report = run(
         _build(
             place,
-            _sources_of(sources, dataset, data, source, pictures, layout, provenance),
-            name or place.resolve().name,
-            replace,
-            settle_error,
-            Safeguards(
+            _sources_of(
+                sources,
+                dataset=dataset,
+                data=data,
+                name=source,
+                pictures=pictures,
+                layout=layout,
+                provenance=provenance,
+            ),
+            name=name or place.resolve().name,
+            replace=replace,
+            settle_error=settle_error,
+            safeguards=Safeguards(
                 per_source=per_source,
                 per_cluster=per_cluster or None,
                 verified_only=verified_only,
                 no_sole_acquittal=not sole_acquittal,
             ),
-            encoder,
-            text_encoder,
+            asked=encoder,
+            texts=text_encoder,
         )
     )
     _told(library, report, as_json)
@@ -221,7 +229,19 @@ def add(
 ) -> None:
     """Adds the labelled memes in FILEs to a LIBRARY, which is calibrated anew; ids that it has already are refused."""
     library, report = run(
-        _add(place, _sources_of(sources, dataset, data, source, pictures, layout, provenance), encoder)
+        _add(
+            place,
+            _sources_of(
+                sources,
+                dataset=dataset,
+                data=data,
+                name=source,
+                pictures=pictures,
+                layout=layout,
+                provenance=provenance,
+            ),
+            encoder,
+        )
     )
     _told(library, report, as_json)
 
@@ -254,7 +274,18 @@ def search(
     """Finds the precedents most like a text, a picture, or both."""
     if not text and picture is None:
         raise click.UsageError("Give --text, --picture or both.")
-    found = run(_search(library, text or "", picture, most, alpha, encoder, _filter_of(**where), no_twins))
+    found = run(
+        _search(
+            library,
+            text or "",
+            picture,
+            most=most,
+            alpha=alpha,
+            asked=encoder,
+            where=_filter_of(**where),
+            no_twins=no_twins,
+        )
+    )
     if as_json:
         click.echo(found.model_dump_json())
         return
@@ -286,6 +317,7 @@ def info(library: Path | None, as_json: bool) -> None:
 
 def _sources_of(
     files: tuple[Path, ...],
+    *,
     dataset: str | None,
     data: Path | None,
     name: str,
@@ -352,6 +384,7 @@ async def _tools(load: Callable[[], Encoder]) -> AsyncIterator[tuple[Encoder, Pi
 async def _build(
     place: Path,
     sources: list[Source],
+    *,
     name: str,
     replace: bool,
     settle_error: float,
@@ -391,6 +424,7 @@ async def _search(
     place: Path | None,
     text: str,
     picture: Path | None,
+    *,
     most: int,
     alpha: float | None,
     asked: str | None,

@@ -124,7 +124,8 @@ def guarded(page: Page) -> Callable[[Request], Awaitable[Response]]:
         except Exception as error:
             # Here, and not at the very outside: this answer is to have the headers of all others.
             place = traceback.extract_tb(error.__traceback__)[-1]
-            _log.error("%s on %s in %s:%s", type(error).__qualname__, page.path, place.name, place.lineno)
+            where = f"{place.name}:{place.lineno}"
+            _log.error("%s on %s in %s", type(error).__qualname__, page.path, where)
             raise HTTPException(500) from None
 
     async def let_in(request: Request) -> Response:

@@ -159,11 +159,11 @@ def _proof(connection: Connection, trial_id: str) -> Proof:
                 standing = standing if entry.erased else Standing.UNSIGNED
             else:
                 proof = inclusion_proof(entry.number, checkpoint.size, read)
-                verify_inclusion(entry.number, checkpoint.size, entry.leaf(), proof, checkpoint.root)
+                verify_inclusion(entry.number, checkpoint.size, leaf=entry.leaf(), proof=proof, root=checkpoint.root)
         except LogError as error:
             standing, wrong = Standing.WRONG, str(error)
         who, what = _looked(entry)
-        shown.append(Shown(entry, standing, wrong, who, what))
+        shown.append(Shown(entry, standing, why=wrong, who=who, what=what))
     return Proof(tuple(shown), checkpoint, why)
 
 

@@ -54,8 +54,8 @@ def pdf(
         BadRequest: A font file is not there, or is none.
     """
     with font_files(fonts) as (main, bold, others):
-        paper = _Paper(_open(main, bold, others, kept.record.trial_id, now or datetime.now(UTC)))
-        _tell(paper, kept, view_of(kept.record), pictures, now or datetime.now(UTC))
+        paper = _Paper(_open(main, bold, others, title=kept.record.trial_id, now=now or datetime.now(UTC)))
+        _tell(paper, kept, view_of(kept.record), pictures=pictures, now=now or datetime.now(UTC))
         if messages:
             _messages(paper, kept)
         if pictures is Pictures.SHARP:
@@ -63,7 +63,7 @@ def pdf(
         return bytes(paper.pdf.output())
 
 
-def _open(main: Path, bold: Path, others: Sequence[Path], title: str, now: datetime) -> FPDF:
+def _open(main: Path, bold: Path, others: Sequence[Path], *, title: str, now: datetime) -> FPDF:
     try:
         from fpdf import FPDF
     except ModuleNotFoundError as error:
@@ -137,7 +137,7 @@ class _Paper:
             self.pdf.write(size * 0.5, f"[{piece}]" if ours else piece)
 
 
-def _tell(paper: _Paper, kept: Kept, told: TrialView, pictures: Pictures, now: datetime) -> None:
+def _tell(paper: _Paper, kept: Kept, told: TrialView, *, pictures: Pictures, now: datetime) -> None:
     record, opened, verdict = kept.record, kept.record.opened, told.told.verdict
     paper.heading(told.outcome.title, 0)
     paper.fact("Trial", record.trial_id)

@@ -70,7 +70,15 @@ async def connect_models(
         if model is None:
             for url in urls:
                 loads.setdefault(url, Load(settings.llm.concurrency))
-            model = await _probed({url: loads[url] for url in urls}, name, key, http, pictures, tell, patient)
+            model = await _probed(
+                {url: loads[url] for url in urls},
+                name,
+                key=key,
+                http=http,
+                pictures=pictures,
+                tell=tell,
+                patient=patient,
+            )
             models[urls, name, key] = model
         if role in _SEES and not model.capabilities.pictures:
             raise ModelRefused(f"The {role} must see pictures, and {name} takes none. Name another model for it.")
@@ -81,6 +89,7 @@ async def connect_models(
 async def _probed(
     loads: Mapping[str, Load],
     name: str,
+    *,
     key: str,
     http: httpx2.AsyncClient,
     pictures: int,

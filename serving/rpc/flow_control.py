@@ -358,7 +358,7 @@ class ReceiveBudget:
         if self._read_in[lane] < self._most[lane] and self._may(peer):
             return self._lot(peer, lane, in_call, of)
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(peer, lane, in_call, of, loop.create_future())
+        waiter = _Waiter(peer=peer, lane=lane, in_call=in_call, of=of, lot=loop.create_future())
         self._waiting[lane].add(waiter)
         self._serve()
         timer = None if in_call else loop.call_later(self._idle_s, _refuse, waiter)
@@ -384,7 +384,7 @@ class ReceiveBudget:
         return self._read_over[peer] < self._rooms
 
     def _lot(self, peer: str, lane: int, in_call: bool, of: str) -> Reservation:
-        lot = Reservation(self, self._largest, peer, lane, in_call, of)
+        lot = Reservation(self, self._largest, peer=peer, lane=lane, in_call=in_call, of=of)
         self._reading[lot] = None
         self._read_in[lane] += 1
         self._read_over[peer] += 1

@@ -55,7 +55,7 @@ async def judge_stream(
         Unauthenticated, Unavailable: The token is not what it was; as :func:`check_in_force`.
         Busy, Unavailable: As :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
     """
-    stream = _Stream(context, memory, of, tried, most, idle_s, told)
+    stream = _Stream(context, memory, of=of, tried=tried, most=most, idle_s=idle_s, told=told)
     end: CourtError | None = None
     try:
         async with asyncio.TaskGroup() as items:

@@ -144,7 +144,9 @@ class TrialExecutor:
                 if isinstance(event, VerdictGiven) and self.near is not None and text is not None:
                     # Before the verdict: a look without one is passed over, a verdict without one would be lost in a
                     # crash.
-                    await self.near.learn(event.trial_id, picture, text.text, bool(text.reader), namespace)
+                    await self.near.learn(
+                        event.trial_id, picture, text=text.text, text_read=bool(text.reader), namespace=namespace
+                    )
             await self.docket.writer.append(*events)
             if any(isinstance(event, TrialOpened) for event in events):
                 # Once more: until this trial stood in the docket, the last other one of its picture could be erased.

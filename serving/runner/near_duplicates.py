@@ -271,7 +271,7 @@ class NearDuplicateIndex:
 
     async def _read_on(self, number: int) -> None:
         while looks := await self._fingerprints.fingerprints(self._read_up_to, most=_PAGE):
-            self._shelf = await self._aside(self._shelf.with_more, looks, self._most)
+            self._shelf = await self._aside(lambda: self._shelf.with_more(looks, self._most))
             self._read_up_to = looks[-1][0]
             if len(looks) < _PAGE:
                 break
@@ -343,7 +343,7 @@ class NearDuplicateIndex:
                 return each.trial_id
         return None
 
-    async def learn(self, trial_id: str, picture: Picture, text: str, text_read: bool, namespace: str) -> None:
+    async def learn(self, trial_id: str, picture: Picture, *, text: str, text_read: bool, namespace: str) -> None:
         """Keeps what the meme of a trial looks like.
 
         To be called before its verdict is kept: a look without a verdict is passed over, and a verdict without a look
@@ -377,7 +377,8 @@ class NearDuplicateIndex:
     async def _candidates(self, picture: Picture, words: MemeText, namespace: str) -> Sequence[_Candidate]:
         await self.catch_up()
         hashes = await self._hashes_of(picture)
-        return await self._aside(self._search, self._shelf, hashes, words, namespace)
+        shelf = self._shelf
+        return await self._aside(lambda: self._search(shelf, hashes, words, namespace))
 
     def _search(self, shelf: _Shelf, hashes: Hashes, words: MemeText, namespace: str) -> list[_Candidate]:
         """Those that are near in picture, the same text first, then the nearest, then the latest."""
@@ -396,7 +397,7 @@ class NearDuplicateIndex:
         """Of all frames with and without borders, in eight positions: uint8 of shape (n, 8, 32)."""
         known = self._hashes.get(picture.pixels_sha256)
         if known is None:
-            known = await self._aside(_hashes_of, picture)
+            known = await self._aside(lambda: _hashes_of(picture))
             self._hashes[picture.pixels_sha256] = known
             if len(self._hashes) > _REMEMBERED:
                 self._hashes.popitem(last=False)
@@ -405,7 +406,9 @@ class NearDuplicateIndex:
     async def _is_same_picture(self, known: _Candidate, picture: Picture) -> bool:
         """Whether no tile differs in any frame; not, where the docket has lost the picture."""
         frames = await self._trials.frames(known.pixels_sha256)
-        return bool(frames) and await self._aside(_look_the_same, frames, picture, self._nearness, known.agreement)
+        return bool(frames) and await self._aside(
+            lambda: _look_the_same(frames, picture, self._nearness, known.agreement)
+        )
 
     async def _stands(self, trial_id: str) -> bool:
         try:
@@ -415,9 +418,9 @@ class NearDuplicateIndex:
         reviews = record.all(VerdictReviewed)
         return record.state is TrialState.DECIDED and all(r.outcome is not ReviewOutcome.OVERRULED for r in reviews)
 
-    async def _aside(self, work: Callable[..., T], *given: object) -> T:
+    async def _aside(self, work: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except RuntimeError as error:
             if "shutdown" not in str(error):
                 raise

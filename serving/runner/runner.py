@@ -328,7 +328,7 @@ class TrialRunner:
             if not whole(answer.record):  # which this request has not been told
                 pixels = await self._pixels(call)
                 if key := self._key(call, pixels):
-                    answer = await self._due(call, claim, answer, pixels, key)
+                    answer = await self._due(call, claim, answer, pixels=pixels, key=key)
             call.ask.require_of(answer.record)
         return answer
 
@@ -355,9 +355,9 @@ class TrialRunner:
                 return self._answered_again(call, earlier, key, held)
             return self._answered(call, earlier, near=await self._is_near(call, earlier))
         claim, answer = await self._join(call, key)
-        return await self._due(call, claim, answer, pixels, key)
+        return await self._due(call, claim, answer, pixels=pixels, key=key)
 
-    async def _due(self, call: Call, claim: Lease, answer: Answer, pixels: str, key: str) -> Answer:
+    async def _due(self, call: Call, claim: Lease, answer: Answer, *, pixels: str, key: str) -> Answer:
         """The answer that a call is due, given that of a trial which may have been held for another.
 
         That may have been cut short for a caller who had less time, or held with something else than was loaded when
@@ -489,7 +489,12 @@ class TrialRunner:
         if not answer.reused:
             return answer  # asked twice: what is said to it differs from what is said to others
         ask = replace(call.ask, image=b"")
-        return replace(answer, given=CachedAnswer(ask, call.file, call.payload, key, held, record.trial_id))
+        return replace(
+            answer,
+            given=CachedAnswer(
+                ask=ask, file=call.file, payload=call.payload, key=key, held=held, trial_id=record.trial_id
+            ),
+        )
 
     # Pictures.
 

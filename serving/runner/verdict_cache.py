@@ -122,7 +122,13 @@ class VerdictCache:
 
     def key(self, ask: TrialRequest, pixels_sha256: str) -> str:
         """The key of what is asked, were it tried now."""
-        return self._key(self._now(ask.procedure).token, ask.namespace, pixels_sha256, ask.text, ask.language)
+        return self._key(
+            token=self._now(ask.procedure).token,
+            namespace=ask.namespace,
+            pixels_sha256=pixels_sha256,
+            text=ask.text,
+            language=ask.language,
+        )
 
     def key_of(self, record: TrialRecord) -> str:
         """The key that a trial with a verdict answers."""
@@ -130,7 +136,13 @@ class VerdictCache:
         assert text is not None, "there is no verdict without"
         token = _token(opened.versions, opened.policy.digest, opened.procedure)
         given = text.text if opened.meme.text_given else None
-        return self._key(token, opened.meme.namespace, opened.meme.pixels_sha256, given, text.language)
+        return self._key(
+            token=token,
+            namespace=opened.meme.namespace,
+            pixels_sha256=opened.meme.pixels_sha256,
+            text=given,
+            language=text.language,
+        )
 
     def answers(self, record: TrialRecord, key: str) -> bool:
         """Whether a trial's verdict may answer other requests whose meme is known by a key."""
@@ -217,7 +229,7 @@ class VerdictCache:
             if known.record.trial_id == trial_id:
                 self._at_hand.drop(key)
 
-    def _key(self, token: str, namespace: str, pixels_sha256: str, text: str | None, language: str) -> str:
+    def _key(self, *, token: str, namespace: str, pixels_sha256: str, text: str | None, language: str) -> str:
         return digest([token, None if self._everywhere else namespace, pixels_sha256, text, language])
 
     def _now(self, procedure: Procedure) -> _Held:

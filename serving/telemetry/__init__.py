@@ -82,8 +82,8 @@ class Telemetry:
             self._take_note(event)
         except Exception as error:
             # A verdict must not be lost because it could not be counted. Only kind and place: an event holds text.
-            where = "".join(traceback.format_tb(error.__traceback__))
-            _log.error("trial=%s event=%s not counted: %s\n%s", event.trial_id, event.kind, type(error).__name__, where)
+            fault = "\n".join([type(error).__name__, "".join(traceback.format_tb(error.__traceback__))])
+            _log.error("trial=%s event=%s not counted: %s", event.trial_id, event.kind, fault)
 
     def resuming(self, record: TrialRecord) -> None:
         """Is told what was said before, when a trial is taken up again: its events to come don't say it once more."""

@@ -69,61 +69,62 @@ class Metrics:
         prometheus_client.GCCollector(registry=registry)
         Info("memecourt_build", "The version that runs.", registry=registry).info({"version": SOFTWARE})
 
-        def counter(name: str, told: str, *labels: str) -> Counter:
+        def counter(name: str, told: str, labels: Sequence[str] = ()) -> Counter:
             return Counter(f"memecourt_{name}", told, labels, registry=registry)
 
-        def gauge(name: str, told: str, *labels: str) -> Gauge:
+        def gauge(name: str, told: str, labels: Sequence[str] = ()) -> Gauge:
             return Gauge(f"memecourt_{name}", told, labels, registry=registry)
 
-        def histogram(name: str, told: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        def histogram(name: str, told: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
             return Histogram(f"memecourt_{name}", told, labels, buckets=buckets, registry=registry)
 
         # Calls of the wire.
         method = ("service", "method")
-        self._requests = counter("requests", "Calls that have ended, by gRPC status code.", *method, "code")
-        self._in_progress = gauge("requests_in_progress", "Calls that have not ended.", *method)
+        self._requests = counter("requests", "Calls that have ended, by gRPC status code.", (*method, "code"))
+        self._in_progress = gauge("requests_in_progress", "Calls that have not ended.", method)
         self._request_s = histogram(
-            "request_duration_seconds", "From the first a call is seen to its end.", _REQUEST_S, *method
+            "request_duration_seconds", "From the first a call is seen to its end.", _REQUEST_S, method
         )
         self._stream = counter(
-            "stream_responses", "Responses in JudgeStream, by the code that Judge would have ended with.", "code"
+            "stream_responses", "Responses in JudgeStream, by the code that Judge would have ended with.", ("code",)
         )
 
         # Trials.
-        self._opened = counter("trials_opened", "Trials that were begun.", "procedure")
-        self._resumed = counter("trials_resumed", "Times that a trial was taken up again.", "procedure")
+        self._opened = counter("trials_opened", "Trials that were begun.", ("procedure",))
+        self._resumed = counter("trials_resumed", "Times that a trial was taken up again.", ("procedure",))
         self._trials = counter(
-            "trials", "Trials that have ended: DECIDED with a label, or FAILED.", "procedure", "outcome", "label"
+            "trials", "Trials that have ended: DECIDED with a label, or FAILED.", ("procedure", "outcome", "label")
         )
         self._failures = counter(
-            "trial_failures", "Trials that ended without a verdict, by step and reason.", "procedure", "step", "reason"
+            "trial_failures",
+            "Trials that ended without a verdict, by step and reason.",
+            ("procedure", "step", "reason"),
         )
         self._trial_s = histogram(
             "trial_duration_seconds",
             "From a trial's beginning, or its being resumed, to its end.",
             _TRIAL_S,
-            "procedure",
-            "outcome",
+            ("procedure", "outcome"),
         )
-        self._rested = counter("sides_rested", "Sides that asked no more, by why.", "side", "reason")
-        self._rounds = histogram("side_rounds", "Rounds of a side that examined.", _ROUNDS, "side")
-        self._for_review = counter("verdicts_for_review", "Verdicts that ask for a person.", "procedure")
-        self._review_reasons = counter("review_reasons", "Reasons why verdicts ask for a person.", "reason")
-        self._near = counter("near_duplicates", "Near duplicates found, by what they were found to be.", "label")
+        self._rested = counter("sides_rested", "Sides that asked no more, by why.", ("side", "reason"))
+        self._rounds = histogram("side_rounds", "Rounds of a side that examined.", _ROUNDS, ("side",))
+        self._for_review = counter("verdicts_for_review", "Verdicts that ask for a person.", ("procedure",))
+        self._review_reasons = counter("review_reasons", "Reasons why verdicts ask for a person.", ("reason",))
+        self._near = counter("near_duplicates", "Near duplicates found, by what they were found to be.", ("label",))
         self._with_near = counter("trials_with_near_duplicates", "Trials that found a near duplicate.")
 
         # Models.
         model = ("role", "model")
-        self._calls = counter("model_calls", "Answered calls that a trial used.", *model)
-        self._repairs = counter("model_repairs", "Replies that were asked for again, being unusable.", *model)
+        self._calls = counter("model_calls", "Answered calls that a trial used.", model)
+        self._repairs = counter("model_repairs", "Replies that were asked for again, being unusable.", model)
         self._call_s = histogram(
-            "model_call_duration_seconds", "Of what was asked, with what was asked again.", _CALL_S, *model
+            "model_call_duration_seconds", "Of what was asked, with what was asked again.", _CALL_S, model
         )
-        self._tokens_in = counter("model_input_tokens", "Tokens of the prompts of those calls.", *model)
+        self._tokens_in = counter("model_input_tokens", "Tokens of the prompts of those calls.", model)
         self._tokens_cached = counter(
-            "model_cached_input_tokens", "Of the input tokens, those in the server's prefix cache.", *model
+            "model_cached_input_tokens", "Of the input tokens, those in the server's prefix cache.", model
         )
-        self._tokens_out = counter("model_output_tokens", "Tokens of their replies.", *model)
+        self._tokens_out = counter("model_output_tokens", "Tokens of their replies.", model)
         self._unused_calls = counter("model_unused_calls", "Answered calls that no trial had a use for any more.")
         self._unused_in = counter("model_unused_input_tokens", "Tokens of the prompts of unused calls.")
         self._unused_cached = counter("model_unused_cached_input_tokens", "Of those, the ones in the prefix cache.")
@@ -131,7 +132,7 @@ class Metrics:
         self._unanswered = counter("model_unanswered_calls", "Calls that were cancelled, or failed.")
 
         # Steps.
-        self._texts = counter("texts", "Texts of memes, by where they came from.", "source")
+        self._texts = counter("texts", "Texts of memes, by where they came from.", ("source",))
         self._picture_s = histogram("picture_decode_duration_seconds", "Decoding a picture.", _STEP_S)
         self._text_s = histogram("text_read_duration_seconds", "Reading the text off a picture.", _STEP_S)
         self._precedents_s = histogram("precedents_duration_seconds", "Finding precedents.", _STEP_S)
@@ -140,8 +141,8 @@ class Metrics:
         )
 
         # What is not a trial.
-        self._reused = counter("reused_verdicts", "Answers with an earlier verdict: exact, or near.", "kind")
-        self._reviews = counter("reviews", "Verdicts that people upheld or overruled.", "outcome")
+        self._reused = counter("reused_verdicts", "Answers with an earlier verdict: exact, or near.", ("kind",))
+        self._reviews = counter("reviews", "Verdicts that people upheld or overruled.", ("outcome",))
 
         # What is now.
         self._running = gauge("running_trials", "Trials that are being held.")
@@ -150,7 +151,9 @@ class Metrics:
             "request_memory_bytes", "Of requests and decoded pictures in memory, waiting or being tried."
         )
         self._library = gauge("library_precedents", "Memes in the library that is searched.")
-        limit = gauge("limit", "What is allowed at once: running_trials, waiting_requests, request_memory_bytes.", "of")
+        limit = gauge(
+            "limit", "What is allowed at once: running_trials, waiting_requests, request_memory_bytes.", ("of",)
+        )
         limit.labels("running_trials").set(settings.concurrent_trials)
         limit.labels("waiting_requests").set(settings.waiting_trials)
         limit.labels("request_memory_bytes").set(settings.picture_memory)

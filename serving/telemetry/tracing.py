@@ -143,7 +143,7 @@ class Tracing:
             seen.events.append(event)
             seen.span.set_attributes(contents.of_trial(event))
         if isinstance(event, TextRead) and event.reader:
-            self._step("read text", event.at, event.latency_s, seen, {KIND: "TOOL"})
+            self._step("read text", ended=event.at, seconds=event.latency_s, seen=seen, told={KIND: "TOOL"})
         elif isinstance(event, PrecedentsCited):
             library = event.findings.library.name
             told: dict[str, Any] = {
@@ -153,7 +153,7 @@ class Tracing:
             }
             if self._contents:
                 told |= contents.of_search(event)
-            self._step(f"retrieval {library}", event.at, event.latency_s, seen, told)
+            self._step(f"retrieval {library}", ended=event.at, seconds=event.latency_s, seen=seen, told=told)
         for each in asked:
             self._asked(each, event, seen)
         if isinstance(event, VerdictGiven):
@@ -238,11 +238,12 @@ class Tracing:
         told |= _server(call.server)
         if self._contents and seen.events and isinstance(seen.events[0], TrialOpened):
             told |= contents.of_call(TrialRecord.of(seen.events), event, call, self._console)
-        self._step(f"chat {model}", event.at, call.latency_s, seen, told, SpanKind.CLIENT)
+        self._step(f"chat {model}", ended=event.at, seconds=call.latency_s, seen=seen, told=told, kind=SpanKind.CLIENT)
 
     def _step(
         self,
         name: str,
+        *,
         ended: datetime,
         seconds: float,
         seen: ObservedTrial,

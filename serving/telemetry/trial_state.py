@@ -57,7 +57,12 @@ class ObservedTrial:
     def opened(cls, event: TrialOpened) -> ObservedTrial:
         """A trial that begins."""
         return cls(
-            event.trial_id, event.procedure.value, event.request_id, event.trace_id, event.versions.models, event.at
+            trial_id=event.trial_id,
+            procedure=event.procedure.value,
+            request_id=event.request_id,
+            trace_id=event.trace_id,
+            models=event.versions.models,
+            began=event.at,
         )
 
     @classmethod
@@ -94,7 +99,7 @@ class ObservedTrial:
         if log.isEnabledFor(logging.INFO):
             # By hand: who logs it is not told of our own lines, and would be looked for on the stack each time.
             said = (event.trial_id, self.request_id, event.seq, event.kind)
-            log.handle(log.makeRecord(log.name, logging.INFO, "", 0, _LINE, said, None))
+            log.handle(log.makeRecord(log.name, logging.INFO, fn="", lno=0, msg=_LINE, args=said, exc_info=None))
 
 
 _LINE = "trial=%s request=%s seq=%d event=%s"

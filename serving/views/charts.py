@@ -83,7 +83,7 @@ def curve(side: Side, points: Sequence[Point], *, lowest: float, highest: float,
     return Markup("").join([*parts, Markup("</svg>")])
 
 
-def bar(begin: float, length: float, whole: float, kind: str, cached: float = 0.0) -> Markup:
+def bar(begin: float, length: float, *, whole: float, kind: str, cached: float = 0.0) -> Markup:
     """One bar of a waterfall.
 
     Args:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from markupsafe import Markup
 
@@ -216,67 +216,77 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
     """Every step that took time. An event is kept when its step has ended; so it began as long before."""
     rested = {event.side: event.rounds for event in record.all(SideRested)}
     ahead = {(event.side, event.round): event for event in record.all(SummarisedAhead)}
-    rows: list[tuple[AnyEvent, str, str, datetime, float, ModelCall | None, bool]] = []
+    opened = record.opened.at
+    steps: list[Step] = []
 
     def add(
-        event: AnyEvent, name: str, kind: str, seconds: float, call: ModelCall | None = None, counts: bool = True
+        event: AnyEvent,
+        name: str,
+        kind: str,
+        *,
+        call: ModelCall | None = None,
+        seconds: float = 0.0,
+        counts: bool = True,
     ) -> None:
-        rows.append((event, name, kind, event.at, seconds, call, counts))
+        seconds = call.latency_s if call is not None else seconds
+        begin = (event.at - timedelta(seconds=seconds) - opened).total_seconds()
+        steps.append(
+            Step(
+                seq=event.seq,
+                name=name,
+                kind=kind,
+                begin=begin,
+                seconds=seconds,
+                call=call,
+                counts=counts,
+                bar=Markup(""),  # drawn below, when the whole length is known
+            )
+        )
 
     for event in record.events:
         match event:
-            case TextRead(latency_s=took) if took > 0:
-                add(event, "text read off the picture", "court", took)
+            case TextRead(latency_s=seconds) if seconds > 0:
+                add(event, "text read off the picture", "court", seconds=seconds)
             case Described(call=call):
-                add(event, "description", "proposer", call.latency_s, call)
+                add(event, "description", "proposer", call=call)
             case QuestionAsked(side=side, round=number, call=call):
                 counts = number <= rested.get(side, number)
-                add(event, f"{_name(side)} asks, round {number}", side.lower(), call.latency_s, call, counts)
+                add(event, f"{_name(side)} asks, round {number}", side.lower(), call=call, counts=counts)
             case AnswerGiven(side=side, round=number, call=call):
                 counts = number <= rested.get(side, number)
-                add(event, f"Answer to the {_name(side)}, {number}", "proposer", call.latency_s, call, counts)
+                add(event, f"Answer to the {_name(side)}, {number}", "proposer", call=call, counts=counts)
             case SummarisedAhead(side=side, round=number, call=call):
                 counts = number <= rested.get(side, number)
-                add(event, f"{_name(side)} sums up, round {number}", side.lower(), call.latency_s, call, counts)
+                add(event, f"{_name(side)} sums up, round {number}", side.lower(), call=call, counts=counts)
             case Summarised(side=side, round=number, call=ModelCall() as call) if (side, number) not in ahead:
-                add(event, f"{_name(side)} sums up, round {number}", side.lower(), call.latency_s, call)
-            case PrecedentsCited(latency_s=took):
-                add(event, "precedents found", "court", took)
-            case NearDuplicatesFound(latency_s=took):
-                add(event, "near duplicates found", "court", took)
+                add(event, f"{_name(side)} sums up, round {number}", side.lower(), call=call)
+            case PrecedentsCited(latency_s=seconds):
+                add(event, "precedents found", "court", seconds=seconds)
+            case NearDuplicatesFound(latency_s=seconds):
+                add(event, "near duplicates found", "court", seconds=seconds)
             case VerdictGiven(call=call, odds=odds):
                 if call is not None:
-                    add(event, "Judge rules", "judge", call.latency_s, call)
+                    add(event, "Judge rules", "judge", call=call)
                 if odds is not None:
-                    add(event, "Judge’s odds, two calls", "judge", odds.call.latency_s, odds.call)
+                    add(event, "Judge’s odds, two calls", "judge", call=odds.call)
             case _:
                 pass
-    opened = record.opened.at
-    begun = [((at - timedelta(seconds=took)) - opened).total_seconds() for _, _, _, at, took, _, _ in rows]
-    whole = max((at - opened).total_seconds() for at in (opened, *(at for _, _, _, at, _, _, _ in rows)))
-    first = min(begun, default=0.0)
     # What began before the trial was opened (two odds in one row, clocks) begins the drawing.
-    shift = -first if first < 0 else 0.0
-    steps = [
-        Step(
-            event.seq,
-            name,
-            kind,
-            begin,
-            took,
-            call,
-            counts,
-            bar(
-                begin + shift,
-                took,
-                whole + shift,
-                kind if counts else "ahead",
-                call.tokens_cached / call.tokens_in if call and call.tokens_in else 0.0,
-            ),
-        )
-        for (event, name, kind, _, took, call, counts), begin in zip(rows, begun, strict=True)
-    ]
-    return sorted(steps, key=lambda step: (step.begin, step.seq))
+    shift = max((-step.begin for step in steps if step.begin < 0), default=0.0)
+    whole = max((step.begin + step.seconds for step in steps), default=0.0) + shift
+    drawn = [replace(step, bar=_bar(step, shift=shift, whole=whole)) for step in steps]
+    return sorted(drawn, key=lambda step: (step.begin, step.seq))
+
+
+def _bar(step: Step, *, shift: float, whole: float) -> Markup:
+    """A step's bar on a scale that begins so many seconds before the trial and is ``whole`` seconds long."""
+    return bar(
+        step.begin + shift,
+        step.seconds,
+        whole=whole,
+        kind=step.kind if step.counts else "ahead",
+        cached=step.call.tokens_cached / step.call.tokens_in if step.call and step.call.tokens_in else 0.0,
+    )
 
 
 def _costs(record: TrialRecord, steps: Sequence[Step]) -> Costs:

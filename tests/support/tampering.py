@@ -159,7 +159,9 @@ async def checked(scene: Scene, connection: Connection, anchors: Sequence[Anchor
     async def still_wanted(_: str) -> bool:
         return True
 
-    await verify_pictures(derived.pictures(), frames, pixels_sha256, still_wanted, report, patience_s=0)
+    await verify_pictures(
+        derived.pictures(), frames=frames, pixels=pixels_sha256, still_wanted=still_wanted, report=report, patience_s=0
+    )
     return report
 
 

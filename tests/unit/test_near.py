@@ -99,7 +99,7 @@ class Server:
         """A trial as a courthouse keeps it; without a label it is open yet."""
         await self.docket.writer.keep_picture(picture)
         await self.docket.writer.append(opened(trial_id, picture, namespace))
-        await self.near.learn(trial_id, picture, text, read, namespace)
+        await self.near.learn(trial_id, picture, text=text, text_read=read, namespace=namespace)
         if label is not None:
             await self.docket.writer.append(VerdictGiven(trial_id=trial_id, seq=1, at=AT, verdict=a_verdict(label)))
 
@@ -210,7 +210,7 @@ def test_a_tile_that_differs_is_told(on, still, meme):
 def test_trials_without_a_verdict_have_nothing_to_say(on, meme, copy):
     async def scene(server):
         await server.tried("open", meme, label=None)
-        await server.near.learn("of no trial", meme, TEXT, False, NAMESPACE)
+        await server.near.learn("of no trial", meme, text=TEXT, text_read=False, namespace=NAMESPACE)
         assert await server.cited(copy) == []
         await server.docket.writer.append(VerdictGiven(trial_id="open", seq=1, at=AT, verdict=a_verdict(N)))
         assert await server.ids(copy) == ["open"]
@@ -396,7 +396,7 @@ def test_a_look_that_can_t_be_kept_is_told(on, meme):
 
         server.docket.fingerprints.put_fingerprint = full
         with pytest.raises(Unavailable, match="full"):
-            await server.near.learn("first", meme, TEXT, False, NAMESPACE)
+            await server.near.learn("first", meme, text=TEXT, text_read=False, namespace=NAMESPACE)
 
     on(scene)
 

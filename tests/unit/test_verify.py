@@ -276,7 +276,11 @@ def test_pictures_that_are_erased_while_they_are_looked_at_are_no_fault() -> Non
         return next((name for name in ("gone", "going", "back") if len(kept) == 2 and name == asked[-1]), "another")
 
     report = Report()
-    asyncio.run(checking.verify_pictures(sorted(whole), frames, pixels, still_wanted, report, patience_s=0))
+    asyncio.run(
+        checking.verify_pictures(
+            sorted(whole), frames=frames, pixels=pixels, still_wanted=still_wanted, report=report, patience_s=0
+        )
+    )
     assert report.pictures == 5 and report.counts == {Fault.PICTURE_DIFFERS: 2}
     assert ["cut" in f.text or "none" in f.text for f in report.findings] == [True, True]
 

@@ -56,7 +56,7 @@ async def show(request: Request) -> Response:
     session, sessions = session_of(request), console_of(request).sessions
     key = session.grant(record.trial_id, what, sessions.now())
     if request.headers.get("hx-request") == "true":
-        return await _figure(request, record, what, len(frames), key, form_of(request).get("back", ""))
+        return await _figure(request, record, what, frames=len(frames), key=key, back=form_of(request).get("back", ""))
     at = path_of(record.trial_id)
     if form_of(request).get("back") == "case":
         at = at.replace("/trials/", "/desk/cases/", 1)  # whose page does not show the verdict yet
@@ -67,7 +67,7 @@ async def hide(request: Request) -> Response:
     """The veiled picture again, in the place of the sharp one."""
     record, what = await trial_of(request), request.query_params.get("of", MEME)
     back = request.query_params.get("back", "")
-    return await _figure(request, record, what, len(await frames_of(request, record, what)), "", back)
+    return await _figure(request, record, what, frames=len(await frames_of(request, record, what)), key="", back=back)
 
 
 async def sharp_picture(request: Request) -> Response:
@@ -85,7 +85,7 @@ async def sharp_picture(request: Request) -> Response:
     return Response(frames[place], media_type=media_type(frames[place]))
 
 
-async def _figure(request: Request, record: TrialRecord, what: str, frames: int, key: str, back: str) -> Response:
+async def _figure(request: Request, record: TrialRecord, what: str, *, frames: int, key: str, back: str) -> Response:
     number = 0
     if what.startswith(_PRECEDENT):
         cited = record.precedents

@@ -223,7 +223,13 @@ class Auditor:
             one = select(literal(1)).select_from(t.trials).where(t.trials.c.pixels_sha256 == digest).limit(1)
             return await self.read(lambda connection: connection.execute(one).first() is not None)
 
-        await verify_pictures(derived.pictures(), self._trials.frames, pixels_sha256, still_wanted, report)
+        await verify_pictures(
+            derived.pictures(),
+            frames=self._trials.frames,
+            pixels=pixels_sha256,
+            still_wanted=still_wanted,
+            report=report,
+        )
         return report
 
     async def bundle(self, trial_id: str, *, with_access: bool = False, anchors: Sequence[Anchor] = ()) -> str:

@@ -207,10 +207,14 @@ def verify(
     for anchor in anchors:
         signed.anchor(anchor)
     frontier, tiles, erased = _entries(
-        _readable(kept.entries(), Fault.ENTRY_MISSING, "entries", report), signed, derived, report, progress
+        _readable(kept.entries(), Fault.ENTRY_MISSING, "entries", report),
+        signed=signed,
+        derived=derived,
+        report=report,
+        progress=progress,
     )
     signed.close()
-    _state(state, frontier, erased, keys, report)
+    _state(state, frontier=frontier, erased=erased, keys=keys, report=report)
     _tiles(_readable(kept.tiles(), Fault.TILE_DIFFERS, "tiles", report), tiles, report)
     _trials(_readable(kept.trials(), Fault.TRIAL_DIFFERS, "trials", report), derived.trials(), report)
     _parts(_readable(kept.parts(), Fault.PART_DIFFERS, "parts", report), derived.parts(), report)
@@ -219,11 +223,11 @@ def verify(
 
 async def verify_pictures(
     wanted: Iterable[str],
+    *,
     frames: Callable[[str], Awaitable[Sequence[bytes]]],
     pixels: Callable[[Sequence[bytes]], str],
     still_wanted: Callable[[str], Awaitable[bool]],
     report: Report,
-    *,
     patience_s: float = 3.0,
 ) -> None:
     """Checks pictures, which need not lie where the rest does.
@@ -374,7 +378,7 @@ class _Sequences:
 
 
 def _entries(
-    entries: Iterable[Entry], signed: _Signed, derived: Derived, report: Report, progress: Progress
+    entries: Iterable[Entry], *, signed: _Signed, derived: Derived, report: Report, progress: Progress
 ) -> tuple[Frontier, dict[tuple[int, int], tuple[int, bytes]], int]:
     """Goes through all entries once; gives the tree, width and digest of each tile, and how much was erased."""
     frontier, edge, sequences = Frontier(), _Tiles(), _Sequences(report)
@@ -536,7 +540,7 @@ def _parts(kept: Iterable[tuple[bytes, int, str]], expected: Mapping[bytes, tupl
 
 
 def _state(
-    state: Mapping[str, Any], frontier: Frontier, erased: int, keys: Sequence[VerifierKey], report: Report
+    state: Mapping[str, Any], *, frontier: Frontier, erased: int, keys: Sequence[VerifierKey], report: Report
 ) -> None:
     """What the docket goes on from when it adds to its log."""
     if state.get("key") not in ({str(key) for key in keys} if report.size else {str(key) for key in keys} | {""}):

@@ -62,7 +62,9 @@ def cohen(pairs: Sequence[tuple[str, str]]) -> Kappa:
     differing = sum(share * (second[a] + first[b]) ** 2 for (a, b), share in cells.items() if a != b)
     spread = agreeing + (1 - kappa) ** 2 * differing - (kappa - expected * (1 - kappa)) ** 2
     half = _Z95 * math.sqrt(max(spread, 0.0) / n) / (1 - expected)
-    return Kappa(n, observed, expected, kappa, max(kappa - half, -1.0), min(kappa + half, 1.0))
+    return Kappa(
+        n, observed=observed, expected=expected, value=kappa, low=max(kappa - half, -1.0), high=min(kappa + half, 1.0)
+    )
 
 
 def fleiss(memes: Sequence[Sequence[str]]) -> Kappa:

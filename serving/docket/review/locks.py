@@ -94,7 +94,7 @@ class LockedReview:
 def acquire(connection: Connection, trial_id: str, who: str, now: datetime, *, again: bool) -> Lock:
     """Makes a case this person's; see :meth:`serving.docket.review.queue.ReviewQueue.take`."""
     row = connection.execute(select(t.cases).where(t.cases.c.trial_id == trial_id).with_for_update()).one_or_none()
-    _check_takeable(connection, row, trial_id, who, again)
+    _check_takeable(connection, row, trial_id, who, again=again)
     held = connection.execute(select(t.locks).where(_lock.trial_id == trial_id)).one_or_none()
     if held is not None and held.holder != who and held.until > stamp(now):
         raise CaseTaken(f"{held.holder} is looking at this case, until {_clock_of(held.until)} at the latest.")
@@ -182,7 +182,7 @@ def _same(one: Said, other: Said) -> bool:
     return one.model_dump(exclude=left) == other.model_dump(exclude=left)
 
 
-def _check_takeable(connection: Connection, row: Any, trial_id: str, who: str, again: bool) -> None:
+def _check_takeable(connection: Connection, row: Any, trial_id: str, who: str, *, again: bool) -> None:
     if row is None:
         raise unknown(trial_id)
     if row.erased:
