@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from court.display import word
 from court.events import (
     AnswerGiven,
     AnyEvent,
@@ -191,7 +192,7 @@ def with_review(verdict: Verdict, found: Sequence[SteeringFound]) -> Verdict:
     """The same verdict; where there are signs, with a reason for a person to look."""
     if not found:
         return verdict
-    kinds = ", ".join(sorted({sign.kind.lower().replace("_", " ") for sign in found}))
+    kinds = ", ".join(sorted({word(sign.kind) for sign in found}))
     detail = f"What was said in this trial reads in {len(found)} {'place' if len(found) == 1 else 'places'} like an "
     detail += f"attempt to steer the court ({kinds}); the record says where."
     review = Review(reason=ReviewReason.STEERING_SUSPECTED, detail=detail)

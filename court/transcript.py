@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from court.display import word
 from court.events import (
     AnswerGiven,
     Described,
@@ -155,7 +156,7 @@ def transcript(record: TrialRecord) -> Transcript:
         if last is None:
             return None
         event = summed[side, last]
-        why = rested[side].reason.lower().replace("_", " ") if side in rested else ""
+        why = word(rested[side].reason) if side in rested else ""
         # Without an examination there is no text beside the summary but the summary itself.
         text = event.justification or event.summary
         return Argument(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-import unicodedata
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from court.display import split_hidden
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -169,14 +170,9 @@ def tell(sentence: str) -> None:
 def printable(text: str) -> str:
     """Text of strangers, safe for a terminal: control, bidirectional and other invisible characters become visible.
 
-    Line breaks stay; everything else of the Unicode categories C (but not unassigned) is written as its code point.
+    Each is written as its code point; line breaks and tabs stay.
     """
-    return "".join(
-        character
-        if character == "\n" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co")
-        else f"<U+{ord(character):04X}>"
-        for character in text
-    )
+    return "".join(f"<{piece}>" if hidden else piece for piece, hidden in split_hidden(text))
 
 
 def excerpt(text: str, most: int = 60) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from court.display import word
 from serving.cli.common import changed_place, excerpt, place_on_disk, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
@@ -224,11 +225,7 @@ def _what(change: Change) -> str:
     if change.revokes is not None:
         return f"revoked {change.revokes}, {of}"
     if str(change.kind) == "relabel" and change.before is not None and change.after is not None:
-        return f"relabelled {of}: {_word(change.before.label)} to {_word(change.after.label)}"
+        return f"relabelled {of}: {word(change.before.label)} to {word(change.after.label)}"
     return (
         f"{'added' if str(change.kind) == 'add' else 'removed' if str(change.kind) == 'remove' else 'relabelled'} {of}"
     )
-
-
-def _word(label: object) -> str:
-    return str(label).replace("_", " ").lower()

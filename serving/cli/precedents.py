@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from court.display import word
 from serving.cli.check import check
 from serving.cli.common import excerpt, library_option, place_on_disk, printable, run, settings_of, tell
 from serving.cli.edit_precedents import COMMANDS
@@ -296,7 +297,7 @@ def search(
             f"{name} {'    –' if value is None else format(value, '5.2f')}"
             for name, value in (("text", exhibit.text_similarity), ("picture", exhibit.picture_similarity))
         )
-        label = str(exhibit.label).replace("_", " ").lower()
+        label = word(exhibit.label)
         click.echo(f"{place:>3}  {excerpt(exhibit.id, 30):<16} {label:<12} {halves}  {exhibit.source}")
         click.echo(f"     “{excerpt(exhibit.text, 90)}”")
 

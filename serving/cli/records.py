@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from court.display import word
 from serving.cli.common import (
     docket_option,
     excerpt,
@@ -180,7 +181,7 @@ def _told(event: AnyEvent) -> list[str]:
             head = f"{indent}{event.side.lower()}, round {event.round}, before it was known whether the round counts"
             return [head, speech(event.summary), speech(event.justification)]
         case e.SideRested():
-            return [fact(event.side.lower(), f"after {event.rounds} rounds: {event.reason.lower().replace('_', ' ')}")]
+            return [fact(event.side.lower(), f"after {event.rounds} rounds: {word(event.reason)}")]
         case e.VerdictGiven():
             verdict = event.verdict
             strengths = verdict.strengths
@@ -220,7 +221,7 @@ def _told(event: AnyEvent) -> list[str]:
 
 
 def _duplicate(duplicate: NearDuplicate, indent: str) -> str:
-    label = str(duplicate.label).replace("_", " ").lower()
+    label = word(duplicate.label)
     text = "same text" if duplicate.same_text else "other text"
     picture = ", no tile differs" if duplicate.same_picture else ""
     return f"{indent}{duplicate.trial_id}  {label:<13}{duplicate.distance} of 256 bits, {text}{picture}"
@@ -250,7 +251,7 @@ def _precedents(event: object, indent: str) -> list[str]:
             f"{name} {'–' if value is None else format(value, '.3f')}"
             for name, value in (("text", exhibit.text_similarity), ("picture", exhibit.picture_similarity))
         )
-        label = str(exhibit.label).replace("_", " ").lower()
+        label = word(exhibit.label)
         lines.append(
             f"{indent}{excerpt(exhibit.id, 30):<16}{label:<13}{halves}  {', '.join(exhibit.categories)}".rstrip()
         )
@@ -270,7 +271,7 @@ def _sign(sign: object) -> str:
 
     assert isinstance(sign, SteeringFound)
     where = f"event {sign.event}{', precedent ' + sign.precedent if sign.precedent else ''}"
-    return f"{sign.kind.lower().replace('_', ' ')}: {where}, characters {sign.start} to {sign.end}"
+    return f"{word(sign.kind)}: {where}, characters {sign.start} to {sign.end}"
 
 
 def _frames(meme: object) -> str:

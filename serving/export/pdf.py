@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from court.display import split_hidden, word
 from court.errors import BadRequest, NotLoaded
 from court.events import Side, VerdictReviewed
 from court.precedents import Precedent
@@ -18,7 +19,7 @@ from court.transcript import Turn
 from serving.export.source import Kept, Pictures
 from serving.views.blur import blurred
 from serving.views.messages import PictureShown, messages_of
-from serving.views.text import seconds, split_hidden, word
+from serving.views.text import seconds
 from serving.views.trial_view import TrialView, view_of
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from court.display import word
 from court.events import ReviewOutcome, Side, SideRested, Summarised, VerdictReviewed
 from court.record import TrialRecord
 from court.transcript import Transcript, transcript
@@ -100,18 +101,18 @@ def _told(record: TrialRecord) -> Iterator[tuple[str, _Rows]]:
 
 def _verdict(record: TrialRecord, told: Transcript) -> _Rows:
     verdict, review = told.verdict, record.last(VerdictReviewed)
-    yield "state", (_lower(record.state), False)
-    yield "label", (_lower(verdict.label) if verdict else "", False)
+    yield "state", (word(record.state), False)
+    yield "label", (word(verdict.label) if verdict else "", False)
     if verdict and verdict.strengths:
-        yield "evidence of harm", (_lower(verdict.strengths.harmful), False)
-        yield "benign evidence", (_lower(verdict.strengths.benign), False)
+        yield "evidence of harm", (word(verdict.strengths.harmful), False)
+        yield "benign evidence", (word(verdict.strengths.benign), False)
     if verdict and verdict.harm_score is not None:
-        yield "harm score", (f"{verdict.harm_score:.3f} ({_lower(verdict.harm_score_meaning)})", False)
+        yield "harm score", (f"{verdict.harm_score:.3f} ({word(verdict.harm_score_meaning)})", False)
     if verdict and verdict.finding:
         yield "finding", (f"{verdict.finding.category}, clause {verdict.finding.clause}", False)
     if review:
         overruled = review.outcome is ReviewOutcome.OVERRULED
-        yield "review", (f"{'overruled' if overruled else 'upheld'}: {_lower(review.label)}, {review.reason}", True)
+        yield "review", (f"{'overruled' if overruled else 'upheld'}: {word(review.label)}, {review.reason}", True)
     yield "rationale", (verdict.rationale if verdict else "", True)
     for number, reason in enumerate(verdict.review if verdict else (), 1):
         yield f"a person should look, {number}", (reason.detail, True)
@@ -121,7 +122,7 @@ def _meme(record: TrialRecord, told: Transcript) -> _Rows:
     meme = record.opened.meme
     yield "picture", (meme.pixels_sha256[:16], False)
     yield "text", (told.text, True)
-    yield "where the text is from", (_lower(told.source) if told.source else "", False)
+    yield "where the text is from", (word(told.source) if told.source else "", False)
     yield "description", (told.description, True)
 
 
@@ -129,7 +130,7 @@ def _sides(record: TrialRecord, told: Transcript) -> _Rows:
     rested = {event.side: event for event in record.all(SideRested)}
     for side in Side:
         if side in rested:
-            yield f"{side.lower()}: rounds", (f"{rested[side].rounds}, {_lower(rested[side].reason)}", False)
+            yield f"{side.lower()}: rounds", (f"{rested[side].rounds}, {word(rested[side].reason)}", False)
         bits = [f"{e.entropy:.2f}" for e in record.all(Summarised) if e.side is side and e.round]
         if bits:
             yield f"{side.lower()}: entropy by round", (", ".join(bits), False)
@@ -142,7 +143,7 @@ def _precedents(told: Transcript) -> _Rows:
     readings: Mapping[str, str] = {one.id: one.supports for one in told.ruling.precedents} if told.ruling else {}
     for place, one in enumerate(told.precedents, 1):
         read = f"; the Judge: {readings[one.id]}" if one.id in readings else ""
-        yield f"precedent {place}", (f"{one.id}, {_lower(one.label)}, similarity {one.similarity:.3f}{read}", False)
+        yield f"precedent {place}", (f"{one.id}, {word(one.label)}, similarity {one.similarity:.3f}{read}", False)
     if told.vote:
         vote = told.vote
         yield "vote", (f"{vote.harmful} of {vote.voters} harmful, probability {vote.probability:.3f}", False)
@@ -150,16 +151,12 @@ def _precedents(told: Transcript) -> _Rows:
 
 def _versions(record: TrialRecord) -> _Rows:
     opened = record.opened
-    yield "procedure", (_lower(opened.procedure), False)
+    yield "procedure", (word(opened.procedure), False)
     yield "policy", (f"{opened.policy.id} {opened.policy.version} {opened.policy.digest}", False)
     for name, value in opened.versions.model_dump().items():
         if isinstance(value, dict):
             for role, model in sorted(value.items()):
                 yield f"model of the {role.lower()}", (str(model), False)
         else:
-            yield name.replace("_", " "), (str(value), False)
+            yield word(name), (str(value), False)
     yield "seconds", (f"{record.seconds:.1f}", False)
-
-
-def _lower(value: object) -> str:
-    return str(value).replace("_", " ").lower()

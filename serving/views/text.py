@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import cache
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+
+from court.display import split_hidden, word
 
 
 def show_hidden(text: object) -> Markup:
@@ -40,11 +42,6 @@ def kind(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
 
 
-def word(value: object) -> str:
-    """A member of one of our enumerations as a word: ``NOT_HARMFUL`` is ``not harmful``."""
-    return str(value).replace("_", " ").lower()
-
-
 def seconds(value: float) -> str:
     """A duration: ``840 ms``, ``3.1 s``, ``2 min 5 s``."""
     if value < 1:
@@ -71,39 +68,15 @@ FILTERS = {
 """All of them, by the names that templates know."""
 
 
-_FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2028\u2029\u2800\u3164\uffa0")
-"""Letters, marks and symbols that show nothing, and separators that break a line without saying so."""
-_SELECTORS = (range(0x180B, 0x1810), range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0))
-"""Variation selectors: one after a character says how it looks, more can carry anything."""
-_OF_EMOJI = "\ufe0e\ufe0f"
-
-
-def split_hidden(text: str) -> Iterator[tuple[str, bool]]:
-    """Cuts text where a character can't be seen: pieces, and whether each stands for such a character.
-
-    Control, bidirectional and other invisible characters come as their code points (``U+202E``). Line breaks and tabs
-    stay, and so does one selector after a symbol: it makes the symbol an emoji.
-    """
-    plain: list[str] = []
-    before = ""
-    for character in text:
-        if _shows(character, before):
-            plain.append(character)
-        else:
-            if plain:
-                yield "".join(plain), False
-                plain.clear()
-            yield f"U+{ord(character):04X}", True
-        before = character
-    if plain:
-        yield "".join(plain), False
-
-
-def _shows(character: str, before: str) -> bool:
-    if character in "\n\t":
-        return True
-    if character in _OF_EMOJI:
-        return bool(before) and (unicodedata.category(before) in ("So", "Sm") or before in "#*0123456789‼⁉")
-    if character in _FILLERS or any(ord(character) in selectors for selectors in _SELECTORS):
-        return False
-    return unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn")
+@cache
+def environment(package: str) -> Environment:
+    """The templates of a package, in its folder ``templates``; everything that is put into one is escaped."""
+    made = Environment(
+        loader=PackageLoader(package),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= FILTERS
+    return made

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from court.display import split_hidden
 from court.events import Side
 from court.record import TrialRecord
 from serving.access.callers import Caller, Scope
@@ -14,7 +15,7 @@ from serving.console.visitors import Role, Sessions, role_of
 from serving.views.charts import Point, bar, curve
 from serving.views.compare import Row
 from serving.views.recheck import differences
-from serving.views.text import seconds, split_hidden
+from serving.views.text import seconds
 from serving.views.trial_view import view_of
 from tests.support.shown_trials import drawn, full_trial
 

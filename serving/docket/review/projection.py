@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, delete, insert, select, update
 
+from court.display import word
 from court.events import (
     AnyEvent,
     Described,
@@ -140,7 +141,7 @@ def reasons_of(verdict: Verdict, trial_id: str, rules: Rules) -> Reasons:
     if verdict.harm_score is not None and not undecided:
         own = verdict.harm_score if verdict.label is Label.HARMFUL else 1 - verdict.harm_score
         if own < rules.sure:
-            label = str(verdict.label).replace("_", " ").lower()
+            label = word(verdict.label)
             found.append((ReviewPriority.LOW_SCORE, f"The score puts the probability of {label} at {own:.2f}."))
     if is_sampled(trial_id, rules.sampled):
         found.append((ReviewPriority.SAMPLED, f"Drawn by chance: {rules.sampled:.1%} of all verdicts are."))

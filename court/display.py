@@ -1,0 +1,48 @@
+"""Enumerations and text of strangers, made ready for people to read."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+
+_FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2028\u2029\u2800\u3164\uffa0")
+"""Letters, marks and symbols that show nothing, and separators that break a line without saying so."""
+_SELECTORS = (range(0x180B, 0x1810), range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0))
+"""Variation selectors: one after a character says how it looks, more can carry anything."""
+_OF_EMOJI = "\ufe0e\ufe0f"
+
+
+def word(value: object) -> str:
+    """A member of one of our enumerations as a word: ``NOT_HARMFUL`` is ``not harmful``."""
+    return str(value).replace("_", " ").lower()
+
+
+def split_hidden(text: str) -> Iterator[tuple[str, bool]]:
+    """Cuts text where a character can't be seen: pieces, and whether each stands for such a character.
+
+    Control, bidirectional and other invisible characters come as their code points (``U+202E``). Line breaks and tabs
+    stay, and so does one selector after a symbol: it makes the symbol an emoji.
+    """
+    plain: list[str] = []
+    before = ""
+    for character in text:
+        if _shows(character, before):
+            plain.append(character)
+        else:
+            if plain:
+                yield "".join(plain), False
+                plain.clear()
+            yield f"U+{ord(character):04X}", True
+        before = character
+    if plain:
+        yield "".join(plain), False
+
+
+def _shows(character: str, before: str) -> bool:
+    if character in "\n\t":
+        return True
+    if character in _OF_EMOJI:
+        return bool(before) and (unicodedata.category(before) in ("So", "Sm") or before in "#*0123456789‼⁉")
+    if character in _FILLERS or any(ord(character) in selectors for selectors in _SELECTORS):
+        return False
+    return unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn")
