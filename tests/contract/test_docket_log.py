@@ -15,8 +15,6 @@ from serving.docket.log.merkle import (
     Frontier,
     consistency_proof,
     leaf_hash,
-    root_at,
-    verify_consistency,
     verify_inclusion,
 )
 from serving.docket.log.notes import VerifierKey, open_checkpoint
@@ -29,6 +27,7 @@ from serving.docket.store.keys import KeyFile
 from serving.docket.store.log_queries import nodes
 from tests.support.dockets import NOON, append_all, entries_of, events_of, open_trials, place_of, reviewing, with_docket
 from tests.support.fakes import a_picture
+from tests.support.logs import root_at, verify_consistency
 from tests.unit.test_erasing import Marked
 
 

@@ -1,4 +1,4 @@
-"""A log in memory, for tests of what is signed and proven."""
+"""A log in memory, and the checks of an auditor that the service has no use for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from collections.abc import Sequence
 
 from court.events import AnyEvent
 from serving.docket.log.entries import SALT_SIZE, Entry, PictureShown, body_of, commitment_to
-from serving.docket.log.merkle import Frontier, TileNodes, inclusion_proof, tile_updates
+from serving.docket.log.errors import BadProof
+from serving.docket.log.merkle import (
+    EMPTY_ROOT,
+    Frontier,
+    ReadNode,
+    TileNodes,
+    inclusion_proof,
+    node_hash,
+    tile_updates,
+)
 from serving.docket.log.notes import Checkpoint, SigningKey, open_checkpoint, sign_checkpoint
 from tests.support.dockets import NOON
 
@@ -67,3 +76,56 @@ class MemoryLog:
     def proof(self, number: int) -> list[bytes]:
         """Of an entry, in the log as it is."""
         return inclusion_proof(number, len(self.entries), self.read())
+
+
+def root_at(size: int, read: ReadNode) -> bytes:
+    """The root over so many of the first leaves (RFC 6962 §2.1)."""
+
+    def root(start: int, end: int) -> bytes:
+        level = (end - start).bit_length() - 1
+        if end - start == 1 << level:
+            return read(level, start >> level)
+        middle = start + (1 << level)
+        return node_hash(root(start, middle), root(middle, end))
+
+    return root(0, size) if size else EMPTY_ROOT
+
+
+def verify_consistency(old: int, new: int, old_root: bytes, new_root: bytes, proof: Sequence[bytes]) -> None:
+    """Checks that a tree is the start of a later one (RFC 9162 §2.1.4.2).
+
+    Raises:
+        BadProof: It is not shown.
+    """
+    wrong = BadProof(f"It is not shown that the log of {old} entries is the start of that of {new} entries.")
+    if not 0 <= old <= new:
+        raise wrong
+    if old in (0, new):
+        roots = {old_root, new_root} if old == new else {old_root, EMPTY_ROOT}
+        if proof or len(roots) != 1:
+            raise wrong
+        return
+    # Where the old tree is perfect, its root is the first node of the proof and is left out.
+    given = list(proof) if old & (old - 1) else [old_root, *proof]
+    if not given:
+        raise wrong
+    here, last = old - 1, new - 1
+    while here & 1:
+        here >>= 1
+        last >>= 1
+    old_found = new_found = given[0]
+    for sibling in given[1:]:
+        if last == 0:
+            raise wrong
+        if here & 1 or here == last:
+            old_found = node_hash(sibling, old_found)
+            new_found = node_hash(sibling, new_found)
+            while not here & 1 and here:
+                here >>= 1
+                last >>= 1
+        else:
+            new_found = node_hash(new_found, sibling)
+        here >>= 1
+        last >>= 1
+    if last or old_found != old_root or new_found != new_root:
+        raise wrong

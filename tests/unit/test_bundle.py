@@ -18,10 +18,9 @@ import memecourt.verify as alone
 from memecourt.verify import CantCheck, Violated, verify_bundle, verify_receipt
 from serving.docket.log.bundle import bundle, signed_count
 from serving.docket.log.errors import BadNote, BadProof
-from serving.docket.log.merkle import root_at, verify_consistency
 from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint, sign_note
 from tests.support.dockets import NIGHTLY, events_of
-from tests.support.logs import MemoryLog
+from tests.support.logs import MemoryLog, root_at, verify_consistency
 
 TRIAL = "trial-1"
 

@@ -17,12 +17,11 @@ from serving.docket.log.merkle import (
     inclusion_proof,
     leaf_hash,
     node_hash,
-    root_at,
     tile_updates,
     tile_widths,
-    verify_consistency,
     verify_inclusion,
 )
+from tests.support.logs import root_at, verify_consistency
 
 # Of certificate-transparency's reference implementation: cpp/merkletree/merkle_tree_test.cc.
 LEAVES = ["", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f"]

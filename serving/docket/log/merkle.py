@@ -172,11 +172,6 @@ class TileNodes:
         return hashes[0]
 
 
-def root_at(size: int, read: ReadNode) -> bytes:
-    """The root over the first leaves, so many."""
-    return _joined([read(*node) for node in _perfect(0, size)])
-
-
 def inclusion_proof(number: int, size: int, read: ReadNode) -> list[bytes]:
     """The audit path of a leaf (RFC 6962 §2.1.1), the leaf's sibling first.
 
@@ -236,46 +231,6 @@ def verify_inclusion(number: int, size: int, leaf: bytes, proof: Sequence[bytes]
         last >>= 1
     if last or leaf != root:
         raise BadProof(f"The proof does not show entry {number} in the log of {size} entries with that root.")
-
-
-def verify_consistency(old: int, new: int, old_root: bytes, new_root: bytes, proof: Sequence[bytes]) -> None:
-    """Checks that a tree is the start of a later one (RFC 9162 §2.1.4.2).
-
-    Raises:
-        BadProof: It is not shown.
-    """
-    wrong = BadProof(f"It is not shown that the log of {old} entries is the start of that of {new} entries.")
-    if not 0 <= old <= new:
-        raise wrong
-    if old in (0, new):
-        roots = {old_root, new_root} if old == new else {old_root, EMPTY_ROOT}
-        if proof or len(roots) != 1:
-            raise wrong
-        return
-    # Where the old tree is perfect, its root is the first node of the proof and is left out.
-    given = list(proof) if old & (old - 1) else [old_root, *proof]
-    if not given:
-        raise wrong
-    here, last = old - 1, new - 1
-    while here & 1:
-        here >>= 1
-        last >>= 1
-    old_found = new_found = given[0]
-    for sibling in given[1:]:
-        if last == 0:
-            raise wrong
-        if here & 1 or here == last:
-            old_found = node_hash(sibling, old_found)
-            new_found = node_hash(sibling, new_found)
-            while not here & 1 and here:
-                here >>= 1
-                last >>= 1
-        else:
-            new_found = node_hash(new_found, sibling)
-        here >>= 1
-        last >>= 1
-    if last or old_found != old_root or new_found != new_root:
-        raise wrong
 
 
 def _joined(hashes: Sequence[bytes]) -> bytes:
