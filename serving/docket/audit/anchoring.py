@@ -15,6 +15,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 import httpx2
+from typing_extensions import override
 
 from court.errors import BadRequest, CourtError, Unavailable
 from serving.docket.ports import TransparencyLog
@@ -41,21 +42,22 @@ class CheckpointWitness(Protocol):
         ...
 
 
-class FileWitness:
+class FileWitness(CheckpointWitness):
     """A file that checkpoints are added to: on another machine's share, or one that can only be appended to."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    @override
     async def push(self, note: str) -> None:
-        """See :meth:`CheckpointWitness.push`."""
         try:
             await asyncio.to_thread(self._append, note)
         except OSError as error:
             raise _refused(error.strerror or "it can't be written") from None
 
+    @override
     async def aclose(self) -> None:
-        """See :meth:`CheckpointWitness.aclose`."""
+        pass  # nothing is open
 
     def _append(self, note: str) -> None:
         with self._path.open("ab+") as file:
@@ -68,15 +70,15 @@ class FileWitness:
             os.fsync(file.fileno())
 
 
-class HttpWitness:
+class HttpWitness(CheckpointWitness):
     """An address that checkpoints are sent to, each in the body of a POST; any 2xx says that it is kept."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._client = httpx2.AsyncClient(timeout=_PATIENCE_S, follow_redirects=False)
 
+    @override
     async def push(self, note: str) -> None:
-        """See :meth:`CheckpointWitness.push`."""
         headers = {"Content-Type": "text/plain; charset=utf-8"}
         try:
             answer = await self._client.post(self._url, content=note.encode(), headers=headers)
@@ -85,8 +87,8 @@ class HttpWitness:
         if not answer.is_success:
             raise _refused(f"it answers with status {answer.status_code}")
 
+    @override
     async def aclose(self) -> None:
-        """See :meth:`CheckpointWitness.aclose`."""
         await self._client.aclose()
 
 

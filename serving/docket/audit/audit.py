@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from sqlalchemy import Boolean, Connection, Integer, Select, literal, select, type_coerce
+from typing_extensions import override
 
 from court.backends.pictures.normalise import pixels_sha256
 from court.events import TrialFailed, TrialOpened, TrialResumed, VerdictGiven, VerdictReviewed
@@ -16,7 +17,7 @@ from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import Entry, erased_of
 from serving.docket.log.errors import BadEntry, BadNote
 from serving.docket.log.notes import VerifierKey, open_checkpoint, read_checkpoint, split_note
-from serving.docket.log.verify import Progress, Report, verify, verify_pictures
+from serving.docket.log.verify import Derived, Kept, Progress, Report, verify, verify_pictures
 from serving.docket.ports import TransparencyLog, TrialReader
 from serving.docket.store import log_queries
 from serving.docket.store import tables as t
@@ -39,38 +40,38 @@ _TRIALS = [
 ]
 
 
-class Rows:
-    """What stands in the tables, as :class:`serving.docket.log.verify.Kept`; of use while the connection is."""
+class Rows(Kept):
+    """What stands in the tables; of use while the connection is."""
 
     def __init__(self, connection: Connection) -> None:
         """Reads over a connection whose reads all see one moment."""
         self._connection = connection
 
+    @override
     def entries(self) -> Iterator[Entry]:
-        """See :meth:`serving.docket.log.verify.Kept.entries`."""
         return map(_entry_in, self._rows(select(t.entries).order_by(t.entries.c.number)))
 
+    @override
     def checkpoints(self) -> Iterator[tuple[int, str]]:
-        """See :meth:`serving.docket.log.verify.Kept.checkpoints`."""
         query = select(t.checkpoints).order_by(t.checkpoints.c.size)
         return ((row.size, _as(str, row.note, "")) for row in self._rows(query))
 
+    @override
     def tiles(self) -> Iterator[tuple[int, int, bytes]]:
-        """See :meth:`serving.docket.log.verify.Kept.tiles`."""
         return ((row.level, row.place, _as(bytes, row.hashes, b"")) for row in self._rows(select(t.tiles)))
 
+    @override
     def trials(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """See :meth:`serving.docket.log.verify.Kept.trials`."""
         for row in self._rows(select(*_TRIALS)):
             truths = {name: _TRUTHS.get(row._mapping[name], row._mapping[name]) for name in _TRUE_OR_FALSE}
             yield row.trial_id, {**row._mapping, **truths, "review": _written_now(row.review)}
 
+    @override
     def parts(self) -> Iterator[tuple[bytes, int, str]]:
-        """See :meth:`serving.docket.log.verify.Kept.parts`."""
         return ((_as(bytes, row.key, b""), row.number, row.of) for row in self._rows(select(t.parts)))
 
+    @override
     def state(self) -> Mapping[str, Any]:
-        """See :meth:`serving.docket.log.verify.Kept.state`."""
         rows = self._connection.execute(select(t.log)).all()
         if len(rows) != 1:
             return {}
@@ -128,15 +129,15 @@ def _entry_in(row: Any) -> Entry:
     return Entry(number=row.number, kind="", trial_id="", seq=-1, at="", commitment=b"", body="", salt=b"")
 
 
-class FromEntries:
-    """Listing, parts and pictures, made anew, as :class:`serving.docket.log.verify.Derived`."""
+class FromEntries(Derived):
+    """Listing, parts and pictures, made anew."""
 
     def __init__(self) -> None:
         self._trials: dict[str, dict[str, Any]] = {}
         self._parts: dict[bytes, tuple[int, str]] = {}
 
+    @override
     def add(self, entry: Entry) -> None:
-        """See :meth:`serving.docket.log.verify.Derived.add`."""
         try:
             if entry.kind == "Erased" and entry.body is not None:
                 self._erase(entry.body)
@@ -147,16 +148,16 @@ class FromEntries:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise BadEntry(f"The body of entry {entry.number} can't be read as what its header says.") from None
 
+    @override
     def trials(self) -> Mapping[str, Mapping[str, Any]]:
-        """See :meth:`serving.docket.log.verify.Derived.trials`."""
         return self._trials
 
+    @override
     def parts(self) -> Mapping[bytes, tuple[int, str]]:
-        """See :meth:`serving.docket.log.verify.Derived.parts`."""
         return self._parts
 
+    @override
     def pictures(self) -> frozenset[str]:
-        """See :meth:`serving.docket.log.verify.Derived.pictures`."""
         return frozenset(str(row["pixels_sha256"]) for row in self._trials.values() if row.get("pixels_sha256"))
 
     def _event(self, body: str) -> None:

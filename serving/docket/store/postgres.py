@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, create_engine, event, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from typing_extensions import override
 
 from court.errors import CourtError, NotLoaded
 from retrieval.library.postgres.address import Address
 from serving.docket.ports import DocketError
 from serving.docket.store import schema
 from serving.docket.store import tables as t
-from serving.docket.store.database import exists, failed, later_format, unavailable
+from serving.docket.store.database import Database, exists, failed, later_format, unavailable
 from serving.docket.store.group_commit import RolledBack
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ _BEGIN = text(
 _STATUS = text(f"SELECT pg_xact_status(CAST(:number AS xid8)), {_LIFE}")
 
 
-class PostgresDatabase:
-    """A :class:`~serving.docket.store.database.Database` in a schema of its own."""
+class PostgresDatabase(Database):
+    """A docket's database in a schema of its own."""
 
     def __init__(self, address: Address, patience: float) -> None:
         """Connects only when there is work. Raises NotLoaded if the driver is not installed."""
@@ -118,9 +119,9 @@ class PostgresDatabase:
             raise
         return database
 
+    @override
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """See :meth:`serving.docket.store.database.Database.writing`."""
         committing, number, life = False, "", ""
         try:
             with self._engine.connect() as connection:
@@ -141,14 +142,14 @@ class PostgresDatabase:
                 raise RolledBack from error
             raise
 
+    @override
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """See :meth:`serving.docket.store.database.Database.reading`."""
         with self._snapshots.connect() as connection:
             yield connection
 
+    @override
     def translated(self, error: Exception) -> CourtError:
-        """See :meth:`serving.docket.store.database.Database.translated`."""
         if isinstance(error, CourtError):
             return error
         if not isinstance(error, DBAPIError):
@@ -168,12 +169,13 @@ class PostgresDatabase:
         away = error.connection_invalidated or state is None or state[:2] in ("08", "28", "53", "57", "58")
         return unavailable("its database can't be reached, or broke off") if away else failed()
 
+    @override
     def scrub(self, patience: float) -> bool:
-        """See :meth:`serving.docket.store.database.Database.scrub`. Here it is for the server's owner to ask for."""
+        # Here it is for the server's owner to ask for.
         return True
 
+    @override
     def close(self) -> None:
-        """See :meth:`serving.docket.store.database.Database.close`."""
         self._engine.dispose()
 
     def _connected(self) -> psycopg.Connection[Any]:

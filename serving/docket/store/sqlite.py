@@ -13,12 +13,13 @@ from typing import Self
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLAlchemyError
+from typing_extensions import override
 
 from court.errors import CourtError
 from serving.docket.ports import DocketError
 from serving.docket.store import schema
 from serving.docket.store import tables as t
-from serving.docket.store.database import exists, failed, later_format, unavailable
+from serving.docket.store.database import Database, exists, failed, later_format, unavailable
 from serving.docket.store.group_commit import sqlite_engine, transaction
 
 _AGAIN_S = 0.05
@@ -98,8 +99,8 @@ class _Mover:
         return bool(pages == moved)
 
 
-class SqliteDatabase:
-    """A :class:`~serving.docket.store.database.Database` in a file."""
+class SqliteDatabase(Database):
+    """A docket's database in a file."""
 
     def __init__(self, path: Path, patience: float) -> None:
         self._path = path
@@ -139,9 +140,9 @@ class SqliteDatabase:
             raise DocketError(f"{path}: {error.message}", reason=error.reason) from None
         return database
 
+    @override
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """See :meth:`serving.docket.store.database.Database.writing`."""
         self._find()
         with transaction(self._writer) as connection:
             yield connection
@@ -150,16 +151,16 @@ class SqliteDatabase:
         if _identity(self._path) != self._file:
             raise _Gone
 
+    @override
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """See :meth:`serving.docket.store.database.Database.reading`."""
         self._find()
         with self._engine.begin() as connection:
             connection.exec_driver_sql("BEGIN")
             yield connection
 
+    @override
     def translated(self, error: Exception) -> CourtError:
-        """See :meth:`serving.docket.store.database.Database.translated`."""
         if isinstance(error, CourtError):
             return error
         if isinstance(error, _Gone):
@@ -174,8 +175,8 @@ class SqliteDatabase:
             return unavailable("too many ask it at once")
         return failed()
 
+    @override
     def scrub(self, patience: float) -> bool:
-        """See :meth:`serving.docket.store.database.Database.scrub`."""
         until = time.monotonic() + patience
         while True:
             with self._engine.connect() as connection:
@@ -187,8 +188,8 @@ class SqliteDatabase:
                 return False
             time.sleep(_AGAIN_S)
 
+    @override
     def close(self) -> None:
-        """See :meth:`serving.docket.store.database.Database.close`."""
         self._mover.close()
         self._dispose()
 
