@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from serving.console import guard
 from serving.console.registry import console_of
 from serving.console.visitors import Role, Visitor
-from serving.views.text import FILTERS
+from serving.views.text import environment
 
 
 def render(request: Request, template: str, *, status: int = 200, **values: object) -> HTMLResponse:
@@ -35,18 +32,6 @@ def render(request: Request, template: str, *, status: int = 200, **values: obje
         "nav": [page for page in console.pages if page.nav and visitor and page.role and visitor.role >= page.role],
         "Role": Role,
     }
-    return HTMLResponse(environment().get_template(template).render({**common, **values}), status_code=status)
-
-
-@cache
-def environment() -> Environment:
-    """Of all templates."""
-    made = Environment(
-        loader=PackageLoader("serving.console"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    return HTMLResponse(
+        environment(__package__).get_template(template).render({**common, **values}), status_code=status
     )
-    made.filters |= FILTERS
-    return made

@@ -9,17 +9,15 @@ from __future__ import annotations
 import base64
 import hashlib
 from datetime import UTC, datetime
-from functools import cache
 from importlib.resources import files
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from court.events import Side
 from serving.export.source import Kept, Pictures, data_uri
 from serving.views.blur import blurred
 from serving.views.messages import PictureShown, messages_of
-from serving.views.text import FILTERS
+from serving.views.text import environment
 from serving.views.trial_view import view_of
 
 
@@ -38,7 +36,7 @@ def page(
     record = kept.record
     sent = [(event, call) for event in record.events for call in messages_of(record, event)] if messages else []
     return (
-        _environment()
+        environment(__package__)
         .get_template("page.html")
         .render(
             style=Markup(style),
@@ -63,16 +61,3 @@ def page(
 
 def _shown(png: bytes, pictures: Pictures) -> dict[str, str]:
     return {"veiled": data_uri(blurred(png)), "sharp": data_uri(png) if pictures is Pictures.SHARP else ""}
-
-
-@cache
-def _environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("serving.export"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= FILTERS
-    return made
