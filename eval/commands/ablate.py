@@ -108,6 +108,7 @@ def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, 
 
 
 def _table(compared: Sequence[tuple[Results, Comparison]]) -> str:
+    from eval.scores.compare import signed_interval
     from eval.scores.tables import table
 
     rows = [["arm", "accuracy", "macro-F1", "difference in accuracy", "in macro-F1", "p", "calls", "stored", "made"]]
@@ -118,8 +119,8 @@ def _table(compared: Sequence[tuple[Results, Comparison]]) -> str:
                 arm.name,
                 f"{one.accuracy_a:.3f}",
                 f"{one.macro_f1_a:.3f}",
-                _signed(one.difference_accuracy) if place else "",
-                _signed(one.difference_macro_f1) if place else "",
+                signed_interval(one.difference_accuracy) if place else "",
+                signed_interval(one.difference_macro_f1) if place else "",
                 f"{one.mcnemar_p:.3g}" if place else "",
                 f"{calls['calls']:,}",
                 f"{calls['stored']:,}",
@@ -133,10 +134,6 @@ def _silent(arm: Results, protocol: str) -> int:
     from eval.datasets.protocol import Protocol
 
     return sum(one.prediction.outcome.harmful is None for _, one in arm.under(Protocol(protocol)))
-
-
-def _signed(figure: Any) -> str:
-    return f"{figure.value:+.3f} [{figure.low:+.3f}, {figure.high:+.3f}]"
 
 
 def _calls(arm: Results) -> dict[str, int]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from court.display import word
+
 _SHOWN = 20  # flipped memes that are listed; --json lists all
 
 
@@ -50,14 +52,10 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
         if flipped:
             rows = [["flipped", "gold", comparison.name_a, comparison.name_b]]
             rows += [
-                [one.meme, "harmful" if one.harmful else "not harmful", _word(one.a), _word(one.b)]
+                [one.meme, "harmful" if one.harmful else "not harmful", word(one.a), word(one.b)]
                 for one in flipped[:_SHOWN]
             ]
             click.echo("\n" + table(rows, numbers=False))
         if len(flipped) > _SHOWN:
             click.echo(f"and {len(flipped) - _SHOWN:,} more; --json lists all")
         click.echo()
-
-
-def _word(outcome: str) -> str:
-    return outcome.lower().replace("_", " ")

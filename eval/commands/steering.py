@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from court.display import word
+
 if TYPE_CHECKING:
     from eval.studies.steering import Share
 
@@ -37,7 +39,7 @@ def steering(files: tuple[Path, ...], as_json: bool) -> None:
     _tell("flagged", report.flagged)
     _tell("in words", report.in_words)
     for kind, share in report.kinds.items():
-        _tell(kind.lower().replace("_", " "), share)
+        _tell(word(kind), share)
     if report.left_out:
         click.echo(f"{'left out':<24} {report.left_out:>7,} rows can't be used")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from court.display import word
 from eval.reports import words
 from eval.reports.gather import Group, Report, RunView, Table
 from eval.reports.wrong import Fault
@@ -130,7 +131,7 @@ def _classes(table: Table) -> Iterator[str]:
 
 
 def _confusion(card: Card) -> Iterator[str]:
-    heads = ["gold", *(words.lower(outcome) for outcome in SAID)]
+    heads = ["gold", *(word(outcome) for outcome in SAID)]
     names = ("not harmful", "harmful")
     yield from _table(heads, [[name, *map(str, row)] for name, row in zip(names, card.confusion, strict=True)])
 
@@ -181,11 +182,11 @@ def _run(run: RunView) -> Iterator[str]:
     if manifest is None:
         yield "- predictions from elsewhere: nothing is known of how they were made"
     else:
-        models = ", ".join(f"{words.lower(role)} {model}" for role, model in sorted(manifest.models.items()))
+        models = ", ".join(f"{word(role)} {model}" for role, model in sorted(manifest.models.items()))
         settings = ", ".join(f"{name} {value}" for name, value in sorted(manifest.settings.items()))
         excluded = ", ".join(f"{count:,} {why}" for why, count in sorted(manifest.excluded.items()))
         facts = {
-            "procedure": words.lower(manifest.procedure),
+            "procedure": word(manifest.procedure),
             "control": manifest.control,
             "limit, seed": f"{'none' if manifest.limit is None else manifest.limit}, {manifest.seed}",
             "models": models,
@@ -214,13 +215,13 @@ def _run(run: RunView) -> Iterator[str]:
     yield ""
     if run.rounds:
         rows = [
-            [words.lower(one.side), "harmful" if one.harmful else "not harmful", f"{one.n:,}", f"{one.mean:.2f}"]
+            [word(one.side), "harmful" if one.harmful else "not harmful", f"{one.n:,}", f"{one.mean:.2f}"]
             for one in run.rounds
         ]
         yield from _table(["side", "gold", "memes", "rounds, mean"], rows)
     if run.entropies:
         rows = [
-            [words.lower(side), str(one.round), f"{one.n:,}", *(f"{x:.3f}" for x in (one.low, one.middle, one.high))]
+            [word(side), str(one.round), f"{one.n:,}", *(f"{x:.3f}" for x in (one.low, one.middle, one.high))]
             for side, course in run.entropies.items()
             for one in course
         ]
@@ -246,8 +247,8 @@ def _wrong(group: Group) -> Iterator[str]:
                     _safe(one.meme.id),
                     _safe(one.gold_words),
                     _safe(verdict.run.label),
-                    words.lower(verdict.prediction.outcome)
-                    + (f" ({_safe(words.lower(verdict.prediction.reason))})" if verdict.prediction.reason else ""),
+                    word(verdict.prediction.outcome)
+                    + (f" ({_safe(word(verdict.prediction.reason))})" if verdict.prediction.reason else ""),
                     words.places(verdict.prediction.score),
                     words.places(verdict.prediction.vote),
                     verdict.rounds_words or words.NOTHING,

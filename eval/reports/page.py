@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from court.display import split_hidden, word
 from court.errors import NotLoaded
 from eval.reports import words
 
@@ -74,7 +75,7 @@ def render(template: str, *, package: str = _OURS, style: str = "", **values: An
         places_span=words.places_span,
         points=words.points,
         points_span=words.points_span,
-        lower=words.lower,
+        lower=word,
     )
     css = "".join(loader.get_source(environment, name)[0] for name in ("page.css", style) if name)
     script = loader.get_source(environment, "page.js")[0]
@@ -94,7 +95,7 @@ def _seen(text: object) -> Any:
 
     return Markup("").join(
         Markup('<span class="invisible" title="an invisible character">{}</span>').format(piece) if hidden else piece
-        for piece, hidden in words.pieces(str(text))
+        for piece, hidden in split_hidden(str(text))
     )
 
 

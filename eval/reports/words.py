@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
+from court.display import split_hidden
 from eval.scores.metrics import Figure
 
 NOTHING = "–"
@@ -45,36 +45,12 @@ def _signed(share: float) -> str:
     return f"{100 * share:+.1f}".replace("-", "−")
 
 
-def lower(word: object) -> str:
-    """A member of one of our enumerations as a word: ``NOT_HARMFUL`` is ``not harmful``."""
-    return str(word).replace("_", " ").lower()
-
-
 def listed(parts: Iterable[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """Cuts text of strangers where a character can't be seen: pieces, and whether each stands for such a character.
-
-    Control, bidirectional and other invisible characters come as their code points (``U+202E``): they can turn what a
-    reader sees into something else than what was judged. Line breaks and tabs stay.
-    """
-    plain: list[str] = []
-    for character in text:
-        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co"):
-            plain.append(character)
-            continue
-        if plain:
-            yield "".join(plain), False
-            plain.clear()
-        yield f"U+{ord(character):04X}", True
-    if plain:
-        yield "".join(plain), False
-
-
 def plain(text: object) -> str:
     """Text of strangers on one line, with invisible characters as their code points."""
-    return " ".join("".join(piece for piece, _ in pieces(str(text))).split())
+    return " ".join("".join(piece for piece, _ in split_hidden(str(text))).split())

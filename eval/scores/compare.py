@@ -198,8 +198,8 @@ def in_words(comparison: Comparison) -> list[str]:
     sentences += [
         f"{a} is right on {_memes(comparison.only_a_right)} that {b} gets wrong, {b} on {comparison.only_b_right:,} "
         f"that {a} gets wrong; exact McNemar p = {comparison.mcnemar_p:.3g}.",
-        f"The difference ({a} less {b}) is {_signed(comparison.difference_accuracy)} in accuracy and "
-        f"{_signed(comparison.difference_macro_f1)} in macro-F1.",
+        f"The difference ({a} less {b}) is {signed_interval(comparison.difference_accuracy)} in accuracy and "
+        f"{signed_interval(comparison.difference_macro_f1)} in macro-F1.",
     ]
     if comparison.sure:
         better = a if comparison.only_a_right > comparison.only_b_right else b
@@ -243,5 +243,6 @@ def _memes(count: int) -> str:
     return f"{count:,} meme" if count == 1 else f"{count:,} memes"
 
 
-def _signed(figure: Figure) -> str:
+def signed_interval(figure: Figure) -> str:
+    """A difference with its sign and its interval: ``+0.012 [-0.020, +0.044]``."""
     return f"{figure.value:+.3f} [{figure.low:+.3f}, {figure.high:+.3f}]"

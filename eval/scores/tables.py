@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from court.display import word
 from eval.scores.metrics import SAID, Card, Figure, Rates, noise
 
 
@@ -74,7 +75,7 @@ def cards_table(cards: Sequence[tuple[str, Card]]) -> str:
 
 def confusion_table(card: Card) -> str:
     """Counts, gold labels down, what was said across."""
-    said = [str(outcome).lower().replace("_", " ") for outcome in SAID]
+    said = [word(outcome) for outcome in SAID]
     rows = [["gold \\ said", *said]]
     rows += [[name, *(f"{n:,}" for n in row)] for name, row in zip(said[:2], card.confusion, strict=True)]
     return table(rows)
