@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +15,7 @@ from court.display import split_hidden
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
+    from serving.docket.open import Docket
     from serving.settings import Settings
 
 T = TypeVar("T")
@@ -148,6 +150,20 @@ def settings_of(**given: Any) -> Settings:
             for e in error.errors(include_input=False)
         )
         raise click.ClickException(f"Settings can't be used: {faults}") from None
+
+
+@asynccontextmanager
+async def docket_in(settings: Settings) -> AsyncIterator[Docket]:
+    """The docket that the settings name, which must be there; closed at the end."""
+    import asyncio
+
+    from serving.docket.open import open_docket
+
+    docket = await asyncio.to_thread(lambda: open_docket(settings, create=False))
+    try:
+        yield docket
+    finally:
+        await docket.close()
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import docket_option, library_option, printable, run, settings_of, tell
+from serving.cli.common import docket_in, docket_option, library_option, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
     from serving.docket.log.entries import Erased
     from serving.docket.log.verify import Report
-    from serving.docket.open import Docket
     from serving.settings import Settings
 
 EXIT_CLEAN = 0
@@ -164,52 +163,31 @@ def erase_precedent(
     click.echo("It is out of the library." if removed else "The library has nothing of it.")
 
 
-async def _opened(docket: Path | Address | None) -> Docket:
-    import asyncio
-
-    from serving.docket.open import open_docket
-
-    settings = settings_of(docket=docket)
-    return await asyncio.to_thread(lambda: open_docket(settings, create=False))
-
-
 async def _verified(place: Path | Address | None, keys: Path, anchors: Sequence[Path]) -> Report:
     from serving.docket.log.anchors import read_anchor, read_keys
 
     verifiers = read_keys(keys)
     kept_outside = [read_anchor(path) for path in anchors]
-    store = await _opened(place)
-    try:
+    async with docket_in(settings_of(docket=place)) as store:
         return await store.auditor.audit(verifiers, kept_outside, progress=_progress)
-    finally:
-        await store.close()
 
 
 async def _bundled(place: Path | Address | None, trial_id: str, with_access: bool, anchors: Sequence[Path]) -> str:
     from serving.docket.log.anchors import read_anchor
 
     known = [read_anchor(path) for path in anchors]
-    store = await _opened(place)
-    try:
+    async with docket_in(settings_of(docket=place)) as store:
         return await store.auditor.bundle(trial_id, with_access=with_access, anchors=known)
-    finally:
-        await store.close()
 
 
 async def _checkpoint(place: Path | Address | None) -> str:
-    store = await _opened(place)
-    try:
+    async with docket_in(settings_of(docket=place)) as store:
         return await store.log.checkpoint()
-    finally:
-        await store.close()
 
 
 async def _key(place: Path | Address | None) -> str:
-    store = await _opened(place)
-    try:
+    async with docket_in(settings_of(docket=place)) as store:
         return await store.log.vkey()
-    finally:
-        await store.close()
 
 
 async def _erased(
@@ -219,12 +197,9 @@ async def _erased(
     from serving.docket.review.corrections import name_of
 
     name = name_of(trial_id)
-    store = await _opened(place)
-    try:
+    async with docket_in(settings_of(docket=place)) as store:
         # The library last: where that fails, the same command does the rest.
         erased = await store.eraser.erase(trial_id, who=who, why=why, at=datetime.now(UTC), precedents=(name,))
-    finally:
-        await store.close()
     return erased, await _out_of_library(library, name, who, why)
 
 
@@ -232,11 +207,8 @@ async def _erased_precedent(
     place: Path | Address | None, library: Path | Address | None, precedent_id: str, *, who: str, why: str
 ) -> tuple[Erased, bool]:
     """The same, of a precedent."""
-    store = await _opened(place)
-    try:
+    async with docket_in(settings_of(docket=place)) as store:
         erased = await store.eraser.erase_precedent(precedent_id, who=who, why=why, at=datetime.now(UTC))
-    finally:
-        await store.close()
     return erased, await _out_of_library(library, precedent_id, who, why)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from serving.cli.common import docket_option, printable, run, settings_of, tell
+from serving.cli.common import docket_in, docket_option, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -119,7 +121,9 @@ def export(
     else:
         assert trial_id is not None
         to = out or Path(f"{_name(trial_id)}.{'dsa.json' if form == 'dsa' else form}")
-        _write(to, run(_one(settings, trial_id, form, options)))
+        made = run(_one(settings, trial_id, form, options))
+        with _output(to) as file:
+            file.write(made)
     if str(to) != "-":
         click.echo(to)
 
@@ -175,21 +179,17 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
     import asyncio
     from functools import partial
 
-    from serving.docket.open import open_docket
     from serving.export.source import Pictures, gather
     from serving.views.blur import LibraryPictures
 
     wanted = Pictures(options["pictures"] or ("veiled" if form in ("html", "pdf") else "none"))
     library = LibraryPictures((options["library"],)) if options["library"] else None
-    store = open_docket(settings, create=False)
-    try:
+    async with docket_in(settings) as store:
         if form == "dsa":
             return _statement(await store.trials.record(trial_id), options["filled"])
         kept = await gather(trial_id, trials=store.trials, log=store.log, pictures=wanted, library=library)
         if wanted is Pictures.SHARP:
             await _note(store.reviews, trial_id, form)
-    finally:
-        await store.close()
     messages = form == "html" if options["messages"] is None else options["messages"]
     if form == "html":
         from serving.export.page import page
@@ -228,47 +228,29 @@ async def _note(reviews: ReviewStore, trial_id: str, form: str) -> None:
 
 
 async def _many(settings: Settings, form: str, which: TrialFilter, out: Path) -> tuple[int, list[str]]:
-    from serving.docket.open import open_docket
     from serving.export.tables import Form, Selection
 
-    store = open_docket(settings, create=False)
-    selection = Selection(store.index, store.trials, which)
-    try:
-        if str(out) == "-":
+    async with docket_in(settings) as store:
+        selection = Selection(store.index, store.trials, which)
+        with _output(out) as file:
             async for chunk in selection.chunks(Form(form)):
-                sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
-        else:
-            beside = _beside(out)
-            try:
-                with beside.open("wb") as file:
-                    async for chunk in selection.chunks(Form(form)):
-                        file.write(chunk)
-                    file.flush()
-                    os.fsync(file.fileno())
-                beside.replace(out)
-            finally:
-                beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise click.ClickException(f"{out} can't be written: {error.strerror}.") from None
-    finally:
-        await store.close()
+                file.write(chunk)
     return selection.given, selection.erased
 
 
-def _some(trial_ids: list[str]) -> str:
-    more = len(trial_ids) - _MOST_NAMED
-    return ", ".join(map(printable, trial_ids[:_MOST_NAMED])) + (f" and {more:,} more" if more > 0 else "")
-
-
-def _write(out: Path, data: bytes) -> None:
-    if str(out) == "-":
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-        return
-    beside = _beside(out)
+@contextmanager
+def _output(out: Path) -> Iterator[BinaryIO]:
+    """A file that has its name once it is whole, or standard output."""
+    beside = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
-        beside.write_bytes(data)
+        if str(out) == "-":
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+            return
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         beside.replace(out)
     except OSError as error:
         raise click.ClickException(f"{out} can't be written: {error.strerror}.") from None
@@ -276,6 +258,6 @@ def _write(out: Path, data: bytes) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _beside(out: Path) -> Path:
-    """Where a file is written until it is whole."""
-    return out.with_name(f".{out.name}.{os.getpid()}.part")
+def _some(trial_ids: list[str]) -> str:
+    more = len(trial_ids) - _MOST_NAMED
+    return ", ".join(map(printable, trial_ids[:_MOST_NAMED])) + (f" and {more:,} more" if more > 0 else "")

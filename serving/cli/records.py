@@ -11,6 +11,7 @@ import click
 
 from court.display import word
 from serving.cli.common import (
+    docket_in,
     docket_option,
     excerpt,
     library_option,
@@ -310,20 +311,10 @@ async def _resumed(settings: Settings, trial_id: str, watch: bool) -> TrialRecor
 
 
 async def _record(docket: Path | Address | None, trial_id: str) -> TrialRecord:
-    from serving.docket.open import open_docket
-
-    store = open_docket(settings_of(docket=docket), create=False)
-    try:
+    async with docket_in(settings_of(docket=docket)) as store:
         return await store.trials.record(trial_id)
-    finally:
-        await store.close()
 
 
 async def _lines(docket: Path | Address | None, limit: int) -> list[DocketLine]:
-    from serving.docket.open import open_docket
-
-    store = open_docket(settings_of(docket=docket), create=False)
-    try:
+    async with docket_in(settings_of(docket=docket)) as store:
         return list(await store.index.list(limit=limit))
-    finally:
-        await store.close()
