@@ -5,21 +5,22 @@ from __future__ import annotations
 import io
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from court.display import split_hidden, word
 from court.errors import BadRequest, NotLoaded
-from court.events import Side, VerdictReviewed
+from court.events import AnyEvent, NearDuplicatesFound, PrecedentsCited, SecondOpinionAsked, Side, VerdictReviewed
 from court.precedents import Precedent
-from court.transcript import Turn
 from serving.export.source import Kept, Pictures
 from serving.views.blur import blurred
+from serving.views.event_text import Fact, Headline, Piece, Speech, pieces_of, similarities
 from serving.views.messages import PictureShown, messages_of
-from serving.views.text import seconds
+from serving.views.text import kind, seconds
 from serving.views.trial_view import TrialView, view_of
 
 if TYPE_CHECKING:
@@ -129,6 +130,33 @@ class _Paper:
         self.pdf.image(io.BytesIO(png), w=width)
         self.pdf.ln(2)
 
+    def events(self, *events: AnyEvent | None, pictures: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        """What events say, those that there are; precedents with the veiled ones of these pictures."""
+        for event in events:
+            if event is not None:
+                self.line(f"Event {event.seq}: {kind(event.kind)}", soft=True)
+                for piece in pieces_of(event):
+                    self._piece(piece, pictures)
+
+    def _piece(self, piece: Piece, pictures: Mapping[str, bytes]) -> None:
+        match piece:
+            case Headline(text=text):
+                self.line(text)
+            case Fact(name=name, value=value):
+                if value:
+                    self.fact(name.capitalize(), value)
+            case Speech(text=text):
+                self.said(text)
+            case Precedent():
+                self.heading(f"{piece.id}: {word(piece.label)}", 2)
+                if piece.id in pictures:
+                    self.picture(blurred(pictures[piece.id]), 25)
+                self.said(piece.text)
+                filed = f"  filed under {', '.join(piece.categories)}" if piece.categories else ""
+                self.line(f"{similarities(piece)}{filed}", soft=True)
+            case str():
+                self.line(piece, soft=True)
+
     def _write(self, text: str, *, size: float, bold: bool = False, colour: tuple[int, int, int] = _INK) -> None:
         for piece, ours in printed(text, self.pdf):
             self.pdf.set_font(FAMILY, "B" if bold else "", size * (0.75 if ours else 1))
@@ -139,44 +167,16 @@ class _Paper:
 
 
 def _tell(paper: _Paper, kept: Kept, told: TrialView, *, pictures: Pictures, now: datetime) -> None:
-    record, opened, verdict = kept.record, kept.record.opened, told.told.verdict
+    record, opened = kept.record, kept.record.opened
     paper.heading(told.outcome.title, 0)
     paper.fact("Trial", record.trial_id)
     paper.fact("Opened", f"{opened.at:%Y-%m-%d %H:%M:%S} UTC")
-    paper.fact("Procedure", word(opened.procedure))
     paper.fact("Took", seconds(record.seconds))
-    for name, value in (
-        ("Namespace", opened.meme.namespace),
-        ("Content", opened.meme.content_id),
-        ("Request", opened.request_id),
-    ):
-        if value:
-            paper.fact(name, value)
-    if verdict is not None:
-        if verdict.strengths:
-            paper.fact(
-                "Strengths", f"harmful {word(verdict.strengths.harmful)}, benign {word(verdict.strengths.benign)}"
-            )
-        paper.fact("Rule", verdict.rule)
-        if verdict.harm_score is not None:
-            paper.fact("Harm score", f"{verdict.harm_score:.3f} ({word(verdict.harm_score_meaning)})")
-        if verdict.finding:
-            found = verdict.finding
-            paper.fact("Finding", f"{found.category}, clause {found.clause or '–'}, aimed at {found.target or '–'}")
-        paper.heading("Rationale")
-        paper.said(verdict.rationale)
-        for review in verdict.review:
-            paper.line(f"A person should look: {review.detail} ({word(review.reason)})")
-    for failure in told.told.failures:
-        paper.line(f"It failed at the step {failure.step}: {failure.message} ({failure.reason})")
-    for reviewed in record.all(VerdictReviewed):
-        paper.heading("Review")
-        clause = f", clause {reviewed.clause}" if reviewed.clause else ""
-        paper.line(
-            f"{word(reviewed.outcome)} by {reviewed.reviewer}, {reviewed.at:%Y-%m-%d %H:%M} UTC: "
-            f"{word(reviewed.label)}{clause}"
-        )
-        paper.said(reviewed.reason)
+    paper.events(told.given, *told.told.failures)
+    for event in record.events:
+        if isinstance(event, VerdictReviewed | SecondOpinionAsked):
+            paper.heading(kind(event.kind).capitalize())
+            paper.events(event)
     for differences in told.differences.values():
         for one in differences:
             paper.line(f"Worked out again, {one.what} is {one.found}; event {one.seq} says {one.kept}.")
@@ -185,8 +185,6 @@ def _tell(paper: _Paper, kept: Kept, told: TrialView, *, pictures: Pictures, now
         paper.picture(blurred(png), 40)
     if pictures is Pictures.VEILED and kept.frames:
         paper.line("Veiled: small, grey, without detail. The file holds no more of it than this.", soft=True)
-    paper.fact("Picture", f"{opened.meme.format}, {opened.meme.width} × {opened.meme.height} pixels")
-    paper.fact("Pixels", f"sha256:{opened.meme.pixels_sha256}")
     source = {"CALLER": "given by the caller", "OCR": "read off the picture", "NONE": "there is none"}
     paper.heading(f"Text, {source[told.told.source]}" if told.told.source else "Text", 2)
     paper.said(told.told.text or "–")
@@ -194,7 +192,10 @@ def _tell(paper: _Paper, kept: Kept, told: TrialView, *, pictures: Pictures, now
         paper.heading("Description", 2)
         paper.said(told.told.description)
     _sides(paper, told)
-    _precedents(paper, told, kept, pictures)
+    paper.heading("Precedents")
+    for event in record.events:
+        if isinstance(event, PrecedentsCited | NearDuplicatesFound):
+            paper.events(event, pictures={} if pictures is Pictures.NONE else kept.precedents)
     if told.told.ruling:
         paper.heading("The Judge")
         for name, said in (
@@ -203,21 +204,11 @@ def _tell(paper: _Paper, kept: Kept, told: TrialView, *, pictures: Pictures, now
         ):
             paper.heading(name, 2)
             _all_said(paper, said)
+        for id_, reading in told.readings.items():
+            paper.fact(f"Precedent {id_} supports", reading)
     _costs(paper, told)
     paper.heading("What it was held with")
-    versions = opened.versions
-    for name, value in (
-        ("Software", f"memecourt {versions.software}"),
-        ("Policy", f"{opened.policy.id} version {opened.policy.version}, {opened.policy.digest}"),
-        ("Settings", versions.settings),
-        ("Prompts", versions.prompts),
-        *((word(role).capitalize(), model) for role, model in versions.models.items()),
-        ("Encoder", versions.encoder),
-        ("Library", versions.library),
-        ("Text reader", versions.text_reader),
-    ):
-        if value:
-            paper.fact(name, value)
+    paper.events(opened)
     if kept.receipt is not None:
         paper.heading("Where it stands in the docket")
         paper.line(f"The verdict is entry {kept.receipt.number} of a log that the docket signed:")
@@ -254,44 +245,7 @@ def _sides(paper: _Paper, told: TrialView) -> None:
             if turn is not None:
                 ahead = " (held ahead: the verdict does not rest on it)" if turn.ahead else ""
                 paper.heading(f"Round {one.number}, {side.lower()}{ahead}", 2)
-                _turn(paper, turn)
-
-
-def _turn(paper: _Paper, turn: Turn) -> None:
-    for name, text in (("Asks", turn.question), ("Is answered", turn.answer), ("Sums up", turn.summary)):
-        if text:
-            paper.line(name, soft=True)
-            paper.said(text)
-    if turn.entropy is not None:
-        change = "" if turn.change is None else f", change {turn.change:.3f}"
-        paper.line(f"entropy {turn.entropy:.3f} bit{change}", soft=True)
-
-
-def _precedents(paper: _Paper, told: TrialView, kept: Kept, pictures: Pictures) -> None:
-    paper.heading("Precedents")
-    if told.told.searched:
-        paper.line(f"Searched: {told.told.searched}", soft=True)
-    for number, precedent in enumerate(told.told.precedents, 1):
-        paper.heading(f"{number}. {precedent.id}: {word(precedent.label)}", 2)
-        if pictures is not Pictures.NONE and precedent.id in kept.precedents:
-            paper.picture(blurred(kept.precedents[precedent.id]), 25)
-        paper.said(precedent.text)
-        paper.line(_likeness(precedent, told.readings.get(precedent.id, "")), soft=True)
-    if vote := told.told.vote:
-        paper.line(
-            f"Vote: {vote.harmful} of {vote.voters} harmful, calibrated {vote.probability:.3f}, threshold "
-            f"{vote.settings.threshold:.3f}"
-        )
-
-
-def _likeness(precedent: Precedent, reading: str) -> str:
-    halves = [
-        f"{name} {'–' if value is None else format(value, '.3f')}"
-        for name, value in (("text", precedent.text_similarity), ("picture", precedent.picture_similarity))
-    ]
-    filed = [f"filed under {', '.join(precedent.categories)}"] if precedent.categories else []
-    made = [f"the Judge: it supports {reading}"] if reading else []
-    return "; ".join([", ".join(halves), *filed, *made])
+                paper.events(turn.asked, turn.answered, turn.summed)
 
 
 def _costs(paper: _Paper, told: TrialView) -> None:
@@ -345,9 +299,6 @@ def _sharp(paper: _Paper, kept: Kept) -> None:
         paper.line(what)
         paper.pdf.image(io.BytesIO(png), w=paper.pdf.epw, h=paper.pdf.eph - 20, keep_aspect_ratio=True)
 
-
-if TYPE_CHECKING:
-    from fpdf import FPDF
 
 FAMILY = "text"
 _PACKAGED = ("figo", "symbol2", "math")

@@ -1,0 +1,193 @@
+"""What an event says, piece by piece, for people to read it in a terminal or on paper."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import assert_never
+
+from court import events as e
+from court.display import word
+from court.precedents import Precedent
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What all else of the event explains."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A value with its name; empty where there is none."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """What somebody said, as long as it is."""
+
+    text: str
+
+
+Piece = Headline | Fact | Speech | Precedent | str
+"""A text alone is a remark of one line."""
+
+
+def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
+    """All that an event says, but for its number, its kind and the messages of its call."""
+    match event:
+        case e.TrialOpened():
+            yield from _opened(event)
+        case e.TextRead():
+            yield {
+                e.TextSource.CALLER: "given by the caller",
+                e.TextSource.OCR: f"read off the picture by {event.reader} in {event.latency_s:.2f} s",
+                e.TextSource.NONE: "the meme has no text",
+            }[event.source]
+            for line in event.lines:
+                yield Fact(f"{line.confidence:.2f}", f"“{line.text}”")
+            if event.text and not event.lines:
+                yield Speech(event.text)
+        case e.NearDuplicatesFound():
+            yield f"memes tried before that are nearly this one, found in {event.latency_s:.3f} s"
+            yield from map(_duplicate, event.duplicates)
+        case e.PrecedentsCited():
+            yield from _cited(event)
+        case e.Described():
+            yield Speech(event.description)
+        case e.QuestionAsked():
+            yield f"{word(event.side)}, round {event.round}"
+            yield Speech(event.question)
+        case e.AnswerGiven():
+            yield f"to the {word(event.side)}, round {event.round}"
+            yield Speech(event.answer)
+        case e.Summarised():
+            change = "" if event.entropy_change is None else f", change {event.entropy_change:.3f}"
+            yield f"{word(event.side)}, round {event.round}, entropy {event.entropy:.3f} bit{change}"
+            yield Speech(event.summary)
+            if event.justification:
+                yield Speech(event.justification)
+        case e.SummarisedAhead():
+            yield f"{word(event.side)}, round {event.round}, before it was known whether the round counts"
+            yield Speech(event.summary)
+            yield Speech(event.justification)
+        case e.SideRested():
+            yield Fact(word(event.side), f"after {event.rounds} rounds: {word(event.reason)}")
+        case e.VerdictGiven():
+            yield from _given(event)
+        case e.TrialFailed():
+            yield Fact("at step", event.step)
+            yield from _unused(event.unused)
+            again = "asking again may help" if event.retryable else "asking again will not help"
+            yield Speech(f"{event.message} ({event.reason}; {again})")
+        case e.TrialResumed():
+            yield Fact("software", f"memecourt {event.software}")
+        case e.VerdictReviewed():
+            clause = f", clause {event.clause}" if event.clause else ""
+            unseen = ", before the verdict was shown" if event.blind else ""
+            by = f"by {event.reviewer} on {event.at:%Y-%m-%d %H:%M} UTC{unseen}"
+            yield Fact(word(event.outcome), f"{event.label}{clause}, {by}")
+            yield Speech(event.reason)
+        case e.SecondOpinionAsked():
+            yield Fact("asked by", event.by)
+            yield Speech(event.reason)
+        case _:
+            assert_never(event)
+
+
+def similarities(precedent: Precedent) -> str:
+    """How near a precedent is to the meme, in text and in picture; a dash where either has none."""
+    return "  ".join(
+        f"{name} {'–' if value is None else format(value, '.3f')}"
+        for name, value in (("text", precedent.text_similarity), ("picture", precedent.picture_similarity))
+    )
+
+
+def _opened(event: e.TrialOpened) -> Iterator[Piece]:
+    meme, versions = event.meme, event.versions
+    yield Fact("opened", f"{event.at:%Y-%m-%d %H:%M:%S} UTC")
+    yield Fact("procedure", word(event.procedure))
+    yield Fact("request", event.request_id)
+    if whose := "/".join(filter(None, (meme.namespace, meme.content_id))):
+        yield Fact("content", whose)
+    yield Fact("picture", f"{meme.format}, {meme.width}×{meme.height} pixels, {_frames(meme)}")
+    yield Fact("bytes", f"sha256:{meme.bytes_sha256}")
+    yield Fact("pixels", f"sha256:{meme.pixels_sha256}")
+    yield Fact("policy", f"{event.policy.id} version {event.policy.version}, {event.policy.digest}")
+    yield Fact("settings", versions.settings)
+    yield Speech(", ".join(f"{name} {json.dumps(value)}" for name, value in event.settings.items()))
+    yield Fact("software", f"memecourt {versions.software}")
+    if versions.prompts:
+        yield Fact("prompts", versions.prompts)
+    for role, model in versions.models.items():
+        yield Fact(word(role), model)
+    yield Fact("encoder", versions.encoder)
+    yield Fact("library", versions.library)
+    yield Fact("text reader", versions.text_reader)
+    yield Fact("trace", event.trace_id)
+
+
+def _frames(meme: e.MemeIdentity) -> str:
+    if meme.frame_count == 1:
+        return "one frame"
+    return f"frames {', '.join(map(str, meme.frames_used))} of {meme.frame_count}"
+
+
+def _duplicate(duplicate: e.NearDuplicate) -> str:
+    text = "same text" if duplicate.same_text else "other text"
+    picture = ", no tile differs" if duplicate.same_picture else ""
+    return f"{duplicate.trial_id}  {word(duplicate.label):<13}{duplicate.distance} of 256 bits, {text}{picture}"
+
+
+def _cited(event: e.PrecedentsCited) -> Iterator[Piece]:
+    findings, vote = event.findings, event.vote
+    yield (
+        f"{findings.library.name}: {findings.library.size:,} memes searched in {event.latency_s:.3f} s, "
+        f"weight of the text {findings.search.alpha:.2f}, {findings.search.excluded} left out"
+    )
+    yield from map(Speech, findings.notes)
+    yield from findings.exhibits
+    if vote is None:
+        yield Fact("vote", "none: no precedent is near enough")
+    else:
+        yield Fact(
+            "vote",
+            f"{vote.harmful} of {vote.voters} harmful, weighted share {vote.share:.3f}, "
+            f"calibrated {vote.probability:.3f}, threshold {vote.settings.threshold:.3f}",
+        )
+
+
+def _given(event: e.VerdictGiven) -> Iterator[Piece]:
+    verdict = event.verdict
+    yield Headline(str(verdict.label).replace("_", " "))
+    if found := verdict.finding:
+        yield Fact("finding", f"{found.category}, clause {found.clause or '–'}, aimed at {found.target or '–'}")
+    if verdict.harm_score is not None:
+        yield Fact("harm score", f"{verdict.harm_score:.3f} ({word(verdict.harm_score_meaning)})")
+    if verdict.strengths:
+        harmful, benign = word(verdict.strengths.harmful), word(verdict.strengths.benign)
+        yield Fact("strengths", f"harmful {harmful}, benign {benign}")
+    yield Fact("rule", verdict.rule)
+    yield from _unused(event.unused)
+    yield Speech(verdict.rationale)
+    for review in verdict.review:
+        yield Speech(f"a person should look: {review.detail} ({word(review.reason)})")
+    for sign in event.steering:
+        yield Fact("steering", _sign(sign))
+
+
+def _unused(unused: e.Unused | None) -> Iterator[Piece]:
+    """What calls cost that no event tells of; nothing where there were none."""
+    if unused is not None and (unused.calls or unused.unanswered):
+        tokens = f"{unused.tokens_in:,} tokens in, {unused.tokens_out:,} out"
+        yield Fact("unused", f"{unused.calls} more calls ({tokens}); {unused.unanswered} not answered")
+
+
+def _sign(sign: e.SteeringFound) -> str:
+    where = f"event {sign.event}{', precedent ' + sign.precedent if sign.precedent else ''}"
+    return f"{word(sign.kind)}: {where}, characters {sign.start} to {sign.end}"
