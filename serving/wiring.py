@@ -32,7 +32,7 @@ from retrieval.open import load_encoder_for, open_writer, open_writer_of
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving import SOFTWARE
-from serving.console.review.parts import BLIND_FIRST, DESK, NEAR, REVIEWED, RULINGS
+from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, REVIEWED, RULINGS
 from serving.docket.open import Docket, open_docket
 from serving.docket.review.corrections import Corrections, Overrulings
 from serving.docket.review.projection import Rules
@@ -225,7 +225,7 @@ def parts_beside(
     """
     parts: dict[str, object] = {
         BLIND_FIRST: settings.blind_first,
-        DESK: house.docket.review_queue(rules_of(settings)),
+        REVIEW_QUEUE: house.docket.review_queue(rules_of(settings)),
         REVIEWED: reviewed,
     }
     if house.near is not None:
@@ -244,7 +244,7 @@ async def parts_alone(docket: Docket, settings: Settings) -> AsyncIterator[Mappi
     near = _near_duplicates(docket, settings.model_copy(update={"reuse": "everywhere"}))
     parts: dict[str, object] = {
         BLIND_FIRST: settings.blind_first,
-        DESK: docket.review_queue(rules_of(settings)),
+        REVIEW_QUEUE: docket.review_queue(rules_of(settings)),
         NEAR: near,
     }
     library = settings.library or _starter(settings)

@@ -19,7 +19,7 @@ from serving.access import tokens as token_file
 from serving.access.callers import Scope
 from serving.access.tokens import Tokens
 from serving.console.app import create_app
-from serving.console.review.parts import BLIND_FIRST, DESK, NEAR, RULINGS
+from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, RULINGS
 from serving.docket.open import Docket
 from serving.docket.review.corrections import Corrections, Overrulings
 from serving.runner.near_duplicates import NearDuplicateIndex
@@ -128,7 +128,7 @@ async def desk_pages(
         it.stack = stack
         file = path / "tokens.toml"
         it.tokens = {name: token_file.add(file, name, [scope], names) for name, (scope, names) in PEOPLE.items()}
-        parts: dict[str, object] = {DESK: it.desk, NEAR: near, BLIND_FIRST: blind_first}
+        parts: dict[str, object] = {REVIEW_QUEUE: it.desk, NEAR: near, BLIND_FIRST: blind_first}
         if library:
             it.writer = LibraryWriter(drawn_library(path / "library", 5, 12))
             parts[RULINGS] = Corrections(lambda: nullcontext(it.writer), lambda: ENCODER, docket.trials, overrulings)

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from serving.console.registry import Page, visitor_of
 from serving.console.rendering import render
 from serving.console.review.find import search_of
-from serving.console.review.parts import desk_of
+from serving.console.review.parts import review_queue_of
 from serving.console.visitors import Role
 
 
@@ -18,10 +18,10 @@ async def agreement(request: Request) -> Response:
     asked = {name: given[name].strip()[:20] for name in ("since", "until") if given.get(name, "").strip()}
     times = search_of(asked)
     blind, drawn = given.get("blind") == "yes", given.get("drawn") == "yes"
-    figures = await desk_of(request).agreement(
+    figures = await review_queue_of(request).agreement(
         since=times.since, until=times.until, blind=blind, drawn=drawn, namespaces=visitor.namespaces
     )
-    return render(request, "desk/agreement.html", figures=figures, asked=asked, blind=blind, drawn=drawn)
+    return render(request, "review/agreement.html", figures=figures, asked=asked, blind=blind, drawn=drawn)
 
 
 PAGES = (Page("/desk/agreement", agreement, role=Role.REVIEWER, name="agreement", nav="Agreement"),)

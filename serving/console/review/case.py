@@ -15,7 +15,15 @@ from court.record import TrialRecord
 from court.verdict import Label
 from serving.console.registry import Page, console_of, form_of, session_of, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import TOLD, blind_first, case_path, desk_of, note_shown, rulings_of, tell_reviewed
+from serving.console.review.parts import (
+    TOLD,
+    blind_first,
+    case_path,
+    note_shown,
+    review_queue_of,
+    rulings_of,
+    tell_reviewed,
+)
 from serving.console.visitors import Role
 from serving.docket.review.corrections import Overrulings, policy_of
 from serving.docket.review.locks import LOCK_MINUTES, CaseError, SaidBefore
@@ -39,7 +47,7 @@ async def take(request: Request) -> Response:
     record, visitor, form = await trial_of(request), visitor_of(request), form_of(request)
     written = any(form.get(name) for name in _WRITTEN)
     try:
-        await desk_of(request).take(record.trial_id, visitor.name, again=form.get("again") == "yes")
+        await review_queue_of(request).take(record.trial_id, visitor.name, again=form.get("again") == "yes")
     except (CaseError, Unavailable) as error:
         if not written:
             raise
@@ -52,16 +60,16 @@ async def renew(request: Request) -> Response:
     record, visitor = await trial_of(request), visitor_of(request)
     lost = ""
     try:
-        await desk_of(request).renew(record.trial_id, visitor.name)
+        await review_queue_of(request).renew(record.trial_id, visitor.name)
     except CaseError as error:
         lost = error.message
-    return render(request, "desk/renewed.html", lost=lost)
+    return render(request, "review/renewed.html", lost=lost)
 
 
 async def release(request: Request) -> Response:
     """Gives a case back."""
     record = await trial_of(request)
-    await desk_of(request).release(record.trial_id, visitor_of(request).name)
+    await review_queue_of(request).release(record.trial_id, visitor_of(request).name)
     return RedirectResponse("/desk", status_code=303)
 
 
@@ -83,7 +91,7 @@ async def review(request: Request) -> Response:
             raise BadRequest("Say whether the meme is harmful or not harmful.", field="label")
         if given == Label.HARMFUL and clause == NO_CLAUSE:
             raise BadRequest("Name the clause of the policy that the meme breaks.", field="clause")
-        event = await desk_of(request).review(
+        event = await review_queue_of(request).review(
             record.trial_id, visitor.name, label=Label(given), clause=clause, reason=form.get("reason", "")
         )
     except SaidBefore:
@@ -99,7 +107,7 @@ async def ask_opinion(request: Request) -> Response:
     """Asks for another person's word."""
     record, form = await trial_of(request), form_of(request)
     try:
-        await desk_of(request).ask_opinion(record.trial_id, visitor_of(request).name, form.get("why", ""))
+        await review_queue_of(request).ask_opinion(record.trial_id, visitor_of(request).name, form.get("why", ""))
     except SaidBefore:
         return _back(record)
     except (BadRequest, CaseError, Unavailable) as error:
@@ -137,10 +145,10 @@ async def _follow(request: Request, trial_id: str, event: VerdictReviewed, *, ch
 async def _page(
     request: Request, record: TrialRecord, *, fault: CourtError | None = None, written: Mapping[str, str] | None = None
 ) -> Response:
-    visitor, desk = visitor_of(request), desk_of(request)
-    found = await desk.case(record.trial_id)
+    visitor, queue = visitor_of(request), review_queue_of(request)
+    found = await queue.case(record.trial_id)
     mine = found.lock is not None and found.lock.holder == visitor.name
-    seen = await desk.has_seen(record.trial_id, visitor.name)
+    seen = await queue.has_seen(record.trial_id, visitor.name)
     shown = seen or not blind_first(request)
     if shown and not seen and record.verdict is not None:
         await note_shown(request, [record.trial_id])
@@ -155,7 +163,7 @@ async def _page(
     reviews = record.all(VerdictReviewed)
     return render(
         request,
-        "desk/case.html",
+        "review/case.html",
         status=_status(fault),
         record=record,
         told=view_of(record),

@@ -14,7 +14,7 @@ from court.verdict import Label
 from serving.access.callers import NotAllowed
 from serving.console.registry import Page, form_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import TOLD, behind, desk_of, hidden_and_noted, kept_blind
+from serving.console.review.parts import TOLD, behind, hidden_and_noted, kept_blind, review_queue_of
 from serving.console.review.queue import why_of
 from serving.console.visitors import Role
 from serving.docket.review.queue import Search
@@ -27,14 +27,14 @@ _LONGEST = 1000
 
 async def find(request: Request) -> Response:
     """Trials that all of what is asked holds for, the last opened first."""
-    visitor, desk, given = visitor_of(request), desk_of(request), request.query_params
+    visitor, reviews, given = visitor_of(request), review_queue_of(request), request.query_params
     asked = {name: given[name].strip()[:_LONGEST] for name in FIELDS if given.get(name, "").strip()}
     which = search_of(asked)
     if which.namespace is not None and not visitor.sees(which.namespace):
         raise NotAllowed("That namespace is not for you to see.", reason="NAMESPACE_NOT_ALLOWED")
     after = (given.get("opened", ""), given["after"]) if given.get("after") else None
     blind = kept_blind(request)
-    cases = list(await desk.find(which, limit=_PAGE + 1, after=after, namespaces=visitor.namespaces, blind=blind))
+    cases = list(await reviews.find(which, limit=_PAGE + 1, after=after, namespaces=visitor.namespaces, blind=blind))
     more = ""
     if len(cases) > _PAGE:
         cases = cases[:_PAGE]
@@ -42,10 +42,10 @@ async def find(request: Request) -> Response:
         opened = stamp(last.opened_at) if last.opened_at else ""
         more = urlencode({**asked, "opened": opened, "after": last.trial_id})
     names = await hidden_and_noted(request, [case.trial_id for case in cases if case.label is not None])
-    known = {name: await desk.known(column, visitor.namespaces, blind=blind) for name, column in _KNOWN.items()}
+    known = {name: await reviews.known(column, visitor.namespaces, blind=blind) for name, column in _KNOWN.items()}
     return render(
         request,
-        "desk/find.html",
+        "review/find.html",
         cases=cases,
         behind=await behind(request),
         asked=asked,
@@ -56,7 +56,7 @@ async def find(request: Request) -> Response:
         hidden=names,
         # Always said, and not how many: that would tell what they came to.
         left_out=bool(blind) and (which.label is not None or bool(which.category)),
-        saved={name: urlencode(query) for name, query in (await desk.saved(visitor.name)).items()},
+        saved={name: urlencode(query) for name, query in (await reviews.saved(visitor.name)).items()},
         query=urlencode(asked),
     )
 
@@ -66,13 +66,13 @@ async def save(request: Request) -> Response:
     form = form_of(request)
     asked = {name: form[name].strip()[:_LONGEST] for name in FIELDS if form.get(name, "").strip()}
     search_of(asked)
-    await desk_of(request).save(visitor_of(request).name, form.get("name", ""), asked)
+    await review_queue_of(request).save(visitor_of(request).name, form.get("name", ""), asked)
     return RedirectResponse(f"/desk/find?{urlencode(asked)}", status_code=303)
 
 
 async def drop(request: Request) -> Response:
     """Removes a saved search."""
-    await desk_of(request).drop(visitor_of(request).name, form_of(request).get("name", ""))
+    await review_queue_of(request).drop(visitor_of(request).name, form_of(request).get("name", ""))
     return RedirectResponse("/desk/find", status_code=303)
 
 

@@ -17,7 +17,7 @@ from serving.docket.review.projection import ReviewPriority
 from serving.docket.review.queue import ReviewQueue
 from serving.runner.near_duplicates import NearDuplicateIndex
 
-DESK, RULINGS, NEAR, BLIND_FIRST, REVIEWED = "desk", "rulings", "near", "blind_first", "reviewed"
+REVIEW_QUEUE, RULINGS, NEAR, BLIND_FIRST, REVIEWED = "review_queue", "rulings", "near", "blind_first", "reviewed"
 """Names of the parts (:class:`serving.console.registry.Console`). Only the first is required."""
 
 TOLD = {
@@ -32,12 +32,12 @@ TOLD = {
 """Why a person should look, in words."""
 
 
-def desk_of(request: Request) -> ReviewQueue:
-    """The desk. Raises NotLoaded where this console has none."""
-    desk = console_of(request).parts.get(DESK)
-    if not isinstance(desk, ReviewQueue):
+def review_queue_of(request: Request) -> ReviewQueue:
+    """The queue of cases. Raises NotLoaded where this console has none."""
+    queue = console_of(request).parts.get(REVIEW_QUEUE)
+    if not isinstance(queue, ReviewQueue):
         raise NotLoaded("This console has no desk: it was opened to read.")
-    return desk
+    return queue
 
 
 def rulings_of(request: Request) -> Corrections | None:
@@ -66,21 +66,23 @@ def blind_first(request: Request) -> bool:
 
 async def behind(request: Request) -> int:
     """How many entries of the log the desk still has to read, where it is not done yet; 0 where it is."""
-    desk = desk_of(request)
-    return 0 if await desk.catch_up() else await desk.behind()
+    reviews = review_queue_of(request)
+    return 0 if await reviews.catch_up() else await reviews.behind()
 
 
 def kept_blind(request: Request) -> str:
     """From whom verdicts are kept that wait for their word: the visitor, where they review; empty for nobody."""
     visitor = visitor_of(request)
-    there = isinstance(console_of(request).parts.get(DESK), ReviewQueue)
+    there = isinstance(console_of(request).parts.get(REVIEW_QUEUE), ReviewQueue)
     return visitor.name if there and blind_first(request) and visitor.role >= Role.REVIEWER else ""
 
 
 async def hidden_ids(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
     """Of these trials, those whose verdict this visitor is not shown yet."""
     who = kept_blind(request)
-    return await desk_of(request).kept_from(who, trial_ids, visitor_of(request).namespaces) if who else frozenset()
+    return (
+        await review_queue_of(request).kept_from(who, trial_ids, visitor_of(request).namespaces) if who else frozenset()
+    )
 
 
 async def hidden_and_noted(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
@@ -93,8 +95,8 @@ async def hidden_and_noted(request: Request, trial_ids: Collection[str]) -> froz
 async def note_shown(request: Request, trial_ids: Collection[str]) -> None:
     """Notes that these trials' verdicts are shown to the visitor, where there is a desk and the visitor may review."""
     visitor = visitor_of(request)
-    if isinstance(console_of(request).parts.get(DESK), ReviewQueue) and visitor.role >= Role.REVIEWER:
-        await desk_of(request).saw(visitor.name, trial_ids)
+    if isinstance(console_of(request).parts.get(REVIEW_QUEUE), ReviewQueue) and visitor.role >= Role.REVIEWER:
+        await review_queue_of(request).saw(visitor.name, trial_ids)
 
 
 async def note_told(request: Request, record: TrialRecord) -> None:

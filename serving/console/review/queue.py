@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 from court.errors import BadRequest
 from serving.console.registry import Page, form_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import TOLD, behind, case_path, desk_of, hidden_and_noted
+from serving.console.review.parts import TOLD, behind, case_path, hidden_and_noted, review_queue_of
 from serving.console.visitors import Role
 from serving.docket.review.projection import ReviewPriority
 from serving.docket.review.queue import place_of
@@ -20,20 +20,22 @@ _PAGE = 25
 
 async def queue(request: Request) -> Response:
     """Cases that this visitor may take, the most urgent first."""
-    visitor, desk = visitor_of(request), desk_of(request)
+    visitor, reviews = visitor_of(request), review_queue_of(request)
     why = why_of(request.query_params.get("why", ""))
     cases = list(
-        await desk.queue(visitor.name, limit=_PAGE + 1, after=_after(request), why=why, namespaces=visitor.namespaces)
+        await reviews.queue(
+            visitor.name, limit=_PAGE + 1, after=_after(request), why=why, namespaces=visitor.namespaces
+        )
     )
     more = ""
     if len(cases) > _PAGE:
         cases = cases[:_PAGE]
         urgency, opened, trial_id = place_of(cases[-1])
         more = urlencode({"why": why or "", "urgency": urgency, "opened": opened, "after": trial_id})
-    counts = await desk.counts(visitor.namespaces)
+    counts = await reviews.counts(visitor.namespaces)
     return render(
         request,
-        "desk/queue.html",
+        "review/queue.html",
         cases=cases,
         behind=await behind(request),
         more=more,
@@ -49,7 +51,7 @@ async def take_next(request: Request) -> Response:
     """Takes the most urgent case that nobody has, and opens it."""
     visitor = visitor_of(request)
     why = why_of(form_of(request).get("why", ""))
-    case = await desk_of(request).take_next(visitor.name, why=why, namespaces=visitor.namespaces)
+    case = await review_queue_of(request).take_next(visitor.name, why=why, namespaces=visitor.namespaces)
     return RedirectResponse("/desk?none=" if case is None else case_path(case.trial_id), status_code=303)
 
 

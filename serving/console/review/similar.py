@@ -10,7 +10,7 @@ from starlette.responses import Response
 from court.record import TrialRecord
 from serving.console.registry import Page, console_of, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import desk_of, hidden_and_noted, kept_blind, near_of
+from serving.console.review.parts import hidden_and_noted, kept_blind, near_of, review_queue_of
 from serving.console.visitors import Role
 from serving.docket.review.queue import Case
 from serving.docket.store.pictures import picture_of
@@ -39,9 +39,9 @@ async def similar(request: Request) -> Response:
     """Trials like this one: a piece of a page for htmx, a page for everybody else."""
     record = await trial_of(request)
     found = await similar_to(request, record)
-    template = "desk/similar_list.html" if request.headers.get("hx-request") == "true" else "desk/similar.html"
+    template = "review/similar_list.html" if request.headers.get("hx-request") == "true" else "review/similar.html"
     ended = [one.case.trial_id for one in found if one.case.label is not None]
-    if (who := kept_blind(request)) and not await desk_of(request).has_seen(record.trial_id, who):
+    if (who := kept_blind(request)) and not await review_queue_of(request).has_seen(record.trial_id, who):
         # Who has not decided yet is not told either what others came to: most are of the same picture.
         names = frozenset(ended)
     else:
@@ -51,18 +51,18 @@ async def similar(request: Request) -> Response:
 
 async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
     """Trials like this one that the visitor may see, the nearest first."""
-    desk, visitor = desk_of(request), visitor_of(request)
-    own = await desk.case(record.trial_id)
+    reviews, visitor = review_queue_of(request), visitor_of(request)
+    own = await reviews.case(record.trial_id)
     found = {
         case.trial_id: Similar(case, "the same picture" if same_picture else "", same_text)
-        for case, same_picture, same_text in await desk.alike(own, limit=_MOST, namespaces=visitor.namespaces)
+        for case, same_picture, same_text in await reviews.alike(own, limit=_MOST, namespaces=visitor.namespaces)
     }
     near, text = near_of(request), record.text
     frames = await console_of(request).trials.frames(record.opened.meme.pixels_sha256)
     if near is not None and text is not None and frames:
         picture = picture_of(record.opened.meme, frames)
         others = await near.near(picture, text.text, bool(text.reader), record.opened.meme.namespace)
-        cases = await desk.cases([one.trial_id for one in others])
+        cases = await reviews.cases([one.trial_id for one in others])
         for one in others:
             case = cases.get(one.trial_id)
             known = found.get(one.trial_id)

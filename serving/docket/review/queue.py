@@ -21,7 +21,7 @@ from court.record import TrialState
 from court.verdict import Label
 from serving.docket.log.entries import Entry
 from serving.docket.ports import NotDecided, TransparencyLog, TrialReader
-from serving.docket.review import locks as desk_locks
+from serving.docket.review import locks
 from serving.docket.review.agreement import Agreement, agreement
 from serving.docket.review.blinding import is_blinded
 from serving.docket.review.locks import AnotherWanted, CaseClosed, CaseTaken, Lock, LockedReview
@@ -385,7 +385,7 @@ class ReviewQueue:
         await self.catch_up()
         now = self._clock()
         return await self._transactions.write_alone(
-            lambda connection: desk_locks.acquire(connection, trial_id, who, now, again=again)
+            lambda connection: locks.acquire(connection, trial_id, who, now, again=again)
         )
 
     async def take_next(
@@ -408,11 +408,11 @@ class ReviewQueue:
     async def renew(self, trial_id: str, who: str) -> None:
         """Keeps a case for longer. Raises NotHeld where it is not this person's any more."""
         now = self._clock()
-        await self._transactions.write_alone(lambda connection: desk_locks.renew(connection, trial_id, who, now))
+        await self._transactions.write_alone(lambda connection: locks.renew(connection, trial_id, who, now))
 
     async def release(self, trial_id: str, who: str) -> None:
         """Gives a case back; one that is not held is no error."""
-        await self._transactions.write_alone(lambda connection: desk_locks.release(connection, trial_id, who))
+        await self._transactions.write_alone(lambda connection: locks.release(connection, trial_id, who))
 
     async def saw(self, who: str, trial_ids: Collection[str]) -> None:
         """Notes that somebody was shown these verdicts: what they say of them from now on is not blind."""
@@ -487,7 +487,7 @@ class ReviewQueue:
             clause=clause,
             reviewer=who,
         )
-        kept = await self._transactions.write(desk_locks.SAY, LockedReview(said, now))
+        kept = await self._transactions.write(locks.SAY, LockedReview(said, now))
         assert isinstance(kept, VerdictReviewed)
         return kept
 
@@ -506,7 +506,7 @@ class ReviewQueue:
             )
         now = self._clock()
         said = SecondOpinionAsked(trial_id=trial_id, seq=0, at=now, by=who, reason=reason)
-        kept = await self._transactions.write(desk_locks.SAY, LockedReview(said, now))
+        kept = await self._transactions.write(locks.SAY, LockedReview(said, now))
         assert isinstance(kept, SecondOpinionAsked)
         return kept
 
@@ -569,11 +569,11 @@ class ReviewQueue:
             rows = connection.execute(query).all()
             row = t.locks.c
             own = row.trial_id.in_([found.trial_id for found in rows])
-            locks = {
+            taken = {
                 found.trial_id: Lock(found.holder, datetime.fromisoformat(found.until))
                 for found in connection.execute(select(t.locks).where(own, row.until > now))
             }
-            return [_case_in(found, locks.get(found.trial_id)) for found in rows]
+            return [_case_in(found, taken.get(found.trial_id)) for found in rows]
 
         return await self._transactions.read(ask)
 

@@ -24,7 +24,7 @@ from court.errors import CourtError, Unavailable
 from court.record import TrialState
 from serving.docket.log.entries import NO_SEQ, Erased, body_of, erased_of
 from serving.docket.ports import Eraser
-from serving.docket.store import review_tables as desk_tables
+from serving.docket.store import review_tables
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import part_key, unpacked
 from serving.docket.store.database import Database, insert_into, unknown
@@ -208,7 +208,7 @@ def _forget(connection: Connection, trial_id: str, outside: bool) -> None:
         connection.execute(delete(t.pictures).where(t.pictures.c.pixels_sha256 == pixels))
         if outside:
             connection.execute(insert_into(connection, t.leaving).on_conflict_do_nothing(), {"pixels_sha256": pixels})
-    desk_tables.forget(connection, trial_id)
+    review_tables.forget(connection, trial_id)
 
 
 def _others(connection: Connection, pixels_sha256: str, trial_id: str = "") -> bool:

@@ -8,9 +8,8 @@ from pathlib import Path
 from sqlalchemy import Connection, insert
 
 from serving.docket.log.merkle import Frontier
-from serving.docket.store import review_tables as desk_tables
+from serving.docket.store import review_tables, triggers
 from serving.docket.store import tables as t
-from serving.docket.store import triggers
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +22,7 @@ CHUNK = 500
 def create(connection: Connection, schema: str | None = None) -> None:
     """Lays the tables of a new docket; all in the transaction of whoever calls."""
     t.metadata.create_all(connection)
-    desk_tables.metadata.create_all(connection)
+    review_tables.metadata.create_all(connection)
     connection.execute(insert(t.log), log_row(Frontier()))
     triggers.lay(connection, schema)
 
