@@ -30,11 +30,12 @@ def perf(name: str | None, as_json: bool) -> None:
     except CourtError as error:
         raise click.ClickException(error.message) from error
     if as_json:
-        click.echo(json.dumps(result.as_json()))
+        said = {"name": name, "figures": result.rounded, "goals": dict(result.goals), "holds": result.holds}
+        click.echo(json.dumps(said))
     else:
-        for figure, value in result.figures.items():
+        for figure, value in result.rounded.items():
             verdict = ""
-            if figure in result.goals:
-                verdict = f"  to be {result.goals[figure]}: {'holds' if result.held(figure) else 'DOES NOT HOLD'}"
+            if bound := result.goals.get(figure):
+                verdict = f"  to be {bound}: {'holds' if result.within_bound(figure) else 'DOES NOT HOLD'}"
             click.echo(f"{figure:<24} {value:>12g}{verdict}")
     sys.exit(0 if result.holds else 1)

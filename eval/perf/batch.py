@@ -57,27 +57,6 @@ _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """Memes of each job."""
-
-    summary: int = 10_000
-    full: int = 2_000
-
-    @classmethod
-    def said(cls, words: str) -> Scale:
-        """From ``summary,full``; the usual size for nothing. Raises BadRequest for something else."""
-        if not words:
-            return cls()
-        try:
-            summary, full = (int(word) for word in words.split(","))
-        except ValueError:
-            summary = full = 0
-        if min(summary, full) < 20:
-            raise BadRequest(f"{SIZE_VARIABLE} is {words!r}. Give two numbers of at least 20, as in 400,60.")
-        return cls(summary, full)
-
-
-@dataclass(frozen=True, slots=True)
 class Held:
     """A job that was held to its end.
 
@@ -101,25 +80,24 @@ class Held:
     end: int
 
 
-def measure(size: Scale | None = None) -> Result:
+def batch(*, summary: int = 10_000, full: int = 2_000) -> Result:
     """Runs the benchmark.
 
     Args:
-        size: Of the jobs; what the environment says if not given.
+        summary: Memes of the job by ``summary``, unless the environment says another number.
+        full: Memes of the job by ``full``, likewise.
 
     Raises:
         BadRequest: The environment asks for something else than two numbers.
         RuntimeError: A job ended with an error.
     """
-    size = size or Scale.said(os.environ.get(SIZE_VARIABLE, ""))
+    if words := os.environ.get(SIZE_VARIABLE):
+        summary, full = parsed_size(words)
     with TemporaryDirectory(prefix="memecourt-batch-") as directory:
         place = Path(directory)
-        _make(place / "data", max(size.summary, size.full))
-        figures = _pair(place, "summary", size.summary)
-        figures |= _pair(place, "full", size.full)
-    figures["loadavg"] = round(os.getloadavg()[1], 2)
+        _make(place / "data", max(summary, full))
+        figures = _pair(place, "summary", summary) | _pair(place, "full", full)
     return Result(
-        name="batch",
         figures=figures,
         goals={
             "summary_over_ideal": "<= 1.1",
@@ -129,6 +107,17 @@ def measure(size: Scale | None = None) -> Result:
             "full_calls_twice": "== 0",
         },
     )
+
+
+def parsed_size(words: str) -> tuple[int, int]:
+    """Memes of either job from ``summary,full``. Raises BadRequest for anything else."""
+    try:
+        summary, full = (int(word) for word in words.split(","))
+    except ValueError:
+        summary = full = 0
+    if min(summary, full) < 20:
+        raise BadRequest(f"{SIZE_VARIABLE} is {words!r}. Give two numbers of at least 20, as in 400,60.")
+    return summary, full
 
 
 def _make(data: Path, memes: int) -> None:
@@ -145,18 +134,18 @@ def _pair(place: Path, procedure: str, memes: int) -> dict[str, float]:
     """Figures of a job that is left alone and of one that is killed."""
     ideal, busy = _held(place, procedure, memes, ())
     killed, _ = _held(place, procedure, memes, KILLED_AT)
-    figures = {
-        f"{procedure}_over_ideal": round(killed.wall_s / ideal.wall_s, 4),
-        f"{procedure}_memory": round(ideal.end / ideal.tenth, 4),
-        f"{procedure}_ideal_s": round(ideal.wall_s, 1),
-        f"{procedure}_restart_s": round(killed.restart_s, 2),
-        f"{procedure}_memory_mib": round(ideal.end / _MIB, 1),
+    figures: dict[str, float] = {
+        f"{procedure}_over_ideal": killed.wall_s / ideal.wall_s,
+        f"{procedure}_memory": ideal.end / ideal.tenth,
+        f"{procedure}_ideal_s": ideal.wall_s,
+        f"{procedure}_restart_s": killed.restart_s,
+        f"{procedure}_memory_mib": ideal.end / _MIB,
     }
     if procedure == "full":
         figures["full_calls_twice"] = ideal.again + killed.again
         figures["full_calls_lost"] = killed.lost
         figures["full_calls"] = ideal.asked
-        figures["full_of_capacity"] = round(busy / (CAPACITY * ideal.wall_s), 4)
+        figures["full_of_capacity"] = busy / (CAPACITY * ideal.wall_s)
     return figures
 
 

@@ -1,17 +1,29 @@
-"""What a benchmark is: figures, the bounds they are held against, and whether they hold."""
+"""Benchmarks: what there is, how one is run, and the bounds that its figures are held against.
+
+Each compares: ours with what could be had without it, or with itself undisturbed, in turns of one run, so that a
+machine that slows down slows both. A goal is a bound of such a ratio, of a count, of memory or of CPU time. It is never
+one of seconds by the clock, or of something a second: those say as much of what else the machine does.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 BENCHMARKS = {
     "startup": ("eval.perf.startup", "CPU time of `memecourt --help` over that of an empty Python"),
-    "trial-floor": ("eval.perf.trials.floor", "wall time of a full trial over its longest chain of calls"),
-    "trial-naive": ("eval.perf.trials.naive", "wall time of Algorithm 1 as printed over that of a full trial"),
-    "saturation": ("eval.perf.trials.saturation", "share of a busy model server's capacity that becomes verdicts"),
+    "trial-floor": ("eval.perf.trials.overhead", "wall time of a full trial over its longest chain of calls"),
+    "trial-naive": ("eval.perf.trials.overhead", "wall time of Algorithm 1 as printed over that of a full trial"),
+    "saturation": ("eval.perf.trials.overhead", "share of a busy model server's capacity that becomes verdicts"),
     "vllm-steps": ("eval.perf.vllm.steps", "steps that a real vLLM's engine takes for a full trial over those it must"),
     "prefix-cache": ("eval.perf.vllm.prefix_cache", "share of prompts from a real vLLM's cache over what could be"),
     "clip-encode": (
@@ -24,30 +36,34 @@ BENCHMARKS = {
     ),
     "search": ("eval.perf.library.search", "time of a search among 10^5 and 10^6 memes over that of faiss.knn"),
     "batch": ("eval.perf.batch", "time of a long batch run killed three times over that of one left alone"),
-    "pgvector": ("eval.perf.library.pgvector_search", "time of a search in PostgreSQL with pgvector over that of ours"),
+    "pgvector": ("eval.perf.library.search", "time of a search in PostgreSQL with pgvector over that of ours"),
     "near-memes": (
         "eval.perf.library.near_memes",
         "memory of 10^5 known memes, and time to look among them for near ones",
     ),
     "service": ("eval.perf.load.service", "requests a second whose verdict is ready, over those of a bare gRPC echo"),
     "service-summary": (
-        "eval.perf.load.service_summary",
+        "eval.perf.load.service",
         "summary trials a second of a server over what its encoder does",
     ),
-    "slow-streams": ("eval.perf.load.slow_streams", "p99 of normal load beside 1,000 slow or half-open callers"),
-    "bombs": ("eval.perf.load.bombs", "p95 of normal load beside 20 hostile pictures a second"),
-    "memory": ("eval.perf.load.service_memory", "memory of a server after 100,000 requests over that after 10,000"),
+    "slow-streams": ("eval.perf.load.hostile", "p99 of normal load beside 1,000 slow or half-open callers"),
+    "bombs": ("eval.perf.load.hostile", "p95 of normal load beside 20 hostile pictures a second"),
+    "memory": ("eval.perf.load.service", "memory of a server after 100,000 requests over that after 10,000"),
     "overload": (
         "eval.perf.load.overload",
         "goodput at four times the capacity over the best, and what the rest is told",
     ),
-    "soak": ("eval.perf.load.soak", "20 minutes of full trials at saturation with faults: no growth, nothing lost"),
-    "call-cpu": ("eval.perf.trials.call_cpu", "CPU time of this process for a call of a model"),
+    "soak": ("eval.perf.load.overload", "20 minutes of full trials at saturation with faults: no growth, nothing lost"),
+    "call-cpu": ("eval.perf.trials.overhead", "CPU time of this process for a call of a model"),
     "docket": ("eval.perf.docket", "events a second that 32 trials append over what the database alone takes"),
-    "docket-verify": ("eval.perf.docket_verify", "events of a docket of 10^5 that are verified a second"),
+    "docket-verify": ("eval.perf.docket", "events of a docket of 10^5 that are verified a second"),
     "ranking": ("eval.perf.ranking", "CPU time of ranking 10^6 battles over evalica's, and what intervals cover"),
 }
-"""Name of each benchmark, the module that holds its ``measure() -> Result``, and what it measures."""
+"""Name of each benchmark, its module, and what it measures.
+
+It is the function of that name, ``-`` written ``_``: its keyword arguments are its scale, their defaults the usual one,
+and it returns a :class:`Result`.
+"""
 
 _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -58,35 +74,74 @@ _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a benchmark measured.
+    """Figures of a benchmark.
 
     Attributes:
-        name: Of the benchmark.
-        figures: What was measured, by name.
+        figures: Measured values by name.
         goals: A bound per figure, such as ``<= 1.05``; figures without one are for information.
     """
 
-    name: str
-    figures: dict[str, float]
-    goals: dict[str, str]
+    figures: Mapping[str, float]
+    goals: Mapping[str, str]
 
-    def held(self, figure: str) -> bool:
-        """Whether a figure is within its bound. Raises KeyError if it has none or was not measured."""
+    def within_bound(self, figure: str) -> bool:
+        """True if a figure is within its bound. Raises KeyError if it has none or was not measured."""
         comparison, bound = self.goals[figure].split()
         return _COMPARISONS[comparison](self.figures[figure], float(bound))
 
     @property
     def holds(self) -> bool:
-        """Whether all bounds hold."""
-        return all(self.held(figure) for figure in self.goals)
+        """True if all bounds hold."""
+        return all(self.within_bound(figure) for figure in self.goals)
 
-    def as_json(self) -> dict[str, object]:
-        """The form that tools read."""
-        return {"name": self.name, "figures": self.figures, "goals": self.goals, "holds": self.holds}
+    @property
+    def rounded(self) -> dict[str, float]:
+        """The figures to four digits, as they are shown; counts in full."""
+        return {name: v if isinstance(v, int) else float(f"{v:.4g}") for name, v in self.figures.items()}
 
 
-def measure(name: str) -> Result:
-    """Runs a benchmark. Raises KeyError if there is none of that name."""
-    result = import_module(BENCHMARKS[name][0]).measure()
+def measure(name: str, **scale: object) -> Result:
+    """Runs a benchmark; the machine's load of the last minute stands beside its figures.
+
+    Args:
+        name: One of :data:`BENCHMARKS`.
+        scale: Where it is to be smaller or larger than usual.
+
+    Raises:
+        KeyError: There is none of that name.
+    """
+    result = getattr(import_module(BENCHMARKS[name][0]), name.replace("-", "_"))(**scale)
     assert isinstance(result, Result)
-    return result
+    return Result({**result.figures, "loadavg": os.getloadavg()[0]}, result.goals)
+
+
+def in_turns(ways: Sequence[Callable[[R], T]], rounds: Iterable[R], *, warm_up: bool = True) -> list[tuple[T, ...]]:
+    """Results of several ways to do the same, one tuple a round.
+
+    Args:
+        ways: Each is given the round.
+        rounds: One after the other; every other one takes the ways from the last to the first.
+        warm_up: Has each way do the first round once before, for nothing.
+    """
+    results = []
+    for number, round_ in enumerate(rounds):
+        if warm_up and not number:
+            for way in ways:
+                way(round_)
+        order = range(len(ways)) if number % 2 == 0 else reversed(range(len(ways)))
+        done = {place: ways[place](round_) for place in order}
+        results.append(tuple(done[place] for place in range(len(ways))))
+    return results
+
+
+def medians(turns: Iterable[Sequence[Any]], **figures: Callable[..., float]) -> dict[str, float]:
+    """The median of each figure over turns, each of which is given to it as its arguments."""
+    measured = list(turns)
+    return {name: statistics.median(of(*turn) for turn in measured) for name, of in figures.items()}
+
+
+def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """The time that work takes, in seconds of a clock."""
+    began = clock()
+    work()
+    return clock() - began

@@ -1,15 +1,22 @@
-"""Appending to the docket: 32 trials at once, events of 20 kB, over the database's own bulk insert of the same rows.
+"""The docket beside the database alone: appending to it, and checking all of it.
 
-Each trial appends its next event when the last is on the disk, as trials do. What that costs over the database alone is
-everything of ours: a thread and a commit that many share, canonical JSON, salts and commitments, the Merkle tree, a
-signature a commit, triggers and indexes. The database alone is given the same events as rows of text by
-``executemany``, as many to a commit as trials can wait for one: the same number of rows is on the disk when anybody
-goes on. What it takes in one large commit is told too; who appends that way may lose all of it. Its files grow as the
-docket's do, with the same settings, and what is in the log beside them is moved over as SQLite does by itself: every so
-many pages (32 MB), at whose turn it is. The docket has a thread for that. So the whole of all turns is compared.
+``docket``: 32 trials append at once, events of 20 kB, over the database's own bulk insert of the same rows. Each trial
+appends its next event when the last is on the disk, as trials do. What that costs over the database alone is everything
+of ours: a thread and a commit that many share, canonical JSON, salts and commitments, the Merkle tree, a signature a
+commit, triggers and indexes. The database alone is given the same events as rows of text by ``executemany``, as many to
+a commit as trials can wait for one: the same number of rows is on the disk when anybody goes on. What it takes in one
+large commit is told too; who appends that way may lose all of it. Its files grow as the docket's do, with the same
+settings, and what is in the log beside them is moved over as SQLite does by itself: every so many pages (32 MB), at
+whose turn it is. The docket has a thread for that. So the whole of all turns is compared. In turns, several times, so
+that a machine that slows down slows all of them. Then the same once more beside readers: some that open records and
+listings as fast as they can, and one that stays in one long read. None may hold up appends.
 
-In turns, several times, so that a machine that slows down slows all of them. Then the same once more beside readers:
-some that open records and listings as fast as they can, and one that stays in one long read. None may hold up appends.
+``docket-verify``: how long it takes to check a whole docket, 100,000 events of full trials, verified from their rows.
+What is checked is what `memecourt docket verify` checks, pictures aside: each body against its commitment, each header
+and tile against the tree, each checkpoint's signature, sequence numbers, the listing. Beside it stands what no check
+could do without: to read the same rows and unpack the bodies, and nothing more. Both are in CPU time of this process;
+writing is by the clock. Then another body is put in the place of one, where only its commitment tells, and it must be
+found.
 """
 
 from __future__ import annotations
@@ -18,72 +25,118 @@ import asyncio
 import contextlib
 import itertools
 import random
+import sqlite3
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from sqlalchemy import Column, Integer, MetaData, String, Table, Text, insert
+from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, Text, insert
 
-from court.errors import Unavailable
+from court.errors import CourtError, Unavailable
 from court.events import (
+    AnswerGiven,
     AnyEvent,
     Described,
     MemeIdentity,
     ModelCall,
     PolicyReference,
     Procedure,
+    QuestionAsked,
+    RestReason,
     Role,
+    Side,
+    SideRested,
+    Summarised,
+    TextRead,
+    TextSource,
     TrialOpened,
+    VerdictGiven,
     Versions,
 )
-from eval.perf.bench import Result
+from court.verdict import Label, Strength, Strengths, Verdict
+from eval.perf.bench import Result, seconds_of
+from serving.docket.audit.audit import Rows
+from serving.docket.log.notes import VerifierKey
+from serving.docket.log.verify import Fault
 from serving.docket.open import Docket
+from serving.docket.store.bodies import packed
 from serving.docket.store.group_commit import sqlite_engine, transaction
 from serving.docket.store.tables import stamp
 
-TRIALS = 32
-"""That append at once."""
 EVENT_BYTES = 20_000
-_EVENTS = 40
-"""Events of a trial in a round."""
-_ROUNDS = 5
 _READERS = 4
 
 _OFTEN = [*itertools.accumulate(1 / rank for rank in range(1, 8001))]
 """How often each word is said, by rank, as in any language: what is said compresses as texts do."""
 
-_PLAIN = Table(
-    "plain",
-    MetaData(),
+_COLUMNS: list[Column[Any]] = [
     Column("trial_id", String, primary_key=True),
     Column("seq", Integer, primary_key=True),
     Column("kind", String, nullable=False),
     Column("at", String, nullable=False),
     Column("body", Text, nullable=False),
+]
+_PLAIN = Table("plain", MetaData(), *_COLUMNS)
+
+_AT_ONCE = 64  # trials that are written side by side to be checked
+_ROUNDS = 10  # questions of a side
+_SAID = "The picture shows two people from Blueland who carry a pot of soup across a bridge while a third one waves. "
+_CALL = ModelCall(
+    role=Role.PROPOSER,
+    model="model",
+    prompt_id="describe@1",
+    prompt_digest=f"sha256:{0:064x}",
+    tokens_in=1200,
+    tokens_out=180,
+    latency_s=1.25,
 )
 
 
-def measure() -> Result:
-    """Runs the benchmark."""
+def docket(*, trials: int = 32, events: int = 40, rounds: int = 5) -> Result:
+    """Runs the benchmark.
+
+    Args:
+        trials: Trials that append at once.
+        events: Events of a trial in a round.
+        rounds: Rounds, besides one for warming up.
+    """
     with TemporaryDirectory() as folder:
-        figures = asyncio.run(measured(Path(folder)))
+        figures = asyncio.run(_appending(Path(folder), trials=trials, events=events, rounds=rounds))
     return Result(
-        name="docket",
-        figures={name: round(value, 3) for name, value in figures.items()},
+        figures=figures,
         goals={"over_bulk": ">= 0.5", "events_missing": "== 0", "held_up_by_readers": "== 0"},
     )
 
 
-async def measured(
-    folder: Path, trials: int = TRIALS, events: int = _EVENTS, rounds: int = _ROUNDS
-) -> dict[str, float]:
-    """What :func:`measure` measures, in a folder of its own."""
-    chance = random.Random(7)
-    words = ["".join(chance.choices("etaoinshrdlu", k=chance.randint(2, 9))) for _ in _OFTEN]
+class _Trials:
+    """Makes trials that say so much in made-up words."""
+
+    def __init__(self, trials: int, events: int) -> None:
+        self._trials, self._events = trials, events
+        self._chance = random.Random(7)
+        self._words = ["".join(self._chance.choices("etaoinshrdlu", k=self._chance.randint(2, 9))) for _ in _OFTEN]
+
+    def of_turn(self, turn: str) -> list[list[AnyEvent]]:
+        """The events of each trial of a turn."""
+        return [[*self._trial(f"{turn}.{number}")] for number in range(self._trials)]
+
+    def _trial(self, trial_id: str) -> Iterator[AnyEvent]:
+        """A trial that was opened and described again and again, in so many words."""
+        at = datetime.now(UTC)
+        yield _opened(trial_id, at, pixels_sha256=f"{self._chance.getrandbits(256):064x}")
+        for seq in range(1, self._events):
+            words = self._chance.choices(self._words, cum_weights=_OFTEN, k=EVENT_BYTES // 3)
+            text = " ".join(words)[:EVENT_BYTES]
+            yield Described(trial_id=trial_id, seq=seq, at=at, description=text, call=_CALL)
+
+
+async def _appending(folder: Path, *, trials: int, events: int, rounds: int) -> dict[str, float]:
+    made = _Trials(trials, events)
     docket = Docket.open(folder / "docket.sqlite")
     whole, grouped = _Bulk(folder / "whole.sqlite"), _Bulk(folder / "grouped.sqlite")
     seconds: dict[str, float] = dict.fromkeys(("ours", "whole", "grouped"), 0.0)
@@ -91,7 +144,7 @@ async def measured(
     missing = 0
     try:
         for turn in range(rounds + 1):
-            told = [[*_trial(f"{turn}.{number}", events, words, chance)] for number in range(trials)]
+            told = made.of_turn(str(turn))
             rows = _rows(told)
             alone = {"whole": whole.take(rows, len(rows)), "grouped": grouped.take(rows, trials)}
             began = time.perf_counter()
@@ -101,7 +154,8 @@ async def measured(
             if turn:  # the first is for warming up
                 seconds = {name: spent + alone[name] for name, spent in seconds.items()}
                 times += took
-        beside, held_up = await _beside_readers(docket, folder / "docket.sqlite", trials, events, words, chance)
+        told = made.of_turn("beside")
+        beside = await _beside_readers(docket, folder / "docket.sqlite", told)
     finally:
         await docket.close()
         whole.close()
@@ -116,7 +170,7 @@ async def measured(
         "append_p50_ms": _percentile(times, 50),
         "append_p99_ms": _percentile(times, 99),
         "append_p99_ms_beside_readers": _percentile(beside, 99),
-        "held_up_by_readers": held_up,
+        "held_up_by_readers": trials * events - len(beside),
         "events_missing": missing,
     }
 
@@ -136,18 +190,15 @@ async def _appended(docket: Docket, told: Sequence[Sequence[AnyEvent]]) -> list[
     return took
 
 
-async def _beside_readers(
-    docket: Docket, path: Path, trials: int, events: int, words: Sequence[str], chance: random.Random
-) -> tuple[list[float], int]:
-    """Times of appends while others read; and how many were given up because others did."""
-    told = [[*_trial(f"beside.{number}", events, words, chance)] for number in range(trials)]
+async def _beside_readers(docket: Docket, path: Path, told: Sequence[Sequence[AnyEvent]]) -> list[float]:
+    """Times of the appends that were not given up while others read."""
     with _long_read(path), contextlib.suppress(asyncio.CancelledError):
         readers = [asyncio.create_task(_reading(docket)) for _ in range(_READERS)]
         took = await _appended(docket, told)
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-    return took, trials * events - len(took)
+    return took
 
 
 async def _reading(docket: Docket) -> None:
@@ -192,47 +243,135 @@ class _Bulk:
 
     def take(self, rows: Sequence[dict[str, object]], group: int) -> float:
         """Inserts rows, so many to a commit; seconds."""
-        began = time.perf_counter()
-        for first in range(0, len(rows), group):
-            with transaction(self._engine) as connection:
-                connection.execute(insert(_PLAIN), rows[first : first + group])
-        return time.perf_counter() - began
+
+        def inserted() -> None:
+            for first in range(0, len(rows), group):
+                with transaction(self._engine) as connection:
+                    connection.execute(insert(_PLAIN), rows[first : first + group])
+
+        return seconds_of(inserted)
 
     def close(self) -> None:
         """Gives its files up."""
         self._engine.dispose()
 
 
-def _trial(trial_id: str, events: int, words: Sequence[str], chance: random.Random) -> Iterator[AnyEvent]:
-    """A trial that was opened and described again and again, in so many words."""
-    at = datetime.now(UTC)
-    meme = MemeIdentity(
-        bytes_sha256="0" * 64,
-        pixels_sha256=f"{chance.getrandbits(256):064x}",
-        format="PNG",
-        width=1,
-        height=1,
-        frame_count=1,
-        frames_used=(0,),
+def _percentile(times: Sequence[float], percent: int) -> float:
+    """In milliseconds."""
+    return 1000 * statistics.quantiles(times, n=100)[percent - 1]
+
+
+def docket_verify(*, events: int = 100_000) -> Result:
+    """Runs the benchmark; with at least so many events."""
+    with TemporaryDirectory() as folder:
+        return asyncio.run(_verifying(Path(folder) / "docket.sqlite", events))
+
+
+async def _verifying(place: Path, events: int) -> Result:
+    docket = Docket.open(place)
+    try:
+        trials = -(-events // len(_full_trial(0)))
+        began = time.perf_counter()
+        for first in range(0, trials, _AT_ONCE):
+            written = [_full_trial(number) for number in range(first, min(first + _AT_ONCE, trials))]
+            await _appended(docket, written)
+        written_s = time.perf_counter() - began
+        key = VerifierKey.parse(await docket.log.vkey())
+        began = time.process_time()
+        read = await docket.auditor.read(_read)
+        read_s = time.process_time() - began
+        began = time.process_time()
+        report = await docket.auditor.audit([key])
+        took_s = time.process_time() - began
+        if report.violated or report.size != read[0]:
+            raise CourtError("The benchmark's docket does not verify, though nobody has altered it.")
+    finally:
+        await docket.close()
+    _alter(place, report.size // 2)
+    docket = Docket.open(place)
+    try:
+        altered = await docket.auditor.audit([key])
+    finally:
+        await docket.close()
+    return Result(
+        figures={
+            "entries": report.size,
+            "faults": sum(report.counts.values()),
+            "found": altered.counts[Fault.BODY_ALTERED],
+            "events_per_s": report.size / took_s,
+            "megabytes_per_s": read[1] / 1e6 / took_s,
+            "over_reading": took_s / read_s,
+            "written_per_s": report.size / written_s,
+        },
+        goals={"entries": f">= {events}", "faults": "== 0", "found": "== 1"},
     )
-    yield TrialOpened(
+
+
+def _read(connection: Connection) -> tuple[int, int]:
+    """Number and bytes of all bodies."""
+    entries, size = 0, 0
+    for entry in Rows(connection).entries():
+        entries += 1
+        size += len(entry.body or "")
+    return entries, size
+
+
+def _alter(place: Path, number: int) -> None:
+    """Another body, packed as bodies are."""
+    with sqlite3.connect(place) as connection:
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute("UPDATE entries SET body = ? WHERE number = ?", (packed("{}"), number))
+    connection.close()
+
+
+def _opened(trial_id: str, at: datetime, *, pixels_sha256: str) -> TrialOpened:
+    return TrialOpened(
         trial_id=trial_id,
         seq=0,
         at=at,
         procedure=Procedure.FULL,
-        meme=meme,
-        policy=PolicyReference(id="p", version="1", digest="d"),
-        settings={},
-        versions=Versions(software="perf", settings="d"),
+        meme=MemeIdentity(
+            bytes_sha256=f"{0:064x}",
+            pixels_sha256=pixels_sha256,
+            format="PNG",
+            width=640,
+            height=480,
+            frame_count=1,
+            frames_used=(0,),
+        ),
+        policy=PolicyReference(id="policy", version="1", digest=f"sha256:{0:064x}"),
+        settings={"r_max": _ROUNDS, "epsilon": 0.02},
+        versions=Versions(software="1", settings=f"sha256:{0:064x}"),
     )
-    call = ModelCall(
-        role=Role.PROPOSER, model="m", prompt_id="p", prompt_digest="d", tokens_in=1, tokens_out=1, latency_s=1.5
-    )
-    for seq in range(1, events):
-        text = " ".join(chance.choices(words, cum_weights=_OFTEN, k=EVENT_BYTES // 3))[:EVENT_BYTES]
-        yield Described(trial_id=trial_id, seq=seq, at=at, description=text, call=call)
 
 
-def _percentile(times: Sequence[float], percent: int) -> float:
-    """In milliseconds."""
-    return 1000 * statistics.quantiles(times, n=100)[percent - 1]
+def _full_trial(number: int) -> list[AnyEvent]:
+    """A full trial, with replies of the length that models give."""
+    trial_id = f"trial-{number:08d}"
+    at = datetime(2026, 1, 2, tzinfo=UTC) + timedelta(seconds=number)
+    events: list[AnyEvent] = [_opened(trial_id, at, pixels_sha256="")]
+
+    def add(event: AnyEvent) -> None:
+        events.append(event.model_copy(update={"seq": len(events)}))
+
+    named = {"trial_id": trial_id, "seq": 0, "at": at}
+    add(TextRead(**named, text="Soup for everybody", source=TextSource.OCR))
+    add(Described(**named, description=_SAID * 6, call=_CALL))
+    for side in Side:
+        for round_ in range(1, _ROUNDS + 1):
+            add(QuestionAsked(**named, side=side, round=round_, question=_SAID, call=_CALL))
+            add(AnswerGiven(**named, side=side, round=round_, answer=_SAID * 3, call=_CALL))
+            add(
+                Summarised(
+                    **named, side=side, round=round_, summary=_SAID * 8, justification=_SAID, entropy=4.1, call=_CALL
+                )
+            )
+        add(SideRested(**named, side=side, rounds=_ROUNDS, reason=RestReason.CONVERGED))
+    strengths = Strengths(harmful=Strength.WEAK, benign=Strength.STRONG)
+    add(
+        VerdictGiven(
+            **named, verdict=Verdict(label=Label.NOT_HARMFUL, strengths=strengths, rationale=_SAID * 4), call=_CALL
+        )
+    )
+    return events

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -62,7 +62,8 @@ class PostgresServer:
             self._bin = bin_
             # No disk has to be waited for: what is measured and tested here are searches and transactions.
             self._settings = {"fsync": "off", "autovacuum": "off", "max_connections": 50, **settings}
-            said = self._run("initdb", "--auth=trust", "--username=court", "--encoding=UTF8", "--locale=C", "--no-sync")
+            options = ["--auth=trust", "--username=court", "--encoding=UTF8", "--locale=C", "--no-sync"]
+            said = self._run("initdb", options)
             if said is not None:
                 raise RuntimeError(f"The PostgreSQL server can't be set up: {said}")
             self.start()
@@ -108,7 +109,7 @@ class PostgresServer:
         self.stop()
         shutil.rmtree(self._root, ignore_errors=True)
 
-    def _run(self, program: str, *given: str) -> str | None:
+    def _run(self, program: str, given: Sequence[str]) -> str | None:
         """What a program said when it failed; None if it did not."""
         done = subprocess.run(
             [self._bin / program, "-D", self.data, *given],

@@ -20,42 +20,38 @@ from eval.arena.ranking.battles import Battles, Floats, rated
 from eval.arena.ranking.bootstrap import spread
 from eval.arena.ranking.bradley_terry import ratings
 from eval.arena.ranking.simulation import World, coverage
-from eval.perf.bench import Result
+from eval.perf.bench import Result, in_turns, seconds_of
 
-_MODELS, _BATTLES, _MEMES = 15, 1_000_000, 500
+_MODELS, _MEMES = 15, 500
 _TIMES = 5
-_TABLES, _RESAMPLES = 200, 500
+_RESAMPLES = 500
 _WORLD = World(meme_effect=2.0, memes=100, tasks=8)
 
 
-def measure(battles: int = _BATTLES, tables: int = _TABLES) -> Result:
+def ranking(*, battles: int = 1_000_000, tables: int = 200) -> Result:
     """Runs the benchmark: two minutes, most of them for coverage."""
     table = drawn(battles)
     ask_evalica = _evalica(table)
-    ours, theirs = [], []
-    for _ in range(_TIMES):
-        ours.append(_cpu(lambda: ratings(table)))
-        theirs.append(_cpu(ask_evalica))
-    apart = float(np.abs(ratings(table) - ask_evalica()).max())
+
+    def ours(_: int) -> float:
+        return seconds_of(lambda: ratings(table), time.process_time)
+
+    def theirs(_: int) -> float:
+        return seconds_of(ask_evalica, time.process_time)
+
+    cpu_s, evalica_cpu_s = (min(times) for times in zip(*in_turns([ours, theirs], range(_TIMES)), strict=True))
     covered = coverage(_WORLD, tables, resamples=_RESAMPLES)
-    figures = {
-        "cpu_s": min(ours),
-        "evalica_cpu_s": min(theirs),
-        "over_evalica": min(ours) / min(theirs),
-        "points_apart": apart,
-        "bootstrap_cpu_s": _cpu(lambda: spread(table).draws),
-        "coverage": covered.memes,
-        "coverage_of_battles": covered.rows,
-    }
     return Result(
-        name="ranking",
-        figures={name: float(f"{value:.4g}") for name, value in figures.items()},
-        goals={
-            "cpu_s": "<= 0.1",
-            "over_evalica": "<= 1",
-            "points_apart": "<= 1e-06",
-            "coverage": ">= 0.92",
+        figures={
+            "cpu_s": cpu_s,
+            "evalica_cpu_s": evalica_cpu_s,
+            "over_evalica": cpu_s / evalica_cpu_s,
+            "points_apart": float(np.abs(ratings(table) - ask_evalica()).max()),
+            "bootstrap_cpu_s": seconds_of(lambda: spread(table).draws, time.process_time),
+            "coverage": covered.memes,
+            "coverage_of_battles": covered.rows,
         },
+        goals={"cpu_s": "<= 0.1", "over_evalica": "<= 1", "points_apart": "<= 1e-06", "coverage": ">= 0.92"},
     )
 
 
@@ -68,7 +64,14 @@ def drawn(battles: int, seed: int = 0) -> Battles:
     score = (rng.random(battles) < 1 / (1 + np.exp(theta[right] - theta[left]))).astype(np.float64)
     score[rng.random(battles) < 0.2] = 0.5
     names = tuple(f"model {place}" for place in range(_MODELS))
-    return Battles(names, left, right, score, rng.integers(0, _MEMES, battles), np.ones(battles))
+    return Battles(
+        models=names,
+        left=left,
+        right=right,
+        score=score,
+        meme=rng.integers(0, _MEMES, battles),
+        weight=np.ones(battles),
+    )
 
 
 def _evalica(table: Battles) -> Callable[[], Floats]:
@@ -87,9 +90,3 @@ def _evalica(table: Battles) -> Callable[[], Floats]:
         return rated(np.log(said.scores.loc[range(len(table.models))].to_numpy()), None)
 
     return ask
-
-
-def _cpu(work: Callable[[], Floats]) -> float:
-    began = time.process_time()
-    work()
-    return time.process_time() - began

@@ -1,4 +1,4 @@
-"""How much it costs to ask the command for help.
+"""The cost of asking the command for help.
 
 CPU time of whole processes, as the operating system counts it, in pairs with a Python that does nothing; the ratio is
 formed pair by pair, so that a machine that slows down slows both.
@@ -7,13 +7,11 @@ formed pair by pair, so that a machine that slows down slows both.
 from __future__ import annotations
 
 import resource
-import statistics
 import subprocess
 import sys
 
-from eval.perf.bench import Result
+from eval.perf.bench import Result, in_turns, medians, seconds_of
 
-_PAIRS = 15
 _HEAVY = ("torch", "faiss", "onnxruntime", "sentence_transformers", "numpy", "grpc", "pydantic", "sqlalchemy")
 _LOOK = (
     "import sys; from serving.cli.main import cli; cli(['--help'], standalone_mode=False);"
@@ -21,27 +19,36 @@ _LOOK = (
 )
 
 
-def measure() -> Result:
+def startup(*, turns: int = 15) -> Result:
     """Runs the benchmark."""
-    empty = [sys.executable, "-c", "pass"]
-    asked = [sys.executable, "-m", "serving.cli", "--help"]
-    _cpu(empty), _cpu(asked)  # the first run of each compiles and fills caches
-    pairs = [(_cpu(asked), _cpu(empty)) for _ in range(_PAIRS)]
+    pairs = in_turns([_help, _empty], range(turns))  # the first run of each compiles and fills caches
     looked = subprocess.run([sys.executable, "-c", _LOOK], check=True, capture_output=True, text=True)
+    figures = medians(
+        pairs,
+        help_over_empty=lambda helped, empty: helped / empty,
+        help_cpu_s=lambda helped, _: helped,
+        empty_cpu_s=lambda _, empty: empty,
+    )
     return Result(
-        name="startup",
-        figures={
-            "help_over_empty": round(statistics.median(a / b for a, b in pairs), 2),
-            "help_cpu_s": round(statistics.median(a for a, _ in pairs), 4),
-            "empty_cpu_s": round(statistics.median(b for _, b in pairs), 4),
-            "heavy_modules": float(looked.stderr),
-        },
+        figures={**figures, "heavy_modules": int(looked.stderr)},
         goals={"help_over_empty": "<= 15", "heavy_modules": "== 0"},
     )
 
 
-def _cpu(command: list[str]) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def _help(_: int) -> float:
+    return _cpu_of("-m", "serving.cli", "--help")
+
+
+def _empty(_: int) -> float:
+    return _cpu_of("-c", "pass")
+
+
+def _cpu_of(*arguments: str) -> float:
+    command = [sys.executable, *arguments]
+    return seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), _children_s)
+
+
+def _children_s() -> float:
+    """Time on a processor of all processes that this one has started and that have ended, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -26,7 +26,7 @@ from court.errors import BadRequest, CourtError, Unavailable
 from court.events import Procedure, TrialFailed, VerdictGiven
 from court.record import TrialState
 from court.roles import RoleModel, RoleModels
-from eval.perf.load import bombs
+from eval.perf.load import hostile
 from eval.perf.model_server.faults import Faults
 from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings as StandInSettings
@@ -586,12 +586,12 @@ BOMBS = 1200 if os.environ.get("MEMECOURT_NIGHTLY") else 24
 
 def test_twenty_hostile_pictures_a_second_are_refused_and_fail_nobody_else(server):
     """IM-6, counted: what it costs the others is measured by ``perf bombs``."""
-    seconds, before = BOMBS / bombs.RATE, len(records(server.docket))
+    seconds, before = BOMBS / hostile.RATE, len(records(server.docket))
 
     async def scene():
         answered, health = [], set()
         async with AsyncClient(server.address, retries=ONCE) as court:
-            throwing = asyncio.ensure_future(bombs.throw(server.address, bombs.RATE, seconds))
+            throwing = asyncio.ensure_future(hostile.throw(server.address, hostile.RATE, seconds))
             while not throwing.done():
                 request = judge_request(drawn(*HARMLESS, seed=len(answered) + 50), text="some words")
                 answered.append((await court.ask(request, timeout=100)).verdict_id)

@@ -38,8 +38,7 @@ from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court, TrialCase
 from eval.perf.vllm.court import PICTURES, Recorded
-from eval.perf.vllm.prefix_cache import prompts_sent
-from eval.perf.vllm.prefixes import share, tokenize_body
+from eval.perf.vllm.prefix_cache import prompts_sent, share, tokenize_body
 from eval.perf.vllm.server import BLOCK
 from eval.perf.vllm.tiny_model import SPECIAL
 from retrieval.starter.draw import draw_meme

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from court.errors import BadRequest
-from eval.perf.batch import Counting, Job, Scale, _Lines, _memory_of
+from eval.perf.batch import Counting, Job, _Lines, _memory_of, parsed_size
 
 JOB = """
 import json, sqlite3, sys, time, urllib.request
@@ -85,11 +85,10 @@ def test_lines_of_a_file_that_is_replaced_are_counted_anew(tmp_path):
 
 
 def test_the_size_may_be_set():
-    assert Scale.said("") == Scale() == Scale(10_000, 2_000)
-    assert Scale.said("400,60") == Scale(400, 60)
+    assert parsed_size("400,60") == (400, 60)
     for words in ("400", "a,b", "400,5", "1,2,3"):
         with pytest.raises(BadRequest, match="two numbers"):
-            Scale.said(words)
+            parsed_size(words)
 
 
 def test_memory_is_that_of_a_process_with_what_it_started():

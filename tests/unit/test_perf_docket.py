@@ -1,18 +1,23 @@
-"""The benchmark of the docket, at a size that takes a moment."""
-
-import asyncio
+"""The benchmarks of the docket, at a size that takes a moment."""
 
 import pytest
 
-from eval.perf import docket
-from eval.perf.bench import BENCHMARKS
+from eval.perf.docket import docket, docket_verify
 
 
-def test_it_measures_what_it_says(tmp_path):
-    figures = asyncio.run(docket.measured(tmp_path, trials=4, events=3, rounds=1))
-    assert figures["events_missing"] == figures["held_up_by_readers"] == 0
+def test_it_measures_what_it_says():
+    result = docket(trials=4, events=3, rounds=1)
+    figures = result.figures
+    assert set(result.goals) <= set(figures) and figures["events_missing"] == figures["held_up_by_readers"] == 0
     ours = figures["events_a_second"]
     assert figures["over_bulk"] == pytest.approx(ours / figures["bulk_a_second"])
     assert figures["over_bulk_in_one_commit"] == pytest.approx(ours / figures["bulk_in_one_commit_a_second"])
     assert 0 < figures["append_p50_ms"] <= figures["append_p99_ms"]
-    assert BENCHMARKS["docket"][0] == docket.__name__
+
+
+def test_it_checks_what_it_wrote_and_finds_what_it_altered():
+    result = docket_verify(events=150)
+    figures = result.figures
+    assert figures["entries"] >= 150 and figures["faults"] == 0 and figures["found"] == 1
+    assert figures["events_per_s"] > 0 and figures["over_reading"] > 0
+    assert result.holds

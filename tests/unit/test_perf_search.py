@@ -17,8 +17,8 @@ def test_recall_counts_places_and_takes_rows_of_equal_score_for_each_other():
 
 
 def test_the_ways_that_are_compared_find_the_same():
-    rows, queries = search._drawn(3000, 5)
-    index = FusedIndex(rows, search._DIM)
+    rows, queries = search.drawn(3000, seed=0), search.drawn(5, seed=1)
+    index = FusedIndex(rows, search.DIM)
     for query, alpha in zip(queries, (0.0, 0.3, 0.5, 0.9, 1.0), strict=True):
         ours = search._search(index, query, alpha).rows.tolist()
         assert search.paper_loop(rows, query, alpha, 3) == ours
@@ -26,19 +26,16 @@ def test_the_ways_that_are_compared_find_the_same():
 
 
 def test_what_is_drawn_has_halves_of_length_one_in_clusters():
-    rows, _ = search._drawn(20_000, 0)
-    halves = rows.reshape(-1, 2, search._DIM)
+    rows = search.drawn(20_000, seed=0)
+    halves = rows.reshape(-1, 2, search.DIM)
     assert np.linalg.norm(halves, axis=2) == pytest.approx(1, abs=1e-5)
     nearest = np.partition(halves[:50, 0] @ halves[:, 0].T, -2, axis=1)[:, -2]
     assert 0.5 < nearest.mean() < 0.8
 
 
 def test_the_benchmark_gives_each_figure_that_it_is_held_against(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(search, "_MANY", 3000)
-    monkeypatch.setattr(search, "_SOME", 1000)
-    monkeypatch.setattr(search, "_QUERIES", 2)
     monkeypatch.setattr(search, "_REAL", tmp_path / "harmeme")
-    result = search.measure()
+    result = search.search(memes=3000, queries=2)
     assert set(result.goals) <= set(result.figures)
     assert sum(name.startswith("recall_") for name in result.goals) == 7
     # Among so few all candidates are too many to ask for: what is found is what a scan finds.

@@ -28,12 +28,10 @@ from court.replies import (
 )
 from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
-from eval.perf import bench
 from eval.perf.model_server.replies import TOKENS, meme_text, scripted_reply, tokens_of
 from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings, parsed
-from eval.perf.trials import saturation
-from eval.perf.trials.naive import naive
+from eval.perf.trials.overhead import naive, share
 from eval.perf.trials.trials import Examined, Speed, Times, bar, case, of_tokens, times, unwatched
 from tests.support.cast import Cast, task_of, try_meme
 
@@ -83,8 +81,8 @@ def test_the_lengths_alone_give_the_published_formulas(rounds):
 
 
 def test_the_share_of_capacity():
-    assert saturation.share(needed=160.0, wall=10.0, capacity=16) == 1.0
-    assert saturation.share(needed=152.0, wall=10.0, capacity=16) == 0.95
+    assert share(needed=160.0, wall=10.0, capacity=16) == 1.0
+    assert share(needed=152.0, wall=10.0, capacity=16) == 0.95
 
 
 def test_what_the_stop_made_superfluous_is_no_part_of_what_a_trial_needs():
@@ -95,10 +93,6 @@ def test_what_the_stop_made_superfluous_is_no_part_of_what_a_trial_needs():
     assert [side.rounds for side in needed.sides] == [2, 2]
     assert needed.needed == 2 + 3 * 4 + 2  # with the two calls for the score
     assert needed.floor == 1 + 2 * 2 + 1 + 1
-
-
-def test_all_benchmarks_are_listed():
-    assert {"trial-floor", "trial-naive", "saturation", "call-cpu"} <= set(bench.BENCHMARKS)
 
 
 # The part that the stand-in plays

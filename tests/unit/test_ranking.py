@@ -23,7 +23,7 @@ from eval.arena.ranking.bootstrap import draw_memes, spread, spread_of_elo, spre
 from eval.arena.ranking.bradley_terry import NoMaximum, fit, ratings, styled
 from eval.arena.ranking.elo import elo, elo_of_orders
 from eval.arena.ranking.simulation import World, coverage
-from eval.perf.ranking import measure
+from eval.perf import ranking as benchmark
 
 NIGHTLY = os.environ.get("MEMECOURT_NIGHTLY") == "1"
 
@@ -310,6 +310,6 @@ def test_drawing_rows_is_kept_only_to_be_compared():
 
 
 def test_the_benchmark_measures_what_it_says():
-    result = measure(battles=20_000, tables=1)
+    result = benchmark.ranking(battles=20_000, tables=1)
     assert result.figures["points_apart"] < 1e-6 and result.figures["cpu_s"] > 0
     assert result.goals["cpu_s"] == "<= 0.1" and set(result.goals) < set(result.figures)

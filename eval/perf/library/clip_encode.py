@@ -11,54 +11,52 @@ from __future__ import annotations
 
 import io
 import logging
-import statistics
 import time
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from eval.perf.bench import Result
+from eval.perf.bench import Result, in_turns, medians
 from retrieval.embed.clip import BATCH, OpenClipEncoder
 from retrieval.embed.clip_names import ClipSource
 from retrieval.embed.clip_weights import LoadedClip, preprocessing_of
 from retrieval.starter.draw import SCENES, draw_meme
 
 _MODEL = "ViT-B-32"
-_PICTURES = 2 * BATCH
-_TURNS = 6
 
 
-def measure() -> Result:
-    """Runs the benchmark."""
+def clip_encode(*, batches: int = 2, turns: int = 6) -> Result:
+    """Runs the benchmark.
+
+    Args:
+        batches: Batches of pictures in a turn.
+        turns: Turns of either.
+    """
     import torch
 
     # The sentence encoder has no part in it, and the model's own text half is loaded with it anyway.
     encoder = OpenClipEncoder(_random(), texts="clip")
-    pictures = [[_png(number)] for number in range(_PICTURES)]
+    count = batches * BATCH
+    pictures = [[_png(number)] for number in range(count)]
     prepared = encoder.prepare([frames[0] for frames in pictures])
-    ready = [prepared[start : start + BATCH] for start in range(0, _PICTURES, BATCH)]
+    ready = [prepared[start : start + BATCH] for start in range(0, count, BATCH)]
 
-    def ours() -> None:
-        encoder.embed_pictures(pictures)
+    def ours(_: int) -> _Taken:
+        return _timed(lambda: encoder.embed_pictures(pictures))
 
-    def bare() -> None:
-        for batch in ready:
-            encoder.forward(batch)
+    def bare(_: int) -> _Taken:
+        return _timed(lambda: [encoder.forward(batch) for batch in ready])
 
-    _timed(ours), _timed(bare)  # the first of each warms up
-    turns = []
-    for turn in range(_TURNS):
-        first, second = (ours, bare) if turn % 2 else (bare, ours)
-        taken = {first: _timed(first), second: _timed(second)}
-        turns.append((taken[ours], taken[bare]))
     return Result(
-        name="clip-encode",
         figures={
-            "ours_over_bare": round(statistics.median(b.wall_s / a.wall_s for a, b in turns), 3),
-            "ours_over_bare_cpu": round(statistics.median(b.cpu_s / a.cpu_s for a, b in turns), 3),
-            "ours_pictures_s": round(statistics.median(_PICTURES / a.wall_s for a, _ in turns), 1),
-            "bare_pictures_s": round(statistics.median(_PICTURES / b.wall_s for _, b in turns), 1),
-            "on_gpu": float(torch.cuda.is_available()),
+            **medians(
+                in_turns([ours, bare], range(turns)),
+                ours_over_bare=lambda ours, bare: bare.wall_s / ours.wall_s,
+                ours_over_bare_cpu=lambda ours, bare: bare.cpu_s / ours.cpu_s,
+                ours_pictures_s=lambda ours, _: count / ours.wall_s,
+                bare_pictures_s=lambda _, bare: count / bare.wall_s,
+            ),
+            "on_gpu": int(torch.cuda.is_available()),
         },
         goals={"ours_over_bare": ">= 0.9"},
     )
@@ -69,7 +67,7 @@ class _Taken(NamedTuple):
     cpu_s: float
 
 
-def _timed(work: Callable[[], None]) -> _Taken:
+def _timed(work: Callable[[], object]) -> _Taken:
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return _Taken(time.perf_counter() - wall, time.process_time() - cpu)
@@ -84,7 +82,11 @@ def _random() -> LoadedClip:
         logging.disable(logging.NOTSET)
     config = open_clip.get_model_config(_MODEL)
     return LoadedClip(
-        ClipSource(_MODEL, "random").name, model, _MODEL, config, preprocessing_of(model.visual.preprocess_cfg)
+        name=ClipSource(_MODEL, "random").name,
+        model=model,
+        known_as=_MODEL,
+        config=config,
+        preprocessing=preprocessing_of(model.visual.preprocess_cfg),
     )
 
 

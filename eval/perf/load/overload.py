@@ -1,24 +1,36 @@
-"""Four times what a server can do: how much of its best it still does, and what it says to the rest (RE-4).
+"""Full trials before a stand-in model server, at and beyond what the service can do.
 
+``overload``: four times what a server can do, how much of its best it still does, and what it says to the rest (RE-4).
 The best is what as many callers get as there may be trials at once. Then requests come four times as often, by the real
 client, which asks again when and as often as it may. Every trial costs the model server the same; what is answered in
 its time is goodput. Attempts are counted where the client makes them.
+
+``soak``: a long time at saturation, before a model server that fails now and then, by rate. Twice as many callers as
+there may be trials ask again as soon as they are answered, each time about a new meme with a picture of its own: one of
+which two trials broke off would not be tried again, and refusals are no saturation. The server's memory, handles and
+threads are read while it runs; afterwards its docket is held against what the callers were told: every request that was
+answered with a verdict has one, every other one that was accepted has one recorded end, and nothing has two.
+``MEMECOURT_PERF_SOAK_S`` says how long, in seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import sqlite3
+import statistics
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from eval.perf.bench import Result
-from eval.perf.load.process import picture, served
+from eval.perf.load.process import Held, Process, picture, served
 from eval.perf.model_server.replies import meme_text
 from eval.perf.trials.trials import Speed
 from eval.perf.trials.trials import server as stand_in
@@ -26,117 +38,242 @@ from memecourt.client import AsyncClient, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
 
-SPEED = Speed(call_s=0.05, output_token_s=0.001)
 _REFUSED = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
+SECONDS_VARIABLE = "MEMECOURT_PERF_SOAK_S"
+FAULTS = ("503@0.01", "429:1@0.01", "slow:0.5@0.02", "reset@0.005", "cut@0.005", "garbage@0.005", "wrong_schema@0.005")
+INJECTED = ("MODEL_", "REPLY_", "OUTPUT_", "DEADLINE")
+"""How the reasons begin that such faults can end a trial with."""
+_LOOK_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How much is asked.
-
-    Attributes:
-        trials: At once.
-        waiting: Callers that may wait.
-        seconds: At each load.
-        times: The best, as often.
-        timeout_s: Of a caller.
-    """
-
-    trials: int = 8
-    waiting: int = 16
-    seconds: float = 60.0
-    times: float = 4.0
-    timeout_s: float = 30.0
+@contextmanager
+def _served_full(speed: Speed, trials: int, *options: object, faults: Sequence[str] = ()) -> Iterator[Process]:
+    """A server that holds so many full trials at once, before a model server that works on twice as many calls."""
+    fails = [word for fault in faults for word in ("--fault", fault)]
+    with (
+        TemporaryDirectory(prefix="memecourt-full-") as directory,
+        stand_in("--play", *speed.flags, "--capacity", str(2 * trials), *fails) as models,
+        served(
+            Path(directory) / "home",
+            *("--llm-url", f"{models}/v1", "--model", "stand-in", "--procedure", "full"),
+            *("--concurrent-trials", trials, *options),
+        ) as server,
+    ):
+        yield server
 
 
 @dataclass(slots=True)
-class _Told:
+class _Callers:
+    """Callers of a server, and what they were told.
+
+    Attributes:
+        address: Address of the server.
+        timeout_s: Seconds that a caller waits for a verdict.
+        began: When they began, in seconds of the monotonic clock.; set anew by each load.
+        answered: When each verdict came, in seconds since.
+        errors: Requests that ended in an error, by status.
+        attempts: Attempts of their clients.
+        calls: Requests.
+        refused: Requests that were refused because there was no room.
+        with_delay: Of these, those that were told when to come again.
+    """
+
+    address: str
+    timeout_s: float
+    began: float = field(default_factory=time.monotonic)
     answered: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     attempts: int = 0
     calls: int = 0
     refused: int = 0
     with_delay: int = 0
+    _pictures: Sequence[bytes] = field(default_factory=lambda: [picture(number) for number in range(8)])
 
-    def attempt(self) -> Sequence[tuple[str, str]]:
+    async def again_and_again(self, seconds: float, callers: int) -> None:
+        """So many callers ask again as soon as they are answered."""
+
+        async def caller(client: AsyncClient) -> None:
+            while time.monotonic() - self.began < seconds:
+                await self._one(client)
+
+        self.began = time.monotonic()
+        async with AsyncClient(self.address) as client:
+            await asyncio.gather(*(caller(client) for _ in range(callers)))
+        self.answered = [at for at in self.answered if at <= seconds]
+
+    async def at_rate(self, seconds: float, rate: float) -> None:
+        """So many requests a second, whatever has become of those before."""
+        self.began = time.monotonic()
+        async with AsyncClient(self.address, metadata=self._attempt) as client, asyncio.TaskGroup() as group:
+            for number in range(round(rate * seconds)):
+                await asyncio.sleep(max(0.0, self.began + number / rate - time.monotonic()))
+                group.create_task(self._one(client))
+
+    def _attempt(self) -> Sequence[tuple[str, str]]:
         self.attempts += 1
         return ()
 
+    async def _one(self, client: AsyncClient) -> None:
+        image = self._pictures[self.calls % len(self._pictures)]
+        request: wire.JudgeRequest = judge_request(image, text=meme_text(uuid.uuid4().hex, 2))
+        self.calls += 1
+        try:
+            await client.ask(request, timeout=self.timeout_s)
+            self.answered.append(time.monotonic() - self.began)
+        except JudgeError as error:
+            self.errors[error.code.name] += 1
+            if error.code.name in _REFUSED:
+                self.refused += 1
+                self.with_delay += error.retry_after is not None
 
-def measure(size: Scale | None = None) -> Result:
-    """Runs the benchmark."""
-    size = size or Scale()
-    with (
-        TemporaryDirectory(prefix="memecourt-overload-") as directory,
-        stand_in("--play", *SPEED.flags, "--capacity", str(2 * size.trials)) as models,
-    ):
-        options = ("--llm-url", f"{models}/v1", "--model", "stand-in", "--procedure", "full")
-        limits = ("--concurrent-trials", size.trials, "--waiting-trials", size.waiting)
-        with served(Path(directory) / "home", *options, *limits) as server:
-            figures = asyncio.run(_measured(server.address, size))
-    figures["loadavg"] = round(os.getloadavg()[0], 2)
+
+def overload(
+    *, trials: int = 8, waiting: int = 16, seconds: float = 60.0, times: float = 4.0, timeout_s: float = 30.0
+) -> Result:
+    """Runs the benchmark.
+
+    Args:
+        trials: Trials at once.
+        waiting: Callers that may wait.
+        seconds: Length of each load.
+        times: How many times the best rate is offered.
+        timeout_s: Seconds that a caller waits.
+    """
+    with _served_full(Speed(call_s=0.05, output_token_s=0.001), trials, "--waiting-trials", waiting) as server:
+        # A few more callers than there are turns: one is always waiting when another ends.
+        callers = trials + trials // 2
+        asyncio.run(_Callers(server.address, timeout_s).again_and_again(3.0, callers))  # warms up
+        best = _Callers(server.address, timeout_s)
+        asyncio.run(best.again_and_again(seconds, callers))
+        peak = len(best.answered) / seconds
+        over = _Callers(server.address, timeout_s)
+        asyncio.run(over.at_rate(seconds, times * peak))
+    # The first seconds fill the queue, and are as good as ever: what counts is the time after that.
+    begin = seconds / 4
+    goodput = sum(begin <= at < seconds for at in over.answered) / (seconds - begin)
+    # The client's spare is for those who ask seldom: it is there once, however long the load lasts.
+    attempts = max(0.0, over.attempts - Retries().spare)
     return Result(
-        name="overload",
-        figures=figures,
+        figures={
+            "goodput_over_peak": goodput / peak,
+            "refusals_with_delay": over.with_delay / over.refused if over.refused else 0.0,
+            "attempts_a_call": attempts / over.calls,
+            "peak_s": peak,
+            "goodput_s": goodput,
+            "calls": over.calls,
+            "answered": len(over.answered),
+            "refused": over.refused,
+            "other_errors": sum(over.errors.values()) - over.refused,
+        },
         goals={"goodput_over_peak": ">= 0.9", "refusals_with_delay": "== 1", "attempts_a_call": "<= 1.1"},
     )
 
 
-async def _measured(address: str, size: Scale) -> dict[str, float]:
-    await _closed(address, size, 3.0)  # warms up
-    best = await _closed(address, size, size.seconds)
-    peak = len(best.answered) / size.seconds
-    over = await _open(address, size, size.times * peak)
-    # The first seconds fill the queue, and are as good as ever: what counts is the time after that.
-    begin = size.seconds / 4
-    goodput = sum(begin <= at < size.seconds for at in over.answered) / (size.seconds - begin)
-    # The client's spare is for those who ask seldom: it is there once, however long the load lasts.
-    attempts = max(0.0, over.attempts - Retries().spare)
+@dataclass(slots=True)
+class _Told:
+    """What the callers of the soak were told, by request."""
+
+    verdicts: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+def soak(*, seconds: float = 1200.0, trials: int = 16) -> Result:
+    """Runs the benchmark.
+
+    Args:
+        seconds: Its length, unless ``MEMECOURT_PERF_SOAK_S`` says another.
+        trials: Trials at once.
+
+    Raises:
+        RuntimeError: The server did not start, or ended by itself.
+    """
+    seconds = float(os.environ.get(SECONDS_VARIABLE) or seconds)
+    with _served_full(Speed(call_s=0.02, output_token_s=0.0005), trials, faults=FAULTS) as server:
+        told, looks = asyncio.run(_soaked(server, seconds, callers=2 * trials))
+        rows = _ends(server.docket)
+    return Result(
+        figures=_figures(told, looks, rows, seconds),
+        goals={
+            "memory_over_early": "<= 1.1",
+            "handles_over_early": "<= 1.1",
+            "threads_over_early": "<= 1.1",
+            "errors_not_injected": "== 0",
+            "verdicts_missing": "== 0",
+            "ends_missing": "== 0",
+            "ends_twice": "== 0",
+        },
+    )
+
+
+def _figures(
+    told: _Told, looks: Sequence[Held], rows: Mapping[str, tuple[int, int, str]], seconds: float
+) -> dict[str, float]:
+    # The first fifth is for caches and threads to come to their size.
+    early = looks[len(looks) // 5 : 2 * len(looks) // 5]
+    late = looks[-len(early) :]
+
+    def grown(what: str) -> float:
+        before, after = (statistics.mean(float(getattr(look, what)) for look in looked) for looked in (early, late))
+        return after / before
+
+    other = Counter(reason for reason in told.errors.values() if not reason.startswith(INJECTED))
+    if other:
+        print(f"errors that were not injected: {dict(other)}")
     return {
-        "goodput_over_peak": round(goodput / peak, 3),
-        "refusals_with_delay": round(over.with_delay / over.refused, 4) if over.refused else 0.0,
-        "attempts_a_call": round(attempts / over.calls, 3),
-        "peak_s": round(peak, 2),
-        "goodput_s": round(goodput, 2),
-        "calls": over.calls,
-        "answered": len(over.answered),
-        "refused": over.refused,
-        "other_errors": sum(over.errors.values()) - over.refused,
+        "memory_over_early": grown("memory"),
+        "handles_over_early": grown("handles"),
+        "threads_over_early": grown("threads"),
+        "errors_not_injected": sum(other.values()),
+        "verdicts_missing": sum(
+            name not in rows or rows[name][0] != 1 or rows[name][2] != "DECIDED" for name in told.verdicts
+        ),
+        # One that was refused before its trial was opened has none.
+        "ends_missing": sum(
+            state not in ("DECIDED", "FAILED") and not (state == "" and name in told.errors)
+            for name, (_, _, state) in rows.items()
+        ),
+        "ends_twice": sum(verdicts > 1 for verdicts, _, _ in rows.values()),
+        "verdicts": len(told.verdicts),
+        "errors": len(told.errors),
+        "in_docket": len(rows),
+        "trials_a_minute": 60 * len(told.verdicts) / seconds,
+        "memory_mib": late[-1].memory,
+        "handles": late[-1].handles,
+        "threads": late[-1].threads,
     }
 
 
-async def _one(client: AsyncClient, told: _Told, drawn: Sequence[bytes], size: Scale, began: float) -> None:
-    name = uuid.uuid4().hex
-    request: wire.JudgeRequest = judge_request(drawn[told.calls % len(drawn)], text=meme_text(name, 2))
-    told.calls += 1
-    try:
-        await client.ask(request, timeout=size.timeout_s)
-        told.answered.append(time.monotonic() - began)
-    except JudgeError as error:
-        told.errors[error.code.name] += 1
-        if error.code.name in _REFUSED:
-            told.refused += 1
-            told.with_delay += error.retry_after is not None
-
-
-async def _closed(address: str, size: Scale, seconds: float) -> _Told:
-    told, drawn, began = _Told(), [picture(n) for n in range(8)], time.monotonic()
+async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_Told, list[Held]]:
+    told, looks, numbers = _Told(), list[Held](), itertools.count()
+    end = time.monotonic() + seconds
 
     async def caller(client: AsyncClient) -> None:
-        while time.monotonic() - began < seconds:
-            await _one(client, told, drawn, size, began)
+        while time.monotonic() < end:
+            name, number = uuid.uuid4().hex, next(numbers)
+            request = judge_request(picture(number), text=meme_text(name, 2 + number % 3), request_id=name)
+            try:
+                told.verdicts[name] = (await client.ask(request, timeout=120)).verdict_id
+            except JudgeError as error:
+                told.errors[name] = error.reason or error.code.name
 
-    async with AsyncClient(address) as client:
-        # A few more than there are turns: one is always waiting when another ends.
-        await asyncio.gather(*(caller(client) for _ in range(size.trials + size.trials // 2)))
-    told.answered = [at for at in told.answered if at <= seconds]
-    return told
+    async def look() -> None:
+        while time.monotonic() < end:
+            looks.append(server.held())
+            await asyncio.sleep(min(_LOOK_S, seconds / 20))
+
+    async with AsyncClient(server.address, retries=Retries(attempts=1)) as client:
+        await asyncio.gather(look(), *(caller(client) for _ in range(callers)))
+    return told, looks
 
 
-async def _open(address: str, size: Scale, rate: float) -> _Told:
-    told, drawn, began = _Told(), [picture(n) for n in range(8)], time.monotonic()
-    async with AsyncClient(address, metadata=told.attempt) as client, asyncio.TaskGroup() as group:
-        for number in range(round(rate * size.seconds)):
-            await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
-            group.create_task(_one(client, told, drawn, size, began))
-    return told
+def _ends(docket: Path) -> dict[str, tuple[int, int, str]]:
+    """Verdicts, failures and state of the trial that each accepted request was claimed for; no state where none was."""
+    with closing(sqlite3.connect(f"file:{docket}?mode=ro", uri=True)) as file:
+        rows = file.execute(
+            "SELECT r.request_id, "
+            "(SELECT COUNT(*) FROM entries e WHERE e.trial_id = r.trial_id AND e.kind = 'VerdictGiven'), "
+            "(SELECT COUNT(*) FROM entries e WHERE e.trial_id = r.trial_id AND e.kind = 'TrialFailed'), "
+            "COALESCE((SELECT t.state FROM trials t WHERE t.trial_id = r.trial_id), '') FROM requests r "
+            "WHERE r.namespace NOT LIKE '\\0%'"  # claims of memes, which no request is named by
+        )
+        return {name: (verdicts, failures, state) for name, verdicts, failures, state in rows}

@@ -12,11 +12,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import grpc
+
+from eval.perf.load.clients import JUDGE
+from memecourt.v1 import court_pb2 as wire
 from retrieval.starter.draw import SCENES, draw_meme
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -113,6 +119,44 @@ def served(home: Path, *options: object, environment: Mapping[str, str] | None =
             process.stdout.close()
 
 
+@contextmanager
+def served_known(
+    memes: int, *options: object, environment: Mapping[str, str] | None = None, directory: str | None = None
+) -> Iterator[tuple[Process, list[str], int]]:
+    """A server that has tried some memes before; gives it, a file with the request about each, an answer's bytes.
+
+    Args:
+        memes: Number of memes.
+        options: As of :func:`served`.
+        environment: As of :func:`served`.
+        directory: Where its folder is made; the system's place for temporary files if None.
+    """
+    with TemporaryDirectory(prefix="memecourt-known-", dir=directory) as folder:
+        requests = known_memes(Path(folder), memes)
+        with served(Path(folder) / "home", *options, environment=environment) as server:
+            yield server, requests, first_answers(server, requests)
+
+
+def known_memes(place: Path, count: int) -> list[str]:
+    """Files with a request each, whose text is given."""
+    paths = [place / f"request-{number}" for number in range(count)]
+    for number, path in enumerate(paths):
+        request = wire.JudgeRequest(image=picture(number), text=f"Meme number {number} of those that are known")
+        path.write_bytes(request.SerializeToString())
+    return [str(path) for path in paths]
+
+
+def first_answers(server: Process, requests: list[str]) -> int:
+    """Has all memes tried, so that they are known; the bytes of the last answer where it is given again."""
+    with grpc.insecure_channel(server.address) as channel:
+        judge: Any = channel.unary_unary(JUDGE, None, None)
+        for name in (*requests, requests[-1]):
+            answer = judge(Path(name).read_bytes(), timeout=120)
+    if not wire.JudgeResponse.FromString(answer).HasField("reused_from"):
+        raise RuntimeError("a meme that was tried before has been tried again")
+    return len(answer)
+
+
 def _until_ready(lines: Iterator[str]) -> Iterator[str]:
     for line in lines:
         yield line
@@ -143,8 +187,3 @@ def settled(process: Process, *, most_s: float = 10.0) -> Held:
             break
         before = now
     return process.held()
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle one. Raises IndexError for none."""
-    return sorted(values)[len(values) // 2]

@@ -1,161 +1,232 @@
-"""What the service adds to gRPC where the verdict is ready: known memes, asked again.
+"""The service beside what could be had without it: a bare echo, its encoder alone, its own memory earlier.
 
-64 clients, each over a connection of its own, ask a server for the verdicts on memes that it knows, and then a bare
-``grpc.aio`` echo for as many bytes, in turns: the same client process for both, so that what the clients cost is on
-both sides. Once without ids, and once with a new id in each request: such a request is claimed in the docket, on disk,
-before it is answered, so that the same id gets the same verdict ever after. Figures of the latter begin with ``named``;
-they have no goal, for an echo that keeps nothing on a disk says little of them.
+``service``: what the service adds to gRPC where the verdict is ready. 64 clients, each over a connection of its own,
+ask a server for the verdicts on memes that it knows, and then a bare ``grpc.aio`` echo for as many bytes, in turns: the
+same client process for both, so that what the clients cost is on both sides. Once without ids, and once with a new id
+in each request: such a request is claimed in the docket, on disk, before it is answered, so that the same id gets the
+same verdict ever after. Figures of the latter begin with ``named``; they have no goal, for an echo that keeps nothing
+on a disk says little of them. Time on a processor stands beside: it moves less than the clock where the machine does
+other work too, and on a machine with few processors the clients take their share of both.
 
-Time on a processor stands beside: it moves less than the clock where the machine does other work too, and on a machine
-with few processors the clients take their share of both.
+``service-summary``: how much of what its encoder could do a server does, in ``summary`` trials of ever new memes whose
+text is given. The encoder alone is given the same texts and pictures, decoded beforehand, one meme at a time as they
+come, in a process that does nothing else; the server decodes, searches, judges and keeps besides. What is missing from
+1 is that. Which encoder it is matters: the built-in one takes so little that the rest weighs, a CLIP model on a
+processor takes nearly all there is. ``MEMECOURT_PERF_ENCODER`` names another than the built-in one, as
+``MEMECOURT_ENCODER`` does.
+
+``memory``: whether a server grows with what it has answered, its memory after 100,000 requests over that after 10,000.
+Most are known memes under fresh names, one in fifty is a meme that nobody has asked about: caches are full by the first
+reading, so what comes later ought to find its place in the room that was there. The server's own process is measured;
+those that it starts hold no requests between two calls.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-import statistics
-from collections.abc import Callable
+import time
+import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import grpc
+from court.backends.pictures.reader import GuardedPictureReader
+from court.meme import Picture
+from eval.perf.bench import Result, in_turns, medians
+from eval.perf.load.clients import Job, Outcome, ask, echo
+from eval.perf.load.process import Held, Process, known_memes, picture, served, served_known, settled
+from retrieval.embed.encoder import Encoder
+from retrieval.open import load_encoder_for
 
-from eval.perf.bench import Result
-from eval.perf.load.clients import JUDGE, Job, Outcome, ask, echo
-from eval.perf.load.process import Process, picture, served
-from memecourt.v1 import court_pb2 as wire
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How much is asked.
-
-    Attributes:
-        memes: Known ones.
-        clients: That ask at once.
-        seconds: Of a turn.
-        turns: Of each server.
-    """
-
-    memes: int = 64
-    clients: int = 64
-    seconds: float = 8.0
-    turns: int = 3
-
-
-def measure(size: Scale | None = None) -> Result:
-    """Runs the benchmark.
-
-    Raises:
-        RuntimeError: The server did not start, or a request was not answered.
-    """
-    size = size or Scale()
-    with TemporaryDirectory(prefix="memecourt-service-") as directory:
-        place = Path(directory)
-        requests = known_memes(place, size.memes)
-        with served(place / "home") as server:
-            answer = first_answers(server, requests)
-            with echo(answer) as (address, pid):
-                figures = _compared(size, server, Process(address, pid, place), requests)
-    figures["loadavg"] = round(os.getloadavg()[0], 2)
-    return Result(
-        name="service",
-        figures=figures,
-        goals={"of_echo": ">= 0.5", "added_p99_over_echo": "<= 3"},
-    )
-
-
-def known_memes(place: Path, count: int) -> list[str]:
-    """Files with a request each, whose text is given."""
-    paths = [place / f"request-{number}" for number in range(count)]
-    for number, path in enumerate(paths):
-        request = wire.JudgeRequest(image=picture(number), text=f"Meme number {number} of those that are known")
-        path.write_bytes(request.SerializeToString())
-    return [str(path) for path in paths]
-
-
-def first_answers(server: Process, requests: list[str]) -> int:
-    """Has all memes tried, so that they are known; the bytes of the last answer where it is given again."""
-    with grpc.insecure_channel(server.address) as channel:
-        judge: Any = channel.unary_unary(JUDGE, None, None)
-        for name in (*requests, requests[-1]):
-            answer = judge(Path(name).read_bytes(), timeout=120)
-    if not wire.JudgeResponse.FromString(answer).HasField("reused_from"):
-        raise RuntimeError("a meme that was tried before has been tried again")
-    return len(answer)
-
-
-def _compared(size: Scale, server: Process, bare: Process, requests: list[str]) -> dict[str, float]:
-    turns = [
-        (
-            _rate(size, server, requests, named=False),
-            _rate(size, server, requests, named=True),
-            _rate(size, bare, requests, named=True),
-        )
-        for _ in range(size.turns)
-    ]
-
-    def median(of: Callable[[_Rate, _Rate, _Rate], float]) -> float:
-        return round(statistics.median(of(*turn) for turn in turns), 3)
-
-    rate = statistics.median(ours.requests_s for ours, *_ in turns)
-    named_rate = statistics.median(named.requests_s for _, named, _ in turns)
-    at_half = _at_half(size, server, bare, requests, rate / 2, named=False)
-    named_at_half = _at_half(size, server, bare, requests, named_rate / 2, named=True)
-    return {
-        "of_echo": median(lambda ours, _, echo: ours.requests_s / echo.requests_s),
-        "named_of_echo": median(lambda _, named, echo: named.requests_s / echo.requests_s),
-        **at_half,
-        **{f"named_{name}": value for name, value in named_at_half.items()},
-        "requests_s": round(rate, 3),
-        "named_requests_s": round(named_rate, 3),
-        "echo_requests_s": median(lambda _, __, echo: echo.requests_s),
-        "cpu_over_echo": median(lambda ours, _, echo: ours.cpu_ms / echo.cpu_ms),
-        "named_cpu_over_echo": median(lambda _, named, echo: named.cpu_ms / echo.cpu_ms),
-        "cpu_ms": median(lambda ours, *_: ours.cpu_ms),
-        "named_cpu_ms": median(lambda _, named, __: named.cpu_ms),
-        "echo_cpu_ms": median(lambda _, __, echo: echo.cpu_ms),
-        "client_cpu_ms": median(lambda _, named, __: named.client_cpu_ms),
-        "request_kib": round(Path(requests[0]).stat().st_size / 1024, 1),
-    }
+ENCODER_VARIABLE = "MEMECOURT_PERF_ENCODER"
+"""The encoder to measure with; the built-in one if it is not set."""
+_TEXT = "A text that nobody has sent before, with number"
+_NEW = 50
+"""One in so many requests is about a meme that is new."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
+    """How fast a server answers, and the time on a processor that an answer costs the server and the clients."""
+
     requests_s: float
     cpu_ms: float
     client_cpu_ms: float
 
 
-def _rate(size: Scale, process: Process, requests: list[str], *, named: bool) -> _Rate:
+def service(*, memes: int = 64, clients: int = 64, seconds: float = 8.0, turns: int = 3) -> Result:
+    """Runs the benchmark.
+
+    Args:
+        memes: Known memes.
+        clients: Clients that ask at once.
+        seconds: Length of a turn.
+        turns: Turns of each server.
+
+    Raises:
+        RuntimeError: The server did not start, or a request was not answered.
+    """
+    with (
+        served_known(memes) as (server, requests, answer_bytes),
+        echo(answer_bytes) as (address, pid),
+    ):
+        bare = Process(address, pid, server.home)
+        job = Job(server.address, requests, clients=clients, seconds=seconds)
+        ways = [
+            lambda _: _rate(server, replace(job, named=False)),
+            lambda _: _rate(server, job),
+            lambda _: _rate(bare, replace(job, address=address)),
+        ]
+        rates = medians(
+            in_turns(ways, range(turns), warm_up=False),
+            of_echo=lambda ours, _, echo: ours.requests_s / echo.requests_s,
+            named_of_echo=lambda _, named, echo: named.requests_s / echo.requests_s,
+            requests_s=lambda ours, *_: ours.requests_s,
+            named_requests_s=lambda _, named, __: named.requests_s,
+            echo_requests_s=lambda _, __, echo: echo.requests_s,
+            cpu_over_echo=lambda ours, _, echo: ours.cpu_ms / echo.cpu_ms,
+            named_cpu_over_echo=lambda _, named, echo: named.cpu_ms / echo.cpu_ms,
+            cpu_ms=lambda ours, *_: ours.cpu_ms,
+            named_cpu_ms=lambda _, named, __: named.cpu_ms,
+            echo_cpu_ms=lambda _, __, echo: echo.cpu_ms,
+            client_cpu_ms=lambda _, named, __: named.client_cpu_ms,
+        )
+        plain = _at_rate(replace(job, named=False, rate=rates["requests_s"] / 2), address, turns)
+        named = _at_rate(replace(job, rate=rates["named_requests_s"] / 2), address, turns)
+        request_bytes = Path(requests[0]).stat().st_size
+    return Result(
+        figures={
+            **rates,
+            **plain,
+            **{f"named_{name}": value for name, value in named.items()},
+            "request_kib": request_bytes / 1024,
+        },
+        goals={"of_echo": ">= 0.5", "added_p99_over_echo": "<= 3"},
+    )
+
+
+def _rate(process: Process, job: Job) -> _Rate:
     before = process.cpu_s()
-    job = Job(process.address, requests, clients=size.clients, seconds=size.seconds, named=named)
     told = ask(job).require_all_answered()
     # The warming up counts for all: it is asked for at the same rate.
-    spent = (process.cpu_s() - before) * size.seconds / (size.seconds + job.warm_s)
+    spent = (process.cpu_s() - before) * job.seconds / (job.seconds + job.warm_s)
     return _Rate(told.rate, 1000 * spent / told.answered, 1000 * told.cpu_s / told.answered)
 
 
-def _at_half(
-    size: Scale, server: Process, bare: Process, requests: list[str], rate: float, *, named: bool
-) -> dict[str, float]:
+def _at_rate(job: Job, echo_address: str, turns: int) -> dict[str, float]:
     """Latencies at a rate that both can keep up with."""
-    job = Job(server.address, requests, clients=size.clients, seconds=size.seconds, rate=rate, named=named)
-    turns = [
-        (ask(job).require_all_answered(), ask(replace(job, address=bare.address)).require_all_answered())
-        for _ in range(size.turns)
-    ]
 
-    def median(of: Callable[[Outcome, Outcome], float]) -> float:
-        return round(statistics.median(of(*turn) for turn in turns), 3)
+    def asked(address: str) -> Outcome:
+        return ask(replace(job, address=address)).require_all_answered()
 
+    measured = in_turns([lambda _: asked(job.address), lambda _: asked(echo_address)], range(turns), warm_up=False)
     return {
-        "added_p99_over_echo": median(lambda ours, echo: (ours.p99_ms - echo.p99_ms) / echo.p99_ms),
-        "p99_ms": median(lambda ours, _: ours.p99_ms),
-        "echo_p99_ms": median(lambda _, echo: echo.p99_ms),
-        "p50_ms": median(lambda ours, _: ours.p50_ms),
-        "echo_p50_ms": median(lambda _, echo: echo.p50_ms),
-        "half_rate": round(rate, 1),
+        **medians(
+            measured,
+            added_p99_over_echo=lambda ours, echo: (ours.p99_ms - echo.p99_ms) / echo.p99_ms,
+            p99_ms=lambda ours, _: ours.p99_ms,
+            echo_p99_ms=lambda _, echo: echo.p99_ms,
+            p50_ms=lambda ours, _: ours.p50_ms,
+            echo_p50_ms=lambda _, echo: echo.p50_ms,
+        ),
+        "half_rate": job.rate,
     }
+
+
+def service_summary(
+    *, pictures: int = 32, clients: int = 16, requests: int = 300, turn_s: float = 10.0, turns: int = 7
+) -> Result:
+    """Runs the benchmark.
+
+    Args:
+        pictures: Different pictures; every text is new.
+        clients: Clients that ask at once.
+        requests: Requests of a turn, at most.
+        turn_s: Seconds that a turn takes the encoder alone, about; at most.
+        turns: Turns of either.
+
+    Raises:
+        RuntimeError: The server did not start, or a request was not answered.
+    """
+    named = os.environ.get(ENCODER_VARIABLE) or None
+    encoder = load_encoder_for(None, named)
+    decoded = asyncio.run(_decoded(pictures))
+    with TemporaryDirectory(prefix="memecourt-summary-") as directory:
+        place = Path(directory)
+        files = known_memes(place, pictures)
+        with served(place / "home", environment={"MEMECOURT_ENCODER": named} if named else None) as server:
+            _alone(encoder, decoded, clients)  # warms up
+            a_meme = _alone(encoder, decoded, clients) / clients
+            count = min(requests, max(2 * clients, round(turn_s / a_meme)))
+            job = Job(server.address, files, clients=clients, seconds=600.0, most=count, text=_TEXT)
+            taken = [(count / _alone(encoder, decoded, count), ask(job).require_all_answered()) for _ in range(turns)]
+    return Result(
+        figures={
+            **medians(
+                taken,
+                of_encoder=lambda alone, told: told.rate / alone,
+                requests_s=lambda _, told: told.rate,
+                encoder_s=lambda alone, _: alone,
+                p99_ms=lambda _, told: told.p99_ms,
+            ),
+            "requests_a_turn": count,
+        },
+        goals={"of_encoder": ">= 0.8"},
+    )
+
+
+async def _decoded(count: int) -> Sequence[Picture]:
+    reader = GuardedPictureReader(workers=1)
+    try:
+        return [await reader.read(picture(number)) for number in range(count)]
+    finally:
+        await reader.aclose()
+
+
+def _alone(encoder: Encoder, pictures: Sequence[Picture], count: int) -> float:
+    """Seconds that the encoder takes for so many memes."""
+    run = uuid.uuid4().hex[:16]  # as the clients mark their texts, which are twice as long by it
+    began = time.perf_counter()
+    for number in range(count):
+        encoder.embed_texts([f"{_TEXT} {run}-{number}"])
+        encoder.embed_pictures([[frame.png for frame in pictures[number % len(pictures)].frames]])
+    return time.perf_counter() - began
+
+
+def memory(*, early: int = 10_000, late: int = 100_000, memes: int = 64) -> Result:
+    """Runs the benchmark.
+
+    Args:
+        early: Requests before the first reading.
+        late: Requests before the second, the early ones included.
+        memes: Known memes.
+
+    Raises:
+        RuntimeError: The server did not start, or a request was not answered.
+    """
+    with served_known(memes) as (server, requests, _):
+        first = _after(server, requests, early)
+        last = _after(server, requests, late - early)
+    return Result(
+        figures={
+            "late_over_early": last.memory / first.memory,
+            "early_mib": first.memory,
+            "late_mib": last.memory,
+            "more_handles": last.handles - first.handles,
+            "more_threads": last.threads - first.threads,
+            "requests": late,
+        },
+        goals={"late_over_early": "<= 1.1"},
+    )
+
+
+def _after(server: Process, requests: list[str], count: int) -> Held:
+    """What the server holds when so many more have been answered and their callers have gone."""
+    new = count // _NEW
+    for number, text in ((count - new, ""), (new, "A new text with number")):
+        if number:
+            job = Job(server.address, requests, seconds=36_000.0, warm_s=0.0, most=number, text=text)
+            ask(job).require_all_answered()
+    return settled(server)

@@ -73,7 +73,9 @@ class Recorded(ChatCompletions):
         sent = time.monotonic()
         self.begun.append(request)
         answer = await super().answer(request, within_s=within_s, extra=extra)
-        self.asked.append(Asked(request, bool(extra), answer, sent, time.monotonic()))
+        self.asked.append(
+            Asked(request=request, is_odds=bool(extra), answer=answer, sent=sent, answered=time.monotonic())
+        )
         return answer
 
     def forget(self) -> None:

@@ -15,7 +15,6 @@ reply may have, so replies are nearly but not quite of the same lengths: seconds
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from typing import TypeVar
 
 from court.backends.pictures.reader import GuardedPictureReader
 from court.settings import TrialSettings
-from eval.perf.bench import Result
-from eval.perf.trials.naive import naive
+from eval.perf.bench import Result, medians
+from eval.perf.trials.overhead import naive
 from eval.perf.trials.trials import Speed, Times, times, unwatched
 from eval.perf.vllm.court import court_before, drawn_case
 from eval.perf.vllm.server import figure, metrics, tiny_vllm, vllm_python
@@ -34,7 +33,6 @@ STEPS = Speed(output_token_s=1.0, repairs=True)
 """A clock that ticks once a step."""
 ROUNDS = 6
 """Those of the shorter of the paper's two examples, as in ``trial-naive``."""
-_PAIRS = 4
 _SETTINGS = TrialSettings(rounds_min=ROUNDS, rounds_max=ROUNDS, reply_chars=600)
 T = TypeVar("T")
 
@@ -74,28 +72,30 @@ class Pair:
     needed: Times
 
 
-def measure() -> Result:
+def vllm_steps(*, pairs: int = 4) -> Result:
     """Runs the benchmark."""
-    return result(asyncio.run(_pairs()))
+    return result(asyncio.run(_pairs(pairs)))
 
 
 def result(pairs: Sequence[Pair]) -> Result:
     """The figures of pairs of trials."""
     over_floor = [pair.ours.steps / pair.needed.floor for pair in pairs]
+    rows = [(pair.naive, pair.ours, pair.needed) for pair in pairs]
     figures = {
-        "steps_over_floor": round(statistics.median(over_floor), 4),
-        "best": round(min(over_floor), 4),
-        "worst": round(max(over_floor), 4),
-        "floor_steps": statistics.median(pair.needed.floor for pair in pairs),
-        "naive_over_ours": round(statistics.median(pair.naive.wall_s / pair.ours.wall_s for pair in pairs), 3),
-        "naive_over_ours_a_token": round(
-            statistics.median(pair.naive.a_token / pair.ours.a_token for pair in pairs), 3
+        **medians(rows, steps_over_floor=lambda _, ours, needed: ours.steps / needed.floor),
+        "best": min(over_floor),
+        "worst": max(over_floor),
+        **medians(
+            rows,
+            floor_steps=lambda _, __, needed: needed.floor,
+            naive_over_ours=lambda naive, ours, _: naive.wall_s / ours.wall_s,
+            naive_over_ours_a_token=lambda naive, ours, _: naive.a_token / ours.a_token,
+            by_lengths=lambda _, __, needed: needed.naive / needed.floor,
+            ours_s=lambda _, ours, __: ours.wall_s,
+            naive_s=lambda naive, *_: naive.wall_s,
+            ours_tokens=lambda _, ours, __: ours.tokens,
+            naive_tokens=lambda naive, *_: naive.tokens,
         ),
-        "by_lengths": round(statistics.median(pair.needed.naive / pair.needed.floor for pair in pairs), 3),
-        "ours_s": round(statistics.median(pair.ours.wall_s for pair in pairs), 2),
-        "naive_s": round(statistics.median(pair.naive.wall_s for pair in pairs), 2),
-        "ours_tokens": statistics.median(pair.ours.tokens for pair in pairs),
-        "naive_tokens": statistics.median(pair.naive.tokens for pair in pairs),
         "naive_steps_over_tokens": sum(pair.naive.steps for pair in pairs) / sum(pair.naive.tokens for pair in pairs),
         "rounds": ROUNDS,
     }
@@ -104,13 +104,13 @@ def result(pairs: Sequence[Pair]) -> Result:
         "naive_over_ours": ">= 2",
         "naive_steps_over_tokens": "== 1",
     }
-    return Result("vllm-steps", figures, goals)
+    return Result(figures, goals)
 
 
-async def _pairs() -> list[Pair]:
+async def _pairs(count: int) -> list[Pair]:
     reader = GuardedPictureReader(workers=1)
     try:
-        cases = [await drawn_case(reader, number) for number in range(2 * _PAIRS + 1)]
+        cases = [await drawn_case(reader, number) for number in range(2 * count + 1)]
     finally:
         await reader.aclose()
     pairs = []

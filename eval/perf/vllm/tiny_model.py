@@ -217,19 +217,19 @@ def _pictures() -> dict[str, Any]:
 def _weights(rows: int, chance: np.random.Generator) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     """Names and arrays. The spread keeps signals alive from pixels to words: another picture gives another answer."""
 
-    def matrix(out: int, *into: int) -> np.ndarray[Any, Any]:
+    def matrix(out: int, into: tuple[int, ...]) -> np.ndarray[Any, Any]:
         spread = chance.standard_normal((out, *into)) / math.sqrt(math.prod(into))
         return spread.astype(np.float32)
 
     def linear(name: str, out: int, into: int, *, bias: bool = True) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-        yield f"{name}.weight", matrix(out, into)
+        yield f"{name}.weight", matrix(out, (into,))
         if bias:
             yield f"{name}.bias", np.zeros(out, np.float32)
 
     def norm(name: str, size: int) -> tuple[str, np.ndarray[Any, Any]]:
         return f"{name}.weight", np.ones(size, np.float32)
 
-    yield "visual.patch_embed.proj.weight", matrix(EYE_HIDDEN, 3, FRAMES, PATCH, PATCH)
+    yield "visual.patch_embed.proj.weight", matrix(EYE_HIDDEN, (3, FRAMES, PATCH, PATCH))
     for number in range(EYE_LAYERS):
         block = f"visual.blocks.{number}"
         yield norm(f"{block}.norm1", EYE_HIDDEN)
@@ -257,7 +257,7 @@ def _weights(rows: int, chance: np.random.Generator) -> Iterator[tuple[str, np.n
         yield from linear(f"{layer}.mlp.up_proj", INNER, HIDDEN, bias=False)
         yield from linear(f"{layer}.mlp.down_proj", HIDDEN, INNER, bias=False)
     yield norm("model.norm", HIDDEN)
-    yield "lm_head.weight", matrix(rows, HIDDEN)
+    yield "lm_head.weight", matrix(rows, (HIDDEN,))
 
 
 if __name__ == "__main__":

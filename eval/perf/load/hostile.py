@@ -1,0 +1,439 @@
+"""Hostile traffic, and what it costs those who behave: normal load beside it, over that without.
+
+Normal load is measured before, beside and after the hostile one; undisturbed is the mean of before and after.
+
+``bombs``: 20 hostile pictures a second (IM-6). They say that they are larger than is taken, promise pixels that never
+come after many that do, hold more frames or chunks than anybody draws, or are cut off in the middle; each is a file of
+its own. They come in turn, evenly spaced, by a process of their own and in a namespace of their own. Every one must be
+refused as what it is. Two normal loads are measured at the same time: known memes, whose verdict is given again, and
+memes that nobody has seen, each in a file of its own, which are decoded by the same processes as the hostile ones and
+tried.
+
+``slow-streams``: 1,000 slow or half-open callers, a quarter each: calls of ``Judge`` that are opened and send nothing;
+streams that send a request and read no answer; watchers of a trial that stands still; connections that say nothing.
+They live in a process of their own, and come back a second after the server has sent them away. Normal load is known
+memes at a steady rate. Each normal request has an id, which is on the disk before the answer. Where there is a file
+system in memory, the docket is in it: a disk that others use as well is late by tens of milliseconds now and then, and
+the p99 would tell of that instead of the callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.request import Request, urlopen
+
+import grpc
+from PIL import Image
+
+from eval.perf.bench import Result
+from eval.perf.load.clients import JUDGE, Job, Outcome, ask
+from eval.perf.load.process import Process, picture, served_known
+from eval.perf.model_server.replies import meme_text
+from eval.perf.trials.trials import server as stand_in
+from memecourt.client import AsyncClient, JudgeError, judge_request
+from memecourt.retries import Retries
+from memecourt.v1 import court_pb2 as wire
+
+_KNOWN = 32
+"""Memes whose verdict is ready."""
+
+RATE = 20.0
+"""Hostile pictures a second."""
+NAMESPACE = "bombs"
+"""In which they are handed in."""
+_PNG = b"\x89PNG\r\n\x1a\n"
+_REFUSED = "INVALID_ARGUMENT"
+_SIDE = 4096
+"""Of the largest square that is taken, in pixels."""
+_BOMBS_SETTLE_S = 2.0
+
+_COURT = JUDGE.rpartition("/")[0]
+_STANDING = "a request whose trial stands still"
+_MEMORY = "/dev/shm"
+_PER_CONNECTION = 100
+_BACK_S = 1.0
+_SLOW_SETTLE_S = 5.0
+_HOLDS_S = 3600.0
+"""What the caller of the trial that stands still gives it."""
+_HANGING = 1000
+"""Calls that the model server never answers, which is more than one trial makes."""
+_ENVIRONMENT = {"MEMECOURT_GRACE": "0", "MEMECOURT_TRIAL__CALL_S": "3600"}
+"""The trial that stands still is not to end while it is watched, and not to be waited for at the end."""
+
+
+def bomb(number: int) -> bytes:
+    """A hostile picture, like no other; the kinds take turns."""
+    return _KINDS[number % len(_KINDS)](random.Random(number))
+
+
+def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, seconds: float = 60.0) -> Result:
+    """Runs the benchmark.
+
+    Args:
+        rate: Hostile pictures a second.
+        known: Known memes a second.
+        fresh: Memes a second that nobody has seen.
+        seconds: Length of each of the three measurements.
+
+    Raises:
+        RuntimeError: The server did not start, or a normal request was not answered.
+    """
+    with (
+        TemporaryDirectory(prefix="memecourt-fresh-") as directory,
+        served_known(_KNOWN) as (server, requests, _),
+        ThreadPoolExecutor(3) as threads,
+    ):
+        unseen = [_unseen(Path(directory), turn, round(fresh * seconds) + 1) for turn in range(3)]
+
+        def normal(turn: int) -> list[Outcome]:
+            """Both loads at once: known memes, and unseen ones."""
+            jobs = (
+                Job(server.address, requests, clients=8, seconds=seconds, rate=known),
+                Job(server.address, unseen[turn], clients=4, seconds=seconds, rate=fresh, warm_s=0),
+            )
+            return [outcome.require_all_answered() for outcome in threads.map(ask, jobs)]
+
+        before = normal(0)
+        thrown = threads.submit(_thrown, server.address, rate, seconds)
+        beside = normal(1)
+        told = thrown.result()
+        time.sleep(_BOMBS_SETTLE_S)
+        after = normal(2)
+    figures: dict[str, float] = {}
+    for name, load in zip(("known", "fresh"), zip(before, beside, after, strict=True), strict=True):
+        figures |= {f"{name}_{figure}": value for figure, value in _disturbed("p95", *load).items()}
+    return Result(
+        figures={
+            **figures,
+            "bombs": sum(told.values()),
+            "bombs_refused": told[_REFUSED] / sum(told.values()),
+        },
+        goals={
+            "known_p95_over_undisturbed": "<= 1.5",
+            "fresh_p95_over_undisturbed": "<= 1.5",
+            "bombs": f">= {round(0.99 * rate * seconds)}",
+            "bombs_refused": "== 1",
+        },
+    )
+
+
+def _disturbed(percentile: str, before: Outcome, beside: Outcome, after: Outcome) -> dict[str, float]:
+    """A percentile of normal load, such as ``p95``, beside the hostile one and over that without it."""
+    first, disturbed, last = (getattr(outcome, f"{percentile}_ms") for outcome in (before, beside, after))
+    return {
+        f"{percentile}_over_undisturbed": 2 * disturbed / (first + last),
+        f"{percentile}_ms": disturbed,
+        f"before_{percentile}_ms": first,
+        f"after_{percentile}_ms": last,
+    }
+
+
+async def throw(address: str, rate: float, seconds: float) -> Counter[str]:
+    """Hands in so many a second, whatever has become of those before; how often each status came."""
+    codes: Counter[str] = Counter()
+
+    async def one(client: AsyncClient, image: bytes) -> None:
+        try:
+            await client.ask(judge_request(image, text="x", namespace=NAMESPACE), timeout=60)
+            codes["OK"] += 1
+        except JudgeError as error:
+            codes[error.code.name] += 1
+
+    made = [bomb(number) for number in range(round(rate * seconds))]
+    began = time.monotonic()
+    async with AsyncClient(address, retries=Retries(attempts=1)) as client, asyncio.TaskGroup() as group:
+        for number, image in enumerate(made):
+            await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
+            group.create_task(one(client, image))
+    return codes
+
+
+def _thrown(address: str, rate: float, seconds: float) -> Counter[str]:
+    command = [sys.executable, "-m", "eval.perf.load.hostile", "bombs", address, str(rate), str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"Who throws the bombs ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return Counter(json.loads(done.stdout))
+
+
+def _unseen(place: Path, turn: int, count: int) -> list[str]:
+    """Files with a request each, about pictures that are in no other."""
+    paths = [place / f"fresh-{turn}-{number}" for number in range(count)]
+    for number, path in enumerate(paths):
+        unseen = wire.JudgeRequest(image=picture(10_000 * (turn + 1) + number), text=f"Meme {number} of turn {turn}")
+        path.write_bytes(unseen.SerializeToString())
+    return [str(path) for path in paths]
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _head(width: int, height: int) -> bytes:
+    return _PNG + _chunk(b"IHDR", struct.pack(">II", width, height) + bytes((8, 2, 0, 0, 0)))
+
+
+def _noted(chance: random.Random) -> bytes:
+    return _chunk(b"tEXt", b"n\0" + chance.randbytes(8).hex().encode())
+
+
+def _canvas_beyond_all(chance: random.Random) -> bytes:
+    """A few bytes that would become gigabytes."""
+    zeros = zlib.compress(bytes(1_000_000), 9)
+    return _head(30_000, 30_000) + _noted(chance) + _chunk(b"IDAT", zeros) + _chunk(b"IEND", b"")
+
+
+def _pixels_that_never_come(chance: random.Random) -> bytes:
+    """As large as is taken, of which the last lines are missing: all the others are decoded for nothing."""
+    return _head(_SIDE, _SIDE) + _noted(chance) + _chunk(b"IDAT", _most_lines()) + _chunk(b"IEND", b"")
+
+
+@cache
+def _most_lines() -> bytes:
+    return zlib.compress((b"\0" + bytes(3 * _SIDE)) * (_SIDE - 8), 6)[:-4]
+
+
+def _chunks_without_end(chance: random.Random) -> bytes:
+    return _head(16, 16) + b"".join(_noted(chance) for _ in range(5000)) + _chunk(b"IEND", b"")
+
+
+def _frames_without_end(chance: random.Random) -> bytes:
+    """More frames than are taken, each a few bytes."""
+    return _many_frames() + chance.randbytes(8)
+
+
+@cache
+def _many_frames() -> bytes:
+    frames = [Image.new("P", (512, 512), number % 7) for number in range(70)]
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=20)
+    return file.getvalue()
+
+
+def _cut_off(chance: random.Random) -> bytes:
+    """A progressive JPEG of many scans that ends in one of the first."""
+    data = _many_scans()
+    return data[: len(data) // 3 + chance.randrange(100_000)]
+
+
+@cache
+def _many_scans() -> bytes:
+    file = io.BytesIO()
+    Image.effect_noise((1200, 900), 60).convert("RGB").save(file, "JPEG", quality=85, progressive=True)
+    return file.getvalue()
+
+
+def _nothing(chance: random.Random) -> bytes:
+    """The head of a picture, and noise."""
+    return b"\xff\xd8\xff\xe0" + chance.randbytes(60_000)
+
+
+_KINDS: Sequence[Callable[[random.Random], bytes]] = (
+    _canvas_beyond_all,
+    _pixels_that_never_come,
+    _chunks_without_end,
+    _frames_without_end,
+    _cut_off,
+    _nothing,
+)
+
+
+def slow_streams(*, slow: int = 1000, rate: float = 100.0, clients: int = 16, seconds: float = 20.0) -> Result:
+    """Runs the benchmark.
+
+    Args:
+        slow: Callers that are slow.
+        rate: Normal requests a second.
+        clients: Clients that ask them.
+        seconds: Length of each of the three measurements.
+
+    Raises:
+        RuntimeError: The server did not start, or a normal request was not answered.
+    """
+    in_memory = os.access(_MEMORY, os.W_OK)
+    with (
+        stand_in("--play") as models,
+        served_known(
+            _KNOWN,
+            *("--llm-url", f"{models}/v1", "--model", "stand-in"),
+            environment=_ENVIRONMENT,
+            directory=_MEMORY if in_memory else None,
+        ) as (server, requests, _),
+    ):
+        job = Job(server.address, requests, clients=clients, seconds=seconds, rate=rate)
+        _hold(models)
+        with _standing(server):
+            before = ask(job).require_all_answered()
+            with _slow(server, slow) as told:
+                time.sleep(_SLOW_SETTLE_S)
+                beside = ask(job).require_all_answered()
+                held = server.held()
+            callers = told()
+            time.sleep(_SLOW_SETTLE_S)
+            after = ask(job).require_all_answered()
+    return Result(
+        figures={
+            **_disturbed("p99", before, beside, after),
+            "p50_over_undisturbed": _disturbed("p50", before, beside, after)["p50_over_undisturbed"],
+            "new_connections_ms": beside.first_ms,
+            "docket_in_memory": int(in_memory),
+            "slow_at_once": callers["most"],
+            "sent_away": callers["ended"],
+            "memory_mib": held.memory,
+            "handles": held.handles,
+        },
+        goals={"p99_over_undisturbed": "<= 2", "slow_at_once": f">= {round(0.9 * slow)}"},
+    )
+
+
+def _hold(models: str) -> None:
+    """From now on the model server answers nothing."""
+    script = json.dumps(["hang"] * _HANGING).encode()
+    with urlopen(Request(f"{models}/script", script, {"Content-Type": "application/json"})) as answer:
+        answer.read()
+
+
+@contextmanager
+def _standing(server: Process) -> Iterator[None]:
+    """A full trial that waits for the model, for as long as the block lasts."""
+    request = wire.JudgeRequest(
+        image=picture(1000), text=meme_text("standing", 2), procedure=wire.PROCEDURE_FULL, request_id=_STANDING
+    )
+    with grpc.insecure_channel(server.address) as channel:
+        judge: Any = channel.unary_unary(JUDGE, None, None)
+        call = judge.future(request.SerializeToString(), timeout=_HOLDS_S)
+        try:
+            yield
+        finally:
+            call.cancel()
+
+
+@contextmanager
+def _slow(server: Process, count: int) -> Iterator[Callable[[], dict[str, int]]]:
+    """The slow callers, all of them there; what is given tells of them once they have gone."""
+    command = [sys.executable, "-m", "eval.perf.load.hostile", "slow", server.address, str(count)]
+    told: dict[str, int] = {}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
+        try:
+            if process.stdout.readline().strip() != "there":
+                raise RuntimeError("the slow callers did not come")
+            yield lambda: told
+            process.stdin.close()
+            told |= json.loads(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+@dataclass(slots=True)
+class _Counts:
+    there: int = 0
+    most: int = 0
+    ended: int = 0
+
+
+class _Callers:
+    """The slow ones."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._counts = _Counts()
+        self._channels: list[grpc.aio.Channel] = []
+
+    async def stay(self, count: int) -> dict[str, int]:
+        """Until the standard input ends."""
+        kinds = (self._silent_call, self._unread_stream, self._watcher, self._silent_connection)
+        tasks = [asyncio.create_task(self._again(kinds[n % len(kinds)], n // len(kinds))) for n in range(count)]
+        end = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(end.set)), daemon=True).start()
+        began = time.monotonic()
+        while self._counts.there < 0.9 * count and time.monotonic() - began < 60:  # noqa: ASYNC110 - seconds, once
+            await asyncio.sleep(0.1)
+        sys.stdout.write("there\n")
+        sys.stdout.flush()
+        await end.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(channel.close() for channel in self._channels))
+        return {"most": self._counts.most, "ended": self._counts.ended}
+
+    async def _again(self, caller: Callable[[int], Awaitable[None]], number: int) -> None:
+        while True:
+            self._counts.there += 1
+            self._counts.most = max(self._counts.most, self._counts.there)
+            try:
+                with suppress(grpc.aio.AioRpcError, OSError):
+                    await caller(number)
+            finally:
+                self._counts.there -= 1
+            self._counts.ended += 1
+            await asyncio.sleep(_BACK_S)
+
+    def _channel(self, number: int) -> grpc.aio.Channel:
+        place = number // _PER_CONNECTION
+        while len(self._channels) <= place:
+            options = (("grpc.use_local_subchannel_pool", 1),)
+            self._channels.append(grpc.aio.insecure_channel(self._address, options=options))
+        return self._channels[place]
+
+    async def _silent_call(self, number: int) -> None:
+        call: Any = self._channel(number).stream_unary(JUDGE, None, None)()
+        await call.code()
+
+    async def _unread_stream(self, number: int) -> None:
+        call: Any = self._channel(number).stream_stream(f"{_COURT}/JudgeStream", None, None)()
+        judge = wire.JudgeRequest(image=b"no picture", request_id="unread")
+        await call.write(wire.JudgeStreamRequest(request=judge).SerializeToString())
+        await call.code()
+
+    async def _watcher(self, number: int) -> None:
+        asked = wire.WatchTrialRequest(request=wire.RequestName(request_id=_STANDING))
+        watch: Any = self._channel(number).unary_stream(f"{_COURT}/WatchTrial", None, None)
+        call = watch(asked.SerializeToString())
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+    async def _silent_connection(self, _: int) -> None:
+        host, _sep, port = self._address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            while await reader.read(4096):
+                pass
+        finally:
+            writer.close()
+
+
+def _main(kind: str, address: str, *numbers: str) -> None:
+    """Is hostile in this process, and tells on the standard output what came of it."""
+    if kind == "bombs":
+        rate, seconds = map(float, numbers)
+        told = dict(asyncio.run(throw(address, rate, seconds)))
+    else:
+        told = asyncio.run(_Callers(address).stay(int(numbers[0])))
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        _main(*sys.argv[1:])
