@@ -302,7 +302,9 @@ class Job:
                 before = counting.kept(self.out / CALLS)
                 lost += len(set(fresh) - before) if share is not None else 0
             begin = ("--resume", self.out)
-        tenth = [used for done, used in self._memory if 0.1 <= done / self.memes < 0.15]
+        after_tenth = [(done / self.memes, used) for done, used in self._memory if done / self.memes >= 0.1]
+        # A short job may go on to more than that between two looks: the first one after it has to do.
+        tenth = [used for share, used in after_tenth if share < 0.15] or [used for _, used in after_tenth[:1]]
         end = [used for done, used in self._memory if done / self.memes >= 0.95]
         return Held(
             wall_s=wall,
