@@ -77,9 +77,3 @@ async def make_server(
         names = [*(name for name in health.services if name.startswith("memecourt.")), _HEALTH, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, server)
     return server, health
-
-
-async def say_serving(health: Health) -> None:
-    """From now on, health checks are told that asks are heard. For servers that lean on nothing that may go away."""
-    for name in health.services:
-        health.say(name, serving=True)

@@ -133,11 +133,6 @@ class TrialView:
     live: bool
 
     @property
-    def meme_id(self) -> str:
-        """Digest of the picture's pixels."""
-        return self.record.opened.meme.pixels_sha256
-
-    @property
     def given(self) -> VerdictGiven | None:
         """The verdict's event."""
         return self.record.last(VerdictGiven)

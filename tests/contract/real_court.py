@@ -19,7 +19,7 @@ from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge import CourtService
 from serving.rpc.precedents import PrecedentsService
-from serving.rpc.server import make_server, say_serving
+from serving.rpc.server import make_server
 from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
 from serving.settings import Settings
@@ -86,7 +86,8 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
         court.open(house, reception)
         docket.open(house, reception.forget)
         precedents.open(house, reception.decoders)
-        await say_serving(health)
+        for name in health.services:
+            health.say(name, serving=True)
         address = f"127.0.0.1:{port}"
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         threads = stack.enter_context(grpc.insecure_channel(address))

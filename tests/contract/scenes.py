@@ -17,7 +17,7 @@ from court.meme import Frame
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.docket.open import Docket
 from serving.rpc.judge import CourtService
-from serving.rpc.server import make_server, say_serving
+from serving.rpc.server import make_server
 from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
 from serving.settings import Settings
@@ -111,7 +111,8 @@ async def a_scene(
         async with TrialRunner(house, settings) as reception:
             if open_court:
                 service.open(house, reception)
-                await say_serving(healthy)
+                for name in healthy.services:
+                    healthy.say(name, serving=True)
             async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
                 yield Scene(address, docket, service, reception, channel, server)
             await server.stop(0)

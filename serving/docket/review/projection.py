@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from court.display import word
 from court.events import (
@@ -296,10 +296,3 @@ def _keep(connection: Connection, cases: Iterable[_Case]) -> None:
     for case in cases:
         if case.changed and not case.new:
             connection.execute(update(t.cases).where(t.cases.c.trial_id == case.row["trial_id"]).values(case.row))
-
-
-def begin_anew(connection: Connection) -> None:
-    """Throws away what was drawn from the log, so that it is drawn again; locks and saved searches stay."""
-    # What was erased is not kept apart: the log says it again.
-    for table in (t.cases, t.reviews, t.progress):
-        connection.execute(delete(table))
