@@ -80,19 +80,12 @@ class AsyncClient:
         """See :meth:`memecourt.client.Client.watch`."""
         asked = watch_request(trial_id, request_id, namespace, from_seq)
         attempts = Attempts(self._retries, self._budget, None, stream=True)
-        while True:
-            call = self._court.WatchTrial(asked, metadata=self._connection.metadata())
-            try:
-                async for response in call:
-                    attempts.progress()
-                    asked.from_seq = response.event.seq + 1
-                    yield response.event
-                return
-            except grpc.RpcError as error:
-                told = CallError.of(error)
-            finally:
-                call.cancel()
-            await asyncio.sleep(attempts.after(told))
+        opened = self._resumed(self._court.WatchTrial, lambda: asked, attempts)
+        async with contextlib.aclosing(opened) as responses:
+            async for response in responses:
+                attempts.progress()
+                asked.from_seq = response.event.seq + 1
+                yield response.event
 
     # The docket
 
@@ -117,19 +110,12 @@ class AsyncClient:
         """See :meth:`memecourt.client.Client.export`."""
         export = Export(which)
         attempts = Attempts(self._retries, self._budget, None, stream=True)
-        while True:
-            call = self._docket.ExportTrials(export.request(), metadata=self._connection.metadata())
-            try:
-                async for response in call:
-                    attempts.progress()
-                    if export.is_new(response.trial):
-                        yield response.trial
-                return
-            except grpc.RpcError as error:
-                told = CallError.of(error)
-            finally:
-                call.cancel()
-            await asyncio.sleep(attempts.after(told))
+        opened = self._resumed(self._docket.ExportTrials, export.request, attempts)
+        async with contextlib.aclosing(opened) as responses:
+            async for response in responses:
+                attempts.progress()
+                if export.is_new(response.trial):
+                    yield response.trial
 
     async def review(self, request: wire.ReviewVerdictRequest, *, timeout: float = 60.0) -> wire.TrialSummary:
         """See :meth:`memecourt.client.Client.review`."""
@@ -142,20 +128,13 @@ class AsyncClient:
         asked = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
         retries = patient(self._retries)
         attempts = Attempts(retries, Budget(retries), None, stream=True)
-        while True:
-            call = self._docket.WatchReviews(asked, metadata=self._connection.metadata())
-            try:
-                async for response in call:
-                    asked.from_entry = response.next_entry
-                    if response.HasField("reviewed"):
-                        attempts.progress()
-                        yield response
-                return
-            except grpc.RpcError as error:
-                told = CallError.of(error)
-            finally:
-                call.cancel()
-            await asyncio.sleep(attempts.after(told))
+        opened = self._resumed(self._docket.WatchReviews, lambda: asked, attempts)
+        async with contextlib.aclosing(opened) as responses:
+            async for response in responses:
+                asked.from_entry = response.next_entry
+                if response.HasField("reviewed"):
+                    attempts.progress()
+                    yield response
 
     # The precedents
 
@@ -196,6 +175,25 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def _resumed(
+        self,
+        method: grpc.aio.UnaryStreamMultiCallable[_Request, _Answer],
+        request: Callable[[], _Request],
+        attempts: Attempts,
+    ) -> AsyncGenerator[_Answer, None]:
+        """The responses of a stream, which is opened again where it breaks."""
+        while True:
+            call = method(request(), metadata=self._connection.metadata())
+            try:
+                async for response in call:
+                    yield response
+                return
+            except grpc.RpcError as error:
+                told = CallError.of(error)
+            finally:
+                call.cancel()
+            await asyncio.sleep(attempts.after(told))
 
     async def _call(
         self,

@@ -153,19 +153,10 @@ class Client:
         """
         asked = watch_request(trial_id, request_id, namespace, from_seq)
         attempts = Attempts(self._retries, self._budget, None, stream=True)
-        while True:
-            call = self._court.WatchTrial(asked, metadata=self._connection.metadata())
-            try:
-                for response in call:
-                    attempts.progress()
-                    asked.from_seq = response.event.seq + 1
-                    yield response.event
-                return
-            except grpc.RpcError as error:
-                told = CallError.of(error)
-            finally:
-                call.cancel()
-            self._wait(attempts, told)
+        for response in self._resumed(self._court.WatchTrial, lambda: asked, attempts):
+            attempts.progress()
+            asked.from_seq = response.event.seq + 1
+            yield response.event
 
     # The docket
 
@@ -193,19 +184,10 @@ class Client:
         """Trials with all of their events, the first opened first; each once, also where connections break."""
         export = Export(which)
         attempts = Attempts(self._retries, self._budget, None, stream=True)
-        while True:
-            call = self._docket.ExportTrials(export.request(), metadata=self._connection.metadata())
-            try:
-                for response in call:
-                    attempts.progress()
-                    if export.is_new(response.trial):
-                        yield response.trial
-                return
-            except grpc.RpcError as error:
-                told = CallError.of(error)
-            finally:
-                call.cancel()
-            self._wait(attempts, told)
+        for response in self._resumed(self._docket.ExportTrials, export.request, attempts):
+            attempts.progress()
+            if export.is_new(response.trial):
+                yield response.trial
 
     def review(self, request: wire.ReviewVerdictRequest, *, timeout: float = 60.0) -> wire.TrialSummary:
         """Upholds or overrules a verdict.
@@ -237,20 +219,11 @@ class Client:
         asked = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
         retries = patient(self._retries)
         attempts = Attempts(retries, Budget(retries), None, stream=True)
-        while True:
-            call = self._docket.WatchReviews(asked, metadata=self._connection.metadata())
-            try:
-                for response in call:
-                    asked.from_entry = response.next_entry
-                    if response.HasField("reviewed"):
-                        attempts.progress()
-                        yield response
-                return
-            except grpc.RpcError as error:
-                told = CallError.of(error)
-            finally:
-                call.cancel()
-            self._wait(attempts, told)
+        for response in self._resumed(self._docket.WatchReviews, lambda: asked, attempts):
+            asked.from_entry = response.next_entry
+            if response.HasField("reviewed"):
+                attempts.progress()
+                yield response
 
     # The precedents
 
@@ -302,11 +275,25 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wait(self, attempts: Attempts, error: CallError) -> None:
-        """Until a stream that has ended is opened again; raises the error where it is not."""
-        if self._closed:
-            raise error  # it looks like what a proxy does, but who closed the client has had enough
-        time.sleep(attempts.after(error))
+    def _resumed(
+        self,
+        method: grpc.UnaryStreamMultiCallable[_Request, _Answer],
+        request: Callable[[], _Request],
+        attempts: Attempts,
+    ) -> Generator[_Answer, None, None]:
+        """The responses of a stream, which is opened again where it breaks."""
+        while True:
+            call = method(request(), metadata=self._connection.metadata())
+            try:
+                yield from call
+                return
+            except grpc.RpcError as error:
+                told = CallError.of(error)
+            finally:
+                call.cancel()
+            if self._closed:
+                raise told  # it looks like what a proxy does, but who closed the client has had enough
+            time.sleep(attempts.after(told))
 
     def _call(
         self,
