@@ -111,6 +111,8 @@ def export(
     A selection is as long as it is; without options it is all trials. A file is written beside its place and put there
     when it is whole.
     """  # noqa: D301 - click's mark for text that is not to be wrapped
+    from serving.export.trial_file import TrialForm, file_name
+
     _check(context, trial_id, form)
     settings = settings_of(docket=docket)
     options["fonts"] = options["fonts"] or settings.fonts
@@ -120,7 +122,7 @@ def export(
         tell(f"{given:,} trials" + (f", {len(erased):,} more are erased: {_some(erased)}" if erased else ""))
     else:
         assert trial_id is not None
-        to = out or Path(f"{_name(trial_id)}.{'dsa.json' if form == 'dsa' else form}")
+        to = out or Path(file_name(trial_id, TrialForm(form)))
         made = run(_one(settings, trial_id, form, options))
         with _output(to) as file:
             file.write(made)
@@ -149,11 +151,6 @@ def _check(context: click.Context, trial_id: str | None, form: str) -> None:
             raise click.UsageError(f"{parameter.opts[0]} means nothing for {form}.")
 
 
-def _name(trial_id: str) -> str:
-    """A file's name for a trial: whatever its id holds, it stays in this folder."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in trial_id)[:100] or "trial"
-
-
 def _filter(options: dict[str, Any]) -> TrialFilter:
     from datetime import UTC
 
@@ -177,47 +174,46 @@ def _filter(options: dict[str, Any]) -> TrialFilter:
 
 async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, Any]) -> bytes:
     import asyncio
-    from functools import partial
 
-    from serving.export.source import Pictures, gather
+    from serving.export.source import Kept, Pictures, gather
+    from serving.export.trial_file import TrialForm, write_trial
     from serving.views.blur import LibraryPictures
 
     wanted = Pictures(options["pictures"] or ("veiled" if form in ("html", "pdf") else "none"))
     library = LibraryPictures((options["library"],)) if options["library"] else None
     async with docket_in(settings) as store:
-        if form == "dsa":
-            return _statement(await store.trials.record(trial_id), options["filled"])
-        kept = await gather(trial_id, trials=store.trials, log=store.log, pictures=wanted, library=library)
+        if form == "dsa":  # which needs no receipt, and so no key
+            kept = Kept(await store.trials.record(trial_id))
+        else:
+            kept = await gather(trial_id, trials=store.trials, log=store.log, pictures=wanted, library=library)
         if wanted is Pictures.SHARP:
             await _note(store.reviews, trial_id, form)
-    messages = form == "html" if options["messages"] is None else options["messages"]
-    if form == "html":
-        from serving.export.page import page
-
-        return page(kept, pictures=wanted, messages=messages).encode()
-    if form == "json":
-        from serving.export.document import write_document
-
-        return write_document(kept, pictures=wanted, messages=messages).encode()
-    from serving.export.pdf import pdf
-
-    made = partial(pdf, kept, pictures=wanted, messages=messages, fonts=options["fonts"])
-    return await asyncio.to_thread(made)
+    filled = _filled(options["filled"])
+    return await asyncio.to_thread(
+        lambda: write_trial(
+            kept,
+            TrialForm(form),
+            pictures=wanted,
+            messages=options["messages"],
+            fonts=options["fonts"],
+            filled=filled,
+        )
+    )
 
 
-def _statement(record: Any, filled: Path | None) -> bytes:
+def _filled(path: Path | None) -> dict[str, Any]:
+    """The fields of a statement that are filled in by hand."""
     from court.errors import BadRequest
-    from serving.export.dsa import draft
 
-    own: Any = {}
-    if filled is not None:
-        try:
-            own = json.loads(filled.read_text("utf-8"))
-        except (OSError, ValueError):
-            own = None
-        if not isinstance(own, dict):
-            raise BadRequest("What was filled in is no JSON object.", reason="BAD_STATEMENT", field="filled")
-    return (json.dumps(draft(record, own), indent=1, ensure_ascii=False) + "\n").encode()
+    if path is None:
+        return {}
+    try:
+        own = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        own = None
+    if not isinstance(own, dict):
+        raise BadRequest("What was filled in is no JSON object.", reason="BAD_STATEMENT", field="filled")
+    return own
 
 
 async def _note(reviews: ReviewStore, trial_id: str, form: str) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from functools import partial
-from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -22,7 +20,8 @@ from serving.console.rendering import render
 from serving.console.review.parts import note_shown, note_told
 from serving.console.visitors import Role
 from serving.docket.ports import TrialFilter, TrialUnknown
-from serving.export.source import Kept, Pictures, gather
+from serving.export.source import Pictures, gather
+from serving.export.trial_file import TrialForm, file_name, write_trial
 
 FONTS = "fonts"
 """Name of the console's part that holds font files for PDFs, of scripts that the packaged fonts lack."""
@@ -51,13 +50,13 @@ async def one_sharp(request: Request) -> Response:
 
 
 async def _file(request: Request, pictures: Pictures) -> Response:
-    form = request.path_params["form"]
-    make = _MAKERS.get(form)
-    if make is None:
-        raise TrialUnknown(f"A trial can be taken away as {', '.join(_MAKERS)}.", field="form")
+    named = request.path_params["form"]
+    if named not in list(TrialForm):
+        raise TrialUnknown(f"A trial can be taken away as {', '.join(TrialForm)}.", field="form")
+    form = TrialForm(named)
     record = await trial_of(request)
     console = console_of(request)
-    if form == "dsa":
+    if form is TrialForm.DSA:
         pictures = Pictures.NONE
     kept = await gather(
         record.trial_id, trials=console.trials, log=console.log, pictures=pictures, library=console.pictures
@@ -66,44 +65,11 @@ async def _file(request: Request, pictures: Pictures) -> Response:
         for what in ("meme", *(f"precedent:{id_}" for id_ in kept.precedents)):
             await note(request, record, what)
     await note_told(request, kept.record)  # who has read a verdict can't review it blind any more
-    data = await make(request, kept, pictures)
-    name = f"trial-{_plain(record.trial_id)}.{'dsa.json' if form == 'dsa' else form}"
+    fonts = console.parts.get(FONTS, ())
+    assert isinstance(fonts, Sequence)
+    data = await asyncio.to_thread(lambda: write_trial(kept, form, pictures=pictures, fonts=fonts))
+    name = f"trial-{file_name(record.trial_id, form)}"
     return Response(data, media_type=_TYPES[form], headers=_attached(name))
-
-
-async def _html(request: Request, kept: Kept, pictures: Pictures) -> bytes:
-    from serving.export.page import page
-
-    return (await asyncio.to_thread(partial(page, kept, pictures=pictures))).encode()
-
-
-async def _json(request: Request, kept: Kept, pictures: Pictures) -> bytes:
-    from serving.export.document import write_document
-
-    return (await asyncio.to_thread(partial(write_document, kept, pictures=pictures))).encode()
-
-
-async def _pdf(request: Request, kept: Kept, pictures: Pictures) -> bytes:
-    from serving.export.pdf import pdf
-
-    found = console_of(request).parts.get(FONTS, ())
-    assert isinstance(found, Sequence)
-    fonts = [path for path in found if isinstance(path, Path)]
-    return await asyncio.to_thread(partial(pdf, kept, pictures=pictures, fonts=fonts))
-
-
-async def _dsa(request: Request, kept: Kept, pictures: Pictures) -> bytes:
-    from serving.export.dsa import draft
-
-    return (json.dumps(draft(kept.record), indent=1, ensure_ascii=False) + "\n").encode()
-
-
-_MAKERS: Mapping[str, Callable[[Request, Kept, Pictures], Awaitable[bytes]]] = {
-    "html": _html,
-    "json": _json,
-    "pdf": _pdf,
-    "dsa": _dsa,
-}
 
 
 async def ask(request: Request) -> Response:
@@ -150,10 +116,6 @@ def _chosen(request: Request) -> TrialFilter:
 
 def _midnight(day: str) -> datetime | None:
     return datetime.combine(date.fromisoformat(day), time(), UTC) if day else None
-
-
-def _plain(trial_id: str) -> str:
-    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in trial_id)[:100]
 
 
 def _attached(name: str) -> dict[str, str]:
