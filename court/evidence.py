@@ -34,6 +34,7 @@ class Evidence:
         duplicates: Finds memes tried before; None where none are looked for.
         recorder: Records each piece of evidence, and finds those on record.
         deadline: Time that is left of the trial.
+        distant_vote: True if precedents vote however far they are; else only those that are near enough do.
     """
 
     meme: Meme
@@ -44,6 +45,7 @@ class Evidence:
     duplicates: DuplicateFinder | None
     recorder: Recorder
     deadline: Deadline
+    distant_vote: bool = False
 
     async def text(self) -> TextRead:
         """The meme's text, read off the picture where it is not on record.
@@ -118,7 +120,7 @@ class Evidence:
             alpha=self.settings.alpha,
         )
         findings = await run_within(finding, self.deadline.at_most(self.settings.find_s), _search_late())
-        vote = summary.vote_if_close(findings)
+        vote = summary.vote_of(findings) if self.distant_vote else summary.vote_if_close(findings)
         cited = {"findings": findings, "vote": vote, "latency_s": time.perf_counter() - began}
         return findings, vote, [EventDraft(PrecedentsCited, cited)]
 

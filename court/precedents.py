@@ -102,8 +102,55 @@ class SureRange(_Stored):
         return self
 
 
+class RiskPoint(_Stored):
+    """A share of memes to send to a person, and what is then expected of the labels that no person looks at."""
+
+    rate: float = Field(ge=0, le=1)
+    """Share of memes that go to a person."""
+    cutoff: float = Field(ge=0, le=1)
+    """Risk above which a meme is one of them."""
+    risk: float = Field(ge=0, le=1)
+    """Expected share, of all memes, of those whose label is wrong and that no person looks at."""
+    error: float = Field(ge=0, le=1)
+    """Expected share of wrong labels among the memes that no person looks at."""
+
+
+class RiskCurve(_Stored):
+    """The trade between memes sent to a person and wrong labels among the rest, measured on a library's own memes.
+
+    Each was judged by what the library makes of the others, without those that are nearly the same. The risk is
+    ``(wrong + 1) / (n + 1)``, as conformal risk control has it (Angelopoulos et al., 2024, eq. 4): a mean over
+    libraries like this one, not a promise for a single day.
+    """
+
+    n: int = Field(ge=1)
+    """Memes that it was measured on."""
+    points: tuple[RiskPoint, ...] = Field(min_length=1)
+    """By rising rate, from 0, and falling risk."""
+
+    def at_rate(self, rate: float) -> RiskPoint:
+        """The point of a share of memes to be reviewed, in [0, 1], interpolated between its neighbours."""
+        after = next((n for n, point in enumerate(self.points) if point.rate >= rate), len(self.points))
+        return self._between(after, rate, "rate")
+
+    def at_risk(self, risk: float) -> RiskPoint:
+        """The lowest rate at which the risk is no higher; where none is so low, everything goes to a person."""
+        after = next((n for n, point in enumerate(self.points) if point.risk <= risk), len(self.points))
+        return self._between(after, risk, "risk")
+
+    def _between(self, after: int, wanted: float, axis: Literal["rate", "risk"]) -> RiskPoint:
+        if after == len(self.points):
+            return RiskPoint(rate=1, cutoff=0, risk=0, error=0)
+        if after == 0:
+            return self.points[0]
+        left, right = self.points[after - 1].model_dump(), self.points[after].model_dump()
+        span = right[axis] - left[axis]
+        part = (wanted - left[axis]) / span if span else 1.0
+        return RiskPoint(**{name: left[name] + part * (right[name] - left[name]) for name in left})
+
+
 class Vote(_Stored):
-    """The precedents' vote."""
+    """The precedents' vote, joined with the library's regression where it has one."""
 
     voters: int
     harmful: int
@@ -112,6 +159,18 @@ class Vote(_Stored):
     probability: float = Field(ge=0, le=1)
     """Calibrated estimate of P(harmful)."""
     settings: VoteSettings
+    regression: float | None = Field(default=None, allow_inf_nan=False)
+    """Calibrated log-odds of harm by the library's regression; None where the precedents alone have a say."""
+
+    @property
+    def by_precedents(self) -> float:
+        """Calibrated P(harmful) by the precedents alone."""
+        return probability(self.share, self.settings)
+
+    @property
+    def by_regression(self) -> float | None:
+        """P(harmful) by the library's regression alone."""
+        return None if self.regression is None else sigmoid(self.regression)
 
 
 class Search(_Stored):
@@ -163,6 +222,10 @@ class Findings(_Stored):
     """Whether the text was longer than the encoder reads."""
     text_not_understood: bool = False
     """True if the encoder can't read the script or signs of the text; the text half is then absent."""
+    regression: float | None = Field(default=None, allow_inf_nan=False)
+    """Calibrated log-odds of harm by the library's regression; None where it has no say."""
+    risk: RiskCurve | None = None
+    """How often the library's verdicts are wrong; None where that was not measured."""
     notes: tuple[str, ...] = ()
     """What was handled in a way that the caller should know: a missing half, an exclusion."""
 
@@ -190,23 +253,42 @@ def share(similarities: Sequence[float], harmful: Sequence[bool], settings: Vote
     return (for_harm + m * settings.prior) / (sum(weights) + m)
 
 
-def probability(share: float, settings: VoteSettings) -> float:
-    """The share as a calibrated P(harmful): ``sigmoid(intercept + slope * logit(share))``."""
-    logit = math.log(share) - math.log1p(-share)
-    z = settings.intercept + settings.slope * logit
+def log_odds(share: float, settings: VoteSettings) -> float:
+    """The share as calibrated log-odds of harm: ``intercept + slope * logit(share)``."""
+    return settings.intercept + settings.slope * (math.log(share) - math.log1p(-share))
+
+
+def sigmoid(z: float) -> float:
+    """The probability of these log-odds."""
     # Two forms, so that neither overflows.
     return 1 / (1 + math.exp(-z)) if z >= 0 else math.exp(z) / (1 + math.exp(z))
 
 
-def vote(tally: Sequence[TallyEntry], settings: VoteSettings) -> Vote:
-    """The vote of a tally, nearest first. Raises ValueError if it is empty."""
+def probability(share: float, settings: VoteSettings) -> float:
+    """The share as a calibrated P(harmful)."""
+    return sigmoid(log_odds(share, settings))
+
+
+def vote(tally: Sequence[TallyEntry], settings: VoteSettings, regression: float | None = None) -> Vote:
+    """The vote of a tally.
+
+    Args:
+        tally: Nearest first.
+        settings: Of the library.
+        regression: Calibrated log-odds of harm by the library's regression, to be averaged with the vote's.
+
+    Raises:
+        ValueError: The tally is empty.
+    """
     voters = tally[: settings.k]
     harmful = [entry.label is Label.HARMFUL for entry in voters]
     weighed = share([entry.similarity for entry in voters], harmful, settings)
+    z = log_odds(weighed, settings)
     return Vote(
         voters=len(voters),
         harmful=sum(harmful),
         share=weighed,
-        probability=probability(weighed, settings),
+        probability=sigmoid(z if regression is None else (z + regression) / 2),
         settings=settings,
+        regression=regression,
     )

@@ -20,12 +20,18 @@ class TrialSettings(BaseModel):
     """Precedents that are counted."""
     alpha: float | None = Field(default=None, ge=0, le=1)
     """Weight of the text's similarity against the picture's; None for what the library was calibrated with."""
-    review_margin: float = Field(default=0.1, ge=0, le=0.5)
-    """A person must look where the vote's probability is nearer than this to its threshold."""
-    review_one_sided: bool = True
-    """A person must look where "not harmful" rests on text or picture alone although the meme has both."""
+    review_risk: float = Field(default=0.1, gt=0, lt=1)
+    """Share of memes whose label may be wrong without a person looking, in the summary procedure."""
+    review_rate: float | None = Field(default=None, ge=0, le=1)
+    """Share of memes to send to a person for their risk, in place of ``review_risk``; 0 sends none."""
+    harm_cost: float = Field(default=1.0, ge=0.01, le=100)
+    """How many false alarms a missed harmful meme is worth, in the summary procedure."""
+    review_margin: float = Field(default=0.0, ge=0, le=0.5)
+    """A person must look, too, where the probability of harm is nearer than this to its threshold."""
+    review_one_sided: bool = False
+    """A person must look, too, where "not harmful" rests on text or picture alone although the meme has both."""
     review_confidence: float = Field(default=0.7, ge=0, le=1)
-    """A person must look where the text was read off the picture with less confidence than this, on average."""
+    """Mean confidence of a text read off the picture, below which the reading counts as unsure."""
 
     rounds_min: int = Field(default=2, ge=1, le=50)
     """Rounds before an examination may stop (R_min)."""

@@ -1,4 +1,9 @@
-"""The summary procedure's sides and Judge. No model is asked: the sides cite precedents, the Judge weighs them."""
+"""The summary procedure's sides and Judge. No model is asked: the sides cite precedents, the Judge weighs them.
+
+The label and the call for a person are two questions. The label is the likelier one by all that the library knows.
+A person is called where something makes the comparison itself doubtful, and where the label is likelier to be wrong
+than the operator lets pass (:class:`court.precedents.RiskCurve`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from court.events import Side, TextRead, TextSource
-from court.precedents import Findings, Precedent, Vote, vote
+from court.precedents import Findings, Precedent, RiskPoint, Vote
+from court.precedents import vote as vote_by
 from court.settings import TrialSettings
 from court.verdict import Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict, rule
 
@@ -60,17 +66,22 @@ class Coverage:
         return cls(text, picture, text_weighed, picture_weighed, enough=weight >= 0.5)
 
 
+def vote_of(findings: Findings) -> Vote | None:
+    """The vote of the precedents, however near; None where nothing of the meme could be compared."""
+    return vote_by(findings.tally, findings.vote_settings, findings.regression) if findings.tally else None
+
+
 def vote_if_close(findings: Findings) -> Vote | None:
     """The vote of the precedents, or None where none is near enough to have one."""
-    return vote(findings.tally, findings.vote_settings) if findings.tally and Coverage.of(findings).enough else None
+    return vote_of(findings) if Coverage.of(findings).enough else None
 
 
-def is_conclusive(findings: Findings, held: Vote | None) -> bool:
-    """Whether the vote is sure enough to spare the full trial: by what the library's own held-out memes have shown."""
+def is_conclusive(findings: Findings, vote: Vote | None) -> bool:
+    """True if the vote is sure enough to spare the full trial, by what the library's own held-out memes have shown."""
     settles = findings.settles
-    if held is None or settles is None:
+    if vote is None or settles is None:
         return False
-    return held.probability <= settles.below or held.probability >= settles.above
+    return vote.probability <= settles.below or vote.probability >= settles.above
 
 
 def argue(side: Side, findings: Findings, held: Vote | None) -> Statement:
@@ -92,10 +103,10 @@ def argue(side: Side, findings: Findings, held: Vote | None) -> Statement:
     return Statement(summary=summary, justification=justification + ".", cites=tuple(p.id for p in own))
 
 
-def weigh(findings: Findings, held: Vote | None, text: TextRead, settings: TrialSettings) -> Verdict:
-    """The Judge of the summary procedure: strengths from the precedents' vote, the label from the strengths."""
+def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: TrialSettings) -> Verdict:
+    """The Judge of the summary procedure: the likelier label, how sure it is, and whether a person must look."""
     reach = Coverage.of(findings)
-    if held is None:
+    if vote is None:
         return Verdict(
             label=Label.UNDECIDED,
             rationale=(
@@ -104,24 +115,74 @@ def weigh(findings: Findings, held: Vote | None, text: TextRead, settings: Trial
             ),
             review=(
                 Review(reason=ReviewReason.NO_SIMILAR_PRECEDENT, detail=_distance(findings, reach)),
-                *_text_reasons(findings, text, settings),
+                *_text_reasons(findings),
+                *unsure_text(text, settings),
             ),
         )
-    strengths = _strengths(held)
+    threshold = _threshold(vote, settings)
+    strengths = _strengths(vote.probability, threshold)
     label = rule(strengths.harmful, strengths.benign)
-    review = (
-        *_vote_reasons(held, settings),
-        *(_half_reasons(findings, reach, settings) if label is Label.NOT_HARMFUL else ()),
-        *_text_reasons(findings, text, settings),
+    sole = _sole_precedent(findings, vote, threshold) if label is Label.NOT_HARMFUL else None
+    one_sided = _half_reasons(findings, reach)
+    must_look = one_sided if settings.review_one_sided and label is Label.NOT_HARMFUL else ()
+    signals = (
+        *_far(findings, reach),
+        *(() if must_look else one_sided),
+        *unsure_text(text, settings),
+        *_sole_reason(sole),
     )
+    risk = _risk(vote, label, text, threshold, sole=sole, unsure=bool(unsure_text(text, settings)))
     return Verdict(
         label=label,
         strengths=strengths,
-        harm_score=held.probability,
+        harm_score=vote.probability,
         harm_score_meaning=ScoreMeaning.PRECEDENT_VOTE,
-        rationale=_rationale(label, strengths, findings, held),
-        review=review,
+        rationale=_rationale(label, strengths, findings=findings, vote=vote, threshold=threshold),
+        review=(
+            *_text_reasons(findings),
+            *_contrary_precedents(vote, label, threshold, settings.review_margin),
+            *must_look,
+            *_risk_reasons(findings, risk, settings),
+        ),
+        risk=risk,
+        signals=signals,
     )
+
+
+def _threshold(vote: Vote, settings: TrialSettings) -> float:
+    """Probability of harm from which on the label is harmful: where both kinds of error cost the same on average."""
+    threshold = vote.settings.threshold
+    return threshold / (threshold + (1 - threshold) * settings.harm_cost)
+
+
+def _risk(vote: Vote, label: Label, text: TextRead, threshold: float, *, sole: str | None, unsure: bool) -> float:
+    """Estimated probability that the label is wrong, in [0, 1].
+
+    Where the text may have been misread, the vote counts for as much as the reading is sure, and the library's share of
+    harm for the rest. A label that one precedent alone brings about is as sure as its threshold: whoever put that
+    precedent there would decide.
+    """
+    p = vote.probability
+    if unsure:
+        confidence = _confidence(text)
+        p = confidence * p + (1 - confidence) * vote.settings.prior
+    if sole is not None:
+        p = max(p, threshold)
+    return 1 - p if label is Label.HARMFUL else p
+
+
+def _sole_precedent(findings: Findings, vote: Vote, threshold: float) -> str | None:
+    """Id of the precedent without which the label would not be "not harmful"; None where there is none.
+
+    The nearest benign precedent weighs most, so that no other needs to be tried.
+    """
+    first = next((entry for entry in findings.tally if entry.label is Label.NOT_HARMFUL), None)
+    if first is None:
+        return None
+    rest = [entry for entry in findings.tally if entry is not first]
+    if not rest:
+        return first.id
+    return first.id if vote_by(rest, vote.settings, vote.regression).probability >= threshold else None
 
 
 def _at_hand(findings: Findings) -> Sequence[Precedent]:
@@ -131,87 +192,149 @@ def _at_hand(findings: Findings) -> Sequence[Precedent]:
     return sorted(unique.values(), key=lambda p: -p.similarity)
 
 
-def _strengths(held: Vote) -> Strengths:
-    """Strengths such that the rule gives "not harmful" exactly below the vote's threshold.
+def _strengths(p: float, threshold: float) -> Strengths:
+    """Strengths such that the rule gives "not harmful" exactly below the threshold.
 
     The benign evidence is strong exactly there; above it, the two are moderate until half of what is left to
     certainty, where harm is strong.
     """
-    p, threshold = held.probability, held.settings.threshold
     sure = threshold + (1 - threshold) / 2
     harmful = Strength.STRONG if p >= sure else Strength.MODERATE if p >= threshold / 2 else Strength.WEAK
     benign = Strength.STRONG if p < threshold else Strength.MODERATE if p < sure else Strength.WEAK
     return Strengths(harmful=harmful, benign=benign)
 
 
-def _rationale(label: Label, strengths: Strengths, findings: Findings, held: Vote) -> str:
-    nearest, reach = findings.exhibits[0], Coverage.of(findings)
-    halves = {
-        (True, True): "Text and picture were both weighed",
-        (True, False): "Only the text was weighed: no precedent's picture is near enough to compare with",
-        (False, True): "Only the picture was weighed: no precedent's text is near enough to compare with",
-    }[reach.text_weighed, reach.picture_weighed]
+def _rationale(label: Label, strengths: Strengths, *, findings: Findings, vote: Vote, threshold: float) -> str:
+    reach = Coverage.of(findings)
+    nearest = [
+        f"the nearest {_WORDS[one.label]} precedent is {one.id}, at {_similarities(one)}"
+        for one in sorted(
+            filter(None, (findings.nearest_harmful, findings.nearest_benign)), key=lambda one: -one.similarity
+        )
+    ]
     sentences = [
         f"Found {_WORDS[label]} on precedents alone; no model looked at the meme.",
-        f"Of the {held.voters} nearest precedents in {findings.library.name} ({findings.library.size:,} memes), "
-        f"{held.harmful} were found harmful; weighed by nearness and calibrated, that puts the probability of harm "
-        f"at {held.probability:.2f} (threshold {held.settings.threshold:.2f}).",
-        f"The nearest is {nearest.id}, found {_WORDS[nearest.label]}, at {_similarities(nearest)}.",
-        f"{halves} (weight of the text {findings.search.alpha:.2f}).",
+        f"Of the {vote.voters} nearest precedents in {findings.library.name} ({findings.library.size:,} memes), "
+        f"{vote.harmful} were found harmful. {_probability(vote)} (threshold {threshold:.2f}).",
+        f"{_capital('; '.join(nearest))}." if nearest else "",
+        f"{_HALVES[reach.text_weighed, reach.picture_weighed]} (weight of the text {findings.search.alpha:.2f}).",
         f"Evidence of harm {strengths.harmful.lower()}, benign evidence {strengths.benign.lower()}.",
-        *(f"{note[0].upper()}{note[1:]}." for note in findings.notes),
+        *(f"{_capital(note)}." for note in findings.notes),
     ]
-    return " ".join(sentences)
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _vote_reasons(held: Vote, settings: TrialSettings) -> tuple[Review, ...]:
-    distance = abs(held.probability - held.settings.threshold)
-    if distance >= settings.review_margin:
-        return ()
+_HALVES = {
+    (True, True): "Text and picture were both weighed",
+    (True, False): "Only the text was weighed: no precedent's picture is near enough to compare with",
+    (False, True): "Only the picture was weighed: no precedent's text is near enough to compare with",
+    (False, False): "No precedent is near enough to compare with by itself",
+}
+
+
+def _probability(vote: Vote) -> str:
+    """The sentence on how the probability of harm comes about."""
+    if vote.by_regression is None:
+        return f"Weighed by nearness and calibrated, that puts the probability of harm at {vote.probability:.2f}"
     return (
-        Review(
-            reason=ReviewReason.PRECEDENTS_DISAGREE,
-            detail=f"The precedents' vote ({held.probability:.2f}) is within {settings.review_margin:.2f} of its "
-            f"threshold ({held.settings.threshold:.2f}).",
-        ),
+        f"Weighed by nearness and calibrated, that puts the probability of harm at {vote.by_precedents:.2f}; a "
+        f"regression over all precedents puts it at {vote.by_regression:.2f}; both together at {vote.probability:.2f}"
     )
 
 
-def _half_reasons(findings: Findings, reach: Coverage, settings: TrialSettings) -> tuple[Review, ...]:
-    """A meme may be harmless in words and not in picture, or the other way round: half of it can't acquit unseen."""
-    if not settings.review_one_sided:
+def _capital(sentence: str) -> str:
+    return f"{sentence[:1].upper()}{sentence[1:].rstrip('.')}"
+
+
+def _contrary_precedents(vote: Vote, label: Label, threshold: float, margin: float) -> tuple[Review, ...]:
+    """A reason where the nearest precedents speak for one label, and the library as a whole for the other."""
+    if (vote.by_precedents >= threshold) != (label is Label.HARMFUL):
+        detail = (
+            f"The nearest precedents put the probability of harm at {vote.by_precedents:.2f}, the whole library at "
+            f"{vote.probability:.2f}: they lead to different labels."
+        )
+    elif abs(vote.probability - threshold) < margin:
+        detail = f"The probability of harm ({vote.probability:.2f}) is within {margin:.2f} of {threshold:.2f}."
+    else:
         return ()
-    if findings.search.has_picture and not reach.picture_weighed:
-        return (
-            Review(
-                reason=ReviewReason.PICTURE_NOT_WEIGHED,
-                detail="The verdict rests on the text alone: no precedent's picture is near enough to compare with.",
-            ),
+    return (Review(reason=ReviewReason.PRECEDENTS_DISAGREE, detail=detail),)
+
+
+def _risk_reasons(findings: Findings, risk: float, settings: TrialSettings) -> tuple[Review, ...]:
+    """A reason where the label is likelier to be wrong than the operator lets pass."""
+    if settings.review_rate == 0:
+        return ()
+    if findings.risk is None:
+        detail = (
+            f"How often the verdicts of the library {findings.library.name} are wrong was not measured: that takes 50 "
+            "memes of either label, and a library that this version built or added to."
         )
-    if findings.search.has_text and not reach.text_weighed:
-        return (
-            Review(
-                reason=ReviewReason.TEXT_NOT_WEIGHED,
-                detail="The verdict rests on the picture alone: no precedent's text is near enough to compare with.",
-            ),
-        )
+        return (Review(reason=ReviewReason.RISK_ABOVE_CUTOFF, detail=detail),)
+    point = _cutoff(findings, settings)
+    if risk <= point.cutoff:
+        return ()
+    wanted = (
+        f"at most {settings.review_risk:.1%} wrong labels that nobody looked at"
+        if settings.review_rate is None
+        else f"sending {settings.review_rate:.0%} of the memes"
+    )
+    detail = (
+        f"The label is wrong with a probability of {risk:.2f}; for {wanted}, a person looks from {point.cutoff:.2f} on."
+    )
+    return (Review(reason=ReviewReason.RISK_ABOVE_CUTOFF, detail=detail),)
+
+
+def _cutoff(findings: Findings, settings: TrialSettings) -> RiskPoint:
+    assert findings.risk is not None, "asked for where it was measured alone"
+    if settings.review_rate is not None:
+        return findings.risk.at_rate(settings.review_rate)
+    return findings.risk.at_risk(settings.review_risk)
+
+
+def _far(findings: Findings, reach: Coverage) -> tuple[Review, ...]:
+    if reach.enough:
+        return ()
+    return (Review(reason=ReviewReason.NO_SIMILAR_PRECEDENT, detail=_distance(findings, reach)),)
+
+
+def _sole_reason(sole: str | None) -> tuple[Review, ...]:
+    if sole is None:
+        return ()
+    detail = f"Without the precedent {sole}, the meme would be found harmful."
+    return (Review(reason=ReviewReason.RESTS_ON_ONE_PRECEDENT, detail=detail),)
+
+
+def _half_reasons(findings: Findings, reach: Coverage) -> tuple[Review, ...]:
+    """A signal where the meme has a half that no precedent is near enough to speak about."""
+    if findings.search.has_picture and reach.text_weighed and not reach.picture_weighed:
+        detail = "The verdict rests on the text alone: no precedent's picture is near enough to compare with."
+        return (Review(reason=ReviewReason.PICTURE_NOT_WEIGHED, detail=detail),)
+    if findings.search.has_text and reach.picture_weighed and not reach.text_weighed:
+        detail = "The verdict rests on the picture alone: no precedent's text is near enough to compare with."
+        return (Review(reason=ReviewReason.TEXT_NOT_WEIGHED, detail=detail),)
     return ()
 
 
 def unsure_text(text: TextRead, settings: TrialSettings) -> tuple[Review, ...]:
-    """Why a person must look at a meme whose text was read with little confidence; nothing where it was not."""
+    """A reason where the text was read off the picture with little confidence; nothing where it was not."""
     if text.source is not TextSource.OCR or not text.lines:
         return ()
-    # By characters: a long line that was read badly matters more than a stray mark.
-    characters = sum(len(line.text) for line in text.lines) or 1
-    confidence = sum(line.confidence * len(line.text) for line in text.lines) / characters
+    confidence = _confidence(text)
     if confidence >= settings.review_confidence:
         return ()
     detail = f"The text was read off the picture with a mean confidence of only {confidence:.2f}."
     return (Review(reason=ReviewReason.TEXT_UNSURE, detail=detail),)
 
 
-def _text_reasons(findings: Findings, text: TextRead, settings: TrialSettings) -> tuple[Review, ...]:
+def _confidence(text: TextRead) -> float:
+    """Mean confidence of what was read, in [0, 1]."""
+    # By characters: a long line that was read badly matters more than a stray mark.
+    characters = sum(len(line.text) for line in text.lines) or 1
+    return sum(line.confidence * len(line.text) for line in text.lines) / characters
+
+
+def _text_reasons(findings: Findings) -> tuple[Review, ...]:
+    """Reasons that always call a person: words that were compared with nothing."""
     reasons = []
     if findings.text_not_understood:
         detail = "The encoder can't read the text's script or signs, so that it was compared with no precedent."
@@ -219,7 +342,7 @@ def _text_reasons(findings: Findings, text: TextRead, settings: TrialSettings) -
     if findings.text_cut:
         detail = "The text is longer than the encoder reads; its end was not compared with any precedent."
         reasons.append(Review(reason=ReviewReason.TEXT_CUT, detail=detail))
-    return (*reasons, *unsure_text(text, settings))
+    return tuple(reasons)
 
 
 def _similarities(precedent: Precedent) -> str:

@@ -213,6 +213,8 @@ class Court:
             duplicates=self.duplicates,
             recorder=clerk,
             deadline=budget,
+            # A summary has nothing but its precedents to go by; a Judge that looks at the meme has better.
+            distant_vote=case.procedure is Procedure.SUMMARY,
         )
         if case.procedure is Procedure.FULL:
             await self._full(evidence, fence).run()

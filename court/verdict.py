@@ -70,7 +70,7 @@ class ReviewReason(StrEnum):
     NO_SIMILAR_PRECEDENT = "NO_SIMILAR_PRECEDENT"
     """Nothing in the library is near enough to speak about this meme."""
     PRECEDENTS_DISAGREE = "PRECEDENTS_DISAGREE"
-    """The precedents' vote is close to even."""
+    """The nearest precedents speak for the other label."""
     PICTURE_NOT_WEIGHED = "PICTURE_NOT_WEIGHED"
     """The verdict rests on the text alone."""
     TEXT_NOT_WEIGHED = "TEXT_NOT_WEIGHED"
@@ -93,6 +93,10 @@ class ReviewReason(StrEnum):
     """The meme was not found harmful, and one that is nearly the same was."""
     TEXT_NOT_UNDERSTOOD = "TEXT_NOT_UNDERSTOOD"
     """The encoder can't read the text's script or signs; the text was compared with no precedent."""
+    RISK_ABOVE_CUTOFF = "RISK_ABOVE_CUTOFF"
+    """The label is likelier to be wrong than the operator lets pass without a person."""
+    RESTS_ON_ONE_PRECEDENT = "RESTS_ON_ONE_PRECEDENT"
+    """The meme was not found harmful, and would have been without a single precedent."""
 
 
 class Review(BaseModel):
@@ -129,7 +133,12 @@ class Verdict(BaseModel):
     finding: Finding | None = None
     """``None`` where no harm was found, and where no model was asked."""
     review: tuple[Review, ...] = ()
+    """Why a person should look; empty where nobody has to."""
     rule: str = RULE
+    risk: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    """Estimated probability that the label is wrong; None where that is not known."""
+    signals: tuple[Review, ...] = ()
+    """What makes the label less sure. It raises the risk, and calls a person only through it."""
 
     @property
     def needs_human_review(self) -> bool:

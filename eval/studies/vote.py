@@ -15,8 +15,8 @@ import numpy as np
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadPicture, BadRequest
 from court.meme import Picture
-from court.precedents import Relation, vote
-from court.summary import vote_if_close
+from court.precedents import Relation
+from court.summary import vote_if_close, vote_of
 from court.verdict import Label
 from eval.datasets.protocol import Protocol, of_level
 from eval.datasets.read import LEVELS
@@ -239,7 +239,9 @@ async def _measured(
                 tally=1,
                 alpha=None,
             )
-            held = vote(findings.tally, findings.vote_settings)
+            held = vote_of(findings)
+            if held is None:
+                continue  # nothing of it could be compared
             gold.append(row.label is Label.HARMFUL)
             said.append(held.probability >= held.settings.threshold)
             probabilities.append(held.probability)

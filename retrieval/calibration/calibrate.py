@@ -1,39 +1,42 @@
-"""How a library is to be searched and how its precedents are to vote, chosen on the library itself.
+"""How a library is to be searched and how it judges, chosen on the library itself.
 
-Every meme is tried before the rest (:mod:`retrieval.calibration.leave_one_out`), by every setting of a grid, and the
-likeliest is taken; then the threshold that maximises the mean of accuracy and macro-F1. The figures that are kept are
-measured by choosing on four fifths of the memes and voting on the last, in turn: the best of many settings flatters
-itself on the memes it was chosen by.
+Every meme is tried before the rest, without what is nearly the same or stands next to it
+(:mod:`retrieval.calibration.leave_one_out`), by every setting of a grid; the likeliest is taken. Beside the vote of the
+neighbours stands a logistic regression over all vectors (:mod:`retrieval.calibration.regression`), whose held-out
+log-odds are calibrated likewise; a meme's probability of harm is that of the mean of both log-odds.
 
-So with the probabilities at which the vote settles a meme (:mod:`retrieval.calibration.thresholds`): they are chosen by
-such votes on memes that the settings have not seen, and what they are worth is measured on a fifth that neither has.
+The figures that are kept are measured by choosing on four fifths of the memes and judging the last, in turn: the best
+of many settings flatters itself on the memes it was chosen by. By the same judgments is measured how often labels are
+wrong where the riskiest memes go to a person (:class:`court.precedents.RiskCurve`), and where a vote settles a meme
+(:mod:`retrieval.calibration.thresholds`).
+
+With fewer than :data:`FEWEST_OF_A_LABEL` memes of a label nothing is chosen, fitted or measured: it would be chance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from court.precedents import MinSimilarity, VoteSettings
-from retrieval.calibration.leave_one_out import Neighbours, leave_one_out_neighbours
+from court.precedents import MinSimilarity, RiskCurve, RiskPoint, VoteSettings
+from retrieval.calibration.leave_one_out import GROUP, Neighbours, leave_one_out_neighbours, silent_memes
+from retrieval.calibration.regression import MOST, STRENGTHS, fit, held_out_log_odds
 from retrieval.calibration.thresholds import ERROR, choose_sure_range, settled
-from retrieval.library.manifest import Calibration, LabelledMeme, Safeguards, Tuning
+from retrieval.library.manifest import Calibration, LabelledMeme, Regression, Safeguards, Tuning
 
 # Each grid begins with what is preferred where several are equally good.
 _ALPHAS = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
-_KS = (25, 15, 40, 60, 100, 7)
-_TAUS = (0.1, 0.07, 0.15, 0.05, 0.2, 0.03, 0.3)
-_THRESHOLDS = np.array(sorted(np.arange(30, 71) / 100, key=lambda t: (abs(t - 0.5), t)))
+_KS = (25, 50, 15, 100)
+_TAUS = (0.1, 0.07, 0.15, 0.05, 0.2)
 _FOLDS = 5
-_FEWEST = 20
-"""Memes below which nothing is chosen: the figures would be chance."""
-_FEWEST_OF_A_LABEL = 5
+FEWEST_OF_A_LABEL = 50
+"""Memes of either label below which nothing is chosen: every fitted head collapses to the more frequent label."""
 _MOST_TRIED = 4000
 """Memes tried at most: a larger library is judged by an even sample of it."""
+_RATES = np.arange(20) / 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +47,18 @@ class _Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Votes:
-    """Votes on memes that the settings were chosen without.
+class _HeldOut:
+    """Held-out log-odds of harm of the memes that were tried, by one alpha.
 
     Attributes:
-        probabilities: float64 of shape (q,).
-        said: Boolean of shape (q,): whether the vote is for harmful.
-        labels: Boolean of shape (q,): whether it is.
+        near: Their neighbours.
+        fold: int64 of shape (q,): fold of each.
+        regression: Log-odds by the regression, shape (strengths, q); of no row where there are too few memes for one.
     """
 
-    probabilities: NDArray[np.float64]
-    said: NDArray[np.bool_]
-    labels: NDArray[np.bool_]
-
-    @classmethod
-    def joined(cls, parts: Sequence[_Votes]) -> _Votes:
-        return cls(
-            np.concatenate([part.probabilities for part in parts]),
-            np.concatenate([part.said for part in parts]),
-            np.concatenate([part.labels for part in parts]),
-        )
+    near: Neighbours
+    fold: NDArray[np.int64]
+    regression: NDArray[np.float64]
 
 
 def calibrate(
@@ -91,80 +86,180 @@ def calibrate(
     alphas = _alphas(memes)
     # As if one more of each kind had been seen: a library of one kind alone still has a prior.
     prior = harmful / n if 0 < harmful < n else (harmful + 1) / (n + 2)
-    majority = max(harmful, n - harmful) / n
     guarded = (safeguards or Safeguards()).model_copy(update={"sources": len({meme.source for meme in memes})})
-    defaults = _defaults(alphas[0], prior, floors, n, majority, error, guarded)
-    if n < _FEWEST or min(harmful, n - harmful) < _FEWEST_OF_A_LABEL:
+    defaults = _defaults(alphas[0], prior, floors, n, error=error, safeguards=guarded, harmful=harmful)
+    if min(harmful, n - harmful) < FEWEST_OF_A_LABEL:
         return defaults
 
-    # What is chosen without a fold is tried on it; without two, it also tells what may be settled in a third.
-    candidates: dict[frozenset[int], list[_Choice]] = {
-        frozenset(left): [] for size in range(3) for left in combinations(range(_FOLDS), size)
-    }
-    tried: dict[float, tuple[Neighbours, NDArray[np.int64]]] = {}
+    # What is chosen without a fold is tried on it.
+    chosen: dict[int | None, _Choice] = {}
+    tried: dict[float, Neighbours] = {}
     found = leave_one_out_neighbours(
-        rows, memes, text_dim, alphas=alphas, depth=max(_KS) + 1, limit=_MOST_TRIED, safeguards=guarded
+        rows, memes, text_dim, alphas=alphas, depth=max(_KS) + 1, limit=_MOST_TRIED, apart=True, safeguards=guarded
     )
     for number, (alpha, near) in enumerate(zip(alphas, found, strict=True)):
-        if near.labels.size < _FEWEST or min(near.labels.sum(), (~near.labels).sum()) < _FEWEST_OF_A_LABEL:
-            return defaults  # many memes, but most of them twins of each other
-        fold = np.arange(near.labels.size) % _FOLDS
-        tried[alpha] = (near, fold)
+        if min(near.labels.sum(), (~near.labels).sum()) < FEWEST_OF_A_LABEL:
+            return defaults  # many memes, but most of them nearly the same
+        tried[alpha] = near
         logits, settings = _grid(near, prior)
-        for left, choices in candidates.items():
-            choices.append(_best(alpha, logits, settings, near.labels, ~np.isin(fold, list(left))))
+        for left in (None, *range(_FOLDS)):
+            choice = _best(alpha, logits, settings, near.labels, _folds(near.rows) != left)
+            if left not in chosen or choice.likelihood > chosen[left].likelihood:
+                chosen[left] = choice
         if progress:
             progress(number + 1, len(alphas))
-    chosen = {left: _first_best(choices) for left, choices in candidates.items()}
 
-    def held_out(fold: int, left: frozenset[int]) -> _Votes:
-        """The votes on a fold by what was chosen without the folds in ``left``, itself among them."""
-        choice = chosen[left]
-        near, folds = tried[choice.alpha]
-        part = folds == fold
-        p = safeguarded_votes(near.similarities[part], near.harmful[part], choice.settings, guarded)
-        return _Votes(p, p >= choice.settings.threshold, near.labels[part])
+    x_of, held_out = {}, {}
+    for alpha in {choice.alpha for choice in chosen.values()}:
+        x_of[alpha] = _features(rows, text_dim, alpha)
+        held_out[alpha] = _held_out(x_of[alpha], memes, tried[alpha], guarded)
+    best = chosen[None]
+    scales = {left: _scale(held_out[choice.alpha], left) for left, choice in chosen.items()}
 
-    best = chosen[frozenset()]
-    votes = _Votes.joined([held_out(fold, frozenset({fold})) for fold in range(_FOLDS)])
-    accuracy, macro_f1 = _scores(votes.labels[None], votes.said[None])
-    settles = choose_sure_range(votes.probabilities, votes.labels, best.settings.threshold, error)
-    settled_share, settled_error = _settling(held_out, chosen, error)
+    def judged(fold: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Probabilities of harm of a fold's memes by what was chosen without it, and their labels."""
+        choice, held = chosen[fold], held_out[chosen[fold].alpha]
+        part = held.fold == fold
+        p = safeguarded_votes(held.near.similarities[part], held.near.harmful[part], choice.settings, guarded)
+        strength, intercept, slope = scales[fold]
+        z = intercept + slope * held.regression[strength, part]
+        return _sigmoid((_logit(np.clip(p, 1e-9, 1 - 1e-9)) + z) / 2), held.near.labels[part]
+
+    parts = [judged(fold) for fold in range(_FOLDS)]
+    p, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
+    said = p >= best.settings.threshold
+    accuracy, macro_f1 = _scores(labels[None], said[None])
+    settles = choose_sure_range(p, labels, best.settings.threshold, error)
+    settled_share, settled_error = _settling(parts, best.settings.threshold, error)
     return Tuning(
         alpha=best.alpha,
         vote=best.settings,
         floors=floors,
         calibration=Calibration(
             method="leave-one-out",
-            n=int(votes.labels.size),
+            n=int(labels.size),
             accuracy=float(accuracy[0]),
             macro_f1=float(macro_f1[0]),
-            brier=float(np.mean((votes.probabilities - votes.labels) ** 2)),
-            majority=float(max(votes.labels.mean(), 1 - votes.labels.mean())),
+            brier=float(np.mean((p - labels) ** 2)),
+            majority=float(max(labels.mean(), 1 - labels.mean())),
             settled_share=settled_share,
             settled_error=settled_error,
-            note="" if votes.labels.size == n else f"measured on {votes.labels.size} of {n} memes",
+            note="" if labels.size == n else f"measured on {labels.size} of {n} memes",
         ),
         settles=settles,
         settle_error=error,
         safeguards=guarded,
+        regression=_regression(x_of[best.alpha], memes, text_dim, best.alpha, scales[None], guarded),
+        risk=risk_curve(p, said != labels),
+    )
+
+
+def risk_curve(p: NDArray[np.float64], wrong: NDArray[np.bool_]) -> RiskCurve:
+    """The errors among the rest where the riskiest memes go to a person, by their share.
+
+    Args:
+        p: Probabilities of harm, shape (n,).
+        wrong: True where the label that follows from it is wrong, shape (n,).
+    """
+    risk = np.minimum(p, 1 - p)
+    order = np.argsort(risk, kind="stable")
+    kept = [len(p) - int(rate * len(p)) for rate in _RATES]
+    missed = [int(wrong[order[:n]].sum()) for n in kept]
+    return RiskCurve(
+        n=len(p),
+        points=tuple(
+            RiskPoint(
+                rate=rate,
+                cutoff=float(risk[order[n - 1]]),
+                risk=(errors + 1) / (len(p) + 1),
+                error=min((errors + 1) / (n + 1), 1.0),
+            )
+            for rate, n, errors in zip(_RATES.tolist(), kept, missed, strict=True)
+        ),
     )
 
 
 def _settling(
-    held_out: Callable[[int, frozenset[int]], _Votes], chosen: Mapping[frozenset[int], _Choice], error: float
+    parts: Sequence[tuple[NDArray[np.float64], NDArray[np.bool_]]], threshold: float, error: float
 ) -> tuple[float, float | None]:
-    """Share of the memes that are settled by what was chosen without their fold, and of those the share of errors."""
+    """Share of the memes that are settled by bounds chosen without their fold, and of those the share of errors."""
     n = done = wrong = 0
-    for fold in range(_FOLDS):
-        alone = frozenset({fold})
-        others = _Votes.joined([held_out(other, alone | {other}) for other in range(_FOLDS) if other != fold])
-        settles = choose_sure_range(others.probabilities, others.labels, chosen[alone].settings.threshold, error)
-        votes = held_out(fold, alone)
-        sure = settled(votes.probabilities, settles)
+    for fold, (p, labels) in enumerate(parts):
+        others = [part for place, part in enumerate(parts) if place != fold]
+        settles = choose_sure_range(
+            np.concatenate([other for other, _ in others]),
+            np.concatenate([other for _, other in others]),
+            threshold,
+            error,
+        )
+        sure = settled(p, settles)
         n, done = n + sure.size, done + int(sure.sum())
-        wrong += int((sure & (votes.said != votes.labels)).sum())
+        wrong += int((sure & ((p >= threshold) != labels)).sum())
     return done / n, wrong / done if done else None
+
+
+def _folds(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Fold of memes at these places, shape (n,): neighbours in the library share one."""
+    return rows // GROUP % _FOLDS
+
+
+def _features(rows: NDArray[np.float32], text_dim: int, alpha: float) -> NDArray[np.float64]:
+    """Vectors whose inner product is the fused similarity, shape (n, dim); halves without weight are zeros."""
+    x = rows.astype(np.float64)
+    x[:, :text_dim] *= alpha**0.5
+    x[:, text_dim:] *= (1 - alpha) ** 0.5
+    return x
+
+
+def _held_out(
+    x: NDArray[np.float64], memes: Sequence[LabelledMeme], near: Neighbours, safeguards: Safeguards
+) -> _HeldOut:
+    sample, heard = _sample(memes, safeguards, near.rows)
+    labels = np.array([memes[row].harmful for row in sample.tolist()])
+    used = x[sample][:, x.any(axis=0)]
+    z = held_out_log_odds(used, labels, _folds(sample), heard)
+    return _HeldOut(near, _folds(near.rows), z[:, np.searchsorted(sample, near.rows)])
+
+
+def _sample(
+    memes: Sequence[LabelledMeme], safeguards: Safeguards, also: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Places of an even sample and of ``also``, in order, and which of them may be learnt from."""
+    silent, _ = silent_memes(memes, safeguards)
+    even = np.linspace(0, len(memes) - 1, min(len(memes), MOST)).round().astype(np.int64)
+    sample = np.union1d(even, also)
+    return sample, ~silent[sample]
+
+
+def _scale(held: _HeldOut, left: int | None) -> tuple[int, float, float]:
+    """Number of the likeliest strength, and intercept and slope that calibrate it, chosen without a fold."""
+    others = held.fold != left
+    z, labels = held.regression[:, others], held.near.labels[others]
+    intercept, slope = fit_logistic(z, labels)
+    p = _sigmoid(intercept[:, None] + slope[:, None] * z)
+    best = int(np.argmax(_likelihood(p, labels)))
+    return best, float(intercept[best]), float(slope[best])
+
+
+def _regression(
+    x: NDArray[np.float64],
+    memes: Sequence[LabelledMeme],
+    text_dim: int,
+    alpha: float,
+    scale: tuple[int, float, float],
+    safeguards: Safeguards,
+) -> Regression:
+    """The regression over the whole library, its calibration and the weights of the halves folded in."""
+    sample, heard = _sample(memes, safeguards, np.empty(0, dtype=np.int64))
+    learnt = sample[heard]
+    number, intercept, slope = scale
+    used = x.any(axis=0)
+    fitted = fit(x[learnt][:, used], np.array([memes[row].harmful for row in learnt.tolist()]), STRENGTHS[number])
+    weights = np.zeros(x.shape[1])
+    weights[used] = slope * fitted.weights
+    weights[:text_dim] *= alpha**0.5
+    weights[text_dim:] *= (1 - alpha) ** 0.5
+    return Regression.of(weights, intercept + slope * fitted.intercept, text_dim=text_dim, strength=STRENGTHS[number])
 
 
 def shares(
@@ -228,7 +323,14 @@ def _alphas(memes: Sequence[LabelledMeme]) -> tuple[float, ...]:
 
 
 def _defaults(
-    alpha: float, prior: float, floors: MinSimilarity, n: int, majority: float, error: float, guarded: Safeguards
+    alpha: float,
+    prior: float,
+    floors: MinSimilarity,
+    n: int,
+    *,
+    error: float,
+    safeguards: Safeguards,
+    harmful: int,
 ) -> Tuning:
     return Tuning(
         alpha=alpha,
@@ -237,11 +339,11 @@ def _defaults(
         calibration=Calibration(
             method="defaults",
             n=0,
-            majority=majority,
-            note=f"nothing was chosen: that takes {_FEWEST} memes that differ, {_FEWEST_OF_A_LABEL} of each label",
+            majority=max(harmful, n - harmful) / n,
+            note=f"nothing was chosen: that takes {FEWEST_OF_A_LABEL} memes of each label that differ",
         ),
         settle_error=error,
-        safeguards=guarded,
+        safeguards=safeguards,
     )
 
 
@@ -271,20 +373,20 @@ def _best(
     intercept, slope = fit_logistic(x, y)
     p = _sigmoid(intercept[:, None] + slope[:, None] * x)
     # Likelihood tells settings apart by every meme, accuracy only by those near the threshold: of a few hundred memes
-    # the latter is mostly chance. Rounded, so that what is equal but for the last bit is equal, and the first is taken.
-    likelihood = np.where(y, np.log(p), np.log1p(-p)).mean(axis=1).round(9)
+    # the latter is mostly chance. The threshold stays in the middle: moving it cost accuracy on held-out memes.
+    likelihood = _likelihood(p, y)
     best = int(np.argmax(likelihood))
-    worth = np.array([np.mean(_scores(y[None], p[best : best + 1] >= threshold)) for threshold in _THRESHOLDS]).round(9)
-    # The first is the middle. It is left only for a gain of more than one standard error.
-    threshold = _THRESHOLDS[int(np.argmax(worth))] if worth.max() - worth[0] > 0.5 / y.size**0.5 else _THRESHOLDS[0]
-    tuned = settings[best].model_copy(
-        update={"intercept": float(intercept[best]), "slope": float(slope[best]), "threshold": float(threshold)}
-    )
+    tuned = settings[best].model_copy(update={"intercept": float(intercept[best]), "slope": float(slope[best])})
     return _Choice(alpha, tuned, float(likelihood[best]))
 
 
-def _first_best(choices: Sequence[_Choice]) -> _Choice:
-    return max(choices, key=lambda choice: choice.likelihood)
+def _likelihood(p: NDArray[np.float64], y: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Mean log-likelihood of each row of p, shape (m, q).
+
+    Rounded, so that what is equal but for the last bit is equal, and the first is taken.
+    """
+    likelihood: NDArray[np.float64] = np.where(y, np.log(p), np.log1p(-p)).mean(axis=1).round(9)
+    return likelihood
 
 
 def fit_logistic(

@@ -1,7 +1,9 @@
 """Each meme of a library put on trial before the rest of it: the neighbours that calibration votes with.
 
 With a meme, everything that shares its picture or its words is left out, since a meme that is tried for the first time
-has no such twin: with them in, a vote would look better than it is.
+has no such twin: with them in, a vote would look better than it is. For calibration, what is nearly the same and what
+stands next to it in the library is left out too: memes that were collected together resemble each other more than the
+next one to be judged resembles any of them.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ from retrieval.library.filters import duplicate_key
 from retrieval.library.manifest import LabelledMeme, Safeguards
 from retrieval.text import normalise_text, text_key
 
+GROUP = 8
+"""Neighbouring memes of a library that are kept together in a fold, or left out together."""
+NEARLY = 0.9
+"""Cosine of text or picture above which two memes are nearly the same."""
 _BLOCK = 256
 """Memes tried at once: bounds the matrix of similarities to 256 x n."""
 
@@ -46,6 +52,7 @@ def leave_one_out_neighbours(
     depth: int,
     limit: int,
     twins_too: bool = True,
+    apart: bool = False,
     safeguards: Safeguards | None = None,
 ) -> Iterator[Neighbours]:
     """For each alpha, the neighbours of each meme; of evenly spaced ones where there are more than ``limit``.
@@ -62,6 +69,8 @@ def leave_one_out_neighbours(
         depth: How many neighbours, at most.
         limit: How many memes to try at most.
         twins_too: Whether what shares its picture or its words is left out with a meme.
+        apart: True to leave out, too, what is nearly the same (:data:`NEARLY`) and what stands in the same block of
+            :data:`GROUP` memes, which a data set often took from one place.
         safeguards: The library's; None for those that every library has.
     """
     n = len(memes)
@@ -73,8 +82,9 @@ def leave_one_out_neighbours(
     has_text = np.array([meme.has_text for meme in memes])
     has_picture = np.array([meme.has_picture for meme in memes])
     depth = min(depth, n)
-    silent, following = _silent(memes, guarded)
+    silent, following = silent_memes(memes, guarded)
     sources = _codes(f"={meme.source}" for meme in memes)
+    groups = np.arange(n) // GROUP
 
     near = np.empty((len(alphas), tried.size, depth))
     harm = np.empty(near.shape, dtype=np.bool_)
@@ -85,6 +95,9 @@ def leave_one_out_neighbours(
         left_out = (texts[block, None] == texts) & (texts[block, None] >= 0)
         left_out |= (pixels[block, None] == pixels) & (pixels[block, None] >= 0)
         left_out &= twins_too
+        if apart:
+            left_out |= (by_text > NEARLY) | (by_picture > NEARLY)
+            left_out |= groups[block, None] == groups
         left_out |= silent
         # Where the first of some clones is the one that is tried, the next speaks for the rest.
         next_ = following[block]
@@ -109,8 +122,8 @@ def leave_one_out_neighbours(
         yield Neighbours(near[number, found], harm[number, found], labels[tried][found], tried[found])
 
 
-def _silent(memes: Sequence[LabelledMeme], safeguards: Safeguards) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Which memes have no voice, shape (n,); and for each first of some clones the next, else -1, shape (n,)."""
+def silent_memes(memes: Sequence[LabelledMeme], safeguards: Safeguards) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Memes that have no voice, shape (n,); and for each first of some clones the next, else -1, shape (n,)."""
     verified = np.array([meme.verified for meme in memes], dtype=np.bool_)
     silent = ~verified if safeguards.verified_only and verified.any() else np.zeros(len(memes), dtype=np.bool_)
     following = np.full(len(memes), -1, dtype=np.int64)

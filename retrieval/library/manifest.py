@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from court.precedents import MinSimilarity, PrecedentLabel, SureRange, VoteSettings
+from court.precedents import MinSimilarity, PrecedentLabel, RiskCurve, SureRange, VoteSettings
 from court.verdict import Label
 from retrieval.embed.encoder import EncoderIdentity
 
@@ -162,6 +163,15 @@ class Calibration(_Stored):
     """Share of those that it settled wrongly; None where it settled none."""
     note: str = ""
 
+    @property
+    def accuracy_interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval of the accuracy, in [0, 1]; all of it where it was not measured."""
+        if self.accuracy is None:
+            return 0.0, 1.0
+        z, p, n = 1.96, self.accuracy, self.n
+        middle, half = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
+        return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+
 
 class Safeguards(_Stored):
     """What keeps a few precedents from deciding for all; chosen when a library is built, and calibrated with.
@@ -187,8 +197,35 @@ class Safeguards(_Stored):
         return self.per_source if self.sources > 1 else None
 
 
-USUAL = Safeguards(no_sole_acquittal=True, per_cluster=1)
-"""What a library is built with where nobody says: nobody acquits alone, and a crowd of the same has one voice."""
+USUAL = Safeguards(per_cluster=1)
+"""Safeguards of a library where nobody says otherwise: a crowd of the same memes has one voice."""
+
+
+class Regression(_Stored):
+    """A logistic regression of harm on a meme's vectors, fitted to a library and calibrated on held-out memes of it."""
+
+    intercept: float = Field(allow_inf_nan=False)
+    weights: str
+    """float32 of shape (text_dim + picture_dim,), little-endian, base64."""
+    text_dim: int = Field(ge=0)
+    """Length of the text half."""
+    strength: float = Field(gt=0)
+    """Inverse strength of its L2 penalty (C), chosen by held-out likelihood."""
+
+    @classmethod
+    def of(cls, weights: NDArray[np.float64], intercept: float, *, text_dim: int, strength: float) -> Self:
+        """A regression of these weights, shape (text_dim + picture_dim,)."""
+        packed = base64.b64encode(weights.astype("<f4").tobytes()).decode("ascii")
+        return cls(intercept=intercept, weights=packed, text_dim=text_dim, strength=strength)
+
+    def log_odds(self, text: NDArray[np.float32] | None, picture: NDArray[np.float32] | None) -> float:
+        """Calibrated log-odds of harm of a meme's vectors, shapes (text_dim,) and (picture_dim,); None says nothing."""
+        weights = np.frombuffer(base64.b64decode(self.weights), dtype="<f4").astype(np.float64)
+        z = self.intercept
+        for half, part in ((text, weights[: self.text_dim]), (picture, weights[self.text_dim :])):
+            if half is not None:
+                z += float(half.astype(np.float64) @ part)
+        return z
 
 
 class Tuning(_Stored):
@@ -205,6 +242,10 @@ class Tuning(_Stored):
     """Share of wrong labels that was put up with there; all libraries of before this was kept put up with the same."""
     safeguards: Safeguards = Safeguards()
     """Libraries of before this was kept had none."""
+    regression: Regression | None = None
+    """Joined with the vote; None where there were too few memes to fit one."""
+    risk: RiskCurve | None = None
+    """How often verdicts are wrong, by how many memes are sent to a person; None where it was not measured."""
 
 
 class Manifest(_Stored):

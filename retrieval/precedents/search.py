@@ -199,7 +199,9 @@ def _perhaps_sole(findings: Findings) -> list[str]:
     settings = findings.vote_settings
     benign = [entry.id for entry in findings.tally[: settings.k] if entry.label is Label.NOT_HARMFUL]
     without = {id_: [entry for entry in findings.tally if entry.id != id_] for id_ in benign}
-    probability = {id_: vote(rest, settings).probability if rest else 1.0 for id_, rest in without.items()}
+    probability = {
+        id_: vote(rest, settings, findings.regression).probability if rest else 1.0 for id_, rest in without.items()
+    }
     weighty = [id_ for id_ in benign if probability[id_] >= settings.threshold]
     shown = (*findings.exhibits, *filter(None, [findings.nearest_benign]))
     near = [one.id for one in shown if one.label is Label.NOT_HARMFUL]
@@ -227,6 +229,13 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
         excluded += sorted(twins)
         if twins:
             notes.append(f"{len(twins)} precedents were left out as the same meme or nearly the same.")
+
+    regression = None
+    if tuning.regression is not None and used is not None:
+        if excluded or wanted.where not in (None, Filter()):
+            notes.append("The library's regression was left out: it was fitted to precedents that were not searched.")
+        else:
+            regression = tuning.regression.log_odds(query.text, query.picture)
 
     found: tuple[Precedent, ...] = ()
     counted: tuple[TallyEntry, ...] = ()
@@ -268,6 +277,8 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
         settles=tuning.settles,
         text_cut=query.text_cut,
         text_not_understood=query.text_not_understood,
+        regression=regression,
+        risk=tuning.risk,
         notes=tuple(notes),
     )
 

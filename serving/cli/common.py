@@ -94,6 +94,22 @@ def trial_options(command: F) -> F:
         ),
         click.option("--model", help="The model to ask there; each role may have its own, in the file of settings."),
         click.option("--max-tokens", type=int, help="Of a model's reply, at most. [default: by trial.reply_chars]"),
+        click.option(
+            "--risk",
+            "review_risk",
+            type=click.FloatRange(0, 1, min_open=True, max_open=True),
+            help="Share of memes whose label may be wrong without a person looking, in a summary. [default: 0.1]",
+        ),
+        click.option(
+            "--review-rate",
+            type=click.FloatRange(0, 1),
+            help="Share of memes to send to a person for their risk, in place of --risk; 0 sends none.",
+        ),
+        click.option(
+            "--harm-cost",
+            type=click.FloatRange(0.01, 100),
+            help="How many false alarms a missed harmful meme is worth, in a summary. [default: 1]",
+        ),
         click.option("--policy", type=click.Path(path_type=Path), help="The file of the policy (TOML)."),
         click.option(
             "--without",
@@ -112,20 +128,18 @@ def trial_options(command: F) -> F:
 
 
 def trial_settings(
-    procedure: str | None,
-    llm_url: str | None,
-    model: str | None,
-    max_tokens: int | None,
-    policy: Path | None,
-    without: tuple[str, ...],
-    dull_judge: bool | None,
-    stance_at: str | None,
+    *,
+    procedure: str | None = None,
+    llm_url: str | None = None,
+    model: str | None = None,
+    max_tokens: int | None = None,
+    policy: Path | None = None,
+    without: tuple[str, ...] = (),
+    **named: Any,
 ) -> dict[str, Any]:
-    """What :func:`trial_options` gave, as settings; only what was given."""
+    """What :func:`trial_options` gave, as settings; only what was given. ``named`` are settings of a trial."""
     trial: dict[str, Any] = dict.fromkeys(without, False)
-    trial |= {
-        name: value for name, value in (("dull_judge", dull_judge), ("stance_at", stance_at)) if value is not None
-    }
+    trial |= {name: value for name, value in named.items() if value is not None}
     asked = {"url": llm_url, "model": model, "max_tokens": max_tokens}
     llm = {name: value for name, value in asked.items() if value is not None}
     given = {"procedure": procedure.upper() if procedure else None, "policy": policy, "trial": trial, "llm": llm}

@@ -272,6 +272,8 @@ def show_verdict(
     if response.HasField("harm_score"):
         meaning = _MEANINGS.get(response.harm_score_meaning, "a score that this client does not know")
         click.echo(f"  harm score  {response.harm_score:.2f} ({meaning})")
+    if response.HasField("risk"):
+        click.echo(f"  risk        {response.risk:.2f} (probability that the label is wrong)")
     if response.HasField("strengths"):
         harmful, benign = (
             wire.Strength.Name(s).removeprefix("STRENGTH_").lower()
@@ -295,6 +297,8 @@ def show_verdict(
     for review in response.review_reasons:
         click.echo(click.style("  a person should look", bold=True))
         click.echo(paragraph(review.detail, "    "))
+    for signal in response.signals:
+        click.echo(paragraph(f"Less sure: {signal.detail}"))
     kept = f" --docket {docket}" if docket else ""
     click.echo(f"  record      {_this_command()} records show {response.verdict_id}{kept}{where}")
     click.echo()

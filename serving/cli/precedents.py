@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from retrieval.embed.encoder import Encoder
     from retrieval.library.filters import Filter
     from retrieval.library.library import Library
-    from retrieval.library.manifest import Safeguards
+    from retrieval.library.manifest import Safeguards, Tuning
     from retrieval.library.sources import Source
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -131,7 +131,10 @@ for _command in (*COMMANDS, check, push):
     "--verified-only", is_flag=True, help="Leave out precedents that nobody has confirmed, once any is confirmed."
 )
 @click.option(
-    "--sole-acquittal", is_flag=True, help="Let the vote acquit on account of a single precedent, whoever put it there."
+    "--sole-acquittal/--no-sole-acquittal",
+    default=True,
+    help="Let the vote acquit on account of a single precedent, which the verdict then says and counts as a risk; or "
+    "leave that precedent out.",
 )
 @_encoder
 @click.option(
@@ -531,6 +534,31 @@ def _told(library: Library, report: BuildReport, as_json: bool) -> None:
     _describe(library)
 
 
+def _describe_worth(tuning: Tuning) -> None:
+    """Prints how often the library's labels are right, and what sending memes to a person buys."""
+    calibration, risk = tuning.calibration, tuning.risk
+    if calibration.accuracy is None or calibration.macro_f1 is None or calibration.brier is None:
+        click.echo(f"worth        not measured: {calibration.note}; every verdict asks for a person")
+        return
+    low, high = calibration.accuracy_interval
+    click.echo(
+        f"worth        on held-out memes: accuracy {calibration.accuracy:.3f} [{low:.3f}, {high:.3f}], macro-F1 "
+        f"{calibration.macro_f1:.3f}, Brier {calibration.brier:.3f} over {calibration.n:,} memes; "
+        f"always saying the more frequent label {calibration.majority:.3f}"
+    )
+    if risk is None:
+        click.echo("review       not measured by the version that wrote this; every verdict asks for a person")
+        return
+    click.echo("review       sent to a person   wrong and unseen, of all   wrong among the rest")
+    for point in risk.points[::2]:
+        click.echo(f"             {point.rate:>16.0%}   {point.risk:>24.3f}   {point.error:>20.3f}")
+    default = risk.at_risk(0.1)
+    click.echo(
+        f"             For at most 10 % wrong and unseen, {default.rate:.0%} go to a person. These are means over "
+        "memes like the library's, not a promise for one day."
+    )
+
+
 def _describe(library: Library) -> None:
     manifest = library.manifest
     counts, tuning = library.counts, manifest.tuning
@@ -552,14 +580,9 @@ def _describe(library: Library) -> None:
         f"slope {vote.slope:.3f}, threshold {vote.threshold:.3f}, weight of the text {tuning.alpha:.2f}"
     )
     click.echo(f"floors       text {tuning.floors.text:.2f}, picture {tuning.floors.picture:.2f}")
-    if calibration.accuracy is None or calibration.macro_f1 is None or calibration.brier is None:
-        click.echo(f"worth        not measured: {calibration.note}")
-    else:
-        click.echo(
-            f"worth        leaving each out: accuracy {calibration.accuracy:.3f}, macro-F1 {calibration.macro_f1:.3f}, "
-            f"Brier {calibration.brier:.3f} over {calibration.n:,} memes; "
-            f"always saying the more frequent label {calibration.majority:.3f}"
-        )
+    if tuning.regression is not None:
+        click.echo(f"regression   over all vectors, C {tuning.regression.strength:g}; averaged with the vote")
+    _describe_worth(tuning)
     if tuning.settles is None:
         click.echo(
             f"settles      nothing at an error of {tuning.settle_error:.1%}: a cascade always goes on to the full trial"

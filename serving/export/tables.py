@@ -143,6 +143,7 @@ def row_of(record: TrialRecord) -> dict[str, Any]:
         "benign_strength": str(strengths.benign) if strengths else None,
         "harm_score": verdict.harm_score if verdict else None,
         "harm_score_meaning": str(verdict.harm_score_meaning) if verdict and verdict.harm_score_meaning else None,
+        "risk": verdict.risk if verdict else None,
         "category": finding.category if finding else None,
         "clause": finding.clause if finding else None,
         "target": finding.target if finding else None,
@@ -177,7 +178,17 @@ def schema_of(pa: Any) -> pyarrow.Schema:
         (
             *("trial_id", "opened_at", "seconds", "procedure", "namespace", "content_id", "request_id", "state"),
             *("label", "court_label", "harmful_strength", "benign_strength", "harm_score", "harm_score_meaning"),
-            *("category", "clause", "target", "rationale", "review_reasons", "reviewed", "failure_reason", "text"),
+            *(
+                "risk",
+                "category",
+                "clause",
+                "target",
+                "rationale",
+                "review_reasons",
+                "reviewed",
+                "failure_reason",
+                "text",
+            ),
             *("text_source", "precedents", "vote", "model_calls", "tokens_in", "tokens_out", "tokens_cached"),
             *("models", "software", "settings", "prompts", "policy", "library", "encoder", "pixels_sha256", "events"),
         ),
@@ -185,7 +196,7 @@ def schema_of(pa: Any) -> pyarrow.Schema:
     )
     columns |= {"opened_at": pa.timestamp("us", tz="UTC"), "review_reasons": pa.list_(text)}
     columns |= {"precedents": pa.list_(text)}
-    columns |= dict.fromkeys(("seconds", "harm_score", "vote"), share)
+    columns |= dict.fromkeys(("seconds", "harm_score", "risk", "vote"), share)
     columns |= dict.fromkeys(("model_calls", "tokens_in", "tokens_out", "tokens_cached"), number)
     return pa.schema(list(columns.items()), metadata={"format": "memecourt-trials/1"})
 

@@ -14,7 +14,7 @@ from court.errors import BadRequest
 from court.events import NearDuplicate, NearDuplicatesFound, Procedure, VerdictGiven
 from court.precedents import Precedent, PrecedentLabel
 from court.record import TrialRecord
-from court.verdict import Label
+from court.verdict import Label, Review
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import current
 from serving.docket.ports import Receipt
@@ -115,10 +115,8 @@ def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
         rationale=verdict.rationale,
         precedents=[precedent_of(exhibit) for exhibit in findings.exhibits] if findings else [],
         needs_human_review=verdict.needs_human_review,
-        review_reasons=[
-            wire.Review(reason=wire.ReviewReason.Value(f"REVIEW_REASON_{review.reason}"), detail=review.detail)
-            for review in verdict.review
-        ],
+        review_reasons=list(map(_review, verdict.review)),
+        signals=list(map(_review, verdict.signals)),
         text=wire.JudgedText(text=text.text, source=wire.TextSource.Value(f"TEXT_SOURCE_{text.source}")),
         procedure=wire.Procedure.Value(f"PROCEDURE_{opened.procedure}"),
         policy=wire.PolicyReference(id=opened.policy.id, version=opened.policy.version, digest=opened.policy.digest),
@@ -146,6 +144,8 @@ def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
     if verdict.harm_score is not None and verdict.harm_score_meaning is not None:
         response.harm_score = verdict.harm_score
         response.harm_score_meaning = wire.ScoreMeaning.Value(f"SCORE_MEANING_{verdict.harm_score_meaning}")
+    if verdict.risk is not None:
+        response.risk = verdict.risk
     if verdict.finding is not None:
         found = verdict.finding
         response.finding.CopyFrom(wire.Finding(category=found.category, clause=found.clause, target=found.target))
@@ -158,6 +158,10 @@ def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
 def receipt_of(receipt: Receipt) -> wire.Receipt:
     """The receipt of a verdict."""
     return wire.Receipt(checkpoint=receipt.checkpoint, entry=receipt.number, header=receipt.header, proof=receipt.proof)
+
+
+def _review(review: Review) -> wire.Review:
+    return wire.Review(reason=wire.ReviewReason.Value(f"REVIEW_REASON_{review.reason}"), detail=review.detail)
 
 
 def _content_of(record: TrialRecord) -> wire.Content:

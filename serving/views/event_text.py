@@ -158,8 +158,10 @@ def _cited(event: e.PrecedentsCited) -> Iterator[Piece]:
         yield Fact(
             "vote",
             f"{vote.harmful} of {vote.voters} harmful, weighted share {vote.share:.3f}, "
-            f"calibrated {vote.probability:.3f}, threshold {vote.settings.threshold:.3f}",
+            f"calibrated {vote.by_precedents:.3f}, threshold {vote.settings.threshold:.3f}",
         )
+        if vote.by_regression is not None:
+            yield Fact("regression", f"{vote.by_regression:.3f}; both together {vote.probability:.3f}")
 
 
 def _given(event: e.VerdictGiven) -> Iterator[Piece]:
@@ -169,6 +171,8 @@ def _given(event: e.VerdictGiven) -> Iterator[Piece]:
         yield Fact("finding", f"{found.category}, clause {found.clause or '–'}, aimed at {found.target or '–'}")
     if verdict.harm_score is not None:
         yield Fact("harm score", f"{verdict.harm_score:.3f} ({word(verdict.harm_score_meaning)})")
+    if verdict.risk is not None:
+        yield Fact("risk", f"{verdict.risk:.3f} that the label is wrong")
     if verdict.strengths:
         harmful, benign = word(verdict.strengths.harmful), word(verdict.strengths.benign)
         yield Fact("strengths", f"harmful {harmful}, benign {benign}")
@@ -177,6 +181,8 @@ def _given(event: e.VerdictGiven) -> Iterator[Piece]:
     yield Speech(verdict.rationale)
     for review in verdict.review:
         yield Speech(f"a person should look: {review.detail} ({word(review.reason)})")
+    for signal in verdict.signals:
+        yield Speech(f"less sure: {signal.detail} ({word(signal.reason)})")
     for sign in event.steering:
         yield Fact("steering", _sign(sign))
 

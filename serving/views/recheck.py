@@ -87,7 +87,7 @@ def _vote(record: TrialRecord) -> Iterator[Difference]:
         if not cited.findings.tally:
             yield Difference(cited.seq, "the precedents' vote", f"{cited.vote.probability:.3f}", "none: nothing voted")
             continue
-        held = vote(cited.findings.tally, cited.vote.settings)
+        held = vote(cited.findings.tally, cited.vote.settings, cited.vote.regression)
         if not math.isclose(held.probability, cited.vote.probability, abs_tol=_SAME) or (
             (held.voters, held.harmful) != (cited.vote.voters, cited.vote.harmful)
         ):

@@ -16,6 +16,8 @@ from court.precedents import (
     MinSimilarity,
     Precedent,
     Relation,
+    RiskCurve,
+    RiskPoint,
     Search,
     TallyEntry,
     VoteSettings,
@@ -26,6 +28,14 @@ H, N = Label.HARMFUL, Label.NOT_HARMFUL
 
 LIBRARY = LibraryIdentity(name="test", digest="sha256:0", size=100, encoder="test encoder", with_picture=100)
 VOTE = VoteSettings(k=5, tau=0.1, prior=0.5, prior_weight=0.5)
+RISK = RiskCurve(
+    n=99,
+    points=(
+        RiskPoint(rate=0.0, cutoff=0.5, risk=0.2, error=0.2),
+        RiskPoint(rate=0.2, cutoff=0.4, risk=0.1, error=0.125),
+        RiskPoint(rate=0.6, cutoff=0.2, risk=0.02, error=0.05),
+    ),
+)
 
 
 def precedent(
@@ -62,6 +72,7 @@ def findings(
         "nearest_benign": next((p for p in found if p.label is N), None),
         "tally": tuple(TallyEntry(id=p.id, label=p.label, similarity=p.similarity) for p in found),
         "vote_settings": VOTE,
+        "risk": RISK,
     }
     return Findings(**{**values, **changes})
 

@@ -216,11 +216,11 @@ def test_what_the_safeguard_costs_is_what_the_court_itself_says(tmp_path):
     assert float(np.mean(said == near.labels)) == pytest.approx(np.mean(guarded != harmful), abs=0.01)
 
 
-def test_libraries_are_built_with_it_unless_somebody_says_otherwise(tmp_path):
+def test_libraries_are_built_with_the_safeguards_that_are_asked_for(tmp_path):
     (tmp_path / "memes.csv").write_text("id,label,text\n" + "".join(f"m{n},{n % 2},cake {n}\n" for n in range(30)))
     for options, guarded in (
-        ([], Safeguards(no_sole_acquittal=True, per_cluster=1, sources=1)),
-        (["--sole-acquittal", "--per-cluster", "0"], Safeguards(sources=1)),
+        ([], Safeguards(per_cluster=1, sources=1)),
+        (["--no-sole-acquittal", "--per-cluster", "0"], Safeguards(no_sole_acquittal=True, sources=1)),
     ):
         place = tmp_path / f"l{len(options)}"
         built = CliRunner().invoke(
@@ -232,7 +232,7 @@ def test_libraries_are_built_with_it_unless_somebody_says_otherwise(tmp_path):
 
 def test_a_sole_acquittal_is_left_out_and_named(tmp_path):
     guarded = Safeguards(no_sole_acquittal=True)
-    bad = [meme(f"bad{n}", True, f"kick them all out of town {'now' * (n % 3)} {n}") for n in range(12)]
+    bad = [meme(f"bad{n}", True, f"kick them all out of town {n}") for n in range(2)]
     good = [meme(f"good{n}", False, f"zebra umbrella quartz {n}") for n in range(12)]
     poison = [meme(f"poison{n}", False, "kick them all out") for n in range(3)]
     memes = [*bad, *good, *poison]

@@ -123,9 +123,9 @@ def test_an_address_is_one_and_holds_no_secret(url, said):
 
 
 def test_options_of_a_trial_become_settings():
-    given = trial_settings(None, "http://a/v1,http://b/v1", "m", 2000, None, (), None, None)
+    given = trial_settings(llm_url="http://a/v1,http://b/v1", model="m", max_tokens=2000, stance_at=None)
     assert Settings(**given).llm == ModelSettings(url=("http://a/v1", "http://b/v1"), model="m", max_tokens=2000)
-    assert trial_settings(None, None, None, None, None, (), None, None) == {}
+    assert trial_settings(dull_judge=None, review_rate=None) == {}
 
 
 def test_a_file_that_is_named_must_be_there(monkeypatch):

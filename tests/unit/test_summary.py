@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from court.events import Side, TextLine, TextRead, TextSource
 from court.precedents import MinSimilarity, Search, VoteSettings
 from court.settings import TrialSettings
-from court.summary import argue, vote_if_close, weigh
+from court.summary import argue, vote_if_close, vote_of, weigh
 from court.verdict import Label, ReviewReason, Strength
 from tests.support.fakes import VOTE, H, N, findings
 
@@ -25,11 +25,15 @@ def text_read(source=TextSource.CALLER, confidences=()):
 
 
 def judged(found, settings=SETTINGS, text=None):
-    return weigh(found, vote_if_close(found), text or text_read(), settings)
+    return weigh(found, vote_of(found), text or text_read(), settings)
 
 
 def reasons(verdict):
     return {review.reason for review in verdict.review}
+
+
+def signals(verdict):
+    return {signal.reason for signal in verdict.signals}
 
 
 def test_harmful_neighbours_make_it_harmful():
@@ -47,23 +51,24 @@ def test_benign_neighbours_make_it_not_harmful():
     assert not verdict.needs_human_review
 
 
-@pytest.mark.parametrize("labels", [[H] * 5, [N] * 5])
-def test_too_far_from_every_precedent_is_undecided_whatever_they_say(labels):
+@pytest.mark.parametrize(("labels", "label"), [([H] * 5, H), ([N] * 5, N)])
+def test_distant_precedents_still_make_the_likelier_label_and_say_that_they_are_far(labels, label):
     verdict = judged(findings(labels, text=0.29, picture=0.49))
-    assert verdict.label is Label.UNDECIDED
-    assert verdict.harm_score is None
-    assert reasons(verdict) == {ReviewReason.NO_SIMILAR_PRECEDENT}
-    assert "0.29" in verdict.rationale and "0.49" in verdict.rationale
+    assert verdict.label is label
+    assert signals(verdict) == {ReviewReason.NO_SIMILAR_PRECEDENT} and not verdict.review
+    assert "0.29" in verdict.signals[0].detail and "0.49" in verdict.signals[0].detail
+    # A Judge that looks at the meme is not shown the vote of precedents that are far.
+    assert vote_if_close(findings(labels, text=0.29, picture=0.49)) is None
 
 
 def test_no_precedent_at_all_is_undecided():
-    empty = findings([])
-    assert vote_if_close(empty) is None
-    assert judged(empty).label is Label.UNDECIDED
+    verdict = judged(findings([]))
+    assert verdict.label is Label.UNDECIDED and verdict.harm_score is None and verdict.risk is None
+    assert reasons(verdict) == {ReviewReason.NO_SIMILAR_PRECEDENT}
 
 
 @pytest.mark.parametrize(
-    ("alpha", "text", "picture", "decided"),
+    ("alpha", "text", "picture", "close"),
     [
         (1.0, 0.1, 0.9, False),  # the near half has no weight
         (0.9, 0.1, 0.9, False),  # the far half decides who is near
@@ -74,25 +79,69 @@ def test_no_precedent_at_all_is_undecided():
         (0.0, 0.1, 0.9, True),
     ],
 )
-def test_what_is_near_enough_must_carry_half_of_the_weight(alpha, text, picture, decided):
+def test_what_is_near_enough_must_carry_half_of_the_weight(alpha, text, picture, close):
     search = Search(alpha_asked=alpha, alpha=alpha, has_text=True, has_picture=True, exhibits=3, tally=25)
-    verdict = judged(findings([N] * 5, text=text, picture=picture, search=search))
-    assert (verdict.label is not Label.UNDECIDED) == decided
+    found = findings([N] * 5, text=text, picture=picture, search=search)
+    assert (vote_if_close(found) is not None) == close
+    assert (ReviewReason.NO_SIMILAR_PRECEDENT in signals(judged(found))) == (not close)
 
 
-def test_half_a_meme_can_not_acquit_in_silence():
+def test_a_verdict_on_half_a_meme_says_so_and_calls_a_person_where_asked_to():
     verdict = judged(findings([N] * 5, picture=0.2))
-    assert verdict.label is N
-    assert reasons(verdict) == {ReviewReason.PICTURE_NOT_WEIGHED}
+    assert verdict.label is N and not verdict.review
+    assert signals(verdict) == {ReviewReason.PICTURE_NOT_WEIGHED}
     assert "Only the text was weighed" in verdict.rationale
-    assert reasons(judged(findings([N] * 5, text=0.1))) == {ReviewReason.TEXT_NOT_WEIGHED}
-    assert not judged(findings([N] * 5, picture=0.2), SETTINGS.model_copy(update={"review_one_sided": False})).review
+    assert signals(judged(findings([N] * 5, text=0.1))) == {ReviewReason.TEXT_NOT_WEIGHED}
+    strict = SETTINGS.model_copy(update={"review_one_sided": True})
+    assert reasons(judged(findings([N] * 5, picture=0.2), strict)) == {ReviewReason.PICTURE_NOT_WEIGHED}
     # Half of it is enough to call it harmful.
-    assert not judged(findings([H] * 5, picture=0.2)).review
+    assert not judged(findings([H] * 5, picture=0.2), strict).review
 
 
-def test_a_close_vote_asks_for_a_person():
-    assert ReviewReason.PRECEDENTS_DISAGREE in reasons(judged(findings([H, N, H, N, N, H])))
+def test_a_risky_label_calls_a_person():
+    found = findings([H, N, H, N, H])
+    verdict = judged(found)
+    p = verdict.harm_score
+    assert verdict.risk == pytest.approx(min(p, 1 - p)) and verdict.risk > 0.4
+    assert ReviewReason.RISK_ABOVE_CUTOFF in reasons(verdict)
+    assert ReviewReason.RISK_ABOVE_CUTOFF not in reasons(judged(found, SETTINGS.model_copy(update={"review_rate": 0})))
+    assert ReviewReason.RISK_ABOVE_CUTOFF not in reasons(
+        judged(found, SETTINGS.model_copy(update={"review_risk": 0.3}))
+    )
+
+
+def test_an_unknown_risk_calls_a_person_unless_the_operator_wants_nobody():
+    found = findings([N] * 5, risk=None)
+    assert reasons(judged(found)) == {ReviewReason.RISK_ABOVE_CUTOFF}
+    assert "not measured" in judged(found).review[0].detail
+    assert not judged(found, SETTINGS.model_copy(update={"review_rate": 0})).review
+
+
+def test_an_acquittal_by_one_precedent_is_no_surer_than_chance():
+    found = findings([N, H], vote_settings=VOTE.model_copy(update={"prior": 0.4, "tau": 0.005, "intercept": -0.5}))
+    verdict = judged(found)
+    assert verdict.label is N and verdict.harm_score < 0.5
+    assert signals(verdict) == {ReviewReason.RESTS_ON_ONE_PRECEDENT} and "p0" in verdict.signals[0].detail
+    assert verdict.risk == 0.5 and reasons(verdict) == {ReviewReason.RISK_ABOVE_CUTOFF}
+    assert not signals(judged(findings([N] * 5)))
+
+
+def test_the_regression_is_averaged_with_the_vote_and_both_are_told():
+    alone = judged(findings([N, N, N, H, N]))
+    joined = judged(findings([N, N, N, H, N], regression=0.0))
+    assert alone.harm_score < joined.harm_score < 0.5
+    assert "regression over all precedents puts it at 0.50" in joined.rationale
+    against = judged(findings([N, N, N, H, N], regression=9.0))
+    assert against.label is H and ReviewReason.PRECEDENTS_DISAGREE in reasons(against)
+
+
+def test_a_dear_miss_lowers_the_threshold():
+    found = findings([N, N, H, N, N])
+    assert judged(found).label is N
+    dear = judged(found, SETTINGS.model_copy(update={"harm_cost": 20}))
+    assert dear.label is H and "threshold 0.05" in dear.rationale
+    cheap = SETTINGS.model_copy(update={"harm_cost": 0.05})
+    assert judged(findings([H, H, N, H, H]), cheap).label is N
 
 
 def test_a_cut_text_asks_for_a_person():
@@ -106,10 +155,15 @@ def test_a_text_that_the_encoder_can_not_read_asks_for_a_person():
     assert reasons(far) == {ReviewReason.NO_SIMILAR_PRECEDENT, ReviewReason.TEXT_NOT_UNDERSTOOD}
 
 
-def test_text_read_with_little_confidence_asks_for_a_person():
-    unsure = text_read(TextSource.OCR, [0.9, 0.3])
-    assert reasons(judged(findings([N] * 5), text=unsure)) == {ReviewReason.TEXT_UNSURE}
-    assert not judged(findings([N] * 5), text=text_read(TextSource.OCR, [0.9, 0.8])).review
+def test_text_read_with_little_confidence_raises_the_risk():
+    sure, unsure = text_read(TextSource.OCR, [0.9, 0.8]), text_read(TextSource.OCR, [0.4, 0.2])
+    found = findings([N] * 5)
+    doubtful = judged(found, text=unsure)
+    assert not judged(found, text=sure).signals
+    assert signals(doubtful) == {ReviewReason.TEXT_UNSURE}
+    # As sure as the reading, else as likely as in the library.
+    assert doubtful.risk == pytest.approx(0.3 * doubtful.harm_score + 0.7 * VOTE.prior)
+    assert doubtful.label is N and doubtful.risk > judged(found, text=sure).risk
 
 
 @given(

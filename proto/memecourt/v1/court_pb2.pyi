@@ -188,7 +188,7 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     REVIEW_REASON_NO_SIMILAR_PRECEDENT: _ReviewReason.ValueType  # 1
     """Nothing in the library is near enough to speak about this meme."""
     REVIEW_REASON_PRECEDENTS_DISAGREE: _ReviewReason.ValueType  # 2
-    """The precedents' vote is close to even."""
+    """The nearest precedents speak for the other label."""
     REVIEW_REASON_PICTURE_NOT_WEIGHED: _ReviewReason.ValueType  # 3
     """The verdict rests on the text alone."""
     REVIEW_REASON_TEXT_NOT_WEIGHED: _ReviewReason.ValueType  # 4
@@ -213,6 +213,10 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The meme was not found harmful, and one that is nearly the same was."""
     REVIEW_REASON_TEXT_NOT_UNDERSTOOD: _ReviewReason.ValueType  # 13
     """The encoder can't read the text's script or signs; the text was compared with no precedent."""
+    REVIEW_REASON_RISK_ABOVE_CUTOFF: _ReviewReason.ValueType  # 14
+    """The label is likelier to be wrong than the operator lets pass without a person."""
+    REVIEW_REASON_RESTS_ON_ONE_PRECEDENT: _ReviewReason.ValueType  # 15
+    """The meme was not found harmful, and would have been without a single precedent. A signal, and by itself no reason."""
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -222,7 +226,7 @@ REVIEW_REASON_UNSPECIFIED: ReviewReason.ValueType  # 0
 REVIEW_REASON_NO_SIMILAR_PRECEDENT: ReviewReason.ValueType  # 1
 """Nothing in the library is near enough to speak about this meme."""
 REVIEW_REASON_PRECEDENTS_DISAGREE: ReviewReason.ValueType  # 2
-"""The precedents' vote is close to even."""
+"""The nearest precedents speak for the other label."""
 REVIEW_REASON_PICTURE_NOT_WEIGHED: ReviewReason.ValueType  # 3
 """The verdict rests on the text alone."""
 REVIEW_REASON_TEXT_NOT_WEIGHED: ReviewReason.ValueType  # 4
@@ -247,6 +251,10 @@ REVIEW_REASON_NEAR_DUPLICATE_HARMFUL: ReviewReason.ValueType  # 12
 """The meme was not found harmful, and one that is nearly the same was."""
 REVIEW_REASON_TEXT_NOT_UNDERSTOOD: ReviewReason.ValueType  # 13
 """The encoder can't read the text's script or signs; the text was compared with no precedent."""
+REVIEW_REASON_RISK_ABOVE_CUTOFF: ReviewReason.ValueType  # 14
+"""The label is likelier to be wrong than the operator lets pass without a person."""
+REVIEW_REASON_RESTS_ON_ONE_PRECEDENT: ReviewReason.ValueType  # 15
+"""The meme was not found harmful, and would have been without a single precedent. A signal, and by itself no reason."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:
@@ -662,6 +670,8 @@ class JudgeResponse(_message.Message):
     REUSED_FROM_FIELD_NUMBER: _builtins.int
     NEAR_DUPLICATES_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
+    RISK_FIELD_NUMBER: _builtins.int
+    SIGNALS_FIELD_NUMBER: _builtins.int
     verdict_id: _builtins.str
     """Names the verdict and its record. Keep it: "memecourt records show ID" opens the record."""
     request_id: _builtins.str
@@ -682,6 +692,8 @@ class JudgeResponse(_message.Message):
     """W3C trace id, 32 hex digits: that of the request's "traceparent" metadata, or a new one."""
     client_token: _builtins.bytes
     """As in the request."""
+    risk: _builtins.float
+    """Estimated probability that the label is wrong, in [0, 1]. Absent where it is not known."""
     @_builtins.property
     def content(self) -> Global___Content:
         """As in the request."""
@@ -744,6 +756,10 @@ class JudgeResponse(_message.Message):
         with it that nothing before it in the docket is altered later. Absent where the docket gives none.
         """
 
+    @_builtins.property
+    def signals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Review]:
+        """What makes the label less sure. It raises the risk, and calls a person only through it."""
+
     def __init__(
         self,
         *,
@@ -771,14 +787,21 @@ class JudgeResponse(_message.Message):
         reused_from: Global___ReusedFrom | None = ...,
         near_duplicates: _abc.Iterable[Global___NearDuplicate] | None = ...,
         receipt: Global___Receipt | None = ...,
+        risk: _builtins.float | None = ...,
+        signals: _abc.Iterable[Global___Review] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "picture", b"picture", "policy", b"policy", "receipt", b"receipt", "reused_from", b"reused_from", "strengths", b"strengths", "text", b"text", "timings", b"timings", "versions", b"versions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "_risk", b"_risk", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "picture", b"picture", "policy", b"policy", "receipt", b"receipt", "reused_from", b"reused_from", "risk", b"risk", "strengths", b"strengths", "text", b"text", "timings", b"timings", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "client_token", b"client_token", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "harm_score_meaning", b"harm_score_meaning", "label", b"label", "near_duplicates", b"near_duplicates", "needs_human_review", b"needs_human_review", "picture", b"picture", "policy", b"policy", "precedents", b"precedents", "procedure", b"procedure", "rationale", b"rationale", "receipt", b"receipt", "request_id", b"request_id", "reused_from", b"reused_from", "review_reasons", b"review_reasons", "strengths", b"strengths", "text", b"text", "timings", b"timings", "trace_id", b"trace_id", "verdict_id", b"verdict_id", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "_risk", b"_risk", "client_token", b"client_token", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "harm_score_meaning", b"harm_score_meaning", "label", b"label", "near_duplicates", b"near_duplicates", "needs_human_review", b"needs_human_review", "picture", b"picture", "policy", b"policy", "precedents", b"precedents", "procedure", b"procedure", "rationale", b"rationale", "receipt", b"receipt", "request_id", b"request_id", "reused_from", b"reused_from", "review_reasons", b"review_reasons", "risk", b"risk", "signals", b"signals", "strengths", b"strengths", "text", b"text", "timings", b"timings", "trace_id", b"trace_id", "verdict_id", b"verdict_id", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__harm_score: _TypeAlias = _typing.Literal["harm_score"]  # noqa: Y015
     _WhichOneofArgType__harm_score: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score"]  # noqa: Y015
+    _WhichOneofReturnType__risk: _TypeAlias = _typing.Literal["risk"]  # noqa: Y015
+    _WhichOneofArgType__risk: _TypeAlias = _typing.Literal["_risk", b"_risk"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__harm_score) -> _WhichOneofReturnType__harm_score | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__risk) -> _WhichOneofReturnType__risk | None: ...
 
 Global___JudgeResponse: _TypeAlias = JudgeResponse  # noqa: Y015
 
