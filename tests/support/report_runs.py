@@ -159,7 +159,7 @@ async def _try(docket: Docket, meme: JudgedMeme, one: Told) -> Prediction:
     cast = Cast(rounds=max(one.rounds, 2), odds=None if one.score is None else (one.score, 1 - one.score), judge=ruling)
     court = full_court(
         cast,
-        found=findings([H, N, H, H, N] if near else [H, N], text=0.8 if near else 0.1, picture=0.8 if near else 0.1),
+        found=findings([H, N, H, H, N] if near else []),
     )
     picture = _picture(one)
     await docket.writer.keep_picture(picture)

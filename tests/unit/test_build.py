@@ -301,10 +301,11 @@ def test_a_picture_that_could_not_be_read_for_want_of_time_is_tried_again(tmp_pa
 
 
 def test_progress_goes_up_to_all_of_each_step(tmp_path: Path) -> None:
-    for i in range(40):
-        (tmp_path / f"{i}.png").write_bytes(png_of((i, 0, 0)))
+    colours = np.random.default_rng(0).integers(256, size=(120, 2, 3))
+    for i in range(120):
+        (tmp_path / f"{i}.png").write_bytes(png_of(*(tuple(colour.tolist()) for colour in colours[i])))
     source = lines(
-        tmp_path / "data", *(harmeme(str(i), "not harmful" if i % 2 else "very harmful", f"w{i}") for i in range(40))
+        tmp_path / "data", *(harmeme(str(i), "not harmful" if i % 2 else "very harmful", f"w{i}") for i in range(120))
     )
     told: list[tuple[str, int, int]] = []
     build(
@@ -313,7 +314,7 @@ def test_progress_goes_up_to_all_of_each_step(tmp_path: Path) -> None:
         picture_reader=PlainPictureReader(),
         progress=lambda *step: told.append(step),
     )
-    assert told[:3] == [("pictures", 32, 40), ("pictures", 40, 40), ("texts", 40, 40)]
+    assert told[:3] == [("pictures", 32, 120), ("pictures", 64, 120), ("pictures", 96, 120)]
     assert told[-1][0] == "calibration" and told[-1][1] == told[-1][2]
 
 
@@ -338,11 +339,11 @@ def test_adding_calibrates_anew_and_leaves_out_ids_that_are_there(tmp_path: Path
         harmeme("a", "very harmful", "again"),
         *(
             harmeme(f"m{i}", "very harmful" if i % 2 else "not harmful", f"word{i} {'bad' if i % 2 else 'good'}")
-            for i in range(40)
+            for i in range(120)
         ),
     )
     larger, report = asyncio.run(add_to_library(library, [Source(more)], encoder=ENCODER))
-    assert report.added == 40 and reasons(report) == [(1, "a", "its id is taken")]
+    assert report.added == 120 and reasons(report) == [(1, "a", "its id is taken")]
     assert larger.generation == "000002"
     assert library.manifest.tuning.calibration.method == "defaults"
     assert larger.manifest.tuning.calibration.method == "leave-one-out"
@@ -353,12 +354,12 @@ def test_adding_calibrates_anew_and_leaves_out_ids_that_are_there(tmp_path: Path
 def test_the_error_that_is_put_up_with_is_kept_and_holds_for_what_is_added(tmp_path: Path) -> None:
     memes = [
         harmeme(f"m{i}", "very harmful" if i % 2 else "not harmful", f"word{i} {'bad' if i % 2 else 'good'}")
-        for i in range(40)
+        for i in range(120)
     ]
-    usual, _ = build(tmp_path / "usual", Source(lines(tmp_path / "one", *memes)))
+    usual, _ = build(tmp_path / "usual", Source(lines(tmp_path / "one", *memes)), settle_error=0.01)
     library, _ = build(tmp_path / "wide", Source(tmp_path / "one"), settle_error=0.2)
-    assert (usual.manifest.tuning.settle_error, library.manifest.tuning.settle_error) == (0.05, 0.2)
-    # 40 memes are too few to be sure of 5 %, and enough for 20 %.
+    assert (usual.manifest.tuning.settle_error, library.manifest.tuning.settle_error) == (0.01, 0.2)
+    # 120 memes are too few to be sure of 1 %, and enough for 20 %.
     assert usual.manifest.tuning.settles is None
     settles = library.manifest.tuning.settles
     assert settles is not None and settles.error == 0.2

@@ -150,8 +150,7 @@ def test_the_reason_names_the_nearest_harmful_trial_and_how_far_it_is():
 
 
 def test_an_undecided_verdict_keeps_its_reasons_and_gets_this_one():
-    far = findings([H] * 5, text=0.0, picture=0.0)
-    court = full_court(Cast(), found=far, duplicates=FakeDuplicates(HARMFUL_NEAR))
+    court = full_court(Cast(), found=findings([]), duplicates=FakeDuplicates(HARMFUL_NEAR))
     verdict = asyncio.run(court.hear(TrialCase("t", a_meme(), Procedure.SUMMARY), Notes())).verdict
     assert verdict.label is Label.UNDECIDED
     assert [review.reason for review in verdict.review] == [

@@ -27,7 +27,7 @@ def memes(tmp_path):
         tmp_path / "memes.jsonl",
         *(
             harmeme(f"m{i}", "very harmful" if i % 2 else "not harmful", f"word{i} {'bad' if i % 2 else 'good'}")
-            for i in range(40)
+            for i in range(120)
         ),
     )
 
@@ -35,7 +35,7 @@ def memes(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ((), 0.05, "nothing at an error of 5.0%"),
+        (("--settle-error", "0.01"), 0.01, "nothing at an error of 1.0%"),
         (("--settle-error", "0.2"), 0.2, "(at most 20.0% wrong)"),
     ],
 )

@@ -96,7 +96,7 @@ def try_all(telemetry):
     hear(full_court(Cast()), Procedure.CASCADE, "cascade")
     hear(a_court(findings([H, H, N, H, H])), Procedure.SUMMARY, "summary")
     hear(a_court(findings([N] * 5)), Procedure.SUMMARY, "benign")
-    hear(a_court(findings([H] * 5, text=0.1, picture=0.1)), Procedure.SUMMARY, "far")
+    hear(a_court(findings([])), Procedure.SUMMARY, "far")
     hear(a_court(Unavailable("no search", reason="SEARCH_GONE")), Procedure.SUMMARY, "no search")
     return records
 
