@@ -30,6 +30,7 @@ _BEGUN = (
     "seed",
     "settings",
     "server_name",
+    "text_only",
 )
 """Options that say what a run is: taken up again, it brings them along."""
 
@@ -68,6 +69,9 @@ _BEGUN = (
 @click.option("--ray", metavar="HOST:PORT", help="Have the workers of a Ray cluster judge; this is its head's address.")
 @click.option("--ray-workers", type=click.IntRange(min=1), help="Workers there. [default: one on each node]")
 @click.option("--allow-missing", is_flag=True, help="Memes without a picture count as failed, and the run goes on.")
+@click.option(
+    "--text-only", is_flag=True, help="Judge by the texts alone, without pictures; for the summary procedure."
+)
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Take this run up again.")
 @click.option("--retry-failed", is_flag=True, help="With --resume: try again what failed for a reason that may pass.")
 @click.option("--json", "as_json", is_flag=True, help="What came of it as one JSON object.")
@@ -154,6 +158,7 @@ def _planned(given: dict[str, Any]) -> Plan:
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
         server=given["server_name"] or "",
         allow_missing=given["allow_missing"],
+        text_only=given["text_only"],
         ray=given["ray"] or "",
         ray_workers=given["ray_workers"] or 0,
     )
@@ -192,6 +197,7 @@ def _resumed(given: dict[str, Any]) -> Plan:
         command=begun.command,
         server=begun.server,
         allow_missing=given["allow_missing"],
+        text_only=begun.text_only,
         retry_failed=given["retry_failed"],
         ray=given["ray"] or "",
         ray_workers=given["ray_workers"] or 0,

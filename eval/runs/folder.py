@@ -32,6 +32,8 @@ from eval.runs.prediction import Prediction
 FORMAT = 1
 MANIFEST, MEMES, EXCLUDED, PREDICTIONS = "manifest.json", "memes.jsonl", "excluded.jsonl", "predictions.jsonl"
 DOCKET, LIBRARY, CALLS = "docket.sqlite", "library", "calls.sqlite"
+STAND_IN = "no-picture.png"
+"""What is judged in place of every meme's picture in a run by the texts alone."""
 
 
 class Excluded(_Stored):
@@ -91,6 +93,8 @@ class RunManifest(_Stored):
     """From where on a precedent was too near to what is judged (:class:`retrieval.audit.leakage.LeakThresholds`)."""
     control: str = ""
     """What was altered to see what it is worth: ``random precedents``, ``shuffled labels``, ``swapped sides``."""
+    text_only: bool = False
+    """True if memes were judged by their text alone, a plain picture in the place of their own."""
     software: str
     commit: str = ""
     """Of the source tree, ``+`` appended where it was changed; empty where it is not one."""

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from PIL import Image
 from pydantic import JsonValue
 
 from court.deadline import gather_or_cancel
@@ -39,9 +40,10 @@ from eval.models.call_cache import SqliteCallCache
 from eval.runs import environment as about
 from eval.runs.attempt import PICTURE_MISSING, Attempt, may_pass
 from eval.runs.controls import Control, with_control
-from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, Excluded, RunFolder, RunManifest
+from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, STAND_IN, Excluded, RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, Tally
+from retrieval.library.sources import Source
 from serving import SOFTWARE
 from serving.runner.executor import TrialExecutor
 from serving.settings import ModelSettings, RoleName, Settings
@@ -85,6 +87,7 @@ class Plan:
         server: What to call the model servers in the store of calls; their addresses where empty. To be given where a
             server may move and is to be taken for the same.
         allow_missing: Whether memes without a picture fail, each by itself, instead of keeping the run from starting.
+        text_only: True to judge by the texts alone, as where the pictures can't be had; for the summary procedure.
         retry_failed: Whether memes that failed for a passing reason are tried again.
         ray: Address of a Ray cluster that judges, ``HOST:PORT``; empty to judge in this process.
         ray_workers: Workers there; 0 for one a node.
@@ -107,6 +110,7 @@ class Plan:
     command: str = ""
     server: str = ""
     allow_missing: bool = False
+    text_only: bool = False
     retry_failed: bool = False
     ray: str = ""
     ray_workers: int = 0
@@ -120,14 +124,18 @@ class _Material:
         memes: In order.
         pictures: Their folder; None where there is none.
         files: SHA-256 of every file of the data set that the run rests on, by name.
+        stand_in: A picture that is judged in place of every meme's own; None where their own are.
     """
 
     memes: tuple[JudgedMeme, ...]
     pictures: Path | None
     files: Mapping[str, str]
+    stand_in: Path | None = None
 
     def picture(self, meme: JudgedMeme) -> Path | None:
         """Where a meme's picture is; None where it is not."""
+        if self.stand_in is not None:
+            return self.stand_in
         path = picture_path(self.pictures, meme.image) if self.pictures and meme.image else None
         return path if path is not None and path.is_file() else None
 
@@ -243,6 +251,10 @@ def _material(plan: Plan, progress: Progress) -> _Material:
     if plan.library is None:
         for split in plan.dataset.of_role(Role.TRAIN):
             files |= read_split(plan.dataset, plan.data, split.name).files
+    if plan.text_only:
+        if plan.procedure is not Procedure.SUMMARY:
+            raise BadRequest("A run by the texts alone is for the summary procedure: the others look at the picture.")
+        return _Material(memes, None, files, _stand_in(plan.out))
     material = _Material(memes, read.pictures, files)
     missing = [meme for meme in memes if material.picture(meme) is None]
     if missing and not plan.allow_missing:
@@ -254,6 +266,15 @@ def _material(plan: Plan, progress: Progress) -> _Material:
             reason=PICTURE_MISSING,
         )
     return material
+
+
+def _stand_in(out: Path) -> Path:
+    """A plain picture for memes that are judged by their text: a trial has one, and this says nothing."""
+    path = out / STAND_IN
+    if not path.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (64, 64), "white").save(path)
+    return path
 
 
 def _settings(plan: Plan) -> Settings:
@@ -284,7 +305,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
         try:
             prepared = await prepare_precedents(
                 plan.out / LIBRARY,
-                train=[await asyncio.to_thread(source_of, plan.dataset, plan.data, split.name) for split in train],
+                train=[await asyncio.to_thread(_source, plan, split.name) for split in train],
                 judged=material.memes,
                 pictures=material.pictures,
                 encoder=encoder,
@@ -304,6 +325,12 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
     progress.tell(f"{size:,} precedents; {out:,} were left out as too near to what is judged{why}.")
     folder.write_excluded(prepared.excluded)
     return prepared.checked
+
+
+def _source(plan: Plan, split: str) -> Source:
+    """A split that precedents come from; without its pictures where only texts are judged."""
+    source = source_of(plan.dataset, plan.data, split)
+    return replace(source, pictures=None) if plan.text_only else source
 
 
 def _manifest(
@@ -340,6 +367,7 @@ def _manifest(
         excluded=dict(Counter(one.why for one in excluded)),
         checked=checked,
         control=plan.control,
+        text_only=plan.text_only,
         software=SOFTWARE,
         commit=about.commit(),
         python=about.python(),
@@ -357,6 +385,7 @@ def _require_same_material(begun: RunManifest, folder: RunFolder, plan: Plan, ma
         "seed": plan.seed,
         "procedure": plan.procedure,
         "control": plan.control,
+        "text_only": plan.text_only,
         "server": plan.server,
     }
     differ = [_was(name, getattr(begun, name), value) for name, value in now.items() if getattr(begun, name) != value]
