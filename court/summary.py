@@ -131,7 +131,8 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
         *unsure_text(text, settings),
         *_sole_reason(sole),
     )
-    risk = _risk(vote, label, text, threshold, sole=sole, unsure=bool(unsure_text(text, settings)))
+    confidence = _confidence(text) if unsure_text(text, settings) else 1.0
+    risk = _risk(vote, label, threshold, close=reach.enough, sole=sole, confidence=confidence)
     return Verdict(
         label=label,
         strengths=strengths,
@@ -155,17 +156,15 @@ def _threshold(vote: Vote, settings: TrialSettings) -> float:
     return threshold / (threshold + (1 - threshold) * settings.harm_cost)
 
 
-def _risk(vote: Vote, label: Label, text: TextRead, threshold: float, *, sole: str | None, unsure: bool) -> float:
+def _risk(vote: Vote, label: Label, threshold: float, *, close: bool, sole: str | None, confidence: float) -> float:
     """Estimated probability that the label is wrong, in [0, 1].
 
-    Where the text may have been misread, the vote counts for as much as the reading is sure, and the library's share of
-    harm for the rest. A label that one precedent alone brings about is as sure as its threshold: whoever put that
-    precedent there would decide.
+    Where every precedent is far, the likelier label is a guess: it is as sure as its share in the library. Where the
+    text may have been misread, the vote counts for as much as the reading is sure, and that share for the rest. A
+    label that one precedent alone brings about is as sure as its threshold: whoever put that precedent there would
+    decide.
     """
-    p = vote.probability
-    if unsure:
-        confidence = _confidence(text)
-        p = confidence * p + (1 - confidence) * vote.settings.prior
+    p = confidence * vote.probability + (1 - confidence) * vote.settings.prior if close else vote.settings.prior
     if sole is not None:
         p = max(p, threshold)
     return 1 - p if label is Label.HARMFUL else p

@@ -55,7 +55,9 @@ def test_benign_neighbours_make_it_not_harmful():
 def test_distant_precedents_still_make_the_likelier_label_and_say_that_they_are_far(labels, label):
     verdict = judged(findings(labels, text=0.29, picture=0.49))
     assert verdict.label is label
-    assert signals(verdict) == {ReviewReason.NO_SIMILAR_PRECEDENT} and not verdict.review
+    assert signals(verdict) == {ReviewReason.NO_SIMILAR_PRECEDENT}
+    # A guess is as sure as the library's share of its label, however the far precedents agree.
+    assert verdict.risk == VOTE.prior and reasons(verdict) == {ReviewReason.RISK_ABOVE_CUTOFF}
     assert "0.29" in verdict.signals[0].detail and "0.49" in verdict.signals[0].detail
     # A Judge that looks at the meme is not shown the vote of precedents that are far.
     assert vote_if_close(findings(labels, text=0.29, picture=0.49)) is None
