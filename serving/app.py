@@ -81,8 +81,8 @@ async def serve(
         telemetry = await stack.enter_async_context(open_telemetry(settings))
         memory = ReceiveBudget(settings.picture_memory, settings.idle)
         services = (
-            CourtService(settings, telemetry, memory),
-            DocketService(telemetry, memory),
+            CourtService(settings, telemetry, memory=memory),
+            DocketService(telemetry, memory=memory),
             PrecedentsService(memory),
         )
         server, health = await make_server(*services, reflect=settings.reflection, tokens=tokens, telemetry=telemetry)

@@ -103,40 +103,30 @@ def _of_vanished(error: Exception) -> bool:
     return isinstance(error, grpc.aio.InternalError)
 
 
-def unary(kind: type[Request], method: Unary[Request, Response], memory: ReceiveBudget | None = None) -> Handler:
+def unary(kind: type[Request], method: Unary[Request, Response], memory: ReceiveBudget) -> Handler:
     """A call of one request and one response.
+
+    It is registered as one with a stream of requests, which on the wire is the same: the library would read a single
+    one before anything of ours runs.
 
     Args:
         kind: Of the request.
         method: Gets the request parsed, and raises its errors.
-        memory: Where room is waited for before the request is read. The call is then registered as one with a stream of
-            requests, which on the wire is the same: the library would read a single one before anything of ours runs.
+        memory: Where room is waited for before the request is read.
     """
 
-    async def call(data: bytes, context: Context) -> Response:
-        async def answer() -> Response:
+    async def answer(context: Context) -> Response:
+        async with _only_request(memory, context) as data:
             return await method(parse_request(kind, data), context)
 
-        return await finish_call(context, answer())
+    async def call(_: AsyncIterator[bytes], context: Context) -> Response:
+        return await finish_call(context, answer(context))
 
-    if memory is None:
-        return grpc.unary_unary_rpc_method_handler(call, request_deserializer=None, response_serializer=serialized)
-    room = memory
-
-    async def call_with_room(_: AsyncIterator[bytes], context: Context) -> Response:
-        async def answer() -> Response:
-            async with _only_request(room, context) as data:
-                return await method(parse_request(kind, data), context)
-
-        return await finish_call(context, answer())
-
-    return grpc.stream_unary_rpc_method_handler(
-        call_with_room, request_deserializer=None, response_serializer=serialized
-    )
+    return grpc.stream_unary_rpc_method_handler(call, request_deserializer=None, response_serializer=serialized)
 
 
 def streaming(
-    kind: type[Request], method: Streaming[Request, Response], memory: ReceiveBudget | None = None, *, of: str = ""
+    kind: type[Request], method: Streaming[Request, Response], memory: ReceiveBudget, *, of: str = ""
 ) -> Handler:
     """A call of one request and a stream of responses.
 
@@ -146,7 +136,6 @@ def streaming(
     others out for ever. The rest is as for :func:`unary`; ``of`` is for :meth:`ReceiveBudget.receive`.
     """
     answering = 0
-    idle_s = None if memory is None else memory.idle_s
 
     async def tell(data: bytes, context: Context) -> None:
         nonlocal answering
@@ -155,30 +144,21 @@ def streaming(
             raise Busy(f"{answering:,} such streams are open, which is as many as this server has. Come again.")
         answering += 1
         try:
-            told = Responses(context, idle_s, "Read responses as they come; open the call again to go on.")
+            told = Responses(context, memory.idle_s, "Read responses as they come; open the call again to go on.")
             async with aclosing(method(request, context)) as responses:
                 async for response in responses:
                     await told.send(response)
         finally:
             answering -= 1
 
-    async def call(data: bytes, context: Context) -> None:
-        await finish_call(context, tell(data, context))
+    async def answer(context: Context) -> None:
+        async with _only_request(memory, context, of) as data:
+            await tell(data, context)
 
-    if memory is None:
-        return grpc.unary_stream_rpc_method_handler(call, request_deserializer=None, response_serializer=serialized)
-    room = memory
+    async def call(_: AsyncIterator[bytes], context: Context) -> None:
+        await finish_call(context, answer(context))
 
-    async def call_with_room(_: AsyncIterator[bytes], context: Context) -> None:
-        async def answer() -> None:
-            async with _only_request(room, context, of) as data:
-                await tell(data, context)
-
-        await finish_call(context, answer())
-
-    return grpc.stream_stream_rpc_method_handler(
-        call_with_room, request_deserializer=None, response_serializer=serialized
-    )
+    return grpc.stream_stream_rpc_method_handler(call, request_deserializer=None, response_serializer=serialized)
 
 
 class Responses:
@@ -186,11 +166,11 @@ class Responses:
 
     Args:
         context: Of the call.
-        idle_s: Seconds in which the caller must take a response; None: it has all the time of its call.
+        idle_s: Seconds in which the caller must take a response.
         advice: What a caller is told to do who took none for so long.
     """
 
-    def __init__(self, context: Context, idle_s: float | None, advice: str) -> None:
+    def __init__(self, context: Context, idle_s: float, advice: str) -> None:
         self._context = context
         self._idle_s = idle_s
         self._advice = advice

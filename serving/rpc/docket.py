@@ -47,7 +47,7 @@ class DocketService:
     A caller that is kept to some namespaces sees their trials only: any other is, to it, not there.
     """
 
-    def __init__(self, telemetry: Telemetry = SILENT, memory: ReceiveBudget | None = None) -> None:
+    def __init__(self, telemetry: Telemetry = SILENT, *, memory: ReceiveBudget) -> None:
         """Answers nothing yet.
 
         Args:

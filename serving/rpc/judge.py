@@ -55,18 +55,18 @@ class CourtService:
     Until :meth:`open` has been called it answers UNAVAILABLE, so that a server can listen while it warms up.
     """
 
-    def __init__(self, settings: Settings, telemetry: Telemetry = SILENT, memory: ReceiveBudget | None = None) -> None:
+    def __init__(self, settings: Settings, telemetry: Telemetry = SILENT, *, memory: ReceiveBudget) -> None:
         """Not open yet.
 
         Args:
             settings: How many trials at once, how many callers that wait, how much memory.
             telemetry: Is told of every event.
-            memory: That of all services of the server; one of its own if it is alone.
+            memory: That of all services of the server.
         """
         self._settings = settings
         self._telemetry = telemetry
         self._session: Session[_Sitting] = Session()
-        self._memory = memory or ReceiveBudget(settings.picture_memory, settings.idle)
+        self._memory = memory
         self._sitting: _Sitting | None = None
         self._verdicts: LRUCache[str, bytes] = LRUCache(_MOST_VERDICTS)
         self._repeats: LRUCache[bytes, CachedResponse] = LRUCache(_MOST_REPEATS)

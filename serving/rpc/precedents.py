@@ -70,7 +70,7 @@ class PrecedentsService:
     A change that was begun is made, also where its caller leaves before it is told so.
     """
 
-    def __init__(self, memory: ReceiveBudget | None = None) -> None:
+    def __init__(self, memory: ReceiveBudget) -> None:
         """Answers nothing yet. ``memory``: where room is waited for before a request is read."""
         self._memory = memory
         self._session: Session[_Open] = Session()

@@ -23,7 +23,6 @@ from serving.rpc.server import make_server
 from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
 from serving.settings import Settings
-from serving.telemetry import SILENT
 from tests.support.encoders import picture_of, png_of
 from tests.support.fakes import FakeReader
 from tests.support.libraries import ENCODER, drawn_library
@@ -68,8 +67,8 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
     settings = Settings(home=path, **given)
     library = drawn_library(path / "library", 7, 40)
     memory = ReceiveBudget(settings.picture_memory, settings.idle)
-    court = CourtService(settings, SILENT, memory)
-    docket, precedents = DocketService(SILENT, memory), PrecedentsService(memory)
+    court = CourtService(settings, memory=memory)
+    docket, precedents = DocketService(memory=memory), PrecedentsService(memory)
     tokens = Tokens.of(settings.tokens) if settings.tokens else None
     server, health = await make_server(court, docket, precedents, tokens=tokens)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -16,6 +16,7 @@ from grpc_status import rpc_status
 from court.meme import Frame
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.docket.open import Docket
+from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge import CourtService
 from serving.rpc.server import make_server
 from serving.runner.executor import TrialExecutor
@@ -101,7 +102,7 @@ async def a_scene(
     """Verdicts are given again only where a test is about that."""
     settings = Settings(**{"reuse": "off", "home": path, **settings})
     docket = Docket.open(place or path / "docket.sqlite", patience=patience)
-    service = CourtService(settings)
+    service = CourtService(settings, memory=ReceiveBudget(settings.picture_memory, settings.idle))
     server, healthy = await make_server(service)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -25,7 +25,7 @@ from serving.access.tls import Certificates
 from serving.access.tokens import Tokens
 from serving.rpc.auth import SCOPES
 from serving.rpc.docket import DocketService
-from serving.rpc.flow_control import MESSAGE_BYTES
+from serving.rpc.flow_control import MESSAGE_BYTES, ReceiveBudget
 from serving.rpc.judge import CourtService
 from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
@@ -42,7 +42,8 @@ LET_IN = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT}
 
 
 def services():
-    return CourtService(Settings()), DocketService(), PrecedentsService()
+    memory = ReceiveBudget(64 * 2**20, 20.0)
+    return CourtService(Settings(), memory=memory), DocketService(memory=memory), PrecedentsService(memory)
 
 
 class Echo:
@@ -623,7 +624,7 @@ def shake_hands(port, trusted):
 
 async def main(certificate, key, authority):
     certificates = Certificates.of(Settings(tls_certificate=certificate, tls_key=key))
-    server, _ = await make_server(CourtService(Settings()))
+    server, _ = await make_server(services()[0])
     port = server.add_secure_port("localhost:0", certificates.credentials())
     await server.start()
     trusted = ssl.create_default_context(cafile=authority)

@@ -17,6 +17,7 @@ from serving.docket.open import Docket
 from serving.docket.review.corrections import Overrulings
 from serving.docket.review.locks import LOCK_MINUTES
 from serving.rpc.docket import DocketService
+from serving.rpc.flow_control import ReceiveBudget
 from tests.contract.test_docket_service import Noted, a_scene
 from tests.support.desk_pages import PICTURE, form_of, play_pages, said
 from tests.support.desks import verdict
@@ -375,7 +376,7 @@ def test_the_server_in_the_same_process_is_told_at_once(tmp_path):
         for name in ("a", "b"):
             await it.tried(name, verdict(H, strengths=TIE))
         noted, overruled = Noted(), []
-        service = DocketService(noted)
+        service = DocketService(noted, memory=ReceiveBudget(64 * 2**20, 20.0))
         service.open(SimpleNamespace(docket=it.docket), overruled.append)
         it.app.state.console.parts[REVIEWED] = service.reviewed
         ada = await it.person("ada")

@@ -170,7 +170,7 @@ async def a_scene(place: Path | Address, *, docket: Any = None) -> AsyncIterator
     docket = docket or Docket.open(place)
     noted = Noted()
     overruled: list[str] = []
-    service = DocketService(noted, ReceiveBudget(64 * 2**20, 20.0))  # type: ignore[arg-type]
+    service = DocketService(noted, memory=ReceiveBudget(64 * 2**20, 20.0))  # type: ignore[arg-type]
     service.open(SimpleNamespace(docket=docket), overruled.append)  # type: ignore[arg-type]
     try:
         async with a_channel(service.handler(), callers=CALLERS) as channel:

@@ -33,6 +33,7 @@ from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub
 from serving.docket.open import Docket
 from serving.rpc.calls import streaming, unary
 from serving.rpc.docket import DocketService
+from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge import CourtService
 from serving.rpc.server import make_server
 from serving.runner.executor import TrialExecutor
@@ -67,11 +68,12 @@ class Stand:
         self.asked = asyncio.Event()
 
     def handler(self):
+        memory = ReceiveBudget(64 * 2**20, 20.0)
         return grpc.method_handlers_generic_handler(
             COURT,
             {
-                "Judge": unary(wire.JudgeRequest, self.judge),
-                "WatchTrial": streaming(wire.WatchTrialRequest, self.watch),
+                "Judge": unary(wire.JudgeRequest, self.judge, memory),
+                "WatchTrial": streaming(wire.WatchTrialRequest, self.watch, memory),
                 "JudgeStream": grpc.stream_stream_rpc_method_handler(
                     self.stream,
                     request_deserializer=wire.JudgeStreamRequest.FromString,
@@ -660,7 +662,8 @@ async def a_server(path, court):
         stack.push_async_callback(pictures.aclose)
         house = TrialExecutor(court, pictures, docket)
         reception = await stack.enter_async_context(TrialRunner(house, settings, telemetry))
-        services = CourtService(settings, telemetry), DocketService(telemetry)
+        memory = ReceiveBudget(settings.picture_memory, settings.idle)
+        services = CourtService(settings, telemetry, memory=memory), DocketService(telemetry, memory=memory)
         services[0].open(house, reception)
         services[1].open(house, reception.forget)
         telemetry.observe(library=lambda: house.court.finder.library.size)
