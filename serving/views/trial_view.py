@@ -109,9 +109,6 @@ class TrialView:
         curves: Entropy by round, per side that was examined.
         steps: In order of time.
         costs: All of them.
-        rationale: Of the verdict; empty where there is none.
-        harmful: The Judge's harmful evidence, an item each.
-        harmless: The Judge's harmless evidence.
         differences: What comes out otherwise than it stands in the record, by event.
         readings: What the Judge made of each precedent, by its id.
         steering: Signs of steering, by the event that they stand in.
@@ -124,9 +121,6 @@ class TrialView:
     curves: Mapping[Side, Markup]
     steps: Sequence[Step]
     costs: Costs
-    rationale: str
-    harmful: Sequence[str]
-    harmless: Sequence[str]
     differences: Mapping[int, Sequence[Difference]]
     readings: Mapping[str, str]
     steering: Mapping[int, Sequence[SteeringFound]]
@@ -167,9 +161,6 @@ def view_of(record: TrialRecord) -> TrialView:
         curves=_curves(told),
         steps=steps,
         costs=_costs(record, steps),
-        rationale=told.verdict.rationale if told.verdict else "",
-        harmful=ruling.harmful_evidence if ruling else (),
-        harmless=ruling.harmless_evidence if ruling else (),
         differences=amiss,
         readings={one.id: one.supports for one in ruling.precedents} if ruling else {},
         steering=steering,
