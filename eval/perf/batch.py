@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import re
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from court.errors import BadRequest
-from eval.perf.bench import Result
+from eval.perf.bench import Result, resident_bytes
 from eval.perf.model_server.replies import scripted_reply
 from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings
@@ -380,7 +379,7 @@ def _count(path: Path) -> int:
 def _memory_of(pid: int) -> int:
     """Bytes of a process and of all that it started which are in memory (Linux); 0 for one that has ended."""
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        own = resident_bytes(pid)
         children = [
             int(child)
             for task in Path(f"/proc/{pid}/task").iterdir()
@@ -388,4 +387,4 @@ def _memory_of(pid: int) -> int:
         ]
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return pages * resource.getpagesize() + sum(_memory_of(child) for child in children)
+    return own + sum(_memory_of(child) for child in children)

@@ -7,13 +7,19 @@ one of seconds by the clock, or of something a second: those say as much of what
 
 from __future__ import annotations
 
+import json
 import operator
 import os
+import resource
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -145,3 +151,38 @@ def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.per
     began = clock()
     work()
     return clock() - began
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """Memory of a process that is in main memory, its children's not counted (Linux). Raises OSError if it is gone."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def run_module(module: str, *arguments: object, given: object = None) -> Any:
+    """The JSON that a module of ours prints as a program of its own.
+
+    Args:
+        module: Name of the module.
+        arguments: What stands behind it on the command line.
+        given: What it reads from its standard input, as JSON.
+
+    Raises:
+        RuntimeError: It ended with an error; with what it said.
+    """
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{module} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout)
+
+
+@contextmanager
+def running_module(module: str, *arguments: object) -> Iterator[tuple[Any, int]]:
+    """A module of ours that serves while the block lasts; gives the JSON line that it begins with, and its id."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline()), process.pid
+        finally:
+            process.terminate()

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from eval.perf.library import search
+from eval.perf.library import library, search
 from retrieval.index.exact import FusedIndex, Hits
 
 
@@ -41,3 +41,13 @@ def test_the_benchmark_gives_each_figure_that_it_is_held_against(monkeypatch, tm
     # Among so few all candidates are too many to ask for: what is found is what a scan finds.
     assert all(result.figures[f"recall_{alpha}"] == 1 for alpha in (0.0, 0.5, 1.0))
     assert "No annotations" in capsys.readouterr().err
+
+
+def test_a_library_is_opened_and_changed_beside_what_is_plain(tmp_path):
+    library._write(tmp_path / "library", 500)
+    figures = library.answer(tmp_path / "library")
+    assert figures["open_to_answer_over_numpy"] == figures["open_to_answer_s"] / figures["numpy_answer_s"]
+    figures = library.changes(tmp_path / "library", 0.1)
+    assert figures["adds_over_appends"] == figures["adds_per_s"] / figures["appends_per_s"] > 0
+    # A vector of 1024 float32, and what is said of it: as much is appended to the plain file each time.
+    assert 4096 < figures["append_bytes"] < 6000 and (tmp_path / "plain").stat().st_size > figures["append_bytes"]

@@ -28,7 +28,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -37,12 +36,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.perf.bench import Result, seconds_of
+from eval.perf.bench import Result, run_module, seconds_of
 from eval.perf.library.search import DIM, TALLY, Floats, KnownVectors, drawn, drawn_library, drawn_meme, find
 from retrieval.library.library import Check, Library
 from retrieval.library.manifest import VECTORS
@@ -70,7 +70,7 @@ def library(*, memes: int = 1_000_000, seconds: float = 15.0) -> Result:
         figures: dict[str, float] = {"memes": memes, "write_s": seconds_of(lambda: _write(root, memes))}
         for part in ("checked", "answer", "scanned", "memory", "changes"):  # the first also makes the fast stage
             print(f"measuring: {part}", file=sys.stderr)
-            measured = [_in_process(part, root, seconds) for _ in range(_REPEATED.get(part, 1))]
+            measured = [run_module(__name__, part, root, seconds) for _ in range(_REPEATED.get(part, 1))]
             figures |= {name: statistics.median(each[name] for each in measured) for name in measured[0]}
     return Result(
         figures=figures,
@@ -93,13 +93,6 @@ def _write(root: Path, memes: int) -> None:
 
 def _encoder() -> KnownVectors:
     return KnownVectors(drawn(256, seed=1))
-
-
-def _in_process(part: str, root: Path, seconds: float) -> dict[str, float]:
-    command = [sys.executable, "-m", "eval.perf.library.library", part, str(root), str(seconds)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    figures: dict[str, float] = json.loads(done.stdout)
-    return figures
 
 
 def _opened(root: Path) -> LibraryFinder:
@@ -209,7 +202,7 @@ def changes(root: Path, seconds: float) -> dict[str, float]:
         with adds.beside(_adding(writer, memes, drawn(math.ceil(_OFFERED * seconds), seed=2 + round_))):
             busy += asyncio.run(_searched(finder, seconds, writer))
         record = bytes(writer.library.pointer.journal_size // adds.done)
-        with appends.beside(_appending(root.with_name("plain"), record)):
+        with root.with_name("plain").open("ab", buffering=0) as plain, appends.beside(_appending(plain, record)):
             asyncio.run(_searched(finder, seconds))
     now = Library.open(root, finder.searched.manifest.encoder, check=Check.LATER)
     assert now.counts.memes == memes + adds.done
@@ -245,9 +238,8 @@ def _adding(writer: LibraryWriter, memes: int, vectors: Floats) -> Callable[[int
     return add
 
 
-def _appending(file: Path, record: bytes) -> Callable[[int], None]:
+def _appending(plain: FileIO, record: bytes) -> Callable[[int], None]:
     """Writes a record behind the others, through to the disk."""
-    plain = file.open("ab", buffering=0)
 
     def append(_: int) -> None:
         plain.write(record)

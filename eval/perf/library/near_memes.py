@@ -1,7 +1,7 @@
 """What it costs to look among known memes: memory for each, and time for a question, with 100,000 of them.
 
 The looks are of random hashes and made-up texts, a hundred captions to a picture. Memory is that of the process
-(``VmRSS``), before and after. A question is what a trial asks, about a picture that has been hashed before: its hashes
+before and after. A question is what a trial asks, about a picture that has been hashed before: its hashes
 in eight positions searched, the texts of what is near compared, and what their trials came to asked. Nothing is decoded
 and no picture laid over another, for no text is the same.
 """
@@ -15,7 +15,6 @@ import statistics
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from court.events import AnyEvent
 from court.meme import Frame, Picture, PictureFormat
 from court.record import TrialRecord
 from court.verdict import Label
-from eval.perf.bench import Result
+from eval.perf.bench import Result, resident_bytes
 from retrieval.near_duplicates.match import MemeText, fingerprint
 from retrieval.near_duplicates.pdq import BYTES, Hash
 from retrieval.starter.draw import draw_meme
@@ -46,11 +45,11 @@ async def _measured(known: int) -> Result:
     docket = _Docket(known, fingerprint(picture, MemeText("", read=False)).frames[0][0].hash)
     near = NearDuplicateIndex(fingerprints=docket, trials=docket, index=docket, settings=Settings())
     try:
-        before = _resident()
+        before = resident_bytes()
         began = time.perf_counter()
         await near.catch_up()
         read_s = time.perf_counter() - began
-        held = (_resident() - before) / known
+        held = (resident_bytes() - before) / known
         nothing, hundred = await _asked(near, unknown), await _asked(near, picture)
     finally:
         await near.close()
@@ -135,9 +134,3 @@ class _Docket(FingerprintStore, TrialReader, TrialIndex):
         hashes = self._pictures[number % len(self._pictures)][None].copy()
         text = f"People from Blueland bring soup to the neighbours, and this is caption {number} of them all"
         return StoredFingerprint(f"{number:064x}", "", MemeText(text, read=True), hashes).to_bytes()
-
-
-def _resident() -> int:
-    """Bytes of memory that this process holds."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import subprocess
 import sys
 import time
 import uuid
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+
+from eval.perf.bench import run_module, running_module
 
 JUDGE = "/memecourt.v1.Court/Judge"
 REQUEST_ID, TEXT = 1, 4
@@ -103,29 +104,15 @@ class Outcome:
 
 
 def ask(job: Job) -> Outcome:
-    """Has a process of its own do a job."""
-    done = subprocess.run(
-        [sys.executable, "-m", "eval.perf.load.clients"],
-        input=json.dumps(asdict(job)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"The clients ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return Outcome(**json.loads(done.stdout))
+    """Has a process of its own do a job. Raises RuntimeError if it can't."""
+    return Outcome(**run_module("eval.perf.load.clients", given=asdict(job)))
 
 
 @contextmanager
 def echo(size: int) -> Iterator[tuple[str, int]]:
     """A bare grpc.aio server that answers whatever it is asked with so many bytes; gives its address and process id."""
-    command = [sys.executable, "-m", "eval.perf.load.clients", "echo", str(size)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield f"127.0.0.1:{json.loads(process.stdout.readline())['port']}", process.pid
-        finally:
-            process.terminate()
+    with running_module("eval.perf.load.clients", "echo", size) as (said, pid):
+        yield f"127.0.0.1:{said['port']}", pid
 
 
 def with_field(number: int, value: bytes) -> bytes:

@@ -44,7 +44,7 @@ from urllib.request import Request, urlopen
 import grpc
 from PIL import Image
 
-from eval.perf.bench import Result
+from eval.perf.bench import Result, run_module
 from eval.perf.load.clients import JUDGE, Job, Outcome, ask
 from eval.perf.load.process import Process, picture, served_known
 from eval.perf.model_server.replies import meme_text
@@ -113,9 +113,9 @@ def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, second
             return [outcome.require_all_answered() for outcome in threads.map(ask, jobs)]
 
         before = normal(0)
-        thrown = threads.submit(_thrown, server.address, rate, seconds)
+        thrown = threads.submit(run_module, __name__, "bombs", server.address, rate, seconds)
         beside = normal(1)
-        told = thrown.result()
+        told = Counter[str](thrown.result())
         time.sleep(_BOMBS_SETTLE_S)
         after = normal(2)
     figures: dict[str, float] = {}
@@ -165,14 +165,6 @@ async def throw(address: str, rate: float, seconds: float) -> Counter[str]:
             await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
             group.create_task(one(client, image))
     return codes
-
-
-def _thrown(address: str, rate: float, seconds: float) -> Counter[str]:
-    command = [sys.executable, "-m", "eval.perf.load.hostile", "bombs", address, str(rate), str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"Who throws the bombs ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return Counter(json.loads(done.stdout))
 
 
 def _unseen(place: Path, turn: int, count: int) -> list[str]:

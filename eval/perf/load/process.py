@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 import grpc
 
+from eval.perf.bench import resident_bytes
 from eval.perf.load.clients import JUDGE
 from memecourt.v1 import court_pb2 as wire
 from retrieval.starter.draw import SCENES, draw_meme
@@ -61,7 +61,7 @@ class Process:
         """What it holds now."""
         place = Path(f"/proc/{self.pid}")
         return Held(
-            memory=int((place / "statm").read_text().split()[1]) * resource.getpagesize() / _MIB,
+            memory=resident_bytes(self.pid) / _MIB,
             handles=sum(1 for _ in (place / "fd").iterdir()),
             threads=sum(1 for _ in (place / "task").iterdir()),
         )

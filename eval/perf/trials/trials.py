@@ -7,10 +7,7 @@ measured, are the meme's text, a picture that nobody decodes, and a finder of pr
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -47,6 +44,7 @@ from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court, TrialCase
 from court.verdict import Label
+from eval.perf.bench import running_module
 from eval.perf.model_server.replies import meme_text
 
 CAN = Capabilities(picture_ids=True, log_probs=LogProbs.CHOSEN, cached_tokens=True)
@@ -182,13 +180,8 @@ def of_tokens(speed: Speed, tokens: Mapping[str, int], rounds: int) -> Times:
 @contextmanager
 def server(*flags: str) -> Iterator[str]:
     """A stand-in as a process of its own; gives its address."""
-    command = [sys.executable, "-m", "eval.perf.model_server.server", "--port", "0", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield f"http://127.0.0.1:{json.loads(process.stdout.readline())['port']}"
-        finally:
-            process.terminate()
+    with running_module("eval.perf.model_server.server", "--port", 0, *flags) as (said, _):
+        yield f"http://127.0.0.1:{said['port']}"
 
 
 @dataclass(frozen=True, slots=True)
