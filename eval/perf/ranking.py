@@ -1,4 +1,4 @@
-"""How fast battles become ratings, beside evalica's; and whether intervals cover what they say.
+"""CPU time in which battles become ratings, beside evalica's; and whether intervals cover what they say.
 
 CPU time of this process, for 10^6 battles of 15 models whose places are known: counting them and fitting
 Bradley-Terry's ratings to the last digits. evalica (0.4, Rust) is given the same places as lists, as it takes them, and

@@ -1,4 +1,4 @@
-"""How much of what a CLIP model could do is done: decoding, scaling and collecting cost the rest.
+"""The share of what a CLIP model could do that is done: decoding, scaling and collecting cost the rest.
 
 Pictures a second of :class:`retrieval.embed.clip.OpenClipEncoder`, from PNG to unit vector, over those of the
 bare model on batches that are ready in memory. Both with the same model (ViT-B-32, random weights: values cost no

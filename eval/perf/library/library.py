@@ -1,4 +1,4 @@
-"""What a library of a million memes costs: memory, time until it answers, and changing it while it is searched.
+"""The cost of a library of a million memes: memory, time until it answers, and changing it while it is searched.
 
 The library is drawn (unit vectors of two halves, texts of a dozen words, no pictures) and written by the same code as
 any other; then each figure is measured in a process of its own, which opens it as a court does. The encoder knows the

@@ -1,4 +1,4 @@
-"""What it costs to look among known memes: memory for each, and time for a question, with 100,000 of them.
+"""The cost of looking among known memes: memory for each, and time for a question, with 100,000 of them.
 
 The looks are of random hashes and made-up texts, a hundred captions to a picture. Memory is that of the process
 before and after. A question is what a trial asks, about a picture that has been hashed before: its hashes

@@ -1,4 +1,4 @@
-"""What of a trial's prompts a real vLLM serves from its prefix cache, over what it could serve.
+"""The part of a trial's prompts that a real vLLM serves from its prefix cache, over what it could serve.
 
 It could serve, of each prompt, the whole blocks of what that prompt begins with in common with one that was sent
 before it, pictures included. What the prompts are is asked of vLLM's tokenizer,

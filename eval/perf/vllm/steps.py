@@ -1,4 +1,4 @@
-"""How many engine steps a full trial takes on a real vLLM, over those that its longest chain of calls needs.
+"""Engine steps that a full trial takes on a real vLLM, over those that its longest chain of calls needs.
 
 vLLM generates in steps; in each, every running request gets one token, and the step that reads a prompt gives its
 reply's first. A call is therefore as many steps as its reply has tokens, and the floor of a trial is
