@@ -15,11 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retrieval.audit.leakage import Leaks
 from retrieval.calibration.calibrate import probabilities_of, shares
-from retrieval.calibration.leave_one_out import leave_one_out_neighbours
+from retrieval.calibration.leave_one_out import group_numbers, leave_one_out_neighbours
 from retrieval.library.filters import duplicate_key
 from retrieval.library.library import Library
 from retrieval.library.manifest import LabelledMeme
@@ -154,8 +153,8 @@ def _compared(
 ) -> tuple[tuple[Conflict, ...], tuple[str, ...]]:
     """Pairs that contradict each other, and memes that nothing is near, both in order."""
     rows, dim, tuning = library.rows, library.manifest.encoder.text_dim, library.manifest.tuning
-    words = _codes([text_key(normalise_text(meme.text)) for meme in memes])
-    pixels = _codes([meme.pixels_sha256 for meme in memes])
+    words = group_numbers([text_key(normalise_text(meme.text)) for meme in memes])
+    pixels = group_numbers([meme.pixels_sha256 for meme in memes])
     harmful = np.array([meme.harmful for meme in memes], dtype=np.bool_)
     has_text = np.array([meme.has_text for meme in memes], dtype=np.bool_)
     has_picture = np.array([meme.has_picture for meme in memes], dtype=np.bool_)
@@ -184,9 +183,3 @@ def _compared(
         if progress:
             progress(int(block[-1]) + 1, len(memes))
     return tuple(conflicts), tuple(empty)
-
-
-def _codes(keys: Sequence[str]) -> NDArray[np.int64]:
-    """A number for each key, equal for equal ones; -1 for an empty one."""
-    seen: dict[str, int] = {}
-    return np.array([seen.setdefault(key, len(seen)) if key else -1 for key in keys], dtype=np.int64)

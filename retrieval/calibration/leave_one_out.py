@@ -76,14 +76,14 @@ def leave_one_out_neighbours(
     n = len(memes)
     guarded = safeguards or Safeguards()
     tried = np.unique(np.linspace(0, n - 1, min(n, limit)).round().astype(np.int64))
-    texts = _codes(text_key(normalise_text(meme.text)) for meme in memes)
-    pixels = _codes(meme.pixels_sha256 for meme in memes)
+    texts = group_numbers(text_key(normalise_text(meme.text)) for meme in memes)
+    pixels = group_numbers(meme.pixels_sha256 for meme in memes)
     labels = np.array([meme.harmful for meme in memes])
     has_text = np.array([meme.has_text for meme in memes])
     has_picture = np.array([meme.has_picture for meme in memes])
     depth = min(depth, n)
     silent, following = silent_memes(memes, guarded)
-    sources = _codes(f"={meme.source}" for meme in memes)
+    sources = group_numbers(f"={meme.source}" for meme in memes)
     groups = np.arange(n) // GROUP
 
     near = np.empty((len(alphas), tried.size, depth))
@@ -151,7 +151,7 @@ def _cap(fused: NDArray[np.float32], sources: NDArray[np.int64], most: int) -> N
         row[order[rank >= most]] = -np.inf
 
 
-def _codes(keys: Iterable[Hashable]) -> NDArray[np.int64]:
+def group_numbers(keys: Iterable[Hashable]) -> NDArray[np.int64]:
     """A number for each key, equal for equal ones; -1 for an empty one, which is equal to none."""
     seen: dict[Hashable, int] = {}
     return np.array([seen.setdefault(key, len(seen)) if key else -1 for key in keys], dtype=np.int64)

@@ -218,7 +218,7 @@ class FusedIndex:
             # By how much the rough scores are off near the edge: at the top they are off by more and one-sidedly.
             edge = slice(kept.size // 2, None)
             errors = hits.scores[edge] - rough[kept[edge]]
-            reach = float(rough.min() + errors.mean() + self.plan.sure * errors.std()) + self._slack(asked.query)
+            reach = float(rough.min() + errors.mean() + self.plan.sure * errors.std()) + rounding_slack(asked.query)
             hits = hits.ranked()
             if hits.scores[k - 1] > reach:
                 return hits
@@ -229,17 +229,11 @@ class FusedIndex:
         fetch = min(k + _SPARE, available)
         candidates, last = self._scan(asked.query, fetch, allowed)
         hits = self._scored(candidates, asked).ranked()
-        slack = self._slack(asked.query)
+        slack = rounding_slack(asked.query)
         if fetch < available and last >= hits.scores[k - 1] - slack:
             # A row that was not fetched may tie with, or by float32's rounding beat, one that was: look at all such.
             hits = self._scored(self._scan_above(asked.query, hits.scores[k - 1] - slack, allowed), asked).ranked()
         return hits
-
-    def _slack(self, query: NDArray[np.float32]) -> float:
-        # How far a float32 inner product may be off: n * u * |q| * |row| with u half an epsilon and |row| <= sqrt(2),
-        # whatever the order of its sum; 8 more roundings for the query's own and for the clipping of cosines.
-        unit_roundoff = np.finfo(np.float32).eps / 2
-        return float((query.size + 8) * unit_roundoff * max(float(np.linalg.norm(query)), 1e-6) * 2**0.5)
 
     def _scan(
         self, query: NDArray[np.float32], fetch: int, allowed: NDArray[np.bool_] | None
@@ -295,6 +289,14 @@ class FusedIndex:
             texts[part] = np.clip((block[:, : self.text_dim] * asked.text).sum(axis=1), -1, 1)
             pictures[part] = np.clip((block[:, self.text_dim :] * asked.picture).sum(axis=1), -1, 1)
         return Hits(rows, asked.alpha * texts + (1 - asked.alpha) * pictures, texts, pictures)
+
+
+def rounding_slack(query: NDArray[np.float32]) -> float:
+    """How far a float32 inner product of this query with a row may be off, whatever the order of its sum."""
+    # n * u * |q| * |row| with u half an epsilon and |row| <= sqrt(2); 8 more roundings for the query's own and for the
+    # clipping of cosines.
+    unit_roundoff = np.finfo(np.float32).eps / 2
+    return float((query.size + 8) * unit_roundoff * max(float(np.linalg.norm(query)), 1e-6) * 2**0.5)
 
 
 def merged(parts: Sequence[tuple[int, Hits]], k: int) -> Hits:

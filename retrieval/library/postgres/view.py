@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from court.precedents import LibraryIdentity
-from retrieval.index.exact import FusedIndex, Hits, merged
+from retrieval.index.exact import FusedIndex, Hits, merged, rounding_slack
 from retrieval.library.filters import Filter
 from retrieval.library.manifest import Counts, LabelledMeme, Tuning
 from retrieval.library.postgres.schema import NAMED, State
@@ -157,7 +157,7 @@ class PostgresView:
         if not found:
             return best
         best = scored(found)
-        slack = _slack(values["query"])
+        slack = rounding_slack(values["query"])
         if len(found) == k + _SPARE and found[-1][2] >= best.scores[k - 1] - slack:
             # A row that was not fetched may tie with, or by float32's rounding beat, one that was: look at all such.
             # They may be very many, and come a part at a time.
@@ -219,12 +219,6 @@ def _condition(where: Filter | None, harmful: bool | None) -> tuple[str, dict[st
         if where.verified:
             conditions.append("verified")
     return " AND ".join(conditions), values
-
-
-def _slack(query: NDArray[np.float32]) -> float:
-    # As FusedIndex has it: n * u * |q| * |row| bounds the error of a float32 inner product in any order of its sum.
-    unit_roundoff = np.finfo(np.float32).eps / 2
-    return float((query.size + 8) * unit_roundoff * max(float(np.linalg.norm(query)), 1e-6) * 2**0.5)
 
 
 def _blocks(rows: Iterable[tuple[Any, ...]]) -> Iterable[list[tuple[Any, ...]]]:
