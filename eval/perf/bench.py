@@ -158,7 +158,7 @@ def resident_bytes(pid: int | str = "self") -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def run_module(module: str, *arguments: object, given: object = None) -> Any:
+def run_module(module: str, arguments: Sequence[object] = (), *, given: object = None) -> Any:
     """The JSON that a module of ours prints as a program of its own.
 
     Args:
@@ -177,7 +177,7 @@ def run_module(module: str, *arguments: object, given: object = None) -> Any:
 
 
 @contextmanager
-def running_module(module: str, *arguments: object) -> Iterator[tuple[Any, int]]:
+def running_module(module: str, arguments: Sequence[object]) -> Iterator[tuple[Any, int]]:
     """A module of ours that serves while the block lasts; gives the JSON line that it begins with, and its id."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -70,7 +70,7 @@ def library(*, memes: int = 1_000_000, seconds: float = 15.0) -> Result:
         figures: dict[str, float] = {"memes": memes, "write_s": seconds_of(lambda: _write(root, memes))}
         for part in ("checked", "answer", "scanned", "memory", "changes"):  # the first also makes the fast stage
             print(f"measuring: {part}", file=sys.stderr)
-            measured = [run_module(__name__, part, root, seconds) for _ in range(_REPEATED.get(part, 1))]
+            measured = [run_module(__name__, [part, root, seconds]) for _ in range(_REPEATED.get(part, 1))]
             figures |= {name: statistics.median(each[name] for each in measured) for name in measured[0]}
     return Result(
         figures=figures,

@@ -111,7 +111,7 @@ def ask(job: Job) -> Outcome:
 @contextmanager
 def echo(size: int) -> Iterator[tuple[str, int]]:
     """A bare grpc.aio server that answers whatever it is asked with so many bytes; gives its address and process id."""
-    with running_module("eval.perf.load.clients", "echo", size) as (said, pid):
+    with running_module("eval.perf.load.clients", ["echo", size]) as (said, pid):
         yield f"127.0.0.1:{said['port']}", pid
 
 

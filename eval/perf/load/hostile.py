@@ -113,7 +113,7 @@ def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, second
             return [outcome.require_all_answered() for outcome in threads.map(ask, jobs)]
 
         before = normal(0)
-        thrown = threads.submit(run_module, __name__, "bombs", server.address, rate, seconds)
+        thrown = threads.submit(run_module, __name__, ["bombs", server.address, rate, seconds])
         beside = normal(1)
         told = Counter[str](thrown.result())
         time.sleep(_BOMBS_SETTLE_S)

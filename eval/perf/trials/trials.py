@@ -180,7 +180,7 @@ def of_tokens(speed: Speed, tokens: Mapping[str, int], rounds: int) -> Times:
 @contextmanager
 def server(*flags: str) -> Iterator[str]:
     """A stand-in as a process of its own; gives its address."""
-    with running_module("eval.perf.model_server.server", "--port", 0, *flags) as (said, _):
+    with running_module("eval.perf.model_server.server", ["--port", 0, *flags]) as (said, _):
         yield f"http://127.0.0.1:{said['port']}"
 
 
