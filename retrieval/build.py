@@ -100,8 +100,18 @@ async def build_library(
     """
     await asyncio.to_thread(refuse_place, path, replace)
     remembered = EmbeddingCache(path, encoder.identity)
-    gathered = await _gather(path, sources, encoder, picture_reader, progress, frozenset(), remembered)
-    tuning = await _tune(gathered.rows, gathered.memes, encoder, settle_error, safeguards, progress)
+    gathered = await _gather(
+        path,
+        sources,
+        encoder=encoder,
+        reader=picture_reader,
+        progress=progress,
+        taken=frozenset(),
+        remembered=remembered,
+    )
+    tuning = await _tune(
+        gathered.rows, gathered.memes, encoder=encoder, error=settle_error, safeguards=safeguards, progress=progress
+    )
     library = await asyncio.to_thread(
         Library.create,
         path,
@@ -137,12 +147,24 @@ async def add_to_library(
     """
     taken = set(library.ids())
     remembered = EmbeddingCache(library.root, encoder.identity)
-    gathered = await _gather(library.root, sources, encoder, picture_reader, progress, taken, remembered)
+    gathered = await _gather(
+        library.root,
+        sources,
+        encoder=encoder,
+        reader=picture_reader,
+        progress=progress,
+        taken=taken,
+        remembered=remembered,
+    )
     rows = np.concatenate([library.rows, gathered.rows])
     old = library.manifest.tuning
     memes = [*library.memes, *gathered.memes]
-    tuning = await _tune(rows, memes, encoder, old.settle_error, old.safeguards, progress)
-    larger = await asyncio.to_thread(library.add, gathered.memes, gathered.rows, tuning, gathered.pictures)
+    tuning = await _tune(
+        rows, memes, encoder=encoder, error=old.settle_error, safeguards=old.safeguards, progress=progress
+    )
+    larger = await asyncio.to_thread(
+        library.add, gathered.memes, gathered.rows, tuning=tuning, pictures=gathered.pictures
+    )
     await asyncio.to_thread(remembered.discard)
     return larger, gathered.report
 
@@ -180,8 +202,8 @@ async def _tune(
         calibrate,
         rows,
         memes,
-        text_dim,
-        await asyncio.to_thread(measure_min_similarity, rows, memes, text_dim, encoder.floors),
+        text_dim=text_dim,
+        floors=await asyncio.to_thread(measure_min_similarity, rows, memes, text_dim=text_dim, known=encoder.floors),
         error=error,
         safeguards=safeguards,
         progress=(lambda done, total: progress("calibration", done, total)) if progress else None,
@@ -207,7 +229,12 @@ async def _gather(
     if reader is not None:
         spool = await asyncio.to_thread(ThumbnailWriter, root)
         seen, without = await embed_pictures_of(
-            wanted, reader, encoder, spool, lambda done, total: tell("pictures", done, total), remembered
+            wanted,
+            reader,
+            encoder=encoder,
+            spool=spool,
+            progress=lambda done, total: tell("pictures", done, total),
+            remembered=remembered,
         )
         problems += [problem for problem in without.values() if problem.kept]
     texts = await _embed_texts([item.row.text for item in wanted], encoder, tell, remembered)
@@ -232,7 +259,16 @@ async def _gather(
             nothing = Problem(row.source, row.line, row.id, lacking)
             problems.append(without.get(place, nothing))
             continue
-        memes.append(_labelled(row, seen.get(place), bool(has_text), bool(has_picture), known[row.source], now))
+        memes.append(
+            _labelled(
+                row,
+                seen.get(place),
+                has_text=bool(has_text),
+                has_picture=bool(has_picture),
+                known=known[row.source],
+                added=now,
+            )
+        )
         if texts.cut[place]:
             cut.append(row.id)
     if not memes:

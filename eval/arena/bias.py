@@ -185,7 +185,7 @@ def bias_report(
             if (found := [event for event in of_study if event.setting is setting and event.judge == judge])
         }
         if judged:
-            settings.append(_under(setting, judged, models, resamples, seed))
+            settings.append(_under(setting, judged, models=models, resamples=resamples, seed=seed))
     if not settings:
         return None
     sized_by = settings[0].setting
@@ -213,7 +213,7 @@ def _under(
         both = [model for model in models if model in said and model in reference]
         here, there = {m: said[m] for m in both}, {m: reference[m] for m in both}
         agreements.append(JudgeAgreement(judge, ndcg(here, there), kendall(here, there)))
-        case = _own_case(judge, own, others, resamples, seed)
+        case = _own_case(judge, own, others=others, resamples=resamples, seed=seed)
         if case is not None:
             cases.append(case)
     everything = [event for found in judged.values() for event in found]
@@ -221,13 +221,13 @@ def _under(
     decided = [score for score in scores if score != 0.5]
     taus = [each.tau for each in agreements if each.tau is not None]
     return UnderSetting(
-        setting,
-        len(everything),
-        tuple(agreements),
-        float(np.mean([each.ndcg for each in agreements])) if agreements else 1.0,
-        float(np.mean(taus)) if taus else None,
-        tuple(cases),
-        float(np.mean(decided)) if decided else None,
+        setting=setting,
+        battles=len(everything),
+        judges=tuple(agreements),
+        ndcg=float(np.mean([each.ndcg for each in agreements])) if agreements else 1.0,
+        tau=float(np.mean(taus)) if taus else None,
+        own_cases=tuple(cases),
+        first_wins=float(np.mean(decided)) if decided else None,
     )
 
 
@@ -271,7 +271,14 @@ def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], resam
         with np.errstate(invalid="ignore"):
             lifts = lift(drawn)
         low, high = (float(end) for end in np.percentile(lifts[~np.isnan(lifts)], tails(len(memes))))
-    return OwnCase(judge, float(total[0] / total[1]), float(total[2] / total[3]), float(lift(total)), low, high)
+    return OwnCase(
+        judge=judge,
+        own=float(total[0] / total[1]),
+        others=float(total[2] / total[3]),
+        lift=float(lift(total)),
+        low=low,
+        high=high,
+    )
 
 
 def _sizes(by_judge: Mapping[str, Sequence[Judged]], models: Sequence[str], seed: int) -> tuple[PanelSize, ...]:

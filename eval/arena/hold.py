@@ -107,7 +107,7 @@ async def hold(plan: Plan, folder: ArenaFolder, progress: Callable[[int, int], N
     async def one(meme: ShownMeme, begin: int) -> None:
         nonlocal count
         async with turn:
-            await _Meme(plan, meme, begin, met[begin:], folder).go_through()
+            await _Meme(plan=plan, meme=meme, begin=begin, met=met[begin:], folder=folder).go_through()
         count += 1
         folder.write_spent(spent(plan.chairs, before))
         progress(count, len(plan.memes))
@@ -173,13 +173,19 @@ class _Meme:
 
         async def formulate(number: int, relevance: Relevance) -> _Task:
             question, asked = await controller.question(profiles.of(relevance), self._settings.temperature)
-            return self._formulated(number, relevance, (question,), "", asked)
+            return self._formulated(number, relevance, rounds=(question,), language="", call=asked)
 
         return await _all(formulate(number, relevance) for number, relevance in enumerate(Relevance))
 
     def _given(self, number: int, given: GivenTask) -> _Task:
-        task = self._formulated(number, None, given.rounds, given.language, None)
-        return _Task(task.number, task.overall, task.rounds, task.language, given.reference)
+        task = self._formulated(number, None, rounds=given.rounds, language=given.language, call=None)
+        return _Task(
+            number=task.number,
+            overall=task.overall,
+            rounds=task.rounds,
+            language=task.language,
+            reference=given.reference,
+        )
 
     def _formulated(
         self, number: int, relevance: Relevance | None, rounds: tuple[str, ...], language: str, call: Call | None
@@ -189,7 +195,7 @@ class _Meme:
                 meme=self._meme.id, task=number, relevance=relevance, rounds=rounds, language=language, call=call
             )
         )
-        return _Task(number, self._begin + number, rounds, language, "")
+        return _Task(number=number, overall=self._begin + number, rounds=rounds, language=language, reference="")
 
     async def _hold(self, task: _Task) -> None:
         targets = self._settings.targets
@@ -204,7 +210,9 @@ class _Meme:
                 winner, loser = (one, other) if one in there else (other, one)
                 self._keep(Forfeited(meme=self._meme.id, task=task.number, winner=winner, loser=loser))
         await _all(
-            self._fight(task, one, other, there, guideline) for one, other in pairs if one in there and other in there
+            self._fight(task, one, other=other, answers=there, guideline=guideline)
+            for one, other in pairs
+            if one in there and other in there
         )
 
     async def _answer(self, name: str, task: _Task) -> Given | None:

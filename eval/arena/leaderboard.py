@@ -231,7 +231,7 @@ def _steps(manifest: Manifest, events: Sequence[Event]) -> tuple[Step, ...]:
             into[2] += call.tokens_out
             into[3] += (call.tokens_in * price.usd_in + call.tokens_out * price.usd_out) / 1e6
     return tuple(
-        Step(name, int(calls), int(tokens_in), int(tokens_out), usd)
+        Step(name=name, calls=int(calls), tokens_in=int(tokens_in), tokens_out=int(tokens_out), usd=usd)
         for name, (calls, tokens_in, tokens_out, usd) in sums.items()
         if calls
     )

@@ -76,7 +76,14 @@ def vote(
     if ks is not None:
         if file is None or protocol != "merged":
             raise click.UsageError("--k is for a FILE, under the protocol merged.")
-        _plain_votes(library, Source(path=file, pictures=pictures), ks, without_near_duplicates, seed, as_json)
+        _plain_votes(
+            library,
+            Source(path=file, pictures=pictures),
+            ks=ks,
+            without_near=without_near_duplicates,
+            seed=seed,
+            as_json=as_json,
+        )
         return
     how = Protocol(protocol)
     try:

@@ -142,10 +142,16 @@ async def check(
         splits.append(checked)
         seen += rows
     await _pictures(seen, reader, findings, progress)
-    _twice(seen, Kind.ID_TWICE, "an id", lambda one: one.row.id, findings)
-    _twice(seen, Kind.TEXT_TWICE, "a text (but for case and spacing)", lambda one: text_key(one.row.text), findings)
+    _twice(seen, Kind.ID_TWICE, what="an id", key=lambda one: one.row.id, findings=findings)
+    _twice(
+        seen,
+        Kind.TEXT_TWICE,
+        what="a text (but for case and spacing)",
+        key=lambda one: text_key(one.row.text),
+        findings=findings,
+    )
     same = "a picture, by its pixels," if reader else "a picture, by its bytes,"
-    _twice(seen, Kind.PICTURE_TWICE, same, lambda one: one.picture, findings)
+    _twice(seen, Kind.PICTURE_TWICE, what=same, key=lambda one: one.picture, findings=findings)
     _conflicts(seen, findings)
     return DatasetCheck(dataset.id, tuple(splits), tuple(findings), reader is not None)
 
@@ -168,7 +174,7 @@ def _split(dataset: Dataset, data: Path, split: Split, findings: list[Finding]) 
         where = tuple(
             f"{problem.source}:{problem.line}" + f" ({problem.id})" * bool(problem.id) for problem in problems
         )
-        findings.append(Finding(Kind.ROW_DAMAGED, split.name, reason, len(problems), where))
+        findings.append(Finding(kind=Kind.ROW_DAMAGED, split=split.name, what=reason, count=len(problems), where=where))
     folder = pictures_of(dataset, data, files.rows, (row.image for row in rows.good))
     seen = [_Seen(split.name, row, picture_path(folder, row.image) if folder else None) for row in rows.good]
     for one in seen:
@@ -184,7 +190,9 @@ def _split(dataset: Dataset, data: Path, split: Split, findings: list[Finding]) 
     elif len(there) < len(rows.good):
         missing = tuple(one.name for one in seen if one.path is None)
         what = "pictures named in the file are not in the folder of the others"
-        findings.append(Finding(Kind.PICTURES_MISSING, split.name, what, len(missing), missing))
+        findings.append(
+            Finding(kind=Kind.PICTURES_MISSING, split=split.name, what=what, count=len(missing), where=missing)
+        )
     classes = dict(Counter(row.source_label for row in rows.good))
     ordered = {label: classes[label] for label in dataset.labels if label in classes}
     lines = {problem.line for problem in rows.problems if problem.source == split.name}
@@ -251,7 +259,7 @@ async def _pictures(
         raise next((e for e in errors.exceptions if isinstance(e, CourtError)), errors.exceptions[0]) from None
     for (split, reason), group_ in _grouped(refused, lambda pair: (pair[0].split, pair[1])).items():
         where = tuple(one.name for one, _ in sorted(group_, key=lambda pair: pair[0].row.line))
-        findings.append(Finding(Kind.PICTURE_UNREADABLE, split, reason, len(where), where))
+        findings.append(Finding(kind=Kind.PICTURE_UNREADABLE, split=split, what=reason, count=len(where), where=where))
 
 
 def _digest_alike(there: Iterable[_Seen]) -> None:
@@ -278,7 +286,7 @@ def _twice(
         if differ and kind is not Kind.ID_TWICE:
             told += f"; under different labels in {differ:,} of the {len(alike):,} cases"
         where = tuple(" = ".join(one.name for one in group) for group in alike)
-        findings.append(Finding(kind, splits, told, len(alike), where))
+        findings.append(Finding(kind=kind, split=splits, what=told, count=len(alike), where=where))
 
 
 def _conflicts(seen: Sequence[_Seen], findings: list[Finding]) -> None:
@@ -293,7 +301,7 @@ def _conflicts(seen: Sequence[_Seen], findings: list[Finding]) -> None:
     for splits, alike in _grouped(differ, lambda group: "+".join(dict.fromkeys(one.split for one in group))).items():
         where = tuple(" = ".join(one.name for one in group) for group in alike)
         what = "memes of the same picture and text are labelled differently"
-        findings.append(Finding(Kind.LABELS_CONFLICT, splits, what, len(alike), where))
+        findings.append(Finding(kind=Kind.LABELS_CONFLICT, split=splits, what=what, count=len(alike), where=where))
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

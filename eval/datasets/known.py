@@ -116,9 +116,9 @@ _HARM_C = Dataset(
     id="harm-c",
     title="HarMeme, Harm-C (COVID-19)",
     splits=_splits(
-        Split("train", Role.TRAIN, ("train.jsonl",), 3013, _levels(1949, 882, 182)),
-        Split("val", Role.VALIDATION, ("val.jsonl",), 177, _levels(116, 51, 10)),
-        Split("test", Role.TEST, ("test.jsonl",), 354, _levels(230, 103, 21)),
+        Split(name="train", role=Role.TRAIN, files=("train.jsonl",), memes=3013, classes=_levels(1949, 882, 182)),
+        Split(name="val", role=Role.VALIDATION, files=("val.jsonl",), memes=177, classes=_levels(116, 51, 10)),
+        Split(name="test", role=Role.TEST, files=("test.jsonl",), memes=354, classes=_levels(230, 103, 21)),
     ),
     own_folders=_folders_of("Harm-C", "HarMeme_V1", "HarMeme_V0"),
     pictures=_HARMEME_PICTURES,
@@ -131,15 +131,19 @@ _HARM_P = Dataset(
     title="HarMeme, Harm-P (US politics), V1 without duplicates",
     splits=_splits(
         Split(
-            "train",
-            Role.TRAIN,
-            ("train_v1.jsonl", "train.jsonl"),
-            2938,
-            _levels(1450, 1365, 122),
+            name="train",
+            role=Role.TRAIN,
+            files=("train_v1.jsonl", "train.jsonl"),
+            memes=2938,
+            classes=_levels(1450, 1365, 122),
             remark="one released row has an empty label; the authors' table counts it among 123 very harmful",
         ),
-        Split("val", Role.VALIDATION, ("val_v1.jsonl", "val.jsonl"), 177, _levels(88, 81, 8)),
-        Split("test", Role.TEST, ("test_v1.jsonl", "test.jsonl"), 355, _levels(184, 159, 12)),
+        Split(
+            name="val", role=Role.VALIDATION, files=("val_v1.jsonl", "val.jsonl"), memes=177, classes=_levels(88, 81, 8)
+        ),
+        Split(
+            name="test", role=Role.TEST, files=("test_v1.jsonl", "test.jsonl"), memes=355, classes=_levels(184, 159, 12)
+        ),
     ),
     own_folders=_folders_of("Harm-P", "HarMeme_V1"),
     pictures=_HARMEME_PICTURES,

@@ -52,7 +52,7 @@ def read_split(dataset: Dataset, data: Path, split: str) -> SplitRead:
             can be used, as where a test split has no labels.
     """
     what, files = _located(dataset, data, split)
-    source = _source(dataset, data, what, files, None)
+    source = _source(dataset, data, split=what, files=files, pictures=None)
     rows = read_source(source)
     memes: list[JudgedMeme] = []
     problems = list(rows.problems)
@@ -88,9 +88,9 @@ def read_split(dataset: Dataset, data: Path, split: str) -> SplitRead:
 def source_of(dataset: Dataset, data: Path, split: str) -> Source:
     """A split as what a precedent library is built from, pictures and all. Raises BadRequest as :func:`read_split`."""
     what, files = _located(dataset, data, split)
-    bare = _source(dataset, data, what, files, None)
+    bare = _source(dataset, data, split=what, files=files, pictures=None)
     images = (row.image for row in read_source(bare).good)
-    return _source(dataset, data, what, files, pictures_of(dataset, data, files.rows, images))
+    return _source(dataset, data, split=what, files=files, pictures=pictures_of(dataset, data, files.rows, images))
 
 
 def named_source(dataset: str, data: Path, split: str) -> Source | None:

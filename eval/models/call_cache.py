@@ -398,9 +398,11 @@ def stored_chairs(
         known = _known_of(chair, server)
         servers = chair.servers
         if servers is None:
-            return replace(chair, model=CachedModel(chair.model, store, known, seed, hits))
+            return replace(chair, model=CachedModel(inner=chair.model, store=store, server=known, seed=seed, hits=hits))
         # One object for all roles that share one: they move on together when their server is gone.
-        own = wrapped.setdefault(id(servers), StoredServers(servers, store, known, seed, hits))
+        own = wrapped.setdefault(
+            id(servers), StoredServers(inner=servers, store=store, server=known, seed=seed, hits=hits)
+        )
         return replace(chair, model=own, servers=own)
 
     return RoleModels(of(chairs.proposer), of(chairs.accuser), of(chairs.defender), of(chairs.judge))

@@ -100,7 +100,13 @@ async def shown_memes(
             missing[meme.id] = error.reason
             return None
         return ShownMeme(
-            meme.id, meme.text, picture.frames, picture.pixels_sha256, meme.harmful, meme.source_label, meme.targets
+            id=meme.id,
+            text=meme.text,
+            frames=picture.frames,
+            pixels_sha256=picture.pixels_sha256,
+            harmful=meme.harmful,
+            source_label=meme.source_label,
+            targets=meme.targets,
         )
 
     try:

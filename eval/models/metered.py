@@ -216,7 +216,14 @@ class MeteredModel:
         self.usage = Usage()
         self._store = store
         self._server = dict(server or {})
-        self._metered = _Metered(model, limit, price, self.usage, asyncio.Semaphore(concurrency), within_s)
+        self._metered = _Metered(
+            inner=model,
+            limit=limit,
+            price=price,
+            usage=self.usage,
+            turn=asyncio.Semaphore(concurrency),
+            within_s=within_s,
+        )
         self._max_tokens = max_tokens
         self._run_seed = run_seed
 
@@ -259,11 +266,17 @@ class MeteredModel:
             Overrun, Unavailable, ModelRefused: There is no reply.
         """
         apart = tuple(f"{part}\n\n" if isinstance(part, str) else part for part in parts)
-        request = ChatRequest(system, apart, schema, max_tokens or self._max_tokens, temperature)
+        request = ChatRequest(
+            system=system,
+            parts=apart,
+            reply_schema=schema,
+            max_tokens=max_tokens or self._max_tokens,
+            temperature=temperature,
+        )
         hits = HitCounter()
         # One number of two: draws of a run don't meet those of the run with the next seed.
         draw = self._run_seed * 1_000_003 + seed
-        model = CachedModel(self._metered, self._store, self._server, draw, hits)
+        model = CachedModel(inner=self._metered, store=self._store, server=self._server, seed=draw, hits=hits)
         try:
             # A call may have to wait for its turn: only the model's own time is counted, by _Metered.
             reply = await model.reply(request, within_s=_PATIENCE_S)

@@ -130,10 +130,10 @@ async def sort(bench: Bench, subject: Subject, taxonomy: Taxonomy, number: int) 
     return await _say(
         bench.voice(number),
         prompt,
-        "sort",
-        parts,
-        partial(replies.parse_sorting, taxonomy=taxonomy),
-        fence,
+        task="sort",
+        parts=parts,
+        read=partial(replies.parse_sorting, taxonomy=taxonomy),
+        fence=fence,
         schema=replies.sorting_schema(taxonomy),
         chars=1200,
         temperature=1.0,
@@ -151,7 +151,14 @@ async def examine(bench: Bench, subject: Subject, category: Category) -> replies
     )
     read = partial(parse, replies.Presence)
     return await _say(
-        bench.senior, prompt, "present", parts, read, fence, schema=replies.PRESENCE, chars=replies.REASON
+        bench.senior,
+        prompt,
+        task="present",
+        parts=parts,
+        read=read,
+        fence=fence,
+        schema=replies.PRESENCE,
+        chars=replies.REASON,
     )
 
 
@@ -164,7 +171,16 @@ async def keeps(bench: Bench, subject: Subject, text: str, misbelief: str) -> re
         prompt.task("keeps", misbelief=fence.around(misbelief)),
     )
     read = partial(parse, replies.Keeping)
-    return await _say(bench.senior, prompt, "keeps", parts, read, fence, schema=replies.KEEPING, chars=replies.REASON)
+    return await _say(
+        bench.senior,
+        prompt,
+        task="keeps",
+        parts=parts,
+        read=read,
+        fence=fence,
+        schema=replies.KEEPING,
+        chars=replies.REASON,
+    )
 
 
 async def admit(bench: Bench, category: Category, taxonomy: Taxonomy) -> replies.Admission:
@@ -173,7 +189,14 @@ async def admit(bench: Bench, category: Category, taxonomy: Taxonomy) -> replies
     task = prompt.task("admit", taxonomy=fence.around(taxonomy.text), category=fence.around(category.line))
     read = partial(parse, replies.Admission)
     return await _say(
-        bench.senior, prompt, "admit", (task,), read, fence, schema=replies.ADMISSION, chars=replies.REASON
+        bench.senior,
+        prompt,
+        task="admit",
+        parts=(task,),
+        read=read,
+        fence=fence,
+        schema=replies.ADMISSION,
+        chars=replies.REASON,
     )
 
 
@@ -187,14 +210,23 @@ async def narrate(bench: Bench, subject: Subject, category: Category) -> str:
     )
     read = partial(parse, replies.Misbelief)
     said = await _say(
-        bench.senior, prompt, "misbelief", parts, read, fence, schema=replies.MISBELIEF, chars=replies.SENTENCE
+        bench.senior,
+        prompt,
+        task="misbelief",
+        parts=parts,
+        read=read,
+        fence=fence,
+        schema=replies.MISBELIEF,
+        chars=replies.SENTENCE,
     )
     return said.misbelief
 
 
 async def refer(bench: Bench, subject: Subject, text: str, category: Category, number: int) -> ChatReply:
     """One of three drafts of a reference: the question that the target is asked, at temperature 1. Raises NoReply."""
-    return await _explain(bench, bench.voice(number), subject, text, category, temperature=1.0, seed=number)
+    return await _explain(
+        bench, bench.voice(number), subject=subject, text=text, category=category, temperature=1.0, seed=number
+    )
 
 
 async def merge(bench: Bench, subject: Subject, text: str, category: Category, drafts: Sequence[str]) -> str:
@@ -207,13 +239,22 @@ async def merge(bench: Bench, subject: Subject, text: str, category: Category, d
         prompt.task("merge", category=fence.around(category.line)),
     )
     read = partial(parse, replies.Reference)
-    said = await _say(bench.senior, prompt, "merge", parts, read, fence, schema=replies.REFERENCE, chars=replies.ANSWER)
+    said = await _say(
+        bench.senior,
+        prompt,
+        task="merge",
+        parts=parts,
+        read=read,
+        fence=fence,
+        schema=replies.REFERENCE,
+        chars=replies.ANSWER,
+    )
     return said.answer
 
 
 async def answer(bench: Bench, subject: Subject, text: str, category: Category) -> ChatReply:
     """What the target says; it may be cut off. Raises NoReply."""
-    return await _explain(bench, bench.target, subject, text, category)
+    return await _explain(bench, bench.target, subject=subject, text=text, category=category)
 
 
 async def score(
@@ -242,7 +283,7 @@ async def score(
         except replies.Refused:
             return None, said
 
-    return await _say(bench.senior, prompt, "score", parts, read, fence)
+    return await _say(bench.senior, prompt, task="score", parts=parts, read=read, fence=fence)
 
 
 async def rewrite(
@@ -261,7 +302,15 @@ async def rewrite(
     read = partial(replies.parse_rewriting, before=subject.text)
     chars = replies.REASON + replies.TEXT
     return await _say(
-        bench.senior, prompt, "rewrite", parts, read, fence, schema=replies.REWRITING, chars=chars, temperature=1.0
+        bench.senior,
+        prompt,
+        task="rewrite",
+        parts=parts,
+        read=read,
+        fence=fence,
+        schema=replies.REWRITING,
+        chars=chars,
+        temperature=1.0,
     )
 
 

@@ -81,7 +81,15 @@ def _picture(frames: tuple[Frame, ...]) -> Picture:
     """These frames as a picture of our own making, which is what a text reader takes."""
     digest = hashlib.sha256(b"".join(frame.png for frame in frames)).hexdigest()
     first = frames[0]
-    return Picture(PictureFormat.PNG, digest, digest, first.width, first.height, len(frames), frames)
+    return Picture(
+        format=PictureFormat.PNG,
+        bytes_sha256=digest,
+        pixels_sha256=digest,
+        width=first.width,
+        height=first.height,
+        frame_count=len(frames),
+        frames=frames,
+    )
 
 
 def painted_over(frame: Frame, lines: Sequence[TextLine]) -> Frame:

@@ -27,8 +27,8 @@ def by_category(rows: Sequence[Row], threshold: int, name: str) -> str | None:
     with drawing(name):
         figure = Figure(figsize=(5.4, 1.1 + 0.42 * len(shown)), layout="constrained")
         axes = figure.subplots()
-        _mark(axes, [row.before.mean for row in shown], -0.13, Ink.DEFENDER, "o", "as they are")
-        _mark(axes, [row.after.mean for row in shown], 0.13, Ink.ACCUSER, "D", "rewritten")
+        _mark(axes, [row.before.mean for row in shown], shift=-0.13, ink=Ink.DEFENDER, shape="o", label="as they are")
+        _mark(axes, [row.after.mean for row in shown], shift=0.13, ink=Ink.ACCUSER, shape="D", label="rewritten")
         axes.axvline(threshold, color=Ink.BAD, linestyle=(0, (4, 3)), linewidth=1)
         axes.set_xlim(LOWEST - 0.3, HIGHEST + 0.3)
         axes.set_xticks(range(LOWEST, HIGHEST + 1))

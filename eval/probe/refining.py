@@ -102,18 +102,38 @@ async def refine(
     seeds = chosen_seeds(scored, limits.seeds, draw)
     begun = {seed.meme for seed in seeds}
     pool = [one for one in scored if one.meme not in begun]
-    history = [_Known(one.meme, one.misbelief, one.text, _score(one), False) for one in scored]
+    history = [
+        _Known(meme=one.meme, misbelief=one.misbelief, text=one.text, score=_score(one), rewritten=False)
+        for one in scored
+    ]
     steps: list[Step] = []
     for seed in seeds:
         meme: Scored | None = seed
         for number in range(1, limits.steps + 1):
             if meme is None:
                 break
-            step = await _step(bench, category, seed.meme, number, meme, history, subjects, limits)
+            step = await _step(
+                bench,
+                category,
+                seed=seed.meme,
+                number=number,
+                meme=meme,
+                history=history,
+                subjects=subjects,
+                limits=limits,
+            )
             steps.append(step)
             tell(step)
             if step.scoring is not None and step.scoring.score is not None:
-                history.append(_Known(meme.meme, meme.misbelief, step.text, step.scoring.score, True))
+                history.append(
+                    _Known(
+                        meme=meme.meme,
+                        misbelief=meme.misbelief,
+                        text=step.text,
+                        score=step.scoring.score,
+                        rewritten=True,
+                    )
+                )
             if step.outcome is not StepOutcome.LOWER:
                 break
             meme = _next(meme, pool)
@@ -157,7 +177,7 @@ async def _step(
     )
     examples = [Example(subjects[one.meme].erased, one.text, one.score) for one in shown]
     try:
-        said = await agents.rewrite(bench, subject, meme.misbelief, before, examples)
+        said = await agents.rewrite(bench, subject, misbelief=meme.misbelief, scored=before, examples=examples)
         step = step.model_copy(update={"text": said.rewritten, "explanation": said.explanation})
         kept = await agents.keeps(bench, subject, said.rewritten, meme.misbelief)
     except NoReply as none:

@@ -192,7 +192,7 @@ def read_report(root: Path, *, threshold: int = THRESHOLD, resamples: int = RESA
     steps = folder.read(REWRITTEN, Step)
 
     def row(name: str, these: Sequence[Scored], rewritten: Sequence[Step]) -> Row:
-        return _row(name, these, rewritten, threshold, resamples, seed)
+        return _row(name, these, steps=rewritten, threshold=threshold, resamples=resamples, seed=seed)
 
     rows = [
         row(name, [one for one in scored if one.category == name], [step for step in steps if step.category == name])
@@ -309,12 +309,28 @@ def _counted(steps: Iterable[Step]) -> dict[StepOutcome, int]:
 
 def _failures(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> tuple[Failure, ...]:
     found = [
-        Failure(one.category, one.misbelief, one.meme, one.text, one.scoring.score, one.scoring, None)
+        Failure(
+            category=one.category,
+            misbelief=one.misbelief,
+            meme=one.meme,
+            text=one.text,
+            score=one.scoring.score,
+            scoring=one.scoring,
+            step=None,
+        )
         for one in scored
         if one.scoring.score is not None and one.scoring.score <= threshold
     ]
     found += [
-        Failure(step.category, step.misbelief, step.meme, step.text, step.scoring.score, step.scoring, step)
+        Failure(
+            category=step.category,
+            misbelief=step.misbelief,
+            meme=step.meme,
+            text=step.text,
+            score=step.scoring.score,
+            scoring=step.scoring,
+            step=step,
+        )
         for step in steps
         if step.scoring is not None and step.scoring.score is not None and step.scoring.score <= threshold
     ]

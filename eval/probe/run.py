@@ -124,8 +124,10 @@ async def probe(
         else:
             folder.write_manifest(manifest)
         try:
-            subjects = await _subjects(folder, shown.memes, reader, plan.concurrency, progress)
-            await _go_through(plan, folder, bench, subjects, progress)
+            subjects = await _subjects(
+                folder, shown.memes, reader=reader, concurrency=plan.concurrency, progress=progress
+            )
+            await _go_through(plan, folder, bench=bench, subjects=subjects, progress=progress)
         finally:
             folder.write_usage(usage_of(bench))
         folder.write_manifest(manifest.model_copy(update={"finished": manifest.finished or datetime.now(UTC)}))

@@ -22,7 +22,7 @@ async def score_text(bench: Bench, subject: Subject, text: str, category: Catego
         Unavailable, BudgetSpent: A model can't be asked now.
     """
     *drafts, answered = await gather_or_cancel(
-        *(_draft(bench, subject, text, category, number) for number in range(VOICES)),
+        *(_draft(bench, subject, text=text, category=category, number=number) for number in range(VOICES)),
         _answer(bench, subject, text, category),
     )
     good = [draft.text for draft in drafts if isinstance(draft, ChatReply)]
@@ -35,12 +35,14 @@ async def score_text(bench: Bench, subject: Subject, text: str, category: Catego
     if not good:
         return Scoring(outcome=Outcome.UNSCORED, why="there was no draft of a reference", **given)
     try:
-        reference = await agents.merge(bench, subject, text, category, good)
+        reference = await agents.merge(bench, subject, text=text, category=category, drafts=good)
     except NoReply as none:
         return Scoring(outcome=Outcome.UNSCORED, why=f"there was no reference: {none.what}", **given)
     given["reference"] = reference
     try:
-        rating, comment = await agents.score(bench, subject, text, category, reference, answered.text)
+        rating, comment = await agents.score(
+            bench, subject, text=text, category=category, reference=reference, answered=answered.text
+        )
     except NoReply as none:
         return Scoring(outcome=Outcome.UNSCORED, why=f"there was no rating: {none.what}", **given)
     if rating is None:
@@ -87,7 +89,7 @@ async def score_all(
 
 async def _draft(bench: Bench, subject: Subject, text: str, category: Category, number: int) -> ChatReply | NoReply:
     try:
-        return await agents.refer(bench, subject, text, category, number)
+        return await agents.refer(bench, subject, text=text, category=category, number=number)
     except NoReply as none:
         return none
 

@@ -139,6 +139,6 @@ def cost_of(results: Results) -> MeanCost | None:
 
 def _quartiles(number: int, values: Sequence[float]) -> EntropyAt:
     if len(values) == 1:
-        return EntropyAt(number, 1, values[0], values[0], values[0])
+        return EntropyAt(round=number, n=1, low=values[0], middle=values[0], high=values[0])
     low, middle, high = quantiles(values, n=4, method="inclusive")
-    return EntropyAt(number, len(values), low, middle, high)
+    return EntropyAt(round=number, n=len(values), low=low, middle=middle, high=high)

@@ -55,7 +55,7 @@ def confusion(card: Card, name: str) -> str:
             for column, count in enumerate(line):
                 ink = Ink.DOUBT if column > 1 else Ink.GOOD if row == column else Ink.BAD
                 share = count / total
-                _cell(axes, row, column, ink, 0.06 + 0.5 * share)
+                _cell(axes, row, column=column, ink=ink, alpha=0.06 + 0.5 * share)
                 axes.text(column, row - 0.1, f"{count:,}", ha="center", va="center", fontsize=12, color=Ink.TEXT)
                 axes.text(column, row + 0.26, f"{share:.0%}", ha="center", va="center", fontsize=8, color=Ink.MUTED)
         axes.set(xlim=(-0.5, 3.5), ylim=(1.5, -0.5))

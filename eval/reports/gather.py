@@ -275,7 +275,7 @@ async def gather(
         raise BadRequest("A report needs at least one run.", reason="RUN_MISSING")
     labels = _told_apart(results)
     views = [
-        await _view(one, f"run-{number}", label, records, pictures)
+        await _view(one, f"run-{number}", label=label, records=records, pictures=pictures)
         for number, (one, label) in enumerate(zip(results, labels, strict=True), 1)
     ]
     splits = dict.fromkeys((one.dataset, one.split) for one in results)

@@ -141,11 +141,22 @@ async def prepare_precedents(
         return await asyncio.to_thread(_as_it_was, place, key, encoder)
 
     cache = cache or place.parent / "train-libraries"
-    whole = await _whole(cache, made_of, train, encoder, reader, tell)
+    whole = await _whole(cache, made_of, train=train, encoder=encoder, reader=reader, tell=tell)
     compared = whole
     if by is not encoder:
-        compared = await _whole(cache, await asyncio.to_thread(_made_of, train, by), train, by, reader, tell)
-    excluded, found = await _compare(compared, judged, pictures, by, reader, place.parent, nearness, tell)
+        compared = await _whole(
+            cache, await asyncio.to_thread(_made_of, train, by), train=train, encoder=by, reader=reader, tell=tell
+        )
+    excluded, found = await _compare(
+        compared,
+        judged,
+        pictures=pictures,
+        encoder=by,
+        reader=reader,
+        beside=place.parent,
+        nearness=nearness,
+        tell=tell,
+    )
     left = [row for row, meme in enumerate(whole.memes) if meme.id not in {one.precedent for one in excluded}]
     if not left:
         raise BadRequest(
@@ -169,8 +180,8 @@ async def prepare_precedents(
             calibrate,
             rows,
             memes,
-            encoder.identity.text_dim,
-            measure_min_similarity(rows, memes, encoder.identity.text_dim, encoder.floors),
+            text_dim=encoder.identity.text_dim,
+            floors=measure_min_similarity(rows, memes, encoder.identity.text_dim, encoder.floors),
             safeguards=whole.manifest.tuning.safeguards,
             progress=lambda done, total: tell("calibration", done, total),
         ),
@@ -178,7 +189,7 @@ async def prepare_precedents(
         # What a crash left before it was said how it was made.
         replace=True,
     )
-    notes = await asyncio.to_thread(_notes, train, whole, judged, found.unseen, found.text_alone)
+    notes = await asyncio.to_thread(_notes, train, whole, judged, unseen=found.unseen, text_alone=found.text_alone)
     if by is not encoder:
         notes += (f"What is too near was told by {by.identity}, the precedents are searched by {encoder.identity}.",)
     kept = _Prepared(key=key, nearness=nearness, shuffled_labels=shuffled_labels, notes=notes, excluded=tuple(excluded))
@@ -321,7 +332,9 @@ async def _compare(
         )
         for meme in judged
     ]
-    found = await find_leaks(whole, rows, pictures, encoder, reader, beside, nearness, tell)
+    found = await find_leaks(
+        whole, rows, pictures=pictures, encoder=encoder, reader=reader, beside=beside, nearness=nearness, tell=tell
+    )
     return [
         Excluded(
             precedent=leak.precedent,

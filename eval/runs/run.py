@@ -181,7 +181,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 open_court(settings, read_text=False, tell=progress.tell, duplicates=False)
             )
             house = replace(house, court=with_control(house.court, plan.control, plan.seed))
-            manifest = _manifest(plan, material, house.court, folder.excluded(), checked)
+            manifest = _manifest(plan, material, court=house.court, excluded=folder.excluded(), checked=checked)
             if begun is None:
                 folder.write_memes(material.memes)
                 folder.write_manifest(manifest)
@@ -191,7 +191,15 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 where = {"data_dir": manifest.data_dir, "pictures_dir": manifest.pictures_dir}
                 manifest = begun.model_copy(update=where)  # the same data may lie elsewhere now
             judging = _Judging(
-                plan, folder, material, house, calls, progress, manifest, again=begun is not None, cluster=cluster
+                plan=plan,
+                folder=folder,
+                material=material,
+                house=house,
+                calls=calls,
+                progress=progress,
+                manifest=manifest,
+                again=begun is not None,
+                cluster=cluster,
             )
             await judging.all()
     return folder
@@ -453,7 +461,15 @@ class _Judging:
         self._manifest = manifest
         self._again = again
         self._cluster = cluster
-        self._trier = Attempt(house, calls, plan.dataset.id, plan.procedure, plan.seed, plan.server, plan.retry_failed)
+        self._trier = Attempt(
+            house=house,
+            calls=calls,
+            dataset=plan.dataset.id,
+            procedure=plan.procedure,
+            seed=plan.seed,
+            server=plan.server,
+            retry_failed=plan.retry_failed,
+        )
         self._trials: Mapping[str, Sequence[str]] = {}
         self._tally = Tally(plan.protocols[0], total=len(material.memes))
         self._failures = 0  # in a row, for want of something

@@ -183,7 +183,7 @@ def rank(
     table = np.stack(said)
     whole = _macro_f1(np.ones((1, gold.size)), gold, table)[0]
     order = np.argsort(-whole.round(12), kind="stable")
-    drawn, flattered_by = _resampled(gold, table, int(order[0]), resamples, seed)
+    drawn, flattered_by = _resampled(gold, table, best=int(order[0]), resamples=resamples, seed=seed)
     right = (table == gold).mean(axis=1)
     return Sweep(
         protocol=protocol,

@@ -94,7 +94,7 @@ async def measure_vote(
     encoder = await asyncio.to_thread(load_encoder_for, place)
     whole = Library.open(place, encoder.identity)
     with _voters(whole, protocol, drop_precedents) as library:
-        report = await _measured(library, encoder, source, kept, seed, progress)
+        report = await _measured(library, encoder, source=source, rows=kept, seed=seed, progress=progress)
     return VoteReport(
         library=whole.digest,
         problems=tuple(rows.problems),

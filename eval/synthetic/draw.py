@@ -33,7 +33,7 @@ def draw(scene: str, seed: int, badge: str, text: str, *, size: tuple[int, int] 
     width, height = image.size
     x, y, radius = width / 2, height / 2, _RADIUS * height
     canvas.ellipse((x - radius, y - radius, x + radius, y + radius), fill=_WHITE, outline=(25, 25, 30), width=3)
-    _sign(canvas, GROUPS[badge], x, y, _SIGN * height)
+    _sign(canvas, GROUPS[badge], x=x, y=y, r=_SIGN * height)
     return image
 
 

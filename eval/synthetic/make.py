@@ -149,7 +149,9 @@ def make(
         planting.leak(next(families), files)
     if Plant.DEFECTS in plant:
         planting.spoil([next(families) for _ in range(4)], files)
-    _write(root, layout, tuple(planting.memes), files, planting.missing, size, progress)
+    _write(
+        root, layout, memes=tuple(planting.memes), files=files, missing=planting.missing, size=size, progress=progress
+    )
     about = {
         "made_by": "memecourt-eval synthetic",
         "dataset": dataset.id,
@@ -186,7 +188,17 @@ def _families(rng: random.Random) -> Iterator[SyntheticMeme]:
         scene, seed = rng.choice(SCENES), rng.randrange(1_000_000)
         for group, saying, badge in ((here, bad, here), (here, bad, there), (there, bad, there), (here, kind, here)):
             text = text_of(opener, group, saying, time)
-            yield SyntheticMeme("", "", "", text, badge, level_of(text, badge), number, scene, seed)
+            yield SyntheticMeme(
+                id="",
+                split="",
+                image="",
+                text=text,
+                badge=badge,
+                level=level_of(text, badge),
+                family=number,
+                scene=scene,
+                seed=seed,
+            )
 
 
 def _named(meme: SyntheticMeme, layout: Layout, number: int) -> SyntheticMeme:

@@ -165,7 +165,9 @@ def expected(
     if advocates and badge is not None:
         # Without a side, an advocate does not know what to ask for.
         argued = Help.ANSWERS if captioner and stance_from_start else Help.DESCRIPTION
-    return judge(Shown(text, badge, badge is not None, argued, _follow(precedents)), ability)
+    return judge(
+        Shown(text=text, badge=badge, described=badge is not None, argued=argued, follow=_follow(precedents)), ability
+    )
 
 
 def rounds_of(text: str) -> int:

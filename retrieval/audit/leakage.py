@@ -124,9 +124,9 @@ async def find_leaks(
     seen, _ = await embed_pictures_of(
         [Wanted(row, pictures) for row in judged],
         reader,
-        encoder,
-        await asyncio.to_thread(ThumbnailWriter, beside),
-        lambda done, total: tell("judged pictures", done, total),
+        encoder=encoder,
+        spool=await asyncio.to_thread(ThumbnailWriter, beside),
+        progress=lambda done, total: tell("judged pictures", done, total),
     )
     vectors = np.zeros((len(judged), encoder.identity.dim), dtype=np.float32)
     for start in range(0, len(judged), _TEXTS):
@@ -137,7 +137,7 @@ async def find_leaks(
         tell("judged texts", start + len(part), len(judged))
     for place, one in seen.items():
         vectors[place, encoder.identity.text_dim :] = one.vector
-    return await asyncio.to_thread(_near, library, judged, seen, vectors, nearness)
+    return await asyncio.to_thread(_near, library, judged, seen=seen, vectors=vectors, nearness=nearness)
 
 
 def _near(

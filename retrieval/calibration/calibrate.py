@@ -103,7 +103,7 @@ def calibrate(
         tried[alpha] = near
         logits, settings = _grid(near, prior)
         for left in (None, *range(_FOLDS)):
-            choice = _best(alpha, logits, settings, near.labels, _folds(near.rows) != left)
+            choice = _best(alpha, logits, settings=settings, labels=near.labels, chosen_by=_folds(near.rows) != left)
             if left not in chosen or choice.likelihood > chosen[left].likelihood:
                 chosen[left] = choice
         if progress:
@@ -149,7 +149,9 @@ def calibrate(
         settles=settles,
         settle_error=error,
         safeguards=guarded,
-        regression=_regression(x_of[best.alpha], memes, text_dim, best.alpha, scales[None], guarded),
+        regression=_regression(
+            x_of[best.alpha], memes, text_dim=text_dim, alpha=best.alpha, scale=scales[None], safeguards=guarded
+        ),
         risk=risk_curve(p, said != labels),
     )
 

@@ -264,7 +264,12 @@ def _builtin_texts(threads: int | None) -> TextHalf:
     encoder = BuiltinEncoder(threads=threads)
     said = encoder.identity
     return TextHalf(
-        said.name, encoder.text_digest, said.text_dim, said.text_tokens, encoder.floors.text, encoder.embed_texts
+        name=said.name,
+        digest=encoder.text_digest,
+        dim=said.text_dim,
+        tokens=said.text_tokens,
+        floor=encoder.floors.text,
+        embed=encoder.embed_texts,
     )
 
 

@@ -178,7 +178,7 @@ def _create(
         raise _refusal(open_clip, source, files, error) from error
     model.eval().requires_grad_(False)
     config["quick_gelu"] = force_quick_gelu or bool(config.get("quick_gelu"))
-    return LoadedClip(source.name, model, known_as, config, preprocessing)
+    return LoadedClip(name=source.name, model=model, known_as=known_as, config=config, preprocessing=preprocessing)
 
 
 def _refusal(open_clip: Any, source: ClipSource, files: Iterable[Path], error: Exception) -> CourtError:

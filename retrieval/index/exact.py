@@ -161,7 +161,7 @@ class FusedIndex:
         if allowed is not None and available <= self.plan.few:
             hits = self._scored(np.flatnonzero(allowed), asked).ranked()
         elif self.fast is not None and available > self.plan.scanned_share * len(self):
-            hits = self._by_candidates(self.fast, asked, k, allowed, available)
+            hits = self._by_candidates(self.fast, asked, k=k, allowed=allowed, available=available)
         if hits is None:
             hits = self._by_scan(asked, k, allowed, available)
         return hits.first(k)
@@ -250,13 +250,13 @@ class FusedIndex:
             faiss.knn_inner_product(
                 faiss.swig_ptr(query),
                 faiss.swig_ptr(rows),
-                query.size,
-                1,
-                len(self),
-                fetch,
-                faiss.swig_ptr(scores),
-                faiss.swig_ptr(found),
-                selector,
+                d=query.size,
+                nx=1,
+                ny=len(self),
+                k=fetch,
+                distances=faiss.swig_ptr(scores),
+                labels=faiss.swig_ptr(found),
+                sel=selector,
             )
         if (found < 0).any():
             raise RuntimeError("FAISS found fewer rows than there are")
@@ -272,7 +272,14 @@ class FusedIndex:
         result = faiss.RangeSearchResult(1)
         with one_thread():
             faiss.range_search_inner_product(
-                faiss.swig_ptr(query), faiss.swig_ptr(rows), query.size, 1, len(self), least, result, selector
+                faiss.swig_ptr(query),
+                faiss.swig_ptr(rows),
+                d=query.size,
+                nx=1,
+                ny=len(self),
+                radius=least,
+                result=result,
+                sel=selector,
             )
         count = int(faiss.rev_swig_ptr(result.lims, 2)[1])
         found: NDArray[np.int64] = faiss.rev_swig_ptr(result.labels, count).copy()

@@ -113,7 +113,7 @@ def read(path: Path, start: int, head: str, stop: int, head_then: str, dim: int,
             file.seek(start)
             place = start
             while place < stop:
-                frame, entry = _entry(file.read, place, stop, dim, pictures_end)
+                frame, entry = _entry(file.read, place, stop=stop, dim=dim, pictures_end=pictures_end)
                 head = next_head(head, frame)
                 place += len(frame)
                 yield entry

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -232,7 +232,7 @@ class Library:
             refuse_place(root, replace)
             before = _generation_or_none(root)
             shelved = ((meme, pictures) for meme in memes)
-            return cls._write(root, before, name, encoder, shelved, [rows], tuning)
+            return cls._write(root, before, name=name, encoder=encoder, shelved=shelved, blocks=[rows], tuning=tuning)
 
     @classmethod
     def open(
@@ -261,7 +261,7 @@ class Library:
         while True:
             pointer = storage.read_pointer(root)
             try:
-                return cls._open(root, pointer, encoder, check, progress)
+                return cls._open(root, pointer, encoder=encoder, check=check, progress=progress)
             except BadLibrary:
                 # Two writes since we read CURRENT would have removed what it named.
                 if storage.read_pointer(root) == pointer:
@@ -370,14 +370,14 @@ class Library:
         return self._write(
             self.root,
             None if forget else self.generation,
-            self.manifest.name,
-            self.manifest.encoder,
-            shelved(),
-            blocks,
-            tuning or self.manifest.tuning,
-            self._kept_history(forget),
-            self.manifest.changes + len(self.overlay.changes),
-            self.manifest.lineage,
+            name=self.manifest.name,
+            encoder=self.manifest.encoder,
+            shelved=shelved(),
+            blocks=blocks,
+            tuning=tuning or self.manifest.tuning,
+            history=self._kept_history(forget),
+            changes=self.manifest.changes + len(self.overlay.changes),
+            lineage=self.manifest.lineage,
         )
 
     @classmethod
@@ -445,7 +445,14 @@ class Library:
             )
         base = verify.read_base(directory, manifest, check, progress)
         bare = Pointer(pointer.generation, pointer.manifest_sha256)
-        library = cls(root, bare, manifest, base, Delta.none(manifest.encoder.dim), JoinedPictures(base.pictures))
+        library = cls(
+            root=root,
+            pointer=bare,
+            manifest=manifest,
+            base=base,
+            overlay=Delta.none(manifest.encoder.dim),
+            pictures=JoinedPictures(base.pictures),
+        )
         return library if pointer == bare else library._with_journal(pointer)
 
     def _with_journal(self, pointer: Pointer) -> Self:
@@ -455,11 +462,11 @@ class Library:
         entries = journal.read(
             path,
             self.pointer.journal_size,
-            self.pointer.head,
-            pointer.journal_size,
-            pointer.head,
-            self.manifest.encoder.dim,
-            self.pictures_end,
+            head=self.pointer.head,
+            stop=pointer.journal_size,
+            head_then=pointer.head,
+            dim=self.manifest.encoder.dim,
+            pictures_end=self.pictures_end,
         )
         for entry in entries:
             draft.apply(entry)
@@ -480,7 +487,7 @@ class Library:
             pictures = JoinedPictures(self.base.pictures, PictureFile.open(self.directory / JOURNAL))
         except OSError as error:
             raise damaged(f"{JOURNAL} can't be read") from error
-        return type(self)(self.root, pointer, self.manifest, self.base, draft.done(), pictures)
+        return replace(self, pointer=pointer, overlay=draft.done(), pictures=pictures)
 
     def vector_of(self, row: int) -> NDArray[np.float32]:
         """Of the meme in this row, shape (text_dim + picture_dim,)."""

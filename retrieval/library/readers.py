@@ -75,7 +75,7 @@ def read_source(source: Source) -> Rows:
             if isinstance(record, str):
                 raise _BadRow(record)
             id_ = _id(record, "file_name" if layout is SourceFormat.MAMI else "id")
-            rows.good.append(_row(_PARSERS[layout], record, line, id_, name))
+            rows.good.append(_row(_PARSERS[layout], record, line=line, id_=id_, name=name))
         except _BadRow as bad:
             rows.problems.append(Problem(name, line, id_, str(bad)))
     return rows

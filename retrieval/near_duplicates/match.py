@@ -207,7 +207,9 @@ def pictures_differ(
     positions = dict.fromkeys(position for position, *_ in _ways(known.frames[0], new.frames[0], nearness.radius))
     for position in list(positions)[:_POSITIONS]:
         tiles = nearness.tiles_if_misread if agreement is Agreement.MISREAD else nearness.tiles
-        differs = next(filter(None, _differing(known, new, position, nearness.radius, tiles)), None)
+        differs = next(
+            filter(None, _differing(known, new, position=position, radius=nearness.radius, tiles=tiles)), None
+        )
         if differs is None:
             return None
         first = first or differs

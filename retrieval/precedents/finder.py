@@ -74,7 +74,9 @@ class _Snapshot:
             path = self.library.directory / _FAST
             digest = self.library.manifest.files[VECTORS].sha256
             made = partial(tell, "rows made quick to search")
-            self.base.fast = load_or_build(path, self.base.rows, self.base.text_dim, digest, made)
+            self.base.fast = load_or_build(
+                path, self.base.rows, text_dim=self.base.text_dim, vectors_digest=digest, progress=made
+            )
         self.base.warm(partial(tell, "bytes of vectors read"))
         self.warmed = True
 
@@ -284,7 +286,14 @@ class LibraryFinder:
             ValueError: Alpha is outside [0, 1], or a number below 0.
             Unavailable: The search could not be made now.
         """
-        asked = SearchRequest(exhibits, tally, alpha, exclude, where, leave_out_duplicates)
+        asked = SearchRequest(
+            exhibits=exhibits,
+            tally=tally,
+            alpha=alpha,
+            exclude=exclude,
+            where=where,
+            leave_out_duplicates=leave_out_duplicates,
+        )
         snapshot = self._snapshot
 
         def work() -> Findings:

@@ -114,7 +114,14 @@ class PgvectorFinder:
             ValueError: Alpha is outside [0, 1], or a number below 0.
             Unavailable: The search could not be made now.
         """
-        asked = SearchRequest(exhibits, tally, alpha, exclude, where, leave_out_duplicates)
+        asked = SearchRequest(
+            exhibits=exhibits,
+            tally=tally,
+            alpha=alpha,
+            exclude=exclude,
+            where=where,
+            leave_out_duplicates=leave_out_duplicates,
+        )
 
         def work() -> Findings:
             query = Query.embedded(self._encoder, text, frames, pixels_sha256)

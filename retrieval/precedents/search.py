@@ -242,7 +242,15 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
     nearest: dict[bool, Precedent | None] = {True: None, False: None}
     if used is not None:
         k = max(exhibits, tally, 1)
-        nearest_first = _Ranking(shelf, query, used, excluded, where, tuning.safeguards, silenced)
+        nearest_first = _Ranking(
+            shelf=shelf,
+            query=query,
+            alpha=used,
+            exclude=excluded,
+            where=where,
+            safeguards=tuning.safeguards,
+            silenced=silenced,
+        )
         hits, memes = nearest_first.first(k)
         notes += nearest_first.notes
         found = tuple(_precedent(meme, query, hits, place) for place, meme in enumerate(memes[:exhibits]))

@@ -93,12 +93,12 @@ def battles(
     place = {name: number for number, name in enumerate(models)}
     memes: dict[str, int] = {}
     return Battles(
-        tuple(models),
-        np.array([place[left] for left, _, _, _ in rows], dtype=np.int64),
-        np.array([place[right] for _, right, _, _ in rows], dtype=np.int64),
-        np.array([score for _, _, score, _ in rows], dtype=np.float64),
-        np.array([memes.setdefault(meme, len(memes)) for _, _, _, meme in rows], dtype=np.int64),
-        np.ones(len(rows)) if weights is None else np.asarray(weights, dtype=np.float64),
+        models=tuple(models),
+        left=np.array([place[left] for left, _, _, _ in rows], dtype=np.int64),
+        right=np.array([place[right] for _, right, _, _ in rows], dtype=np.int64),
+        score=np.array([score for _, _, score, _ in rows], dtype=np.float64),
+        meme=np.array([memes.setdefault(meme, len(memes)) for _, _, _, meme in rows], dtype=np.int64),
+        weight=np.ones(len(rows)) if weights is None else np.asarray(weights, dtype=np.float64),
     )
 
 

@@ -81,7 +81,12 @@ def spread(table: Battles, *, anchor: int | None = None, resamples: int = RESAMP
 def spread_over_rows(table: Battles, *, anchor: int | None = None, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
     """As :func:`spread`, over battles instead of memes: too narrow where a meme has several; kept to show that."""
     rows = Battles(
-        table.models, table.left, table.right, table.score, np.arange(len(table), dtype=np.int64), table.weight
+        models=table.models,
+        left=table.left,
+        right=table.right,
+        score=table.score,
+        meme=np.arange(len(table), dtype=np.int64),
+        weight=table.weight,
     )
     return spread(rows, anchor=anchor, resamples=resamples, seed=seed)
 
@@ -139,9 +144,9 @@ def _spread_of(by_meme: Floats, anchor: int | None, resamples: int, seed: int) -
 def _interval(draws: Floats, memes: int, resamples: int) -> Spread:
     without = resamples - len(draws)
     if without > _MOST_WITHOUT * resamples or memes < 2:
-        return Spread(None, None, resamples, without, draws)
+        return Spread(low=None, high=None, resamples=resamples, without=without, draws=draws)
     low, high = np.percentile(draws, tails(memes), axis=0)
-    return Spread(low, high, resamples, without, draws)
+    return Spread(low=low, high=high, resamples=resamples, without=without, draws=draws)
 
 
 def _students_t(freedom: int) -> float:

@@ -112,7 +112,7 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
     there = counts > 0
     left, right, score, counts = table.left[there], table.right[there], table.score[there], counts[there]
     used = covariates[there]
-    won = wins(Battles(table.models, left, right, score, table.meme[there], counts))
+    won = wins(Battles(models=table.models, left=left, right=right, score=score, meme=table.meme[there], weight=counts))
     if not bool(connected(won)):
         raise NotRanked(groups(won, table.models))
     spread = used.std(axis=0)

@@ -63,12 +63,12 @@ class World:
                     score.append(0.5 if rng.random() < self.ties else won)
                     meme.append(number)
         return Battles(
-            tuple(f"model {place}" for place in range(n)),
-            np.array(left, dtype=np.int64),
-            np.array(right, dtype=np.int64),
-            np.array(score),
-            np.array(meme, dtype=np.int64),
-            np.ones(len(left)),
+            models=tuple(f"model {place}" for place in range(n)),
+            left=np.array(left, dtype=np.int64),
+            right=np.array(right, dtype=np.int64),
+            score=np.array(score),
+            meme=np.array(meme, dtype=np.int64),
+            weight=np.ones(len(left)),
         )
 
 

@@ -154,7 +154,9 @@ def state_or_none(connection: Connection, before: State | None = None) -> State 
         about, counts = About.model_validate_json(row["about"]), Counts.model_validate_json(row["counts"])
     except ValidationError as error:
         raise damaged("what the database says of it can't be understood") from error
-    return State(row["shelf"], row["head"], about, counts, row["rows"], row["changes"])
+    return State(
+        shelf=row["shelf"], head=row["head"], about=about, counts=counts, rows=row["rows"], changes=row["changes"]
+    )
 
 
 def write_state(connection: Connection, state: State) -> None:

@@ -150,7 +150,7 @@ class PostgresView:
         source = f"SELECT row, vector, -(vector <#> %(query)s) FROM {self._state.vectors} WHERE {chosen_rows}"
 
         def scored(found: Sequence[Found]) -> Hits:
-            return self._scored(found, text, picture, alpha, k)
+            return self._scored(found, text, picture=picture, alpha=alpha, k=k)
 
         cursor = self._connection.cursor(binary=True)
         found = cursor.execute(f"{source} ORDER BY vector <#> %(query)s, row LIMIT %(fetch)s", values).fetchall()
