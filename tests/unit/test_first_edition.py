@@ -59,8 +59,8 @@ def test_every_way_that_a_trial_can_end_is_shown(copy):
         if rest[-1:] != ["erased"]:
             told[end].add(run("records", "show", trial, "--docket", docket))
     assert set(told) == {"HARMFUL", "UNDECIDED", "FAILED"}
-    assert any("upheld      HARMFUL by kim" in words for words in told["HARMFUL"])
-    assert any("overruled   NOT_HARMFUL by kim" in words for words in told["HARMFUL"])
+    assert any("upheld      HARMFUL, clause 1, by kim" in words for words in told["HARMFUL"])
+    assert any("overruled   NOT_HARMFUL, by kim" in words for words in told["HARMFUL"])
     assert all("NO_SIMILAR_PRECEDENT" in words or "too far" in words for words in told["UNDECIDED"])
     assert all("TrialFailed" in words for words in told["FAILED"])
 
