@@ -250,13 +250,13 @@ class FusedIndex:
             faiss.knn_inner_product(
                 faiss.swig_ptr(query),
                 faiss.swig_ptr(rows),
-                d=query.size,
-                nx=1,
-                ny=len(self),
-                k=fetch,
-                distances=faiss.swig_ptr(scores),
-                labels=faiss.swig_ptr(found),
-                sel=selector,
+                query.size,
+                1,
+                len(self),
+                fetch,
+                faiss.swig_ptr(scores),
+                faiss.swig_ptr(found),
+                selector,
             )
         if (found < 0).any():
             raise RuntimeError("FAISS found fewer rows than there are")
@@ -274,12 +274,12 @@ class FusedIndex:
             faiss.range_search_inner_product(
                 faiss.swig_ptr(query),
                 faiss.swig_ptr(rows),
-                d=query.size,
-                nx=1,
-                ny=len(self),
-                radius=least,
-                result=result,
-                sel=selector,
+                query.size,
+                1,
+                len(self),
+                least,
+                result,
+                selector,
             )
         count = int(faiss.rev_swig_ptr(result.lims, 2)[1])
         found: NDArray[np.int64] = faiss.rev_swig_ptr(result.labels, count).copy()
