@@ -18,11 +18,13 @@ from eval.commands.steering import steering
 from eval.commands.sweep import sweep
 from eval.commands.synthetic import synthetic
 from eval.commands.vote import vote
+from serving.access.private_files import make_files_private
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """Measures MemeCourt: benchmarks of the code, and how good its verdicts are."""
+    make_files_private()
 
 
 for command in (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import ipaddress
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Collection, Coroutine
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 import grpc
 
 from court.errors import BadRequest, NotLoaded, Unavailable
+from serving.access.exposure import only_here, require_guarded
 from serving.access.reload import follow_files
 from serving.access.tls import WHAT as CERTIFICATES
 from serving.access.tls import Certificates
@@ -75,6 +75,8 @@ async def serve(
     """
     give_memory_back()
     async with AsyncExitStack() as stack:
+        host = address.rpartition(":")[0]
+        require_guarded("The server", host, settings, field="address")
         certificates = Certificates.of(settings)
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
         anchor = open_witness(settings.anchor) if settings.anchor else None
@@ -90,10 +92,10 @@ async def serve(
         stopping = stop_signals()
         await server.start()
         stack.push_async_callback(server.stop, 0)
-        host = address.rpartition(":")[0]
         bound(f"{host}:{port}")
-        if certificates is None and not _only_here(host):
-            _log.warning("others than this machine can connect, and nothing is encrypted: neither memes nor tokens")
+        if settings.insecure and not only_here(host):
+            lifted = ", ".join(settings.insecure)
+            _log.warning("others than this machine can connect, and this was not asked for: %s", lifted)
         if certificates is not None:
             _beside(stack, follow_files(certificates.paths, certificates.use, CERTIFICATES, certificates.contents))
         if tokens is not None:
@@ -257,14 +259,6 @@ def _listen(server: grpc.aio.Server, address: str, certificates: Certificates | 
             field="address",
         )
     return port
-
-
-def _only_here(host: str) -> bool:
-    """Whether an address is of this machine alone."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost" or host.startswith("unix")
 
 
 def stop_signals() -> asyncio.Event:

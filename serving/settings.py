@@ -176,6 +176,9 @@ class Settings(BaseSettings):
     """The private key of the certificate, PEM."""
     tls_client_ca: Path | None = None
     """Certificate authorities of callers, PEM: with it, a caller must show a certificate of theirs (mTLS)."""
+    insecure: tuple[Literal["tls", "auth"], ...] = ()
+    """Lifted for listeners that others than this machine can reach: ``tls`` (something in front encrypts), ``auth``
+    (something in front knows the callers)."""
     tokens: Path | None = None
     """The file of the callers' tokens, by hash, with what each may do; without it, whoever can connect may do all."""
     console: str | None = None

@@ -47,6 +47,9 @@ _LARGE = 10**9
 _LONG_S = 2.0
 """Seconds that a step of warming takes before it is told how far it is."""
 
+_READINESS = "readiness"
+"""What health checks count as, in the table of servers."""
+
 
 @asynccontextmanager
 async def open_court(
@@ -284,7 +287,8 @@ def readiness_checks(house: TrialExecutor, settings: Settings) -> dict[str, Sequ
         try:
             # Not wait_for(): before Python 3.12 it swallows a cancellation that comes together with the answer.
             async with asyncio.timeout(DOCKET_WITHIN_S):
-                await house.docket.verdict_keys.ping()
+                # A real write: a docket on a full disk, or locked by another, can still be read.
+                await house.docket.heartbeats.beat(_READINESS)
         except TimeoutError:
             raise Unavailable("The docket does not answer.", reason="DOCKET_UNAVAILABLE") from None
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from serving.access.private_files import hand_on
+
 if TYPE_CHECKING:
     from eval.arena.leaderboard import Leaderboard
     from eval.arena.run import Ask
@@ -169,4 +171,5 @@ def _page(board: Leaderboard, out: Path) -> Path:
 
     page = out / PAGE
     page.write_text(as_html(board), encoding="utf-8")
+    hand_on(page)
     return page

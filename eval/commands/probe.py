@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from serving.access.private_files import hand_on
+
 if TYPE_CHECKING:
     from eval.probe.report import ProbeReport
     from eval.probe.run import Plan
@@ -213,4 +215,5 @@ def _page(report: ProbeReport, out: Path) -> Path:
 
     page = out / PAGE
     page.write_text(as_html(report, out), encoding="utf-8")
+    hand_on(page)
     return page

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from serving.access.private_files import hand_on
+
 if TYPE_CHECKING:
     from eval.reports.gather import Report
 
@@ -76,6 +78,7 @@ def _plain(report: Report) -> dict[str, object]:
 def _write(path: Path, content: str) -> None:
     try:
         path.write_text(content, encoding="utf-8")
+        hand_on(path)
     except OSError as error:
         raise click.ClickException(f"The report can't be written to {path}: {error.strerror}.") from None
     click.echo(f"Written: {path} ({len(content.encode()) / 1e6:.1f} MB)", err=True)

@@ -79,7 +79,7 @@ def append(path: Path, size: int, frames: bytes) -> None:
         OSError: The disk will not have it; what held before, holds.
     """
     new = not path.exists()
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if os.fstat(handle).st_size < size:
             raise damaged(f"{JOURNAL} is shorter than it was when written")

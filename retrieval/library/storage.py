@@ -154,7 +154,7 @@ def publish(root: Path, fill: Callable[[Path], None], manifest_name: str) -> Poi
         fill(temporary)
         manifest_sha256 = sha256_of(temporary / manifest_name)
         _sync_directory(temporary)
-        temporary.chmod(0o755)
+        temporary.chmod(0o700)
         temporary.rename(generations / name)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

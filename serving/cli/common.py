@@ -74,6 +74,13 @@ library_option = click.option(
     help="The library of precedents: a folder, or postgresql://USER@HOST/DATABASE. [default: MEMECOURT_LIBRARY, else "
     "the starter library]",
 )
+insecure_option = click.option(
+    "--insecure",
+    multiple=True,
+    type=click.Choice(["tls", "auth"]),
+    callback=lambda context, parameter, value: value or None,
+    help="Listen beyond this machine without TLS, or without knowing who calls: for behind a proxy that does that.",
+)
 docket_option = click.option(
     "--docket",
     metavar="PATH",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.cli.common import docket_option, library_option, run, settings_of
+from serving.cli.common import docket_option, insecure_option, library_option, run, settings_of
 
 if TYPE_CHECKING:
     from serving.settings import Settings
@@ -38,6 +38,7 @@ _FILE = click.Path(path_type=Path)
     type=click.Choice(["never", "chosen", "always"]),
     help="Which overruled verdicts become precedents: none, those of which the reviewer says so (the default), or all.",
 )
+@insecure_option
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="How a line of the log is written.")
 @library_option
 @docket_option

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from serving.access.private_files import hand_on
 from serving.cli.common import docket_in, docket_option, library_option, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def bundle(
     path = out or Path(f"{trial_id}.bundle.json")
     try:
         path.write_text(text, encoding="utf-8")
+        hand_on(path)
     except OSError as error:
         raise click.ClickException(f"{path} can't be written: {error.strerror}.") from None
     tell(f"Written to {path}.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from serving.access.private_files import hand_on
 from serving.cli.common import docket_in, docket_option, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
@@ -247,6 +248,7 @@ def _output(out: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        hand_on(beside)
         beside.replace(out)
     except OSError as error:
         raise click.ClickException(f"{out} can't be written: {error.strerror}.") from None

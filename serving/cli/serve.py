@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.cli.common import docket_option, library_option, run, settings_of, tell, trial_options, trial_settings
+from serving.cli.common import (
+    docket_option,
+    insecure_option,
+    library_option,
+    run,
+    settings_of,
+    tell,
+    trial_options,
+    trial_settings,
+)
 
 if TYPE_CHECKING:
     from serving.settings import Settings
@@ -25,6 +34,7 @@ _SERVING = (
     "tls_key",
     "tls_client_ca",
     "tokens",
+    "insecure",
     "console",
     "console_origin",
     "reflection",
@@ -56,6 +66,7 @@ _SERVING = (
 @click.option("--tls-key", type=_FILE, help="The private key of the certificate (PEM).")
 @click.option("--tls-client-ca", type=_FILE, help="Authorities (PEM) of which callers must show a certificate.")
 @click.option("--tokens", type=_FILE, help="The file of the callers' tokens: see `memecourt tokens`.")
+@insecure_option
 @click.option("--console", metavar="HOST:PORT", help="Where to serve the console too: see `memecourt console`.")
 @click.option("--console-origin", metavar="URL", help="How people reach the console, where that is another name.")
 @click.option("--reflection/--no-reflection", default=None, help="Whether the server tells what calls there are.")

@@ -17,9 +17,10 @@ from starlette.staticfiles import StaticFiles
 
 from court.errors import BadInput, CourtError, NotLoaded, Unavailable
 from serving.access.callers import NotAllowed
+from serving.access.exposure import only_here
 from serving.access.tokens import Tokens
 from serving.console import exports, pages, review
-from serving.console.guard import Guard, guarded, only_here
+from serving.console.guard import Guard, guarded
 from serving.console.registry import Console, Page
 from serving.console.rendering import render
 from serving.console.visitors import Sessions

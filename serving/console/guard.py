@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Collection
@@ -75,14 +74,6 @@ class Guard:
             await refusal(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)
-
-
-def only_here(host: str) -> bool:
-    """Whether an address is of this machine alone."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _host_of(scope: Scope) -> str:

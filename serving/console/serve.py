@@ -15,9 +15,9 @@ import uvicorn
 from court.errors import BadRequest
 from retrieval.library.postgres.address import Address
 from retrieval.library.storage import CURRENT
+from serving.access.exposure import only_here, require_guarded
 from serving.access.tokens import Tokens
 from serving.console.app import create_app
-from serving.console.guard import only_here
 from serving.docket.open import Docket
 from serving.export.source import PictureSource
 from serving.settings import Settings
@@ -55,7 +55,7 @@ async def open_console(
         parts: See :func:`serving.console.app.create_app`.
 
     Raises:
-        BadRequest: The address can't be listened on, or is for others than this machine, and there are no tokens.
+        BadRequest: The address can't be listened on; or it is for others than this machine, and tokens or TLS lack.
     """
     host, port = _split(address)
     if tokens is None and not only_here(host):
@@ -67,10 +67,7 @@ async def open_console(
         )
     if tokens is None:
         _log.warning("the console asks nobody who they are: all users of this machine can read and review")
-    if settings.tls_certificate is None and not only_here(host):
-        _log.warning(
-            "others than this machine can open the console, and nothing is encrypted: neither memes nor tokens"
-        )
+    require_guarded("The console", host, settings, field="console")
     app = create_app(
         docket,
         tokens=tokens,

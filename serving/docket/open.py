@@ -11,6 +11,7 @@ from platformdirs import user_data_path
 
 from court.errors import CourtError
 from retrieval.library.postgres.address import Address
+from serving.access.private_files import tighten
 from serving.docket.audit.audit import Auditor
 from serving.docket.ports import (
     Eraser,
@@ -111,6 +112,8 @@ class Docket:
             database = SqliteDatabase.open(place, create=create, patience=patience)
             key = key or place.with_suffix(".key")
             pictures = pictures or place.with_name(f"{place.name}-pictures")
+            beside = (place.with_name(place.name + suffix) for suffix in ("", "-wal", "-shm"))
+            tighten([*beside, key, *([pictures] if isinstance(pictures, Path) else [])])
         try:
             objects = None if pictures is None else ObjectPictures.open(pictures)
             if objects is not None:

@@ -337,14 +337,6 @@ class VerdictKeys(Protocol):
         """The trials that answer those of some hundred keys that are answered, by key."""
         ...
 
-    async def ping(self) -> None:
-        """Asks as :meth:`get` does, for health checks.
-
-        Raises:
-            Unavailable: The docket does not answer now.
-        """
-        ...
-
 
 class FingerprintStore(Protocol):
     """Fingerprints of the pictures of trials, in the order in which they were stored."""

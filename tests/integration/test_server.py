@@ -7,9 +7,11 @@ import json
 import os
 import pathlib
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import grpc
 import pytest
@@ -225,6 +227,29 @@ def test_health_says_serving_only_when_asks_are_heard(start):
         after = stub.Check(check, timeout=10).status
     assert (before, after) == (health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING)
     assert caught.value.reason == "NOT_IN_SESSION" and caught.value.retry_after
+
+
+def test_health_tells_that_nothing_can_be_written(start):
+    server = start().ready()
+    check = health_pb2.HealthCheckRequest(service="memecourt.v1.Court")
+    liveness = health_pb2.HealthCheckRequest(service="liveness")
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    with grpc.insecure_channel(server.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        def becomes(status, seconds):
+            end = time.monotonic() + seconds
+            while stub.Check(check, timeout=10).status != status:
+                assert time.monotonic() < end, f"not within {seconds} s"
+                time.sleep(0.1)
+
+        becomes(serving, 10)
+        with closing(sqlite3.connect(server.docket, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # others can still read
+            becomes(not_serving, 10)
+            assert stub.Check(liveness, timeout=10).status == serving
+            other.execute("ROLLBACK")
+        becomes(serving, 10)
 
 
 def test_a_port_that_is_taken_is_an_error_that_says_so(server, home):

@@ -141,10 +141,10 @@ class FakeDocket:
         self.fault = None
 
     @property
-    def verdict_keys(self):
+    def heartbeats(self):
         return self
 
-    async def ping(self):
+    async def beat(self, owner):
         if self.fault:
             raise self.fault
 

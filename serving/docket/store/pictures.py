@@ -61,7 +61,8 @@ class ObjectPictures:
         """
         try:
             if isinstance(place, Path):
-                return cls(LocalStore(place, mkdir=True), place)
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
+                return cls(LocalStore(place), place)
             return cls(from_url(place), None)
         except (BaseError, OSError, ValueError):
             if isinstance(place, Path):

@@ -41,10 +41,6 @@ class SqlVerdictKeys(SqlStore, VerdictKeys):
             lambda connection: {key: trial_id for key, trial_id in connection.execute(_TRIALS_OF, {"keys": keys})}
         )
 
-    @override
-    async def ping(self) -> None:
-        await self.get("")
-
 
 class SqlFingerprintStore(SqlStore, FingerprintStore):
     """Fingerprints by the numbers that they were given when they were stored."""

@@ -123,8 +123,9 @@ class SqliteDatabase(Database):
                     f"There is no docket at {path}. A trial makes one; --docket or MEMECOURT_DOCKET names another.",
                     reason="DOCKET_MISSING",
                 )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # SQLite gives the files that it makes beside this one the same mode.
+            path.touch(mode=0o600)
         database = cls(path, patience)
         try:
             with transaction(database._writer) as connection:
