@@ -613,8 +613,8 @@ HANDSHAKES = """
 import asyncio, ssl, socket, sys, threading
 from serving.access.tls import Certificates
 from serving.rpc.server import make_server
-from serving.rpc.judge import CourtService
 from serving.settings import Settings
+from tests.contract.test_access import services
 
 def shake_hands(port, trusted):
     for _ in range(150):
