@@ -8,30 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from court.errors import BadRequest
 from court.precedents import LibraryIdentity, PrecedentLabel
 from retrieval.embed.encoder import EncoderIdentity
-from retrieval.library.changes import (
-    CantChange,
-    Change,
-    Effect,
-    Kind,
-    NoSuchPrecedent,
-    PrecedentExists,
-    Recorded,
-    last_effective,
-    with_revocations,
-)
+from retrieval.library.change_rules import PlannedChange, plan_add, plan_relabel, plan_remove, plan_revoke
+from retrieval.library.changes import Change, Effect, Recorded, with_revocations
 from retrieval.library.journal import frame_of, next_head
 from retrieval.library.manifest import MAX_KEPT_BYTES, Counts, LabelledMeme
-from retrieval.library.overlay import fits
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.connections import Connections
 from retrieval.library.postgres.push import kept_of, values_of
@@ -80,126 +68,30 @@ class PostgresWriter:
     def add(
         self, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None, *, who: str, why: str
     ) -> Change:
-        """Puts a meme in, behind the others.
-
-        Args:
-            meme: With an id that was never used in this library: records of trials name precedents by it.
-            vector: float32 of shape (text_dim + picture_dim,), each half of length 1, or 0 where there is none.
-            picture: What is kept of its picture, a JPEG; None where nothing.
-            who: Who puts it in.
-            why: For what reason.
+        """Puts a meme in, behind the others; as :func:`retrieval.library.change_rules.plan_add`.
 
         Raises:
             BadLibrary: There is none, or it is damaged.
-            PrecedentExists: The id is taken, or was.
-            BadRequest: There is no name or reason.
             Unavailable: The server is away, or somebody else is writing for too long.
-            ValueError: The vector is not one of this meme, or the picture is larger than any that is kept.
+            ValueError: The picture is larger than any that is kept.
+            And as the rules.
         """
         vector = np.ascontiguousarray(vector, dtype=np.float32)
         if picture and len(picture) > MAX_KEPT_BYTES:
             raise ValueError(f"a picture of {len(picture)} bytes is larger than any that is kept")
-
-        def make(draft: _Draft) -> Change:
-            if not fits(vector, meme, draft.state.about.encoder):
-                raise ValueError("the vector of a meme has halves of length 1, or 0 where it has none")
-            if draft.live(meme.id) is not None:
-                raise PrecedentExists(f"There is a precedent with the id {meme.id} already.", field="id")
-            if draft.changes_of(meme.id):
-                raise PrecedentExists(
-                    f"There was a precedent with the id {meme.id}, and records may name it. Take another id, or revoke "
-                    "its removal.",
-                    field="id",
-                )
-            now = datetime.now(UTC)
-            after = meme.model_copy(update={"kept": None, "added": meme.added or now, "who": meme.who or who})
-            change = draft.change(
-                kind=Kind.ADD, who=who, why=why, at=now, meme=meme.id, effect=Effect.APPEND, row=draft.state.rows,
-                after=after,
-            )  # fmt: skip
-            draft.put_in(change.row, after, vector, picture)
-            return draft.record(change, vector, picture)
-
-        return self._made(make)
+        return self._made(lambda now: plan_add(now, meme, vector, picture, who=who, why=why))
 
     def remove(self, id_: str, *, who: str, why: str) -> Change:
-        """Takes a meme out; it can come back.
-
-        Raises:
-            NoSuchPrecedent: It is not there.
-            CantChange: It is the only one.
-            And as :meth:`add`.
-        """
-
-        def make(draft: _Draft) -> Change:
-            row, before = draft.known(id_)
-            change = draft.change(
-                kind=Kind.REMOVE, who=who, why=why, at=datetime.now(UTC), meme=id_, effect=Effect.HIDE, row=row,
-                before=before,
-            )  # fmt: skip
-            vector, picture = draft.take_out(row, before)
-            return draft.record(change, keeps=(vector, picture))
-
-        return self._made(make)
+        """Takes a meme out; as :func:`retrieval.library.change_rules.plan_remove`. Raises as it and :meth:`add`."""
+        return self._made(lambda now: plan_remove(now, id_, who=who, why=why))
 
     def relabel(self, id_: str, label: PrecedentLabel, *, who: str, why: str) -> Change:
-        """Gives a meme another label, which counts as verified; the source's own word stays.
-
-        Raises:
-            NoSuchPrecedent: It is not there.
-            CantChange: It has that label, and it is verified.
-            And as :meth:`add`.
-        """
-
-        def make(draft: _Draft) -> Change:
-            row, before = draft.known(id_)
-            if before.label is label and before.verified:
-                raise CantChange(f"The precedent {id_} has that label already, and it is verified.", field="label")
-            after = before.model_copy(update={"label": label, "verified": True, "who": who})
-            change = draft.change(
-                kind=Kind.RELABEL, who=who, why=why, at=datetime.now(UTC), meme=id_, effect=Effect.SET, row=row,
-                before=before, after=after,
-            )  # fmt: skip
-            draft.say(row, before, after)
-            return draft.record(change)
-
-        return self._made(make)
+        """Relabels a meme; as :func:`retrieval.library.change_rules.plan_relabel`. Raises as it and :meth:`add`."""
+        return self._made(lambda now: plan_relabel(now, id_, label, who=who, why=why))
 
     def revoke(self, number: int, *, who: str, why: str) -> Change:
-        """Undoes a change, by another change.
-
-        Raises:
-            BadRequest: There is none of that number; it is revoked already; something was done to the same meme since;
-                it is a revocation itself; or what is needed was forgotten.
-        """
-
-        def make(draft: _Draft) -> Change:
-            undone, vector, picture = draft.to_revoke(number)
-            told_of = {"kind": Kind.REVOKE, "who": who, "why": why, "at": datetime.now(UTC), "revokes": number}
-            if undone.kind is Kind.REMOVE:
-                if undone.before is None or vector is None:
-                    raise BadRequest(f"What change {number} took out was forgotten on purpose. Add it anew.")
-                # Back where it stood, if its row was numbered as rows are now.
-                here = undone.number > draft.state.about.written
-                row = undone.row if here else draft.state.rows
-                after = undone.before.model_copy(update={"kept": None})
-                effect = Effect.SHOW if here else Effect.APPEND
-                change = draft.change(**told_of, meme=undone.meme, effect=effect, row=row, after=after)
-                numbers = np.frombuffer(vector, dtype="<f4").astype(np.float32)
-                draft.put_in(row, after, numbers, picture)
-                return draft.record(change, numbers, picture)
-            row, now = draft.known(undone.meme)
-            if undone.kind is Kind.ADD:
-                change = draft.change(**told_of, meme=undone.meme, effect=Effect.HIDE, row=row, before=now)
-                return draft.record(change, keeps=draft.take_out(row, now))
-            if undone.before is None:
-                raise BadRequest(f"What change {number} did was forgotten on purpose.")
-            after = undone.before.model_copy(update={"kept": now.kept})
-            change = draft.change(**told_of, meme=undone.meme, effect=Effect.SET, row=row, before=now, after=after)
-            draft.say(row, now, after)
-            return draft.record(change)
-
-        return self._made(make)
+        """Undoes a change; as :func:`retrieval.library.change_rules.plan_revoke`. Raises as it and :meth:`add`."""
+        return self._made(lambda now: plan_revoke(now, number, who=who, why=why))
 
     def forget(self) -> None:
         """What was taken out is lost for good, on the shelf before too; the history still says who took out what.
@@ -249,57 +141,68 @@ class PostgresWriter:
 
         return self._connections.reading(read)
 
-    def _made(self, make: Callable[[_Draft], Change]) -> Change:
-        return self._connections.writing(
-            lambda connection: make(_Draft(connection, read_state(connection))), wait_s=_WAIT_S
-        )
+    def _made(self, plan: Callable[[_Draft], PlannedChange]) -> Change:
+        def make(connection: Connection) -> Change:
+            draft = _Draft(connection, read_state(connection))
+            return draft.store(plan(draft))
+
+        return self._connections.writing(make, wait_s=_WAIT_S)
 
 
 class _Draft:
-    """One change in the making, in its transaction."""
+    """The library in the transaction of one change (:class:`~retrieval.library.change_rules.CurrentLibrary`)."""
 
     def __init__(self, connection: Connection, state: State) -> None:
         self._connection = connection
         self.state = state
         self._counts = state.counts
 
-    def change(self, **values: object) -> Change:
-        try:
-            return Change.model_validate({"number": self.state.changes + 1, **values})
-        except ValidationError:
-            raise BadRequest(
-                "A change needs the name of who makes it (1 to 200 characters), a reason (1 to 2,000) and the id of a "
-                "precedent."
-            ) from None
+    @property
+    def encoder(self) -> EncoderIdentity:
+        return self.state.about.encoder
+
+    @property
+    def size(self) -> int:
+        return self._counts.memes
+
+    @property
+    def next_number(self) -> int:
+        return self.state.changes + 1
+
+    @property
+    def next_row(self) -> int:
+        return self.state.rows
+
+    @property
+    def written(self) -> int:
+        return self.state.about.written
 
     def live(self, id_: str) -> tuple[int, LabelledMeme] | None:
         return _live(self._connection, self.state, id_)
 
-    def known(self, id_: str) -> tuple[int, LabelledMeme]:
-        found = self.live(id_)
-        if found is None:
-            raise NoSuchPrecedent(f"There is no precedent with the id {id_}.", field="id")
-        return found
-
     def changes_of(self, meme: str) -> list[Change]:
         return _changes(self._connection, self.state, meme)
 
-    def to_revoke(self, number: int) -> tuple[Change, bytes | None, bytes | None]:
+    def change(self, number: int) -> tuple[Change, bytes | None, bytes | None] | None:
         asked = f"SELECT entry, vector, jpeg FROM {self.state.history} WHERE number = %s"
         found = self._connection.execute(asked, (number,)).fetchone()
-        if found is None:
-            raise BadRequest(f"There is no change {number} in the history.", reason="CHANGE_UNKNOWN")
-        change = _change(found[0])
-        if change.revokes is not None:
-            raise BadRequest(f"Change {number} is a revocation itself. Make the change that you want anew.")
-        others = self.changes_of(change.meme)
-        by = next((one.revoked_by for one in with_revocations(others) if one.change.number == number), None)
-        if by is not None:
-            raise BadRequest(f"Change {number} was revoked already, by change {by}.")
-        last = last_effective(others)
-        if last is not None and last.number != number:
-            raise BadRequest(f"Change {last.number} was made to the same precedent since. Revoke that first.")
-        return change, found[1], found[2]
+        return None if found is None else (_change(found[0]), found[1], found[2])
+
+    def store(self, planned: PlannedChange) -> Change:
+        """Does what was planned to the tables, and writes it down."""
+        change, vector, picture = planned.change, planned.vector, planned.picture
+        match change.effect:
+            case Effect.APPEND | Effect.SHOW:
+                assert change.after is not None and vector is not None, "the history keeps what it takes out"
+                self.put_in(change.row, change.after, vector, picture)
+                return self.record(change, vector, picture)
+            case Effect.HIDE:
+                assert change.before is not None
+                return self.record(change, keeps=self.take_out(change.row, change.before))
+            case Effect.SET:
+                assert change.before is not None and change.after is not None
+                self.say(change.row, change.before, change.after)
+                return self.record(change)
 
     def put_in(self, row: int, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None) -> None:
         stored = meme.model_copy(update={"kept": kept_of(picture)})
@@ -313,8 +216,6 @@ class _Draft:
 
     def take_out(self, row: int, meme: LabelledMeme) -> tuple[bytes, bytes | None]:
         """The vector and the picture of what was taken out."""
-        if self._counts.memes <= 1:
-            raise CantChange("It is the only precedent in the library. Add another first.", reason="LIBRARY_EMPTY")
         picture = PostgresView(self._connection, self.state).picture(meme.id)
         self._connection.execute(f"DELETE FROM {self.state.precedents} WHERE row = %s", (row,))
         self._connection.execute(f"DELETE FROM {self.state.pictures} WHERE row = %s", (row,))

@@ -1,0 +1,242 @@
+"""The rules of changing a library: whether a change fits, and what it does. Writers store what is planned here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from court.errors import BadRequest
+from court.precedents import PrecedentLabel
+from retrieval.embed.encoder import EncoderIdentity
+from retrieval.library.changes import (
+    CantChange,
+    Change,
+    Effect,
+    Kind,
+    NoSuchPrecedent,
+    PrecedentExists,
+    last_effective,
+    with_revocations,
+)
+from retrieval.library.manifest import LabelledMeme
+from retrieval.library.overlay import fits
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChange:
+    """A change that fits, ready to be stored.
+
+    Attributes:
+        change: The change.
+        vector: float32 of shape (text_dim + picture_dim,) where a meme goes in, or comes back from the history.
+        picture: A JPEG where that meme has one.
+    """
+
+    change: Change
+    vector: NDArray[np.float32] | None = None
+    picture: bytes | None = None
+
+
+class CurrentLibrary(Protocol):
+    """A library as it is when a change is made to it."""
+
+    @property
+    def encoder(self) -> EncoderIdentity:
+        """What the library was made with."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Memes that can be found."""
+        ...
+
+    @property
+    def next_number(self) -> int:
+        """Number of the next change."""
+        ...
+
+    @property
+    def next_row(self) -> int:
+        """Row of the next meme that goes in."""
+        ...
+
+    @property
+    def written(self) -> int:
+        """Number of the last change that was made when rows were numbered otherwise than they are now."""
+        ...
+
+    def live(self, id_: str) -> tuple[int, LabelledMeme] | None:
+        """Row and meme of this id; None where it can't be found."""
+        ...
+
+    def changes_of(self, meme: str) -> list[Change]:
+        """Every change of one meme, in order."""
+        ...
+
+    def change(self, number: int) -> tuple[Change, bytes | None, bytes | None] | None:
+        """A change, with vector and picture of what it took out where the history keeps them apart."""
+        ...
+
+
+def plan_add(
+    now: CurrentLibrary,
+    meme: LabelledMeme,
+    vector: NDArray[np.float32],
+    picture: bytes | None,
+    *,
+    who: str,
+    why: str,
+) -> PlannedChange:
+    """Puts a meme in, behind the others.
+
+    Args:
+        now: The library.
+        meme: With an id that was never used in it: records of trials name precedents by it.
+        vector: float32 of shape (text_dim + picture_dim,), each half of length 1, or 0 where there is none.
+        picture: What is kept of its picture, a JPEG; None where nothing.
+        who: Who puts it in.
+        why: For what reason.
+
+    Raises:
+        PrecedentExists: The id is taken, or was.
+        BadRequest: There is no name or reason.
+        ValueError: The vector is not one of this meme.
+    """
+    if not fits(vector, meme, now.encoder):
+        raise ValueError("the vector of a meme has halves of length 1, or 0 where it has none")
+    if now.live(meme.id) is not None:
+        raise PrecedentExists(f"There is a precedent with the id {meme.id} already.", field="id")
+    if now.changes_of(meme.id):
+        raise PrecedentExists(
+            f"There was a precedent with the id {meme.id}, and records may name it. Take another id, or revoke its "
+            "removal.",
+            field="id",
+        )
+    at = datetime.now(UTC)
+    after = meme.model_copy(update={"kept": None, "added": meme.added or at, "who": meme.who or who})
+    change = _change(
+        now, kind=Kind.ADD, who=who, why=why, at=at, meme=meme.id, effect=Effect.APPEND, row=now.next_row, after=after
+    )
+    return PlannedChange(change, vector, picture)
+
+
+def plan_remove(now: CurrentLibrary, id_: str, *, who: str, why: str) -> PlannedChange:
+    """Takes a meme out; it can come back until the history forgets it.
+
+    Raises:
+        NoSuchPrecedent: It is not there.
+        CantChange: It is the only one.
+        BadRequest: There is no name or reason.
+    """
+    row, before = _known(now, id_)
+    _refuse_to_empty(now)
+    return PlannedChange(
+        _change(now, kind=Kind.REMOVE, who=who, why=why, meme=id_, effect=Effect.HIDE, row=row, before=before)
+    )
+
+
+def plan_relabel(now: CurrentLibrary, id_: str, label: PrecedentLabel, *, who: str, why: str) -> PlannedChange:
+    """Gives a meme another label, which counts as verified; the source's own word stays.
+
+    Raises:
+        NoSuchPrecedent: It is not there.
+        CantChange: It has that label, and it is verified.
+        BadRequest: There is no name or reason.
+    """
+    row, before = _known(now, id_)
+    if before.label is label and before.verified:
+        raise CantChange(f"The precedent {id_} has that label already, and it is verified.", field="label")
+    after = before.model_copy(update={"label": label, "verified": True, "who": who})
+    return PlannedChange(
+        _change(
+            now, kind=Kind.RELABEL, who=who, why=why, meme=id_, effect=Effect.SET, row=row, before=before, after=after
+        )
+    )
+
+
+def plan_revoke(now: CurrentLibrary, number: int, *, who: str, why: str) -> PlannedChange:
+    """Undoes a change, by another change.
+
+    Raises:
+        BadRequest: There is none of that number; it is revoked already; something was done to the same meme since; it
+            is a revocation itself; or what is needed was forgotten.
+    """
+    undone, stored_vector, picture = _to_revoke(now, number)
+    vector = None if stored_vector is None else np.frombuffer(stored_vector, dtype="<f4").astype(np.float32)
+    live = now.live(undone.meme)
+    after: LabelledMeme | None = None
+    if undone.kind is Kind.REMOVE:
+        # Back where it stood, if its row was numbered as rows are now.
+        back = undone.number > now.written
+        effect, row = (Effect.SHOW, undone.row) if back else (Effect.APPEND, now.next_row)
+        if undone.before is None or (vector is None and not back):
+            raise BadRequest(f"What change {number} took out was forgotten on purpose. Add it anew.")
+        after = undone.before if back else undone.before.model_copy(update={"kept": None})
+    else:
+        row, meme = _known(now, undone.meme)
+        if undone.kind is Kind.ADD:
+            effect = Effect.HIDE
+            _refuse_to_empty(now)
+        else:
+            effect = Effect.SET
+            if undone.before is None:
+                raise BadRequest(f"What change {number} did was forgotten on purpose.")
+            # Where its picture is may have changed with the generation; the label is what goes back.
+            after = undone.before.model_copy(update={"kept": meme.kept})
+    change = _change(
+        now,
+        kind=Kind.REVOKE,
+        who=who,
+        why=why,
+        meme=undone.meme,
+        revokes=number,
+        effect=effect,
+        row=row,
+        before=None if live is None else live[1],
+        after=after,
+    )
+    return PlannedChange(change, vector, picture) if undone.kind is Kind.REMOVE else PlannedChange(change)
+
+
+def _to_revoke(now: CurrentLibrary, number: int) -> tuple[Change, bytes | None, bytes | None]:
+    found = now.change(number)
+    if found is None:
+        raise BadRequest(f"There is no change {number} in the history.", reason="CHANGE_UNKNOWN")
+    change = found[0]
+    if change.revokes is not None:
+        raise BadRequest(f"Change {number} is a revocation itself. Make the change that you want anew.")
+    others = now.changes_of(change.meme)
+    by = next((one.revoked_by for one in with_revocations(others) if one.change.number == number), None)
+    if by is not None:
+        raise BadRequest(f"Change {number} was revoked already, by change {by}.")
+    last = last_effective(others)
+    if last is not None and last.number != number:
+        raise BadRequest(f"Change {last.number} was made to the same precedent since. Revoke that first.")
+    return found
+
+
+def _known(now: CurrentLibrary, id_: str) -> tuple[int, LabelledMeme]:
+    found = now.live(id_)
+    if found is None:
+        raise NoSuchPrecedent(f"There is no precedent with the id {id_}.", field="id")
+    return found
+
+
+def _refuse_to_empty(now: CurrentLibrary) -> None:
+    if now.size <= 1:
+        raise CantChange("It is the only precedent in the library. Add another first.", reason="LIBRARY_EMPTY")
+
+
+def _change(now: CurrentLibrary, **values: object) -> Change:
+    try:
+        return Change.model_validate({"number": now.next_number, "at": datetime.now(UTC), **values})
+    except ValidationError:
+        raise BadRequest(
+            "A change needs the name of who makes it (1 to 200 characters), a reason (1 to 2,000) and the id of a "
+            "precedent."
+        ) from None
