@@ -106,7 +106,8 @@ def argue(side: Side, findings: Findings, held: Vote | None) -> Statement:
 def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: TrialSettings) -> Verdict:
     """The Judge of the summary procedure: the likelier label, how sure it is, and whether a person must look."""
     reach = Coverage.of(findings)
-    if vote is None:
+    # Without words, and with a picture like no other, there is nothing to go by but what is frequent.
+    if vote is None or not (findings.search.has_text or reach.picture_weighed):
         return Verdict(
             label=Label.UNDECIDED,
             rationale=(

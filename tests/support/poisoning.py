@@ -163,7 +163,10 @@ class _Poisoned:
         self._index = SegmentedIndex(segments, hidden)
         self._harmful = np.array([meme.harmful for meme in (*memes, *planted)], dtype=np.bool_)
         guarded = library.manifest.tuning.safeguards.model_copy(update=dict(safeguards))
-        self.tuning: Tuning = library.manifest.tuning.model_copy(update={"safeguards": guarded})
+        self.tuning: Tuning = library.manifest.tuning.model_copy(
+            # The vote alone: a regression over the whole library knows the meme that is left out.
+            update={"safeguards": guarded, "regression": None}
+        )
 
     @property
     def identity(self) -> LibraryIdentity:

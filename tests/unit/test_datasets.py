@@ -310,7 +310,8 @@ def by_hand(library, tuning, rows, kept):
     dim = library.manifest.encoder.text_dim
     vectors = np.asarray(library.rows[kept, :dim], dtype=np.float64)
     harm = np.array([library.memes[place].source_label != "not harmful" for place in kept], dtype=float)
-    near = words().embed_texts([row.text for row in rows]).vectors.astype(np.float64) @ vectors.T
+    asked = words().embed_texts([row.text for row in rows]).vectors
+    near = asked.astype(np.float64) @ vectors.T
     settings = tuning.vote
     order = np.argsort(-near.round(6), axis=1, kind="stable")
     # The same words with the same label count once, by the nearest of them: without pictures, words are all there is.
@@ -325,7 +326,10 @@ def by_hand(library, tuning, rows, kept):
     share = ((weights * harm[order]).sum(axis=1) + settings.prior_weight * settings.prior) / (
         weights.sum(axis=1) + settings.prior_weight
     )
-    said = 1 / (1 + np.exp(-(settings.intercept + settings.slope * np.log(share / (1 - share))))) >= settings.threshold
+    log_odds = settings.intercept + settings.slope * np.log(share / (1 - share))
+    if tuning.regression is not None:
+        log_odds = (log_odds + [tuning.regression.log_odds(text, None) for text in asked]) / 2
+    said = 1 / (1 + np.exp(-log_odds)) >= settings.threshold
     gold = np.array([row.source_label != "not harmful" for row in rows])
     f1 = [
         2 * (said & gold).sum() / (said.sum() + gold.sum()),

@@ -161,13 +161,14 @@ def test_flipped_labels_move_the_vote_by_little(tmp_path):
 
 @pytest.mark.slow
 def test_planted_precedents_do_not_acquit_and_clones_count_once(tmp_path):
-    acquitted = acquitted_by_planted(drawn(tmp_path), trials=1000)
+    acquitted = acquitted_by_planted(drawn(tmp_path / "apart"), trials=1000)
     assert acquitted["clones counted twice"] == 0 and acquitted["clones"] == acquitted["one"]
     assert acquitted["guarded: one"] == acquitted["guarded: clones"] == 0
-    # Without the safeguard one precedent can do it: else the zeros above would say nothing.
-    assert acquitted["one"] > 0
     # A crowd of what is nearly the same does not acquit where it has one voice; each for itself they do.
     assert acquitted["guarded, one of a crowd: variants"] == 0 < acquitted["guarded: variants"]
+    # Where the labels lie less far apart, one precedent can do it without the safeguard: else its zeros said nothing.
+    mixed = acquitted_by_planted(drawn(tmp_path / "mixed", spread=0.4), trials=100)
+    assert mixed["clones"] == mixed["one"] > 0 == mixed["guarded: one"] == mixed["guarded: clones"]
 
 
 def test_of_what_is_nearly_the_same_as_many_are_heard_as_may_be(tmp_path):

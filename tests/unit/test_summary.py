@@ -63,6 +63,13 @@ def test_distant_precedents_still_make_the_likelier_label_and_say_that_they_are_
     assert vote_if_close(findings(labels, text=0.29, picture=0.49)) is None
 
 
+def test_a_wordless_picture_like_no_other_is_undecided():
+    search = Search(alpha_asked=0.5, alpha=0.0, has_text=False, has_picture=True, exhibits=3, tally=25)
+    far = judged(findings([N] * 5, text=None, picture=0.2, search=search))
+    assert far.label is Label.UNDECIDED and reasons(far) == {ReviewReason.NO_SIMILAR_PRECEDENT}
+    assert judged(findings([N] * 5, text=None, picture=0.8, search=search)).label is N
+
+
 def test_no_precedent_at_all_is_undecided():
     verdict = judged(findings([]))
     assert verdict.label is Label.UNDECIDED and verdict.harm_score is None and verdict.risk is None
