@@ -45,7 +45,9 @@ async function judge(image, timeoutMs) {
 
 /** What a response says; only NOT_HARMFUL is an acquittal. */
 function tell(file, verdict) {
-  console.log(`${file}: ${LabelSchema.value[verdict.label]?.name ?? "a label of a later version"}, ${verdict.verdictId}`);
+  const label = LabelSchema.value[verdict.label]?.name ?? "a label of a later version";
+  const look = verdict.needsHumanReview ? ", a person should look" : "";
+  console.log(`${file}: ${label}, ${verdict.verdictId}${look}`);
   if (verdict.label !== Label.NOT_HARMFUL) process.exitCode ||= 10; // an error outweighs it
 }
 
