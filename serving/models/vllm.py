@@ -21,6 +21,7 @@ from typing import Any, Self
 import httpx2
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from court.backends.chat.http import http_client
 from court.errors import BadRequest, NotLoaded, Unavailable
 from serving.models.process_group import ProcessGroup
 
@@ -169,8 +170,7 @@ class VllmServer:
         with suppress(TimeoutError):
             async with (
                 asyncio.timeout(self.settings.start_seconds),
-                # No proxy from the environment may come between, or see the key.
-                httpx2.AsyncClient(base_url=self.root_url, trust_env=False, timeout=None) as client,
+                http_client(connections=1, base_url=self.root_url) as client,
             ):
                 while self.running:
                     with suppress(httpx2.TransportError):

@@ -14,6 +14,7 @@ from enum import Enum
 import httpx2
 import openai
 
+from court.backends.chat.http import UnreadableAnswer
 from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 
 _GONE = "MODEL_GONE"
@@ -159,6 +160,8 @@ def _of_status_error(error: openai.OpenAIError) -> Failure:
 
 
 def _of_connection_error(error: openai.OpenAIError) -> Failure:
+    if isinstance(error.__cause__, UnreadableAnswer):
+        return garbled()
     return unreached() if _never_sent(error.__cause__) else broke_off(Again.ONCE)
 
 

@@ -1,4 +1,7 @@
-"""Connections to model servers: many small pools that behave like one large one.
+"""Connections that the service opens, to model servers above all: bounded, and many small pools like one large one.
+
+Whatever is asked may answer anything: bodies are taken as they are on the wire, never decompressed, and read up to a
+bound, whatever their status.
 
 A pool of httpcore2 looks at every connection that it has, idle sockets one by one, whenever a request comes or goes. At
 64 trials at once that was half of all CPU time that a call took, and it grows with their number.
@@ -16,18 +19,27 @@ import httpx2
 
 CONNECT_S = 5.0
 """For opening a connection: what is not there is noticed while there is time to ask again."""
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
+"""Longest body of an answer. Far above what any ``max_tokens`` of ours can fill."""
+MAX_ERROR_BYTES = 64 * 1024
+"""As much of a body as is read where the status is no success: enough for a server's reason."""
 _POOLS = 32
 _LEAST = 16  # connections of a pool: where few are allowed in all, there are fewer pools
 
 
-def http_client(connections: int = 1024) -> httpx2.AsyncClient:
-    """Connections that several models may share.
+class UnreadableAnswer(httpx2.TransportError):
+    """An answer that is compressed although nobody asked for that, or longer than any that is read."""
+
+
+def http_client(connections: int = 1024, *, base_url: str = "") -> httpx2.AsyncClient:
+    """Connections that several models may share; whatever this service asks over HTTP, it asks through these.
 
     Keep-alive outlasts the pauses within a trial. The environment is not looked at: a proxy that happens to be set
     there is no place for pictures and keys to go. Redirects are not followed, for the same reason.
 
     Args:
         connections: At once, at most; up to 31 more where they can't be divided evenly.
+        base_url: What addresses without a host are relative to.
     """
     pools = max(1, min(_POOLS, connections // _LEAST))
     each = math.ceil(connections / pools)
@@ -37,6 +49,7 @@ def http_client(connections: int = 1024) -> httpx2.AsyncClient:
         transport=Spread([httpx2.AsyncHTTPTransport(verify=context, limits=limits) for _ in range(pools)]),
         # All but connecting is bounded by the deadline of the call, which holds for the whole of it.
         timeout=httpx2.Timeout(None, connect=CONNECT_S),
+        base_url=base_url,
         trust_env=False,
         follow_redirects=False,
     )
@@ -51,7 +64,14 @@ class Spread(httpx2.AsyncBaseTransport):
         self._in_flight = [0] * len(pools)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """As the pool does it."""
+        """As the pool does it, the answer bounded.
+
+        Raises:
+            UnreadableAnswer: It is compressed.
+            httpx2.TransportError: There is none.
+        """
+        # A few bytes may stand for gigabytes: nothing of ours is worth that.
+        request.headers["Accept-Encoding"] = "identity"
         place = self._in_flight.index(min(self._in_flight))
         self._in_flight[place] += 1
 
@@ -64,7 +84,10 @@ class Spread(httpx2.AsyncBaseTransport):
             over()
             raise
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _Counted(response.stream, over)
+        response.stream = _Bounded(response.stream, over, failed=response.is_error)
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            await response.aclose()
+            raise UnreadableAnswer("the answer is compressed", request=request)
         return response
 
     async def __aenter__(self) -> Self:
@@ -86,15 +109,24 @@ class Spread(httpx2.AsyncBaseTransport):
             await pool.aclose()
 
 
-class _Counted(httpx2.AsyncByteStream):
-    """The body of an answer; its request is in flight until it is closed."""
+class _Bounded(httpx2.AsyncByteStream):
+    """The body of an answer, up to a bound; its request is in flight until it is closed."""
 
-    def __init__(self, stream: httpx2.AsyncByteStream, over: Callable[[], None]) -> None:
+    def __init__(self, stream: httpx2.AsyncByteStream, over: Callable[[], None], *, failed: bool) -> None:
         self._stream = stream
         self._over: Callable[[], None] | None = over
+        self._failed = failed
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = MAX_ERROR_BYTES if self._failed else MAX_ANSWER_BYTES
         async for chunk in self._stream:
+            if len(chunk) > left:
+                if not self._failed:
+                    raise UnreadableAnswer("the answer is longer than any that is read")
+                # The rest is not waited for: it may have no end.
+                yield chunk[:left]
+                return
+            left -= len(chunk)
             yield chunk
 
     async def aclose(self) -> None:

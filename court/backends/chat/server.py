@@ -16,12 +16,10 @@ import openai
 
 from court.backends.chat import wire
 from court.backends.chat.failures import Again, broke_off, garbled, of_sdk
-from court.backends.chat.http import Load
+from court.backends.chat.http import Load, UnreadableAnswer
 from court.backends.chat.wire import Capabilities
 from court.ports import ChatRequest
 
-MAX_ANSWER_BYTES = 8 * 1024 * 1024
-"""Of one answer. Far above what any ``max_tokens`` of ours can fill."""
 _KNOWN = 4096  # ids of pictures that the server is thought to have
 
 
@@ -138,15 +136,10 @@ class ChatServer:
 
 
 async def _read(response: httpx2.Response) -> bytes:
-    body = bytearray()
     try:
-        async for chunk in response.aiter_bytes():
-            body += chunk
-            if len(body) > MAX_ANSWER_BYTES:
-                raise garbled()
-    except httpx2.DecodingError:
+        return await response.aread()
+    except UnreadableAnswer:
         raise garbled() from None
     except httpx2.TransportError:
         # It had begun: the generation has run, and would run again.
         raise broke_off(Again.NEVER) from None
-    return bytes(body)

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx2
 from typing_extensions import override
 
+from court.backends.chat.http import http_client
 from court.errors import BadRequest, CourtError, Unavailable
 from serving.docket.ports import TransparencyLog
 
@@ -75,14 +76,15 @@ class HttpWitness(CheckpointWitness):
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._client = httpx2.AsyncClient(timeout=_PATIENCE_S, follow_redirects=False)
+        self._client = http_client(connections=1)
 
     @override
     async def push(self, note: str) -> None:
         headers = {"Content-Type": "text/plain; charset=utf-8"}
         try:
-            answer = await self._client.post(self._url, content=note.encode(), headers=headers)
-        except httpx2.HTTPError:
+            async with asyncio.timeout(_PATIENCE_S):
+                answer = await self._client.post(self._url, content=note.encode(), headers=headers)
+        except (httpx2.HTTPError, TimeoutError):
             raise _refused("it does not answer") from None
         if not answer.is_success:
             raise _refused(f"it answers with status {answer.status_code}")

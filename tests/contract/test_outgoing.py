@@ -1,0 +1,105 @@
+"""Answers of servers that we ask are bounded, whatever their status and encoding (BO-1)."""
+
+import ast
+import asyncio
+import gzip
+from pathlib import Path
+
+import pytest
+
+from court.backends.chat.client import ChatCompletions
+from court.backends.chat.http import MAX_ANSWER_BYTES, MAX_ERROR_BYTES
+from court.errors import ModelRefused, Unavailable
+from court.ports import ChatRequest
+
+ROOT = Path(__file__).resolve().parents[2]
+REQUEST = ChatRequest(system="s", parts=("x",), reply_schema=None, max_tokens=1)
+BOMB = gzip.compress(b"\0" * 64 * 2**20)
+
+
+class Hostile:
+    """Answers every request with a head and a body; without a body, with zeros for as long as anybody reads."""
+
+    def __init__(self, status, body=None, *, encoding=""):
+        self.head = f"HTTP/1.1 {status} x\r\nContent-Type: application/json\r\n"
+        self.head += f"Content-Encoding: {encoding}\r\n" if encoding else ""
+        self.body = body
+        self.asked_for = b""
+        self.sent = 0
+
+    async def answer(self, reader, writer):
+        try:
+            self.asked_for = await reader.readuntil(b"\r\n\r\n")
+            if self.body is not None:
+                writer.write(f"{self.head}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body)
+                await writer.drain()
+            else:
+                writer.write(f"{self.head}\r\n".encode())
+                while True:
+                    writer.write(bytes(65536))
+                    await writer.drain()
+                    self.sent += 65536
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+def ask(server, how):
+    async def work():
+        listening = await asyncio.start_server(server.answer, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="m", attempts=1)
+        try:
+            await how(model)
+        finally:
+            await model.aclose()
+            listening.close()
+
+    asyncio.run(work())
+
+
+WAYS = {
+    "chat": lambda model: model.reply(REQUEST, within_s=20),
+    "models": lambda model: model.listed(within_s=20),
+    "tokenize": lambda model: model._token_id("a", 20),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("status", [200, 400, 500])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
+def test_nothing_is_decompressed(way, status, encoding):
+    server = Hostile(status, BOMB, encoding=encoding)
+    with pytest.raises(Unavailable) as caught:
+        ask(server, WAYS[way])
+    assert caught.value.reason == "MODEL_GARBLED"
+    assert b"accept-encoding: identity" in server.asked_for.lower()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("status", "kind", "most"),
+    [(200, Unavailable, MAX_ANSWER_BYTES), (400, ModelRefused, MAX_ERROR_BYTES), (500, Unavailable, MAX_ERROR_BYTES)],
+)
+def test_an_answer_without_end_is_read_up_to_a_bound(way, status, kind, most):
+    server = Hostile(status)
+    with pytest.raises(kind):
+        ask(server, WAYS[way])
+    # What lies in the sockets' buffers was sent and not read.
+    assert server.sent <= most + 16 * 2**20
+
+
+def test_whoever_asks_over_http_does_so_through_the_bounded_client():
+    """No module makes a client of its own; benchmarks ask what they have started themselves."""
+    makers = {
+        str(path.relative_to(ROOT))
+        for package in ("court", "retrieval", "serving", "eval", "proto/memecourt")
+        for path in (ROOT / package).rglob("*.py")
+        if "perf" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).split(".")[-1] in {"AsyncClient", "AsyncHTTPTransport", "urlopen", "HTTPConnection"}
+        and ast.unparse(node.func).split(".")[0] in {"httpx2", "urllib", "http", "request"}
+    }
+    assert makers == {"court/backends/chat/http.py"}
