@@ -18,6 +18,7 @@ from retrieval.library.storage import CURRENT
 from serving.access.exposure import only_here, require_guarded
 from serving.access.tokens import Tokens
 from serving.console.app import create_app
+from serving.console.connections import ConsoleProtocol
 from serving.docket.open import Docket
 from serving.export.source import PictureSource
 from serving.settings import Settings
@@ -115,6 +116,7 @@ def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         server_header=False,
         lifespan="off",
         ws="none",
+        http=ConsoleProtocol,
         limit_concurrency=_AT_ONCE,
         timeout_keep_alive=20,
         timeout_graceful_shutdown=_LAST_S,

@@ -6,12 +6,17 @@ of the court, methods of the wire, reasons that stand in our code) or what the o
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from wsgiref.simple_server import WSGIRequestHandler
 
 import grpc
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from typing_extensions import override
 
 from court.errors import BadRequest
 from court.events import (
@@ -43,6 +48,29 @@ _TRIAL_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 3
 _CALL_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128)
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)
+
+
+_SCRAPE_S = 10.0
+"""Seconds that a connection for metrics may last."""
+
+
+class _Scrape(WSGIRequestHandler):
+    """One connection, which is over after some seconds whatever it sends: each has a thread of its own."""
+
+    @override
+    def handle(self) -> None:
+        end = threading.Timer(_SCRAPE_S, self.connection.shutdown, (socket.SHUT_RDWR,))
+        end.daemon = True
+        end.start()
+        try:
+            with suppress(OSError):
+                super().handle()
+        finally:
+            end.cancel()
+
+    @override
+    def log_message(self, format: str, *args: Any) -> None:
+        """Logs nothing: addresses of callers are nobody's business."""
 
 
 class Metrics:
@@ -176,6 +204,7 @@ class Metrics:
                 reason="METRICS_ADDRESS_UNUSABLE",
                 field="metrics",
             ) from None
+        server.RequestHandlerClass = _Scrape
         self.port = server.server_port
 
         def close() -> None:
