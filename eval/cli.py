@@ -19,6 +19,7 @@ from eval.commands.sweep import sweep
 from eval.commands.synthetic import synthetic
 from eval.commands.vote import vote
 from serving.access.private_files import make_files_private
+from serving.cli.main import run_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -48,4 +49,4 @@ for command in (
 
 def main() -> None:
     """Entry point."""
-    cli()
+    run_command(cli)

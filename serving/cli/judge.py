@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,6 +150,8 @@ async def _judge_all(
     gate = asyncio.Semaphore(_AT_ONCE)
     exits = [EXIT_NOT_HARMFUL]
 
+    if not any(str(path) == "-" or (path.is_file() and os.access(path, os.R_OK)) for path in pictures):
+        judges = nullcontext()  # loading models takes long, and there is nothing to ask them
     async with judges as ask:
 
         async def one(path: Path) -> wire.JudgeResponse | _Failure:

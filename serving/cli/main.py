@@ -5,6 +5,7 @@ Commands are imported when they are called: asking for help must not load an enc
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib import import_module
@@ -65,10 +66,35 @@ def cli(config: str | None) -> None:
 
 def main() -> None:
     """Entry point."""
+    run_command(cli)
+
+
+def run_command(command: click.Group) -> None:
+    """Runs a command line; whatever goes wrong becomes a message and an exit code, and never a traceback.
+
+    ``MEMECOURT_TRACEBACK=1`` shows where a fault of ours came from.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that knows fewer characters than a meme gets the others as escapes.
+            stream.reconfigure(errors="backslashreplace")
     try:
-        cli(standalone_mode=True)
+        command(standalone_mode=True)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in ("court", "retrieval", "serving", "memecourt"):
+        if error.name is None or error.name.partition(".")[0] in ("court", "retrieval", "serving", "eval", "memecourt"):
             raise
         click.echo(_CLIENT_ONLY.format(missing=error.name), err=True)
+        sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"Error: {where}{error.strerror or 'the system refused'}.", err=True)
+        sys.exit(1)
+    except Exception as error:
+        if os.environ.get("MEMECOURT_TRACEBACK"):
+            raise
+        click.echo(
+            f"Error: MemeCourt made a mistake ({type(error).__name__}). Please report it, with what the same command "
+            "prints where MEMECOURT_TRACEBACK=1 is set.",
+            err=True,
+        )
         sys.exit(1)

@@ -253,6 +253,13 @@ def test_health_tells_that_nothing_can_be_written(start):
         becomes(serving, 10)
 
 
+def test_a_library_that_is_not_there_is_an_error_and_nothing_else_is_said(home, tmp_path):
+    done = memecourt("serve", "--address", "127.0.0.1:0", "--library", tmp_path / "none", home=home)
+    assert done.returncode == 1 and "no precedent library" in done.stderr
+    # Workers that are starting then are ended while somebody waits for their first word.
+    assert "RuntimeError" not in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_port_that_is_taken_is_an_error_that_says_so(server, home):
     second = memecourt("serve", "--address", server.address, home=home)
     assert second.returncode == 1

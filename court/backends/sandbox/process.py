@@ -116,6 +116,7 @@ class WorkerProcess:
         self._stdout = process.stdout
         self._guard = guard
         self._name = name
+        self._reading = asyncio.Lock()
         self._jobs = 0
 
     @classmethod
@@ -164,8 +165,10 @@ class WorkerProcess:
         self._stdin.close()
         # What it said beyond what was read is still in the pipe. asyncio stops reading a pipe that nobody empties, then
         # never sees its end, and a process counts as ended only when its pipes do.
-        while await self._stdout.read(65536):
-            pass
+        # Whoever waits for an answer meanwhile sees the pipe's end first: two may not read at once.
+        async with self._reading:
+            while await self._stdout.read(65536):
+                pass
         await self._process.wait()
 
     async def _within(self, seconds: float, step: Coroutine[Any, Any, Answer]) -> Answer:
@@ -183,6 +186,10 @@ class WorkerProcess:
         return await self._receive(job)
 
     async def _receive(self, job: str) -> Answer:
+        async with self._reading:
+            return await self._read(job)
+
+    async def _read(self, job: str) -> Answer:
         (size,) = framing.PREFIX.unpack(await self._stdout.readexactly(framing.PREFIX.size))
         if size > framing.MAX_HEADER:
             raise WorkerDied(Death.BABBLED, f"a header of {size} bytes")

@@ -1,0 +1,67 @@
+"""A command line ends in a message and an exit code, whatever goes wrong (BO-7 in part)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(program, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", f"import click\nfrom serving.cli.main import run_command\n{program}"],
+        env={**os.environ, **environment}, cwd=ROOT, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+RAISES = "@click.command()\ndef it():\n    raise {error}\nrun_command(it)"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("NotADirectoryError(20, 'Not a directory', '/a/b')", "Error: /a/b: Not a directory."),
+        ("OSError('odd')", "Error: the system refused."),
+        ("KeyError('secret words of a meme')", "made a mistake (KeyError)"),
+    ],
+)
+def test_an_error_is_a_message_without_a_traceback(error, said):
+    done = python(RAISES.format(error=error))
+    assert done.returncode == 1 and said in done.stderr.decode()
+    assert b"Traceback" not in done.stderr and b"secret" not in done.stderr
+
+
+def test_a_fault_of_ours_can_be_traced_where_that_is_asked_for():
+    done = python(RAISES.format(error="KeyError('x')"), MEMECOURT_TRACEBACK="1")
+    assert done.returncode == 1 and b"Traceback" in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+def test_a_terminal_that_knows_few_characters_gets_escapes(encoding):
+    program = "@click.command()\ndef it():\n    click.echo('“\\u4e2d\\u6587”')\nrun_command(it)"
+    done = python(program, PYTHONIOENCODING=encoding)
+    assert done.returncode == 0 and b"\\u4e2d\\u6587" in done.stdout
+
+
+@pytest.mark.parametrize("command", [["compare", "{file}", "{file}"], ["run", "--resume", "{file}"]])
+def test_a_file_in_the_place_of_a_run_is_named(tmp_path, command):
+    file = tmp_path / "file"
+    file.touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "eval", *(word.format(file=file) for word in command)],
+        capture_output=True, text=True, timeout=120, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and str(file) in done.stderr and "Traceback" not in done.stderr
+
+
+def test_pictures_that_are_not_there_are_told_before_anything_is_loaded(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "serving.cli", "judge", str(tmp_path / "none.png"), str(tmp_path)],
+        env={**os.environ, "MEMECOURT_HOME": str(tmp_path / "home")},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "none.png: error" in done.stderr and "Loading" not in done.stderr
+    assert not (tmp_path / "home").exists()
