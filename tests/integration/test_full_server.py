@@ -148,7 +148,9 @@ def test_a_court_that_can_not_be_set_up_says_why(options, said, home, tmp_path):
 def test_a_model_that_the_server_has_not_is_said_at_start(models, home, tmp_path):
     docket = tmp_path / "d.sqlite"
     options = ("--docket", docket, "--llm-url", models.url, "--model", "another")
-    outcome = memecourt("judge", "--text", "x", *options, tmp_path / "none.png", home=home)
+    picture = tmp_path / "meme.png"
+    picture.write_bytes(drawn(*HARMFUL))
+    outcome = memecourt("judge", "--text", "x", *options, picture, home=home)
     assert outcome.returncode == 1 and "does not list the model" in outcome.stderr
 
 
