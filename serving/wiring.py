@@ -31,7 +31,6 @@ from retrieval.library.storage import CURRENT
 from retrieval.open import load_encoder_for, open_writer, open_writer_of
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
-from serving import SOFTWARE
 from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, REVIEWED, RULINGS
 from serving.docket.open import Docket, open_docket
 from serving.docket.review.corrections import Corrections, Overrulings
@@ -41,6 +40,7 @@ from serving.rpc.health import COURT, DOCKET, DOCKET_WITHIN_S, OVERALL, PRECEDEN
 from serving.runner.executor import TrialExecutor
 from serving.runner.near_duplicates import NearDuplicateIndex
 from serving.settings import Settings
+from serving.version import SOFTWARE
 
 _LARGE = 10**9
 """Bytes of a library from which on it is told how far its check is."""

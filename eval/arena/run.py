@@ -33,7 +33,7 @@ from eval.models.memes import Shown, shown_memes
 from eval.models.metered import MeteredModel
 from eval.models.open import ModelSpec, open_chairs
 from eval.runs import environment as about
-from serving import SOFTWARE
+from serving.version import SOFTWARE
 
 _LOCK = ".lock"
 

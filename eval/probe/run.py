@@ -46,7 +46,7 @@ from eval.probe.scoring import score_all
 from eval.probe.taxonomy import BEGIN, Category, Taxonomy
 from eval.runs import environment as about
 from eval.runs.progress import Progress
-from serving import SOFTWARE
+from serving.version import SOFTWARE
 
 NOTICE = (
     "This rewrites memes so that they are harder to recognise. The rewritten texts stay in the probe's folder, each "

@@ -41,11 +41,11 @@ from eval.models.call_cache import CallCache, CallsError, SqliteCallCache
 from eval.runs.attempt import Attempt
 from eval.runs.controls import with_control
 from eval.runs.prediction import Prediction
-from serving import SOFTWARE
 from serving.docket.ports import TrialReader, TrialUnknown, TrialWriter
 from serving.docket.store.pictures import picture_of
 from serving.runner.executor import TrialExecutor
 from serving.settings import Settings
+from serving.version import SOFTWARE
 from serving.wiring import open_court
 
 _TRIES = 5

@@ -44,9 +44,9 @@ from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, STAN
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, Tally
 from retrieval.library.sources import Source
-from serving import SOFTWARE
 from serving.runner.executor import TrialExecutor
 from serving.settings import ModelSettings, RoleName, Settings
+from serving.version import SOFTWARE
 from serving.wiring import open_court
 
 if TYPE_CHECKING:

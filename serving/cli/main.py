@@ -12,8 +12,6 @@ from importlib import import_module
 
 import click
 
-from serving.access.private_files import make_files_private
-
 _COMMANDS = {
     "judge": ("serving.cli.judge", "Try memes and say what each is."),
     "serve": ("serving.cli.serve", "Serve verdicts over gRPC."),
@@ -58,6 +56,9 @@ def cli(config: str | None) -> None:
     Settings come from options, else from the environment (MEMECOURT_HOME, MEMECOURT_LIBRARY, MEMECOURT_DOCKET …), else
     from the file that --config or MEMECOURT_CONFIG names. `memecourt settings` shows those in force.
     """
+    # Not above: what it imports would take as long as all the rest of asking for help.
+    from serving.access.private_files import make_files_private
+
     make_files_private()
     if config:
         # Where Settings looks for it, in this process and in those it starts.

@@ -33,8 +33,8 @@ from court.events import (
     VerdictGiven,
 )
 from court.record import TrialState
-from serving import SOFTWARE
 from serving.telemetry.trial_state import ObservedModelCall, ObservedTrial
+from serving.version import SOFTWARE
 
 if TYPE_CHECKING:
     from serving.settings import Settings

@@ -33,9 +33,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from court.events import AnyEvent, PrecedentsCited, TextRead, TrialFailed, TrialOpened, TrialResumed, VerdictGiven
 from court.record import TrialRecord
-from serving import SOFTWARE
 from serving.telemetry import span_contents as contents
 from serving.telemetry.trial_state import ObservedModelCall, ObservedTrial
+from serving.version import SOFTWARE
 
 _SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 """Codes that make a server's span one of an error, by the conventions; the others are the caller's own doing."""
