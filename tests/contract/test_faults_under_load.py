@@ -182,15 +182,19 @@ POSTGRES = [a_locked_database, a_database_whose_disk_is_full, a_database_that_is
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [*SQLITE, *POSTGRES], ids=lambda fault: fault.__name__)
 def test_a_docket_that_fails_under_load_costs_no_request_its_verdict(tmp_path, monkeypatch, request, fault):
-    """Each request comes twice, at two connections, in no order; the docket fails again and again meanwhile."""
+    """Each request comes twice, at two connections, in no order; the docket fails again and again meanwhile.
+
+    Part of them are sent only once a fault is in place, so that some meet it on any machine.
+    """
     monkeypatch.setattr(loose_ends, "AGAIN_S", 0.05)
     choose = random.Random(7)
     place = str(tmp_path / "docket.sqlite")
     if fault in POSTGRES:
         place = request.getfixturevalue("docket_database")
 
-    def fail(seconds):
+    def fail(seconds, in_place):
         with fault(place):
+            in_place()
             time.sleep(seconds)
 
     async def scene():
@@ -207,12 +211,21 @@ def test_a_docket_that_fails_under_load_costs_no_request_its_verdict(tmp_path, m
                 await asyncio.sleep(number * 0.004)
                 return await callers.ask((it.stub, another)[number % 2], request)
 
-            asking = asyncio.gather(*(ask(number, request) for number, request in enumerate(requests)))
+            asking = []
+
+            def send(count):
+                batch = [requests.pop() for _ in range(min(count, len(requests)))]
+                asking.extend(asyncio.create_task(ask(number, request)) for number, request in enumerate(batch))
+
+            loop, each = asyncio.get_running_loop(), len(requests) // (FAULTS + 1)
+            send(each)
             for _ in range(FAULTS):
                 await asyncio.sleep(choose.uniform(0.05, 0.15))
                 # Longer than the docket's patience: whoever writes meanwhile is refused.
-                await asyncio.to_thread(fail, choose.uniform(0.5, 1.0))
-            await asking
+                seconds = choose.uniform(0.5, 1.0)
+                await asyncio.to_thread(fail, seconds, lambda: loop.call_soon_threadsafe(send, each))
+            send(len(requests))
+            await asyncio.gather(*asking)
             await channel.close()
             assert len(callers.verdicts) == REQUESTS
             async with asyncio.timeout(30):
