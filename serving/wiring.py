@@ -31,7 +31,6 @@ from retrieval.library.storage import CURRENT
 from retrieval.open import load_encoder_for, open_writer, open_writer_of
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
-from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, REVIEWED, RULINGS
 from serving.docket.open import Docket, open_docket
 from serving.docket.review.corrections import Corrections, Overrulings
 from serving.docket.review.projection import Rules
@@ -226,6 +225,9 @@ def parts_beside(
         settings: Of the court.
         reviewed: Is told of each review.
     """
+    # Here: what serves pages is in an extra, and a server without a console does without it.
+    from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, REVIEWED, RULINGS
+
     parts: dict[str, object] = {
         BLIND_FIRST: settings.blind_first,
         REVIEW_QUEUE: house.docket.review_queue(rules_of(settings)),
@@ -244,6 +246,8 @@ async def parts_alone(docket: Docket, settings: Settings) -> AsyncIterator[Mappi
 
     Whose memes are found to be alike is the visitor's business: each sees their own namespaces alone.
     """
+    from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, RULINGS
+
     near = _near_duplicates(docket, settings.model_copy(update={"reuse": "everywhere"}))
     parts: dict[str, object] = {
         BLIND_FIRST: settings.blind_first,

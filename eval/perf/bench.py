@@ -2,7 +2,8 @@
 
 Each compares: ours with what could be had without it, or with itself undisturbed, in turns of one run, so that a
 machine that slows down slows both. A goal is a bound of such a ratio, of a count, of memory or of CPU time. It is never
-one of seconds by the clock, or of something a second: those say as much of what else the machine does.
+one of seconds by the clock, or of something a second: those say as much of what else the machine does (`install` alone
+has such, of what a newcomer waits for).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 BENCHMARKS = {
+    "install": ("eval.perf.install", "size of a fresh environment, time to the first verdicts, memory of a server"),
     "startup": ("eval.perf.startup", "CPU time of `memecourt --help` over that of an empty Python"),
     "trial-floor": ("eval.perf.trials.overhead", "wall time of a full trial over its longest chain of calls"),
     "trial-naive": ("eval.perf.trials.overhead", "wall time of Algorithm 1 as printed over that of a full trial"),

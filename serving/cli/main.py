@@ -13,6 +13,7 @@ from importlib import import_module
 import click
 
 _COMMANDS = {
+    "setup": ("serving.cli.setup", "Fetch the encoder's weights, once."),
     "judge": ("serving.cli.judge", "Try memes and say what each is."),
     "serve": ("serving.cli.serve", "Serve verdicts over gRPC."),
     "console": ("serving.cli.console", "Serve pages on which trials are read and reviewed."),

