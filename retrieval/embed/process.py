@@ -31,16 +31,18 @@ from court.errors import CourtError, Unavailable
 from retrieval.embed.encoder import Encoder, EncoderIdentity, KnownMinSimilarity, TextEmbeddings
 
 _AT_ONCE = 8
-"""Calls that are answered at once: as many texts as the built-in encoder takes together. Others wait in the pipe."""
+"""Calls that are answered at once: twice as many as the built-in encoder embeds texts. Others wait in the pipe."""
 _NICE = 10
 """A trial waits for its precedents anyway: whatever answers others, or holds the interpreter of the parent, goes first.
-And the longer texts wait, the more of them are embedded together. Not more than that: a tenth of a processor is left
-to it by whatever else keeps that busy."""
+Not
+more than that: a tenth of a processor is left to it by whatever else keeps that busy."""
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 """After a start that failed nothing is started for so long; twice as long after each further one."""
 
+_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+"""For glibc: what weights were turned in while they were loaded, 30 MB, is the system's again."""
 _CODE = f"from {__name__} import main; main()"
 
 _log = logging.getLogger(__name__)
@@ -175,7 +177,7 @@ class _Child:
             self._process = subprocess.Popen(
                 # With the modules that are found here, and no others: not what lies in the working folder.
                 [sys.executable, "-P", "-c", _CODE, str(there.fileno())],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+                env={**os.environ, **_ALLOCATION, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[there.fileno()],
