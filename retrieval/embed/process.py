@@ -34,8 +34,7 @@ _AT_ONCE = 8
 """Calls that are answered at once: twice as many as the built-in encoder embeds texts. Others wait in the pipe."""
 _NICE = 10
 """A trial waits for its precedents anyway: whatever answers others, or holds the interpreter of the parent, goes first.
-Not
-more than that: a tenth of a processor is left to it by whatever else keeps that busy."""
+Not more than that: a tenth of a processor is left to it by whatever else keeps that busy."""
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
