@@ -156,7 +156,7 @@ class TextLine(_Value):
     text: str
     confidence: float = Field(ge=0, le=1)
     box: tuple[tuple[float, float], tuple[float, float], tuple[float, float], tuple[float, float]]
-    """Corners (x, y) in pixels of the frame as it went on, clockwise from the line's upper left."""
+    """Corners (x, y) in pixels of the frame as it went on, clockwise from the upper left as the line is read."""
     frame: int = Field(ge=0)
     """Index of the frame in the file."""
 

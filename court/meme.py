@@ -35,6 +35,8 @@ class Limits:
         max_png_chunks: Chunks of a PNG file, counted before a decoder runs.
         max_jpeg_scans: Scans of a JPEG file, counted before a decoder runs.
         outgoing_side: Longest side of the pictures that go on to encoders and models, in pixels.
+        long_ratio: Longer over shorter side from which a picture that is scaled down goes on a second time, larger, for
+            its text to be read.
         representative_frames: How many frames of an animated file go on at most.
         max_text: Length of the text, in characters.
     """
@@ -47,6 +49,7 @@ class Limits:
     max_png_chunks: int = 4096
     max_jpeg_scans: int = 64
     outgoing_side: int = 1280
+    long_ratio: float = 2.5
     representative_frames: int = 4
     max_text: int = 10_000
 
@@ -64,12 +67,15 @@ class Frame:
         width: In pixels.
         height: In pixels.
         index: Which frame of the file this is, counted from 0.
+        legible_png: The same still with at most ``outgoing_side`` squared pixels, where it is so long that letters
+            would be lost at ``outgoing_side``: what text is read off. It is not stored with the trial.
     """
 
     png: bytes
     width: int
     height: int
     index: int = 0
+    legible_png: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,10 @@ BENCHMARKS = {
         "memory of a library of 10^6 memes over its vectors, and changing it in use",
     ),
     "search": ("eval.perf.library.search", "time of a search among 10^5 and 10^6 memes over that of faiss.knn"),
+    "reading": (
+        "eval.perf.reading.reading",
+        "letters misread and pictures read a second beside RapidOCR's own pipeline",
+    ),
     "batch": ("eval.perf.batch", "time of a long batch run killed three times over that of one left alone"),
     "pgvector": ("eval.perf.library.search", "time of a search in PostgreSQL with pgvector over that of ours"),
     "near-memes": (

@@ -90,7 +90,7 @@ def test_an_extreme_frame_neither_breaks_it_nor_moves_its_boxes(readings):
 
 def test_what_goes_into_the_record_names_engine_and_models():
     assert OcrTextReader().identity.startswith("rapidocr/3.")
-    assert OcrTextReader().identity.endswith(" PP-OCRv6-small")
+    assert OcrTextReader().identity.endswith(" PP-OCRv6-small, coarse to fine 1")
 
 
 def test_the_parent_imports_none_of_what_its_workers_need():

@@ -10,8 +10,9 @@ import asyncio
 import base64
 import importlib.metadata
 import logging
+import math
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -27,8 +28,8 @@ logger = logging.getLogger(__name__)
 _Span = tuple[float, float]
 """Top and bottom of a line, in pixels."""
 
-MODELS = "PP-OCRv6-small"
-"""Detection and recognition; :mod:`court.backends.ocr.worker` names their files."""
+METHOD = "PP-OCRv6-small, coarse to fine 1"
+"""Models, and the way in which :mod:`court.backends.ocr.engine` uses them: to be changed with what it reads."""
 MEMORY_BYTES = 4 * 1024**3
 """Address space of a worker. Far above what it holds: onnxruntime reserves addresses that it never uses, some for each
 thread. It is there for the picture that makes the engine ask for all the memory of the machine."""
@@ -42,6 +43,7 @@ _WORD = (
 )
 
 _Point = tuple[float, float]
+_Corners = Sequence[_Point]
 
 
 class _Line(BaseModel):
@@ -90,7 +92,7 @@ class OcrTextReader:
         self._workers = GuardedWorkers(
             "court.backends.ocr.worker", guard, name="text reader", workers=workers, watch=watch
         )
-        self._identity = f"rapidocr/{importlib.metadata.version('rapidocr')} {MODELS}"
+        self._identity = f"rapidocr/{importlib.metadata.version('rapidocr')} {METHOD}"
 
     @property
     def identity(self) -> str:
@@ -123,7 +125,7 @@ class OcrTextReader:
 
     async def _read(self, frame: Frame) -> list[TextLine]:
         try:
-            reply = await self._workers.run({}, [frame.png])
+            reply = await self._workers.run({"size": [frame.width, frame.height]}, [frame.legible_png or frame.png])
             found = _Lines.model_validate(reply.body)
         except (WorkerDied, JobFailed, ValidationError) as error:
             # A failure must never pass for a picture without text.
@@ -154,18 +156,44 @@ def _clean(text: str) -> str:
 
 
 def in_reading_order(lines: Iterable[TextLine]) -> list[TextLine]:
-    """The lines in rows from top to bottom, each row from left to right.
+    """The lines in rows from top to bottom, each row from left to right, as most of the text is turned.
 
     Two lines stand in one row where they share at least half the height of the lower one. Each is held against the
     mean of its row, not against the last: of a staircase of lines, the last would otherwise join the first.
     """
-    rows: list[list[TextLine]] = []
-    for line in sorted(lines, key=lambda line: (_middle(line), _left(line))):
-        if rows and _shares(_mean_span(rows[-1]), _span(line)):
-            rows[-1].append(line)
+    found = list(lines)
+    quarters = _quarters(found)
+    upright = [(line, _upright(line, quarters)) for line in found]
+    rows: list[list[tuple[TextLine, _Corners]]] = []
+    for line, corners in sorted(upright, key=lambda one: (sum(_span(one[1])), _left(one[1]))):
+        if rows and _shares(_mean_span([other for _, other in rows[-1]]), _span(corners)):
+            rows[-1].append((line, corners))
         else:
-            rows.append([line])
-    return [line for row in rows for line in sorted(row, key=_left)]
+            rows.append([(line, corners)])
+    return [line for row in rows for line, _ in sorted(row, key=lambda one: _left(one[1]))]
+
+
+def _quarters(lines: Iterable[TextLine]) -> int:
+    """By how many quarters clockwise most of the text is turned: in 0 to 3, longer lines counting for more."""
+    lengths = [0.0] * 4
+    for line in lines:
+        (x0, y0), (x1, y1) = line.box[:2]
+        lengths[_quarters_of(line)] += math.hypot(x1 - x0, y1 - y0)
+    return lengths.index(max(lengths))
+
+
+def _quarters_of(line: TextLine) -> int:
+    (x0, y0), (x1, y1) = line.box[:2]
+    return round(math.atan2(y1 - y0, x1 - x0) / (math.pi / 2)) % 4
+
+
+def _upright(line: TextLine, quarters: int) -> _Corners:
+    """The corners of a line when all is turned back by so many quarters, beginning with the upper left one."""
+    first = (quarters - _quarters_of(line)) % 4
+    corners = [*line.box[first:], *line.box[:first]]
+    for _ in range(quarters):
+        corners = [(y, -x) for x, y in corners]
+    return corners
 
 
 def _shares(row: _Span, line: _Span) -> bool:
@@ -173,20 +201,16 @@ def _shares(row: _Span, line: _Span) -> bool:
     return shared > 0 and shared >= 0.5 * min(row[1] - row[0], line[1] - line[0])
 
 
-def _mean_span(row: list[TextLine]) -> _Span:
-    spans = [_span(line) for line in row]
+def _mean_span(row: list[_Corners]) -> _Span:
+    spans = [_span(corners) for corners in row]
     return sum(top for top, _ in spans) / len(spans), sum(bottom for _, bottom in spans) / len(spans)
 
 
-def _span(line: TextLine) -> _Span:
+def _span(corners: _Corners) -> _Span:
     """The middles of the two long edges, so that a slanting line is no taller than its text."""
-    upper_left, upper_right, lower_right, lower_left = line.box
+    upper_left, upper_right, lower_right, lower_left = corners
     return (upper_left[1] + upper_right[1]) / 2, (lower_left[1] + lower_right[1]) / 2
 
 
-def _middle(line: TextLine) -> float:
-    return sum(_span(line)) / 2
-
-
-def _left(line: TextLine) -> float:
-    return min(x for x, _ in line.box)
+def _left(corners: _Corners) -> float:
+    return min(x for x, _ in corners)

@@ -6,9 +6,11 @@ Runs in a guarded worker only.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 
 from PIL import Image, ImageChops, ImageCms
@@ -16,7 +18,7 @@ from zlib_ng import zlib_ng
 
 from court.backends.pictures.refusals import Refused
 from court.backends.pictures.structure import Structure, look
-from court.meme import LIMITS, PictureFormat
+from court.meme import LIMITS, Limits, PictureFormat
 
 PIXELS_VERSION = b"memecourt pixels 1\n"
 """Stands before what ``pixels_sha256`` digests; to be changed together with anything that changes a pixel."""
@@ -47,21 +49,44 @@ def representative(frames: int, most: int) -> list[int]:
     return [round(place * (frames - 1) / (wanted - 1)) for place in range(wanted)]
 
 
-def stills(opened: Image.Image, structure: Structure, side: int, most: int) -> Iterator[tuple[int, Image.Image, bytes]]:
-    """The representative frames by their index, each normalised, with its digest; repeated ones left out.
+@dataclass(frozen=True, slots=True)
+class Still:
+    """A representative frame.
 
-    Whatever Pillow raises comes through.
+    Attributes:
+        index: Which frame of the file.
+        image: Normalised.
+        digest: Of size and pixels.
+        legible: The same larger, where the picture is long and was scaled down; else None.
     """
+
+    index: int
+    image: Image.Image
+    digest: bytes
+    legible: Image.Image | None
+
+
+def stills(opened: Image.Image, structure: Structure, limits: Limits) -> Iterator[Still]:
+    """The representative frames, repeated ones left out. Whatever Pillow raises comes through."""
     seen: set[bytes] = set()
     turn = _turn(opened)
-    for index in representative(structure.frames, most):
+    longer, shorter = max(opened.size), min(opened.size)
+    legible_side = None
+    if longer > limits.outgoing_side and longer >= limits.long_ratio * shorter:
+        legible_side = min(longer, int(limits.outgoing_side * math.sqrt(longer / shorter)))
+    for index in representative(structure.frames, limits.representative_frames):
         opened.seek(index)
         opened.load()
-        still = _normal(opened, structure, turn, side)
+        profile = opened.info.get("icc_profile")
+        upright = _resizable(opened, structure)
+        if turn is not None:
+            upright = upright.transpose(turn)
+        still = _normal(upright, profile, limits.outgoing_side)
         digest = digest_of(still)
         if digest not in seen:
             seen.add(digest)
-            yield index, still, digest
+            legible = _normal(upright, profile, legible_side) if legible_side else None
+            yield Still(index, still, digest, legible)
 
 
 def digest_of(still: Image.Image) -> bytes:
@@ -102,13 +127,9 @@ def upright_size(opened: Image.Image, structure: Structure) -> tuple[int, int]:
     return structure.width, structure.height
 
 
-def _normal(opened: Image.Image, structure: Structure, turn: Image.Transpose | None, side: int) -> Image.Image:
-    profile = opened.info.get("icc_profile")
-    still = _resizable(opened, structure)
-    if turn is not None:
-        still = still.transpose(turn)
+def _normal(upright: Image.Image, profile: bytes | None, side: int) -> Image.Image:
     # Colours are converted after scaling down: the same to the eye, and a tenth of the time where it matters.
-    still = _fit(still, side)
+    still = _fit(upright, side)
     alpha = still.getchannel("A") if still.mode in ("LA", "RGBA") else None
     if still.mode in ("LA", "RGBA"):
         still = still.convert(still.mode.removesuffix("A"))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -43,6 +44,7 @@ class _Sent(BaseModel):
     index: int = Field(ge=0)
     width: int = Field(ge=1)
     height: int = Field(ge=1)
+    legible: bool
 
 
 class _Read(BaseModel):
@@ -89,7 +91,7 @@ class GuardedPictureReader:
             wall_s=wall_s,
             memory_bytes=MEMORY_BYTES,
             environment=_ALLOCATION,
-            max_reply_bytes=limits.representative_frames * (4 * limits.outgoing_side**2 + 65536),
+            max_reply_bytes=2 * limits.representative_frames * (4 * limits.outgoing_side**2 + 65536),
         )
         self._workers = GuardedWorkers(
             "court.backends.pictures.worker", guard, name="picture reader", workers=workers, watch=watch
@@ -142,9 +144,11 @@ class GuardedPictureReader:
                 refusal = _Refusal.model_validate(reply.body)
                 raise bad_picture(refusal.refused, refusal.figures)
             read = _Read.model_validate(reply.body)
-            if len(read.frames) > self._limits.representative_frames or len(read.frames) != len(reply.payloads):
+            pngs = sum(1 + sent.legible for sent in read.frames)
+            if len(read.frames) > self._limits.representative_frames or pngs != len(reply.payloads):
                 raise ValueError("frames")
-            frames = [self._frame(sent, png) for sent, png in zip(read.frames, reply.payloads, strict=True)]
+            payloads = iter(reply.payloads)
+            frames = [self._frame(sent, payloads) for sent in read.frames]
         except (ValidationError, ValueError, KeyError, struct.error) as error:
             logger.warning("the picture reader sent a reply that is none: %s", type(error).__name__)
             raise bad_picture("PICTURE_KILLS_READER", {}) from None
@@ -158,10 +162,20 @@ class GuardedPictureReader:
             frames=tuple(frames),
         )
 
-    def _frame(self, sent: _Sent, png: bytes) -> Frame:
-        begins = _PNG_BEGINS.unpack_from(png)
-        # 8 bits of red, green and blue, not interlaced, of the size that it says and that is allowed.
-        expected = (b"\x89PNG\r\n\x1a\n", 13, b"IHDR", sent.width, sent.height, 8, 2, 0, 0, 0)
-        if begins != expected or max(sent.width, sent.height) > self._limits.outgoing_side:
+    def _frame(self, sent: _Sent, pngs: Iterator[bytes]) -> Frame:
+        png = next(pngs)
+        if _size(png) != (sent.width, sent.height) or max(sent.width, sent.height) > self._limits.outgoing_side:
             raise ValueError("frame")
-        return Frame(png=png, width=sent.width, height=sent.height, index=sent.index)
+        legible = next(pngs) if sent.legible else None
+        if legible is not None and math.prod(_size(legible)) > self._limits.outgoing_side**2:
+            raise ValueError("frame")
+        return Frame(png=png, width=sent.width, height=sent.height, index=sent.index, legible_png=legible)
+
+
+def _size(png: bytes) -> tuple[int, int]:
+    """Width and height of a PNG file of ours: 8 bits of red, green and blue, not interlaced. Raises ValueError."""
+    begins = _PNG_BEGINS.unpack_from(png)
+    width, height = begins[3:5]
+    if begins != (b"\x89PNG\r\n\x1a\n", 13, b"IHDR", width, height, 8, 2, 0, 0, 0):
+        raise ValueError("frame")
+    return width, height

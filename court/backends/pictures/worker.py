@@ -33,10 +33,11 @@ def _read(data: bytes, limits: Limits) -> tuple[dict[str, Any], list[bytes]]:
     try:
         with _open(structure, limits) as opened:
             width, height = upright_size(opened, structure)
-            for index, still, digest in stills(opened, structure, limits.outgoing_side, limits.representative_frames):
-                pixels.update(digest)
-                frames.append({"index": index, "width": still.width, "height": still.height})
-                pngs.append(as_png(still))
+            for still in stills(opened, structure, limits):
+                pixels.update(still.digest)
+                width_height = {"width": still.image.width, "height": still.image.height}
+                frames.append({"index": still.index, **width_height, "legible": still.legible is not None})
+                pngs += [as_png(image) for image in (still.image, still.legible) if image is not None]
     except Refused:
         raise
     except MemoryError:

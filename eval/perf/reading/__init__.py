@@ -1,0 +1,1 @@
+"""How well and how fast text is read off pictures."""

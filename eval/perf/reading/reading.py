@@ -1,0 +1,164 @@
+"""Errors and time of reading drawn memes, beside RapidOCR's own pipeline as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import rapidocr
+from numpy.typing import NDArray
+from PIL import Image
+from rapidocr.utils.output import RapidOCROutput
+
+from court.backends.ocr.reader import OcrTextReader, in_reading_order
+from court.backends.pictures.reader import GuardedPictureReader
+from court.events import TextLine
+from court.ports import Reading
+from eval.perf.bench import Result, in_turns, medians
+from eval.perf.reading.drawn import GROUPS, DrawnMeme, draw
+
+_UNUSUAL = ("turned", "tall", "wide")
+"""Groups on which speed is not measured: all others are upright and have 480 to 1,280 pixels a side."""
+_CORES = 2
+"""Processors that either may use: RapidOCR as threads of one process, the court's reader as two processes."""
+
+
+class _Read(NamedTuple):
+    """Texts of memes, by their group and number, and the seconds that they took."""
+
+    texts: Mapping[DrawnMeme, str]
+    seconds: float
+
+
+def reading(*, a_group: int = 24, turns: int = 4) -> Result:
+    """Runs the benchmark.
+
+    Args:
+        a_group: Memes of each of the groups of :mod:`eval.perf.reading.drawn`.
+        turns: Turns of either way, each over another part of them.
+    """
+    memes = [draw(group, number) for group in GROUPS for number in range(a_group)]
+    usual = [meme for meme in memes if meme.group not in _UNUSUAL]
+    unusual = [meme for meme in memes if meme.group in _UNUSUAL]
+    bare = _bare()
+    with _ours() as ours:
+        taken = in_turns([ours, bare], [usual[turn::turns] for turn in range(turns)])
+        for_errors = [*taken, (ours(unusual), bare(unusual))]
+    errors: dict[str, float] = {}
+    worse = []
+    for group in GROUPS:
+        rates = [
+            _error_rate(
+                {meme: text for turn in for_errors for meme, text in turn[way].texts.items() if meme.group == group}
+            )
+            for way in (0, 1)
+        ]
+        errors |= {f"ours_{group}": rates[0], f"bare_{group}": rates[1]}
+        worse.append(rates[0] - rates[1])
+    return Result(
+        figures={
+            **errors,
+            "most_worse": max(worse),
+            **medians(
+                taken,
+                ours_over_bare=lambda ours, bare: bare.seconds / ours.seconds,
+                ours_memes_s=lambda ours, _: len(ours.texts) / ours.seconds,
+                bare_memes_s=lambda _, bare: len(bare.texts) / bare.seconds,
+            ),
+        },
+        goals={"most_worse": "<= 0.005", "ours_over_bare": ">= 3"},
+    )
+
+
+@contextmanager
+def _ours() -> Iterator[Callable[[Sequence[DrawnMeme]], _Read]]:
+    """The court's readers of files and of text, in their processes."""
+    pictures, reader = GuardedPictureReader(workers=_CORES), OcrTextReader(workers=_CORES, threads=1)
+
+    async def one(meme: DrawnMeme) -> str:
+        return (await reader.read(await pictures.read(meme.file))).text
+
+    async def every(memes: Sequence[DrawnMeme]) -> list[str]:
+        return await asyncio.gather(*map(one, memes))
+
+    async def close() -> None:
+        await asyncio.gather(pictures.aclose(), reader.aclose())
+
+    with asyncio.Runner() as runner:
+
+        def read(memes: Sequence[DrawnMeme]) -> _Read:
+            begin = time.perf_counter()
+            texts = runner.run(every(memes))
+            return _Read(dict(zip(memes, texts, strict=True)), time.perf_counter() - begin)
+
+        try:
+            yield read
+        finally:
+            runner.run(close())
+
+
+def _bare() -> Callable[[Sequence[DrawnMeme]], _Read]:
+    """RapidOCR with its defaults in this process; its lines are brought into reading order as ours are."""
+    models = Path(rapidocr.__file__).parent / "models"
+    engine = rapidocr.RapidOCR(
+        params={
+            "Global.log_level": "critical",
+            # Those that it takes by default, which it would look for on the network.
+            "Det.model_path": str(models / "PP-OCRv6_det_small.onnx"),
+            "Cls.model_path": str(models / "ch_ppocr_mobile_v2.0_cls_mobile.onnx"),
+            "Rec.model_path": str(models / "PP-OCRv6_rec_small.onnx"),
+            "EngineConfig.onnxruntime.intra_op_num_threads": _CORES,
+        }
+    )
+
+    def one(meme: DrawnMeme) -> str:
+        # On white, as the court has it; what stands on nothing is nobody's to guess.
+        with Image.open(BytesIO(meme.file)) as opened:
+            picture = Image.new("RGBA", opened.size, (255, 255, 255, 255))
+            picture.alpha_composite(opened.convert("RGBA"))
+        found = engine(np.ascontiguousarray(np.asarray(picture.convert("RGB"))[:, :, ::-1]))
+        assert isinstance(found, RapidOCROutput)
+        lines = [
+            TextLine(text=text, confidence=min(1.0, float(score)), box=box.tolist(), frame=0)
+            for text, score, box in zip(found.txts or (), found.scores or (), _rows(found.boxes), strict=True)
+        ]
+        return Reading(tuple(in_reading_order(lines))).text
+
+    def read(memes: Sequence[DrawnMeme]) -> _Read:
+        begin = time.perf_counter()
+        texts = {meme: one(meme) for meme in memes}
+        return _Read(texts, time.perf_counter() - begin)
+
+    return read
+
+
+def _rows(boxes: NDArray[np.float32] | None) -> Sequence[NDArray[np.float32]]:
+    return () if boxes is None else [*boxes]
+
+
+def _error_rate(texts: Mapping[DrawnMeme, str]) -> float:
+    """Letters that would have to be changed, over those that are there; a meme counts for no more than its letters.
+
+    Where nothing is written, letters read a meme.
+    """
+    letters = sum(len(meme.text) for meme in texts)
+    if not letters:
+        return sum(len(text) for text in texts.values()) / len(texts)
+    wrong = sum(min(len(meme.text), _distance(" ".join(text.split()), meme.text)) for meme, text in texts.items())
+    return wrong / letters
+
+
+def _distance(one: str, other: str) -> int:
+    """Levenshtein's distance: characters to insert, to delete or to replace."""
+    row = list(range(len(other) + 1))
+    for number, character in enumerate(one, start=1):
+        above, row = row, [number]
+        for place, wanted in enumerate(other):
+            row.append(min(above[place + 1] + 1, row[place] + 1, above[place] + (character != wanted)))
+    return row[-1]
