@@ -154,8 +154,8 @@ class Settings(BaseSettings):
     yet."""
     picture_workers: int = Field(default_factory=lambda: min(4, _cores()), ge=1, le=64)
     """Processes that decode pictures."""
-    text_workers: int = Field(default_factory=lambda: max(1, min(4, _cores() // 2)), ge=1, le=64)
-    """Processes that read text off pictures."""
+    text_workers: int = Field(default_factory=lambda: min(4, _cores()), ge=1, le=64)
+    """Processes that read text off pictures, each with one thread."""
     concurrent_trials: int = Field(default=32, ge=1, le=10_000)
     """Trials held at once; beyond, callers wait their turn."""
     waiting_trials: int = Field(default=256, ge=0, le=100_000)

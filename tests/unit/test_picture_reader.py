@@ -20,7 +20,7 @@ import pytest
 from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
-from court.backends.pictures.normalise import as_png, representative
+from court.backends.pictures.normalise import as_png, pixels_sha256, representative
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadPicture, Unavailable
 from court.meme import LIMITS, Limits, PictureFormat
@@ -321,6 +321,28 @@ def test_no_side_is_longer_than_1280_and_none_vanishes(size):
     assert max(still.size) == min(1280, max(size))
     assert min(still.size) >= 1
     assert still.getextrema() == tuple((value, value) for value in RED)
+
+
+@pytest.mark.parametrize(
+    ("size", "legible"),
+    [((400, 6000), (330, 4957)), ((6000, 60), (6000, 60)), ((3200, 1280), (2023, 809)), ((60, 1280), None)],
+)
+def test_a_long_picture_goes_on_a_second_time_at_a_size_at_which_its_letters_can_be_read(size, legible):
+    still = captioned("A QUIET DAY", size=size, height=20)
+    (frame,) = read(encode(still, "PNG")).frames
+    assert max(frame.width, frame.height) <= 1280
+    if legible is None:
+        assert frame.legible_png is None
+    else:
+        assert decode(frame.legible_png).size == legible
+        assert decode(frame.legible_png).convert("L").getextrema()[0] < 80, "the letters are black"
+    assert read(encode(still, "PNG")).pixels_sha256 == pixels_sha256([frame.png]), "which says nothing of it"
+
+
+@pytest.mark.parametrize("size", [(3000, 2000), (1280, 1280), (2000, 1000), (700, 100)])
+def test_any_other_picture_goes_on_once(size):
+    (frame,) = read(encode(Image.new("RGB", size, (9, 90, 30)), "JPEG")).frames
+    assert frame.legible_png is None
 
 
 def test_representative_frames():

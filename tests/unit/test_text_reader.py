@@ -4,16 +4,19 @@ import sys
 import unicodedata
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from court.backends.ocr import reader as text_reader
 from court.backends.ocr.reader import OcrTextReader, in_reading_order
+from court.backends.pictures.reader import GuardedPictureReader
 from court.backends.sandbox.pool import GuardedWorkers, JobFailed
 from court.backends.sandbox.process import Death, Reply, WorkerDied
 from court.errors import Overrun, Unavailable
 from court.events import TextLine
 from court.meme import Frame, Picture, PictureFormat
 from tests.support.pictures import captioned, encode
+
+SMALL = "and this is what the small print says about it"
 
 
 def picture(*stills):
@@ -22,6 +25,37 @@ def picture(*stills):
         for number, still in enumerate(stills)
     )
     return Picture(PictureFormat.PNG, "0" * 64, "0" * 64, 1, 1, len(frames), frames)
+
+
+def small_beside_large():
+    """Letters of 11 pixels under letters of 100 on a picture of 1280 pixels."""
+    still = captioned("HUGE", size=(1280, 960), height=100)
+    ImageDraw.Draw(still).text((700, 800), SMALL, font=ImageFont.load_default(size=11), fill=(20, 20, 30))
+    return still
+
+
+def tall():
+    """A strip of 400 x 6000 pixels; at 1280 of height its letters would be four pixels high."""
+    still = Image.new("RGB", (400, 6000), (235, 235, 235))
+    for number in range(4):
+        place = (20, 300 + 1500 * number)
+        ImageDraw.Draw(still).text(
+            place, f"part {number} of it", font=ImageFont.load_default(size=22), fill=(20, 20, 30)
+        )
+    return still
+
+
+def picture_of(still):
+    """As the service decodes it."""
+
+    async def whole():
+        reader = GuardedPictureReader()
+        try:
+            return await reader.read(encode(still, "PNG"))
+        finally:
+            await reader.aclose()
+
+    return asyncio.run(whole())
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +71,16 @@ def readings():
         "one pixel": picture(Image.new("RGB", (1, 1), (90, 140, 90))),
         "a thread": picture(Image.new("RGB", (1, 1280), (90, 140, 90))),
         "a strip": picture(captioned("A LONG STRIP", size=(1280, 100))),
+        "small beside large": picture(small_beside_large()),
+        "a quarter right": picture(captioned("FIRST LINE", "SECOND LINE").rotate(-90, expand=True)),
+        "half": picture(captioned("FIRST LINE", "SECOND LINE").rotate(180)),
+        "a quarter left": picture(captioned("FIRST LINE", "SECOND LINE").rotate(90, expand=True)),
+        "tilted": picture(captioned("UP THE HILL", height=40).rotate(12, fillcolor=(225, 230, 240))),
+        "long": picture_of(tall()),
     }
 
     async def whole():
-        reader = OcrTextReader()
+        reader = OcrTextReader(threads=2)
         try:
             await reader.warm()
             return {name: await reader.read(one) for name, one in asked.items()}
@@ -86,6 +126,37 @@ def test_an_extreme_frame_neither_breaks_it_nor_moves_its_boxes(readings):
     (line,) = readings["a strip"].lines
     assert line.text == "A LONG STRIP"
     assert max(y for _, y in line.box) <= 100
+
+
+@pytest.mark.slow
+def test_small_letters_are_read_beside_large_ones(readings):
+    assert [line.text for line in readings["small beside large"].lines] == ["HUGE", SMALL]
+
+
+@pytest.mark.parametrize(
+    ("name", "text_runs"), [("a quarter right", (0, 1)), ("half", (-1, 0)), ("a quarter left", (0, -1))]
+)
+@pytest.mark.slow
+def test_a_turned_picture_is_read_in_its_own_order_and_its_boxes_say_how_it_is_turned(readings, name, text_runs):
+    lines = readings[name].lines
+    assert [line.text for line in lines] == ["FIRST LINE", "SECOND LINE"]
+    for line in lines:
+        (x0, y0), (x1, y1) = line.box[:2]
+        along = (x1 - x0) * text_runs[0] + (y1 - y0) * text_runs[1]
+        assert along > 200, "from the first corner to the second, as it is read"
+
+
+@pytest.mark.slow
+def test_a_slanting_line_is_read(readings):
+    assert readings["tilted"].text == "UP THE HILL"
+
+
+@pytest.mark.slow
+def test_a_long_picture_is_read_at_a_legible_size_and_its_boxes_lie_on_its_frame(readings):
+    lines = readings["long"].lines
+    assert [line.text for line in lines] == [f"part {number} of it" for number in range(4)]
+    for number, line in enumerate(lines):
+        assert max(y for _, y in line.box) <= 1280 and abs(line.box[0][1] - (300 + 1500 * number) * 1280 / 6000) < 6
 
 
 def test_what_goes_into_the_record_names_engine_and_models():
@@ -175,6 +246,22 @@ def line(text, left, top, height=10.0, width=30.0, slant=0.0):
     return TextLine(text=text, confidence=1, box=(*upper, *lower), frame=0)
 
 
+def rolled(one, corners):
+    return one.model_copy(update={"box": (*one.box[corners:], *one.box[:corners])})
+
+
+def running_down(one):
+    return rolled(one, 1)
+
+
+def stood_on_its_head(one):
+    return rolled(one, 2)
+
+
+def running_up(one):
+    return rolled(one, 3)
+
+
 @pytest.mark.parametrize(
     ("lines", "order"),
     [
@@ -185,6 +272,18 @@ def line(text, left, top, height=10.0, width=30.0, slant=0.0):
         ([line("a", 90, 0), line("b", 60, 4), line("c", 30, 8), line("d", 0, 12)], "badc"),
         ([line("a", 0, 0, slant=8), line("b", 0, 14, slant=8)], "ab"),
         ([line("b", 9, 5, height=0), line("a", 0, 0)], "ab"),
+        ([stood_on_its_head(line("a", 0, 40)), stood_on_its_head(line("b", 0, 0))], "ab"),
+        ([stood_on_its_head(line("b", 0, 0)), stood_on_its_head(line("a", 50, 3))], "ab"),
+        ([line("a", 0, 0), line("c", 0, 40), stood_on_its_head(line("b", 0, 20, width=50))], "abc"),
+        (
+            [running_down(line("a", 80, 0, height=60, width=9)), running_down(line("b", 60, 0, height=60, width=9))],
+            "ab",
+        ),
+        (
+            [running_down(line("b", 80, 70, height=60, width=9)), running_down(line("a", 79, 0, height=60, width=9))],
+            "ab",
+        ),
+        ([running_up(line("a", 0, 0, height=60, width=9)), running_up(line("b", 20, 0, height=60, width=9))], "ab"),
         ([], ""),
     ],
 )

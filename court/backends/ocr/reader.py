@@ -67,7 +67,7 @@ class OcrTextReader:
         self,
         *,
         workers: int = 1,
-        threads: int = 2,
+        threads: int = 1,
         cpu_s: float = 60.0,
         wall_s: float = 60.0,
         watch: Callable[[Reply], None] | None = None,
