@@ -65,6 +65,10 @@ BENCHMARKS = {
         "eval.perf.load.overload",
         "goodput at four times the capacity over the best, and what the rest is told",
     ),
+    "overload-summary": (
+        "eval.perf.load.overload",
+        "goodput at four times the capacity of summary trials that read pictures, over the best",
+    ),
     "soak": ("eval.perf.load.overload", "20 minutes of full trials at saturation with faults: no growth, nothing lost"),
     "call-cpu": ("eval.perf.trials.overhead", "CPU time of this process for a call of a model"),
     "docket": ("eval.perf.docket", "events a second that 32 trials append over what the database alone takes"),

@@ -1,9 +1,10 @@
-"""Full trials before a stand-in model server, at and beyond what the service can do.
+"""Trials at and beyond what the service can do: full ones before a stand-in model server, and summary ones.
 
 ``overload``: four times what a server can do, how much of its best it still does, and what it says to the rest (RE-4).
 The best is what as many callers get as there may be trials at once. Then requests come four times as often, by the real
 client, which asks again when and as often as it may. Every trial costs the model server the same; what is answered in
-its time is goodput. Attempts are counted where the client makes them.
+its time is goodput. Attempts are counted where the client makes them. ``overload-summary`` is the same of trials that
+ask no model and read the text off pictures.
 
 ``soak``: a long time at saturation, before a model server that fails now and then, by rate. Twice as many callers as
 there may be trials ask again as soon as they are answered, each time about a new meme with a picture of its own: one of
@@ -23,15 +24,17 @@ import statistics
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from eval.perf.bench import Result
 from eval.perf.load.process import Held, Process, picture, served
 from eval.perf.model_server.replies import meme_text
+from eval.perf.reading.drawn import draw
 from eval.perf.trials.trials import Speed
 from eval.perf.trials.trials import server as stand_in
 from memecourt.client import AsyncClient, JudgeError, judge_request
@@ -76,6 +79,7 @@ class _Callers:
         calls: Requests.
         refused: Requests that were refused because there was no room.
         with_delay: Of these, those that were told when to come again.
+        request: Makes the request of each number.
     """
 
     address: str
@@ -87,7 +91,9 @@ class _Callers:
     calls: int = 0
     refused: int = 0
     with_delay: int = 0
-    _pictures: Sequence[bytes] = field(default_factory=lambda: [picture(number) for number in range(8)])
+    request: Callable[[int], wire.JudgeRequest] = field(
+        default_factory=lambda: partial(_about, [picture(number) for number in range(8)])
+    )
 
     async def again_and_again(self, seconds: float, callers: int) -> None:
         """So many callers ask again as soon as they are answered."""
@@ -114,8 +120,7 @@ class _Callers:
         return ()
 
     async def _one(self, client: AsyncClient) -> None:
-        image = self._pictures[self.calls % len(self._pictures)]
-        request: wire.JudgeRequest = judge_request(image, text=meme_text(uuid.uuid4().hex, 2))
+        request = self.request(self.calls)
         self.calls += 1
         try:
             await client.ask(request, timeout=self.timeout_s)
@@ -125,6 +130,11 @@ class _Callers:
             if error.code.name in _REFUSED:
                 self.refused += 1
                 self.with_delay += error.retry_after is not None
+
+
+def _about(pictures: Sequence[bytes], number: int) -> wire.JudgeRequest:
+    """A request about one of the pictures, with a text of its own."""
+    return judge_request(pictures[number % len(pictures)], text=meme_text(uuid.uuid4().hex, 2))
 
 
 def overload(
@@ -140,14 +150,37 @@ def overload(
         timeout_s: Seconds that a caller waits.
     """
     with _served_full(Speed(call_s=0.05, output_token_s=0.001), trials, "--waiting-trials", waiting) as server:
-        # A few more callers than there are turns: one is always waiting when another ends.
-        callers = trials + trials // 2
-        asyncio.run(_Callers(server.address, timeout_s).again_and_again(3.0, callers))  # warms up
-        best = _Callers(server.address, timeout_s)
-        asyncio.run(best.again_and_again(seconds, callers))
-        peak = len(best.answered) / seconds
-        over = _Callers(server.address, timeout_s)
-        asyncio.run(over.at_rate(seconds, times * peak))
+        return _overloaded(lambda: _Callers(server.address, timeout_s), trials, seconds, times)
+
+
+def overload_summary(
+    *, trials: int = 8, waiting: int = 16, seconds: float = 60.0, times: float = 4.0, timeout_s: float = 30.0
+) -> Result:
+    """Runs the benchmark: as :func:`overload`, of trials by summary procedure that read the text off drawn memes."""
+    files = [draw(group, number).file for group in ("outlined", "two_blocks", "jpeg") for number in range(12)]
+
+    def about(number: int) -> wire.JudgeRequest:
+        return judge_request(files[number % len(files)])
+
+    with (
+        TemporaryDirectory(prefix="memecourt-summary-") as directory,
+        served(
+            Path(directory) / "home",
+            *("--reuse", "off", "--concurrent-trials", trials, "--waiting-trials", waiting),
+        ) as server,
+    ):
+        return _overloaded(lambda: _Callers(server.address, timeout_s, request=about), trials, seconds, times)
+
+
+def _overloaded(load: Callable[[], _Callers], trials: int, seconds: float, times: float) -> Result:
+    """The best rate of a server that holds so many trials, and what becomes of several times that."""
+    # A few more callers than there are turns: one is always waiting when another ends.
+    callers = trials + trials // 2
+    asyncio.run(load().again_and_again(3.0, callers))  # warms up
+    best, over = load(), load()
+    asyncio.run(best.again_and_again(seconds, callers))
+    peak = len(best.answered) / seconds
+    asyncio.run(over.at_rate(seconds, times * peak))
     # The first seconds fill the queue, and are as good as ever: what counts is the time after that.
     begin = seconds / 4
     goodput = sum(begin <= at < seconds for at in over.answered) / (seconds - begin)

@@ -173,7 +173,7 @@ def service_summary(
             ),
             "requests_a_turn": count,
         },
-        goals={"of_encoder": ">= 0.8"},
+        goals={"of_encoder": ">= 0.6"},
     )
 
 
