@@ -34,6 +34,10 @@ _BATCH = 512
 """Texts embedded at once, that is, between two reports of progress."""
 
 
+_TAKEN = "its id is taken"
+"""Reason of a row whose id the library, or a row before it, has."""
+
+
 @dataclass(frozen=True, slots=True)
 class BuildReport:
     """What became of the rows of all sources.
@@ -79,6 +83,7 @@ async def build_library(
     replace: bool = False,
     settle_error: float = ERROR,
     safeguards: Safeguards = USUAL,
+    max_lost: float = 1.0,
 ) -> tuple[Library, BuildReport]:
     """Reads, decodes, embeds, calibrates and writes.
 
@@ -92,9 +97,10 @@ async def build_library(
         replace: Whether a library that is there gives way.
         settle_error: What share of wrong labels is put up with where the vote alone is to do, in (0, 1).
         safeguards: What keeps a few precedents from deciding for all.
+        max_lost: Share of the rows, in [0, 1], that may be unusable; with more nothing is built.
 
     Raises:
-        BadRequest: A source can't be read, nothing of them is left, or there is a library already.
+        BadRequest: A source can't be read, too few of the rows are left, or there is a library already.
         Unavailable: Somebody else is writing to the library.
         OSError: The disk will not have it.
     """
@@ -108,6 +114,7 @@ async def build_library(
         progress=progress,
         taken=frozenset(),
         remembered=remembered,
+        max_lost=max_lost,
     )
     tuning = await _tune(
         gathered.rows, gathered.memes, encoder=encoder, error=settle_error, safeguards=safeguards, progress=progress
@@ -134,6 +141,7 @@ async def add_to_library(
     encoder: Encoder,
     picture_reader: PictureReader | None = None,
     progress: Progress | None = None,
+    max_lost: float = 1.0,
 ) -> tuple[Library, BuildReport]:
     """As :func:`build_library`, into a new generation of a library that is there; it is calibrated anew.
 
@@ -155,6 +163,7 @@ async def add_to_library(
         progress=progress,
         taken=taken,
         remembered=remembered,
+        max_lost=max_lost,
     )
     rows = np.concatenate([library.rows, gathered.rows])
     old = library.manifest.tuning
@@ -218,11 +227,13 @@ async def _gather(
     progress: Progress | None,
     taken: Collection[str],
     remembered: EmbeddingCache,
+    max_lost: float,
 ) -> _Gathered:
     """Everything but the calibration and the writing."""
     tell: Progress = progress or (lambda step, done, total: None)
     wanted, problems, notes = await asyncio.to_thread(_read_all, sources, reader is not None, taken)
     read = len(wanted) + len(problems)
+    _refuse_losses(read, problems, max_lost)
     seen: dict[int, Seen] = {}
     without: dict[int, Problem] = {}
     spool = None
@@ -272,11 +283,11 @@ async def _gather(
         if texts.cut[place]:
             cut.append(row.id)
     if not memes:
-        reasons_told = "; ".join(f"{why} ({n})" for why, n in Counter(p.reason for p in problems).most_common(3))
         raise BadRequest(
-            f"None of the {read} rows can be used{f': {reasons_told}' if problems else ''}.",
+            f"None of the {read} rows can be used{f': {_reasons(problems)}' if problems else ''}.",
             reason="NOTHING_TO_BUILD",
         )
+    _refuse_losses(read, problems, max_lost)
     order = {source.label: place for place, source in enumerate(sources)}
     report = BuildReport(
         rows=read,
@@ -287,6 +298,21 @@ async def _gather(
         text_cut=tuple(cut),
     )
     return _Gathered(memes, rows[: len(memes)].copy(), spool, report)
+
+
+def _refuse_losses(read: int, problems: Sequence[Problem], most: float) -> None:
+    """Raises BadRequest where more than that share of the rows can't be used; those that are there already can."""
+    lost = [problem for problem in problems if not problem.kept and problem.reason != _TAKEN]
+    if len(lost) > most * read:
+        raise BadRequest(
+            f"{len(lost):,} of the {read:,} rows can't be used: {_reasons(lost)}. Nothing was written. Mend them, or "
+            f"say with --max-lost that more than {most:g} of them may be left out.",
+            reason="TOO_MANY_ROWS_LOST",
+        )
+
+
+def _reasons(problems: Sequence[Problem]) -> str:
+    return "; ".join(f"{why} ({n:,})" for why, n in Counter(p.reason for p in problems).most_common(3))
 
 
 def _read_all(
@@ -311,7 +337,7 @@ def _read_all(
             notes.append(f"{source.label}: pictures are not read; its memes go in by their texts.")
         for row in rows.good:
             if row.id in ids:
-                problems.append(Problem(row.source, row.line, row.id, "its id is taken"))
+                problems.append(Problem(row.source, row.line, row.id, _TAKEN))
                 continue
             ids.add(row.id)
             wanted.append(Wanted(row, folder))

@@ -7,11 +7,8 @@ a file would be scored as if the other half had been left blank.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,16 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results, not_judged
+from retrieval.library.tables import (
+    LABEL_WORDS,
+    Record,
+    csv_records,
+    delimiter_of,
+    header_of,
+    json_records,
+    plain_word,
+    read_text,
+)
 
 _TOLD = 10
 """Faults that an error message lists."""
@@ -40,11 +47,7 @@ _LEVELS = {
     "2": Level.VERY_HARMFUL,
 }
 _LABELS: Mapping[str, tuple[Outcome, Level | None]] = {
-    **dict.fromkeys(("harmful", "1", "true", "hateful", "misogynous"), (Outcome.HARMFUL, None)),
-    **dict.fromkeys(
-        ("not harmful", "0", "false", "not hateful", "not misogynous", "harmless", "benign"),
-        (Outcome.NOT_HARMFUL, None),
-    ),
+    **{word: (Outcome.HARMFUL if harmful else Outcome.NOT_HARMFUL, None) for word, harmful in LABEL_WORDS.items()},
     "somewhat harmful": (Outcome.HARMFUL, Level.SOMEWHAT_HARMFUL),
     "very harmful": (Outcome.HARMFUL, Level.VERY_HARMFUL),
     "undecided": (Outcome.UNDECIDED, None),
@@ -176,13 +179,10 @@ def _id(record: Mapping[str, Any]) -> str:
 
 
 def _word(value: Any, what: str) -> str:
-    """A label or level as one plain word or number; pandas writes a whole number as 1.0 where others are missing."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, str | int | None):
+    word = plain_word(value)
+    if word is None:
         raise _Fault(f"the {what} is neither a word nor a whole number")
-    word = " ".join(str("" if value is None else value).replace("_", " ").replace("-", " ").lower().split())
-    return word.removesuffix(".0")
+    return word
 
 
 def _score(value: Any) -> float | None:
@@ -200,46 +200,13 @@ def _score(value: Any) -> float | None:
     return score
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Line number, counted from 1, and record; or what is wrong with the line."""
-    try:
-        content = path.read_bytes().decode("utf-8-sig")
-    except OSError:
-        raise BadRequest(f"The file of predictions, {path.name}, can't be read.", reason="SOURCE_UNREADABLE") from None
-    except UnicodeDecodeError:
-        raise BadRequest(f"{path.name} is not UTF-8 text. Save it as such.", reason="SOURCE_UNREADABLE") from None
-    read: Callable[[str], Iterator[tuple[int, dict[str, Any] | str]]]
-    read = _json_records if content.lstrip().startswith("{") else _csv_records
-    return read(content)
-
-
-def _json_records(content: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    # Not splitlines(): that also cuts at characters that may stand within a JSON string.
-    for number, line in enumerate(content.split("\n"), 1):
-        if line.strip():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = None
-            yield number, record if isinstance(record, dict) else "it is no JSON object"
-
-
-def _csv_records(content: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
-    header: list[str] | None = None
-    try:
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if header is None:
-                header = [cell.strip().lower() for cell in cells]
-                missing = [name for name in ("id", "label") if name not in header]
-                if missing or len(set(header)) < len(header):
-                    yield reader.line_num, "the header must name id and label, and no column twice"
-                    return
-            elif len(cells) != len(header):
-                yield reader.line_num, f"it has {len(cells)} cells under a header of {len(header)}"
-            else:
-                yield reader.line_num, dict(zip(header, cells, strict=True))
-    except csv.Error:
-        yield reader.line_num, "it is no CSV"
+def _records(path: Path) -> Iterator[Record]:
+    content = read_text(path, "predictions")
+    if content.lstrip().startswith("{"):
+        return json_records(content)
+    if not content.strip():
+        return iter(())
+    delimiter = delimiter_of(content, ("id", "label"))
+    if delimiter is None or len(set(header := header_of(content, delimiter))) < len(header):
+        return iter([(1, "the header must name id and label, and no column twice")])
+    return csv_records(content, delimiter)

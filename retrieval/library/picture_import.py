@@ -182,8 +182,10 @@ def _file(name: str, folder: Path) -> bytes:
     """The bytes of a picture below the folder; data sets name it with or without a directory of its own."""
     try:
         inside = folder.resolve()
-        for candidate in (folder / name, folder / Path(name).name):
-            path = candidate.resolve()
+        parts = [part for part in name.replace("\\", "/").split("/") if part]
+        # As it stands, without the drive or the folders that lead to the data set elsewhere, and by its name alone.
+        for first in range(len(parts)):
+            path = _any_case(folder.joinpath(*parts[first:])).resolve()
             # The name comes from strangers: it must not lead out of the folder.
             if not path.is_relative_to(inside) or not path.is_file():
                 continue
@@ -193,3 +195,11 @@ def _file(name: str, folder: Path) -> bytes:
     except (OSError, ValueError):
         raise _NoPicture("its picture can't be opened") from None
     raise _NoPicture("its picture is missing")
+
+
+def _any_case(path: Path) -> Path:
+    """The path, or the one beside it whose extension differs in case alone."""
+    if path.exists():
+        return path
+    others = (path.with_suffix(path.suffix.lower()), path.with_suffix(path.suffix.upper()))
+    return next((other for other in others if other.exists()), path)

@@ -6,11 +6,7 @@ examples of harm has no place in logs.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +15,23 @@ from court.meme import check_text
 from court.precedents import PrecedentLabel
 from court.verdict import Label
 from retrieval.library.sources import NOT_FOR_LIBRARIES, Problem, Row, Rows, Source, SourceFormat
+from retrieval.library.tables import (
+    DELIMITERS,
+    LABEL_WORDS,
+    Record,
+    csv_records,
+    delimiter_of,
+    header_of,
+    json_records,
+    parse_json,
+    plain_word,
+    read_text,
+)
 
 __all__ = ["Problem", "Row", "Rows", "Source", "SourceFormat", "format_of", "read_source"]
 
+_CSV_COLUMNS = ("id", "label")
+"""Columns that a CSV file must have."""
 _LOOKED_AT = 20
 """Rows looked at to tell the format."""
 
@@ -29,12 +39,6 @@ _HARMEME: dict[str, PrecedentLabel] = {
     "not harmful": Label.NOT_HARMFUL,
     "somewhat harmful": Label.HARMFUL,
     "very harmful": Label.HARMFUL,
-}
-_WORDS: dict[str, PrecedentLabel] = {
-    "harmful": Label.HARMFUL,
-    "1": Label.HARMFUL,
-    "not_harmful": Label.NOT_HARMFUL,
-    "0": Label.NOT_HARMFUL,
 }
 _MAMI_KINDS = ("shaming", "stereotype", "objectification", "violence")
 
@@ -45,7 +49,7 @@ class _BadRow(Exception):
 
 def format_of(path: Path) -> SourceFormat | None:
     """How a file is laid out, by its content; None where in no way that is known. Raises BadRequest as below."""
-    return _detect(_content(path, "labelled memes"))
+    return _detect(read_text(path, "labelled memes"))
 
 
 def read_source(source: Source) -> Rows:
@@ -55,7 +59,7 @@ def read_source(source: Source) -> Rows:
         BadRequest: The file can't be read, its format is none that is known, or it says of itself that it is for no
             library (:data:`~retrieval.library.sources.NOT_FOR_LIBRARIES`).
     """
-    content = _content(source.path, "labelled memes")
+    content = read_text(source.path, "labelled memes")
     _refuse_marked(source.path, content)
     layout = source.format or _detect(content)
     if layout is None:
@@ -68,7 +72,7 @@ def read_source(source: Source) -> Rows:
     if source.labels is not None:
         if layout is not SourceFormat.MAMI:
             raise BadRequest(f"Labels in a file of their own are MAMI's, and {source.path.name} is {layout}.")
-        records = _with_labels(records, _mami_labels(_content(source.labels, "labels"), source.labels.stem, rows))
+        records = _with_labels(records, _mami_labels(read_text(source.labels, "labels"), source.labels.stem, rows))
     for line, record in records:
         id_ = ""
         try:
@@ -87,7 +91,7 @@ def _refuse_marked(path: Path, content: str) -> None:
         return
     rows = [
         record
-        for records in (_json_records(content), *map(partial(_csv_records, content), ",\t"))
+        for records in (json_records(content), *(csv_records(content, delimiter) for delimiter in DELIMITERS))
         for record in records
     ]
     if any(isinstance(record, dict) and NOT_FOR_LIBRARIES in record for _, record in rows):
@@ -98,73 +102,22 @@ def _refuse_marked(path: Path, content: str) -> None:
         )
 
 
-def _content(path: Path, what: str) -> str:
-    try:
-        # Bytes that are no UTF-8 become lone surrogates here, and the rows that have them are told by what reads them.
-        return path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
-    except OSError:
-        raise BadRequest(f"The file of {what}, {path.name}, can't be read.", reason="SOURCE_UNREADABLE") from None
-
-
-def _records(layout: SourceFormat, content: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _records(layout: SourceFormat, content: str) -> Iterator[Record]:
     if layout is SourceFormat.CSV:
-        return _csv_records(content)
-    return _csv_records(content, "\t") if layout is SourceFormat.MAMI else _json_records(content)
+        return csv_records(content, delimiter_of(content, _CSV_COLUMNS) or ",")
+    return csv_records(content, "\t") if layout is SourceFormat.MAMI else json_records(content)
 
 
 def _detect(content: str) -> SourceFormat | None:
-    lines = [line for line in content.split("\n", _LOOKED_AT)[:_LOOKED_AT] if line.strip()]
-    for line in lines:
-        record = _parse_json(line)
+    for line in content.split("\n", _LOOKED_AT)[:_LOOKED_AT]:
+        record = parse_json(line)
         if isinstance(record, dict) and "id" in record:
             if "labels" in record:
                 return SourceFormat.HARMEME
             return SourceFormat.FHM if "img" in record else SourceFormat.MEMECOURT
-    if {"file_name", "text transcription"} <= _header(lines, "\t"):
+    if {"file_name", "text transcription"} <= set(header_of(content, "\t")):
         return SourceFormat.MAMI
-    return SourceFormat.CSV if {"id", "label"} <= _header(lines, ",") else None
-
-
-def _header(lines: list[str], delimiter: str) -> set[str]:
-    return {name.strip().lower() for name in next(csv.reader(lines[:1], delimiter=delimiter), [])}
-
-
-def _parse_json(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _json_records(content: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Line number and record, or what is wrong with the line."""
-    # Not splitlines(): that also cuts at characters that may stand within a JSON string.
-    for number, line in enumerate(content.split("\n"), start=1):
-        if line.strip():
-            record = _parse_json(line)
-            yield number, record if isinstance(record, dict) else "the line is no JSON object"
-
-
-def _csv_records(content: str, delimiter: str = ",") -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Line number on which a record ends and the record, or what is wrong with it."""
-    reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
-    header: list[str] | None = None
-    while True:
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error:
-            yield reader.line_num, "the line is no CSV"
-            continue
-        if not any(cell.strip() for cell in cells):
-            continue
-        if header is None:
-            header = [cell.strip().lower() for cell in cells]
-        elif len(cells) != len(header):
-            yield reader.line_num, f"the line has {len(cells)} cells under a header of {len(header)}"
-        else:
-            yield reader.line_num, dict(zip(header, cells, strict=True))
+    return SourceFormat.CSV if delimiter_of(content, _CSV_COLUMNS) else None
 
 
 def _mami_labels(content: str, name: str, rows: Rows) -> dict[str, dict[str, str]]:
@@ -186,9 +139,7 @@ def _mami_labels(content: str, name: str, rows: Rows) -> dict[str, dict[str, str
     return labels
 
 
-def _with_labels(
-    records: Iterator[tuple[int, dict[str, Any] | str]], labels: Mapping[str, dict[str, str]]
-) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _with_labels(records: Iterator[Record], labels: Mapping[str, dict[str, str]]) -> Iterator[Record]:
     for line, record in records:
         yield (
             line,
@@ -243,23 +194,26 @@ def _parse_fhm(record: Mapping[str, Any]) -> dict[str, Any]:
     label = record.get("label")
     if label is None:
         raise _BadRow("it has no label, as in a test split")
-    word = str(label).strip()
-    if isinstance(label, bool) or word not in ("0", "1"):
+    if (word := plain_word(label)) not in ("0", "1"):
         raise _BadRow("the label is neither 0 nor 1")
-    return {"label": _WORDS[word], "source_label": word, "image": _name(record.get("img"))}
+    return {"label": _label(word), "source_label": word, "image": _name(record.get("img"))}
 
 
 def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
     label, categories = record.get("label"), record.get("categories") or ()
-    word = "" if label is None or isinstance(label, bool) else str(label).strip().lower().replace(" ", "_")
-    if word not in _WORDS:
-        raise _BadRow("the label is none of harmful, not_harmful, 1, 0" if word else "the label is empty")
+    word = plain_word(label)
+    if word not in LABEL_WORDS:
+        raise _BadRow(
+            "the label is empty"
+            if word == ""
+            else "the label is none that is known (1, 0, harmful, not_harmful, hateful, true, false)"
+        )
     if isinstance(categories, str):
         categories = categories.split(";")
     if not isinstance(categories, list | tuple) or not all(isinstance(category, str) for category in categories):
         raise _BadRow("the categories are no texts")
     return {
-        "label": _WORDS[word],
+        "label": _label(word),
         "source_label": str(label).strip(),
         "categories": tuple(category.strip() for category in categories if category.strip()),
         "image": _name(record.get("image")),
@@ -270,15 +224,19 @@ def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
 def _parse_mami(record: Mapping[str, Any]) -> dict[str, Any]:
     if "misogynous" not in record:
         raise _BadRow("it has no label, as in the test split without its file of labels")
-    word = record["misogynous"].strip()
+    word = plain_word(record["misogynous"])
     if word not in ("0", "1"):
         raise _BadRow("the label is neither 0 nor 1" if word else "the label is empty")
     return {
-        "label": _WORDS[word],
+        "label": _label(word),
         "source_label": "misogynous" if word == "1" else "not misogynous",
         "categories": tuple(kind for kind in _MAMI_KINDS if record.get(kind, "").strip() == "1"),
         "image": _name(record["file_name"]),
     }
+
+
+def _label(word: str) -> PrecedentLabel:
+    return Label.HARMFUL if LABEL_WORDS[word] else Label.NOT_HARMFUL
 
 
 def _name(value: Any) -> str:

@@ -84,6 +84,13 @@ _filters = (
     click.option("--until", type=click.DateTime(), help="Only what came into the library before (UTC)."),
     click.option("--verified", is_flag=True, help="Only precedents whose label a person has confirmed."),
 )
+_max_lost = click.option(
+    "--max-lost",
+    default=0.1,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="The share of the rows that may be unusable; with more, nothing is written.",
+)
 _json = click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
 
 
@@ -147,6 +154,7 @@ for _command in (*COMMANDS, check, push):
 @_format
 @_source
 @_with(_provenance)
+@_max_lost
 @_json
 def build(
     place: Path,
@@ -165,6 +173,7 @@ def build(
     pictures: Path | None,
     layout: str | None,
     source: str,
+    max_lost: float,
     as_json: bool,
     **provenance: Any,
 ) -> None:
@@ -177,8 +186,10 @@ def build(
     csv        a header with id, label and any of text, image, categories
     memecourt  JSON a line: id, label, text, categories, image or scene
 
-    Rows that can't be used are counted and listed, and the others go in. How neighbours vote is then chosen by leaving
-    each meme out in turn; what that vote is worth stands in the library and is printed.
+    A csv file may be in UTF-8 or UTF-16, with commas, semicolons or tabs; labels are 1, 0, true, false, harmful,
+    not_harmful, hateful, not_hateful and the like. Rows that can't be used are counted and listed, and the others go
+    in, unless more than --max-lost of all can't. How neighbours vote is then chosen by leaving each meme out in turn;
+    what that vote is worth stands in the library and is printed.
     """  # noqa: D301 - click's mark for text that is not to be wrapped
     from retrieval.library.manifest import Safeguards
 
@@ -205,6 +216,7 @@ def build(
             ),
             asked=encoder,
             texts=text_encoder,
+            max_lost=max_lost,
         )
     )
     _told(library, report, as_json)
@@ -218,6 +230,7 @@ def build(
 @_format
 @_source
 @_with(_provenance)
+@_max_lost
 @_json
 def add(
     place: Path,
@@ -228,6 +241,7 @@ def add(
     pictures: Path | None,
     layout: str | None,
     source: str,
+    max_lost: float,
     as_json: bool,
     **provenance: Any,
 ) -> None:
@@ -245,6 +259,7 @@ def add(
                 provenance=provenance,
             ),
             encoder,
+            max_lost,
         )
     )
     _told(library, report, as_json)
@@ -395,6 +410,7 @@ async def _build(
     safeguards: Safeguards,
     asked: str | None,
     texts: Literal["builtin", "clip"] | None,
+    max_lost: float,
 ) -> tuple[Library, BuildReport]:
     from retrieval.build import build_library
     from retrieval.open import BUILTIN, load_encoder
@@ -411,17 +427,20 @@ async def _build(
             replace=replace,
             settle_error=settle_error,
             safeguards=safeguards,
+            max_lost=max_lost,
         )
 
 
-async def _add(place: Path, sources: list[Source], asked: str | None) -> tuple[Library, BuildReport]:
+async def _add(place: Path, sources: list[Source], asked: str | None, max_lost: float) -> tuple[Library, BuildReport]:
     from retrieval.build import add_to_library
     from retrieval.library.library import Library
     from retrieval.open import load_encoder_for
 
     async with _tools(lambda: load_encoder_for(place, settings_of(encoder=asked).encoder)) as (encoder, pictures):
         library = Library.open(place, encoder.identity)
-        return await add_to_library(library, sources, encoder=encoder, picture_reader=pictures, progress=_progress())
+        return await add_to_library(
+            library, sources, encoder=encoder, picture_reader=pictures, progress=_progress(), max_lost=max_lost
+        )
 
 
 async def _search(

@@ -118,8 +118,8 @@ def test_levels_only_where_the_data_set_has_them(tmp_path):
         ("a,not harmful,,1", "label and level contradict each other"),
         ("a,very harmful,,1", "label and level contradict each other"),
         ("a,undecided,,1", "label and level contradict each other"),
-        ("a,harmful", "it has 2 cells under a header of 4"),
-        ('a,"harmful"x,,', "it is no CSV"),
+        ("a,harmful", "the line has 2 cells under a header of 4"),
+        ('a,"harmful"x,,', "the line is no CSV"),
     ],
 )
 def test_a_line_of_csv_at_fault(tmp_path, line, why):
@@ -130,8 +130,8 @@ def test_a_line_of_csv_at_fault(tmp_path, line, why):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('{"id": "a", "label": "harmful"', "it is no JSON object"),
-        ("[1]", "it is no JSON object"),
+        ('{"id": "a", "label": "harmful"', "the line is no JSON object"),
+        ("[1]", "the line is no JSON object"),
         ('{"id": "a"}', "it has no label"),
         ('{"id": "a", "label": ["harmful"]}', "the label is neither a word nor a whole number"),
         ('{"id": "a", "label": 0.5}', "the label is neither a word nor a whole number"),
