@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args
 
@@ -13,6 +14,10 @@ from court.verdict import Label, Strength
 
 _NONE = "none"
 _MOST_EVIDENCE = 6
+_THOUGHTS = re.compile(r"\A(?![{`])(?:<think>)?(?:(?!</?think>).)*</think>\s*", re.DOTALL)
+"""A closed block at the beginning; some templates open it in the prompt, so that the reply begins within. A reply that
+begins as it should may quote a meme that has such a mark."""
+_FENCED = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _MOST = 50_000  # characters of a reply: more than any that is asked for can have
 
 
@@ -206,12 +211,25 @@ def _object(text: str) -> dict[str, Any]:
     if len(text) > _MOST:
         _malformed("it was far too long")
     try:
-        content = json.loads(text, object_pairs_hook=_once, parse_constant=lambda _: _malformed("it held no number"))
+        content = json.loads(
+            _unwrapped(text), object_pairs_hook=_once, parse_constant=lambda _: _malformed("it held no number")
+        )
     except (ValueError, RecursionError):
         _malformed("it was not valid JSON")
     if not isinstance(content, dict):
         _malformed("it was not a JSON object")
     return content
+
+
+def _unwrapped(text: str) -> str:
+    """The reply without a byte order mark, one closed block of thoughts before it, and one code fence around it.
+
+    Servers that enforce no schema, or parse no reasoning, pass these on. Nothing else is taken off: of two objects in a
+    reply it can't be known which one is meant.
+    """
+    bare = _THOUGHTS.sub("", text.lstrip("\ufeff").strip(), count=1)
+    fenced = _FENCED.fullmatch(bare)
+    return fenced[1] if fenced else bare
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

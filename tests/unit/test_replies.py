@@ -178,10 +178,23 @@ def speaks(words):
     return any(character.isalnum() for character in words)
 
 
+def unwrapped(text):
+    """Without what servers leave around a reply: a byte order mark, thoughts that end, one fence around the whole."""
+    text = text.lstrip("\ufeff").strip()
+    if text[:1] not in ("{", "`"):
+        thoughts, end, rest = text.partition("</think>")
+        if end and "<think>" not in thoughts.removeprefix("<think>"):
+            text = rest.lstrip()
+    lines = text.split("\n")
+    if len(lines) > 2 and lines[0].rstrip(" \t") in ("```", "```json", "```JSON") and lines[-1].strip(" \t") == "```":
+        return "\n".join(lines[1:-1])
+    return text
+
+
 def acquits_validly(text, precedents=3):
     """Whether a reply is a whole and valid ruling that acquits by the rule."""
     try:
-        said = Reader(text).whole()
+        said = Reader(unwrapped(text)).whole()
     except (NoJson, RecursionError):
         return False
     policy = DEFAULT_POLICY
@@ -378,6 +391,44 @@ def test_the_oracle_knows_an_acquittal():
     assert not acquits_validly(json.dumps(RULING))
     for text in REFUSALS:
         assert not acquits_validly(text) and label_of(text) is None
+
+
+REPLY = json.dumps(ACQUITTAL)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"```json\n{REPLY}\n```",
+        f"```\n{REPLY}\n```\n",
+        f'<think>The draft is {{"label": "not harmful"}}.</think>\n{REPLY}',
+        f"</think>\n{REPLY}",
+        f"It seems clear. </think>\n\n```json\n{REPLY}\n```",
+        f"\ufeff{REPLY}",
+        json.dumps({**ACQUITTAL, "rationale": "The picture says </think> and ``` on a sign."}),
+    ],
+)
+def test_what_servers_leave_around_a_reply_is_taken_off(text):
+    assert label_of(text) is Label.NOT_HARMFUL
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{REPLY},",
+        f'{{"label": "not harmful"}}\n{REPLY}',
+        f"{REPLY}\n{REPLY}",
+        f"<think>perhaps {REPLY}",
+        f"<think>perhaps <think>or</think> {REPLY}",
+        f"Here it is:\n```json\n{REPLY}\n```",
+        f"```json\n{REPLY}\n```\nThat is all.",
+        f"```json\n```json\n{REPLY}\n```\n```",
+        f"```python\n{REPLY}\n```",
+        f"```json\n{REPLY}",
+    ],
+)
+def test_nothing_else_is_guessed(text):
+    assert label_of(text) is None
 
 
 def test_pi_5_also_when_the_judge_is_asked_again():
