@@ -117,6 +117,8 @@ class MemeIdentity(_Value):
     frame_count: int
     frames_used: tuple[int, ...]
     """Indices of the representative frames in the file."""
+    frames_unlike: int = Field(default=0, ge=0)
+    """Number of other frames that look unlike all representative ones."""
     frames: tuple[str, ...] = ()
     """SHA-256 of each representative frame as models are shown it, in hex; none where none is asked."""
     text_given: bool = False

@@ -10,12 +10,14 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    MemeIdentity,
     NearDuplicatesFound,
     OddsGiven,
     PrecedentsCited,
     RestReason,
     SteeringFound,
     TextRead,
+    TrialOpened,
     VerdictGiven,
 )
 from court.events import PrecedentReading as Reading
@@ -158,14 +160,27 @@ def with_harmful_duplicates(verdict: Verdict, found: NearDuplicatesFound | None)
     return verdict.model_copy(update={"review": (*verdict.review, review)})
 
 
+def with_frames_not_judged(verdict: Verdict, meme: MemeIdentity | None) -> Verdict:
+    """The same verdict; where it is not harmful and frames were not judged, with a reason for a person to look."""
+    if meme is None or not meme.frames_unlike or verdict.label is Label.HARMFUL:
+        return verdict
+    detail = (
+        f"{len(meme.frames_used)} of {meme.frame_count} frames were judged; {meme.frames_unlike} others look unlike "
+        "all of them."
+    )
+    review = Review(reason=ReviewReason.FRAMES_NOT_JUDGED, detail=detail)
+    return verdict.model_copy(update={"review": (*verdict.review, review)})
+
+
 async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **values: Any) -> None:
     """Keeps a verdict, and with it the signs of steering in all that strangers and the picture said in the trial.
 
     Args:
         clerk: Of the trial.
         before: What was said last, and is kept together with the verdict.
-        verdict: As the procedure gave it. It gets one more reason for a person to look where there are signs, and one
-            where it is not harmful and something nearly the same was; its label, strengths and score stay.
+        verdict: As the procedure gave it. It gets one more reason for a person to look where there are signs, and where
+            it is not harmful and something nearly the same was, or frames were not judged; its label, strengths and
+            score stay.
         values: What else its event says.
     """
 
@@ -173,6 +188,8 @@ async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **va
         found = steering_in(events)
         near = next((event for event in events if isinstance(event, NearDuplicatesFound)), None)
         seen = with_harmful_duplicates(with_review(verdict, found), near)
+        opened = next((event for event in events if isinstance(event, TrialOpened)), None)
+        seen = with_frames_not_judged(seen, opened.meme if opened else None)
         return EventDraft(VerdictGiven, {"verdict": seen, "steering": found, **values})
 
     await clerk.note_all(*before, given)

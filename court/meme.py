@@ -60,7 +60,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One still of a picture as it goes on: upright RGB on white, no metadata, at most ``outgoing_side`` pixels long.
+    """One still of a picture as it goes on: opaque upright RGB, no metadata, at most ``outgoing_side`` pixels long.
 
     Attributes:
         png: The pixels, losslessly re-encoded by us; the same bytes for the same upload, every time.
@@ -90,8 +90,9 @@ class Picture:
         width: Of the upright upload, in pixels, before any scaling down.
         height: Of the upright upload, in pixels, before any scaling down.
         frame_count: Frames in the file.
-        frames: The representative frames, at least one, in file order; of an animated file the first, the last and
-            evenly spaced ones between, repeated pixels left out.
+        frames: The representative frames, at least one, in file order; of an animated file the first, and then those
+            that differ most from the ones chosen before.
+        frames_unlike: Number of other frames that look unlike all representative ones.
     """
 
     format: PictureFormat
@@ -101,6 +102,7 @@ class Picture:
     height: int
     frame_count: int
     frames: tuple[Frame, ...]
+    frames_unlike: int = 0
 
     def __post_init__(self) -> None:
         if not self.frames:

@@ -97,6 +97,8 @@ class ReviewReason(StrEnum):
     """The label is likelier to be wrong than the operator lets pass without a person."""
     RESTS_ON_ONE_PRECEDENT = "RESTS_ON_ONE_PRECEDENT"
     """The meme was not found harmful, and would have been without a single precedent."""
+    FRAMES_NOT_JUDGED = "FRAMES_NOT_JUDGED"
+    """The meme was not found harmful, and frames of its animation look unlike all that were judged."""
 
 
 class Review(BaseModel):

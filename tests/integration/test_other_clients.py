@@ -163,9 +163,9 @@ def test_node_asks_for_one_verdict_and_for_many(node, server, meme, tmp_path):
     good, bad = tmp_path / "meme.png", tmp_path / "text.png"
     good.write_bytes(meme)
     bad.write_text("this is no picture")
-    # Four squares of colour are like no precedent: the likelier label, and a person must look.
-    assert f"{good}: LABEL_NOT_HARMFUL, " in node(server, good, code=0)
+    # Four squares of colour have no text and are like no precedent: undecided, and a person must look.
+    assert f"{good}: LABEL_UNDECIDED, " in node(server, good, code=10)
     said = node(server, good, bad, code=1)
-    assert f"{good}: LABEL_NOT_HARMFUL, " in said
+    assert f"{good}: LABEL_UNDECIDED, " in said
     assert f"{bad}: no verdict: InvalidArgument PICTURE_FORMAT_NOT_READ: " in said
     assert "InvalidArgument PICTURE_FORMAT_NOT_READ" in node(server, bad, code=1)

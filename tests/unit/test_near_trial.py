@@ -1,6 +1,7 @@
 """What a trial makes of memes tried before that are nearly the one on trial: evidence, cited, never leniency."""
 
 import asyncio
+from dataclasses import replace
 
 import click
 import pytest
@@ -15,7 +16,7 @@ from court.transcript import transcript
 from court.trial import TrialCase
 from court.verdict import Label, ReviewReason
 from serving.cli.records import render
-from tests.support.cast import ACQUITTAL, Cast, full_court
+from tests.support.cast import ACQUITTAL, RULING, Cast, full_court
 from tests.support.fakes import FakeReader, H, N, Notes, a_meme, a_picture, findings
 
 HARMFUL_NEAR = NearDuplicate(trial_id="before", label=H, distance=12, same_text=True, same_picture=False)
@@ -207,3 +208,16 @@ def test_a_search_that_hangs_ends_in_time():
         hear(Procedure.SUMMARY, FakeDuplicates(wait=asyncio.Event()), settings=TrialSettings(find_s=0.05))
     assert caught.value.reason == "SEARCH_TOO_SLOW"
     assert caught.value.record.events[-1].step == "duplicates"
+
+
+@pytest.mark.parametrize("procedure", Procedure)
+def test_an_acquittal_of_an_animation_that_was_not_looked_at_whole_calls_a_person(procedure):
+    meme = a_meme("words")
+    picture = replace(meme.picture, frame_count=60, frames_unlike=12)
+    for labels, called in (((N,) * 5, True), ((H,) * 5, False)):
+        lines = {"judge": ACQUITTAL if called else RULING}
+        verdict = hear(procedure, labels=labels, meme=replace(meme, picture=picture), lines=lines).verdict
+        assert verdict.label is (N if called else H)
+        reasons = [review for review in verdict.review if review.reason is ReviewReason.FRAMES_NOT_JUDGED]
+        assert len(reasons) == called
+        assert not reasons or "1 of 60 frames were judged; 12 others look unlike all of them" in reasons[0].detail

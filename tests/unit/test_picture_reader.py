@@ -17,10 +17,10 @@ import zlib
 from gzip import compress
 
 import pytest
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from court.backends.pictures.normalise import as_png, pixels_sha256, representative
+from court.backends.pictures.normalise import as_png, pixels_sha256
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadPicture, Unavailable
 from court.meme import LIMITS, Limits, PictureFormat
@@ -115,8 +115,10 @@ def see_through():
     return picture
 
 
-HALF_GREEN = tuple(round(value * 128 / 255 + 255 * 127 / 255) for value in GREEN)
-THROUGH = [WHITE, HALF_GREEN, BLUE, WHITE]
+GROUND = (144, 144, 144)  # for a picture that has both light and dark parts
+HALF_GREEN = tuple(round(value * 128 / 255 + 144 * 127 / 255) for value in GREEN)
+THROUGH = [GROUND, HALF_GREEN, BLUE, WHITE]
+SWAPPED_THROUGH = [(48, 48, 48), (54, 104, 39), BLUE[::-1], WHITE]  # with red for blue no part is dark
 
 
 def sixteen_bit_rows(*values):
@@ -243,7 +245,7 @@ def accepted():
         ("gif interlaced", encode(rgb.quantize(8), "GIF", interlace=1), QUARTERS, 1),
         ("gif without trailer", encode(rgb.quantize(8), "GIF")[:-1], QUARTERS, 1),
         ("gif trailing bytes", encode(rgb.quantize(8), "GIF") + b"%PDF-1.7" * 99, QUARTERS, 1),
-        ("gif see-through", encode(palette_still(), "GIF", transparency=0), [WHITE, GREEN, BLUE, WHITE], 1),
+        ("gif see-through", encode(palette_still(), "GIF", transparency=0), [GROUND, GREEN, BLUE, WHITE], 1),
         ("gif animated", animation("GIF", stills()), [RED] * 4, 1),
         ("webp lossless", lossless_webp(rgb), QUARTERS, 0),
         ("webp lossy", encode(rgb, "WEBP", quality=95), QUARTERS, 8),
@@ -255,7 +257,7 @@ def accepted():
         ("icc swapped, png", encode(rgb, "PNG", icc_profile=swapped), [c[::-1] for c in QUARTERS], 2),
         ("icc swapped, jpeg", encode(rgb, "JPEG", icc_profile=swapped, **flat), [c[::-1] for c in QUARTERS], 8),
         ("icc swapped, webp", lossless_webp(rgb, icc_profile=swapped), [c[::-1] for c in QUARTERS], 2),
-        ("icc swapped, alpha", encode(see_through(), "PNG", icc_profile=swapped), [c[::-1] for c in THROUGH], 3),
+        ("icc swapped, alpha", encode(see_through(), "PNG", icc_profile=swapped), SWAPPED_THROUGH, 3),
         ("icc srgb", encode(rgb, "PNG", icc_profile=srgb), QUARTERS, 0),
         ("icc of rgb on cmyk", encode(rgb.convert("CMYK"), "JPEG", icc_profile=srgb, **flat), QUARTERS, 6),
         ("icc of rgb on grey", encode(rgb.convert("L"), "PNG", icc_profile=srgb), grey(QUARTERS), 1),
@@ -345,11 +347,48 @@ def test_any_other_picture_goes_on_once(size):
     assert frame.legible_png is None
 
 
-def test_representative_frames():
-    assert representative(1, 4) == [0]
-    assert representative(3, 4) == [0, 1, 2]
-    assert representative(64, 4) == [0, 21, 42, 63]
-    assert representative(9, 1) == [0]
+@pytest.mark.parametrize(
+    ("letters", "ground"),
+    [((255, 255, 255), 48), ((20, 20, 20), 255), ((200, 30, 40), 255), ((240, 240, 200), 48), (None, 255)],
+)
+def test_letters_on_nothing_stand_out(letters, ground):
+    sticker = Image.new("RGBA", (320, 120), (0, 0, 0, 0))
+    if letters:
+        ImageDraw.Draw(sticker).text((20, 30), "HELLO", font=ImageFont.load_default(size=50), fill=letters)
+    still = shown(encode(sticker, "PNG"))
+    assert still.getpixel((2, 2)) == (ground,) * 3
+    low, high = still.convert("L").getextrema()
+    assert high - low > (80 if letters else -1)
+
+
+def test_stickers_with_white_letters_are_different_pictures():
+    def sticker(word):
+        picture = Image.new("RGBA", (320, 120), (0, 0, 0, 0))
+        ImageDraw.Draw(picture).text((20, 30), word, font=ImageFont.load_default(size=50), fill=WHITE)
+        return read(encode(picture, "PNG")).pixels_sha256
+
+    assert sticker("HELLO") != sticker("GO HOME")
+
+
+@pytest.mark.parametrize(("odd", "count"), [(3, 12), (8, 60), (29, 30), (1, 2), (40, 64)])
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
+def test_the_one_frame_that_says_something_else_goes_on_wherever_it_stands(kind, odd, count):
+    usual = captioned("A QUIET DAY", size=(320, 200), height=20)
+    other = captioned("A QUIET DAY", "and a word", size=(320, 200), height=20)
+    # Three colours of one pixel, so that no frame is a mere repetition that the format leaves out.
+    frames = [(other if number == odd else usual).copy() for number in range(count)]
+    for number, frame in enumerate(frames):
+        frame.putpixel((319, 199), (200 + number % 3, 0, 0))
+    options = {"lossless": True} if kind == "WEBP" else {}
+    picture = read(animation(kind, frames, **options))
+    assert [frame.index for frame in picture.frames] == [0, odd] and picture.frames_unlike == 0
+
+
+def test_frames_beyond_the_bound_are_counted():
+    stills = [captioned(f"WORD {number}" * 2, size=(320, 200), height=30) for number in range(9)]
+    picture = read(animation("PNG", stills))
+    assert len(picture.frames) == 4 and picture.frames_unlike == 5
+    assert read(encode(stills[0], "PNG")).frames_unlike == 0
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
@@ -358,7 +397,8 @@ def test_frames_of_an_animation(kind):
     options = {"lossless": True} if kind == "WEBP" else {}
     picture = read(animation(kind, [Image.new("RGB", (30, 20), colour) for colour in colours], **options))
     assert picture.frame_count == 10
-    assert [frame.index for frame in picture.frames] == [0, 3, 6, 9]
+    assert [frame.index for frame in picture.frames] == [0, 2, 4, 9], "those that differ most from the ones before"
+    assert picture.frames_unlike == 6
     for frame in picture.frames:
         assert near([decode(frame.png).getpixel((3, 3))], [colours[frame.index]], 1)
 
@@ -367,6 +407,7 @@ def test_repeated_frames_are_left_out():
     frames = [Image.new("RGB", (30, 20), colour) for colour in (RED, GREEN, RED, RED, GREEN, BLUE)]
     picture = read(animation("PNG", frames, duration=[10, 20, 30, 40, 50, 60]), Limits(representative_frames=6))
     assert [frame.index for frame in picture.frames] == [0, 1, len({*range(picture.frame_count)}) - 1]
+    assert picture.frames_unlike == 0
 
 
 def hidden(name):

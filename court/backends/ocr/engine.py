@@ -36,7 +36,7 @@ _FINE_SIDE = 736
 """Length to which the shorter side of a small picture is brought, in pixels, before a part of it is searched."""
 _RESPONSE = 0.1
 """Least answer of the detector, in [0, 1], that is a sign of text; a box takes 0.3."""
-_STREAK = 5
+_STREAK = 6
 """Height, in pixels of the small picture, below which a sign of text is searched at full size."""
 _SURE = 0.9
 """Confidence of recognition below which a line is searched at full size, and read the other way round."""

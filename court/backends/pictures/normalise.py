@@ -1,4 +1,4 @@
-"""From a decoded picture to the one form that goes on: upright RGB in sRGB on white, bounded, bare of metadata.
+"""From a decoded picture to the one form that goes on: upright RGB in sRGB, opaque, bounded, bare of metadata.
 
 Runs in a guarded worker only.
 """
@@ -36,17 +36,41 @@ _SIDEWAYS = frozenset(_TURNS[value] for value in (5, 6, 7, 8))
 _PROFILE_MOST = 4 * 1024 * 1024
 """Size of a colour profile, in bytes; those of printers have up to 3 MiB."""
 _PROFILE_SPACES = {"L": "GRAY", "RGB": "RGB ", "CMYK": "CMYK"}
+_PART = 0.02
+"""Share of what can be seen of a picture from which a light or dark part counts when a ground is chosen."""
+_GLANCE = (48, 48)
+"""Size at which frames of an animation are compared, in pixels: a word changes some of them much, grain none."""
+_UNLIKE = 20
+"""Difference at some place, in 0 to 255, from which two frames look unlike."""
 _UP = 2
 """PNG's mark of a line that is told by how it differs from the one above."""
 _SRGB = ImageCms.createProfile("sRGB")
 
 
-def representative(frames: int, most: int) -> list[int]:
-    """Which frames go on: the first, the last, and evenly spaced ones between."""
-    wanted = min(frames, most)
-    if wanted == 1:
-        return [0]
-    return [round(place * (frames - 1) / (wanted - 1)) for place in range(wanted)]
+def representative(opened: Image.Image, structure: Structure, limits: Limits) -> tuple[list[int], int]:
+    """Which frames go on, in order, and how many others look unlike all of them. Whatever Pillow raises comes through.
+
+    The first, and then the one that differs most from all that were chosen, until none looks unlike them. Frames at
+    fixed places would be seen by whoever makes the file, who could put what matters between them.
+    """
+    if structure.frames == 1:
+        return [0], 0
+    small = []
+    for index in range(structure.frames):
+        opened.seek(index)
+        small.append(opened.convert("RGBA").resize(_GLANCE, Image.Resampling.BOX))
+    chosen, away = [0], [_change(small[0], other) for other in small]
+    while len(chosen) < limits.representative_frames and max(away) >= _UNLIKE:
+        farthest = away.index(max(away))
+        chosen.append(farthest)
+        away = [min(before, _change(small[farthest], other)) for before, other in zip(away, small, strict=True)]
+    return sorted(chosen), sum(each >= _UNLIKE for each in away)
+
+
+def _change(one: Image.Image, other: Image.Image) -> int:
+    """Greatest difference of any colour, or of how much can be seen through, at any place: 0 to 255."""
+    extrema = ImageChops.difference(one, other).getextrema()
+    return max(int(band[1]) for band in extrema if isinstance(band, tuple))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +90,15 @@ class Still:
     legible: Image.Image | None
 
 
-def stills(opened: Image.Image, structure: Structure, limits: Limits) -> Iterator[Still]:
-    """The representative frames, repeated ones left out. Whatever Pillow raises comes through."""
+def stills(opened: Image.Image, structure: Structure, limits: Limits, indices: Sequence[int]) -> Iterator[Still]:
+    """The frames with these indices, repeated ones left out. Whatever Pillow raises comes through."""
     seen: set[bytes] = set()
     turn = _turn(opened)
     longer, shorter = max(opened.size), min(opened.size)
     legible_side = None
     if longer > limits.outgoing_side and longer >= limits.long_ratio * shorter:
         legible_side = min(longer, int(limits.outgoing_side * math.sqrt(longer / shorter)))
-    for index in representative(structure.frames, limits.representative_frames):
+    for index in indices:
         opened.seek(index)
         opened.load()
         profile = opened.info.get("icc_profile")
@@ -136,9 +160,28 @@ def _normal(upright: Image.Image, profile: bytes | None, side: int) -> Image.Ima
     still = _in_srgb(still, profile)
     if alpha is None:
         return still
-    white = Image.new("RGB", still.size, (255, 255, 255))
-    white.paste(still, mask=alpha)
-    return white
+    ground = Image.new("RGB", still.size, (_ground(still, alpha),) * 3)
+    ground.paste(still, mask=alpha)
+    return ground
+
+
+def _ground(still: Image.Image, alpha: Image.Image) -> int:
+    """The grey that a picture is laid on where it can be seen through, so that what it shows stands out.
+
+    White, as almost everything shows it; where parts of the picture are nearly white themselves, such as the letters of
+    a sticker, dark, and where others are dark too, in between. Letters would be lost, and two stickers with different
+    words would be one picture.
+    """
+    # Thin letters cover little of a picture: what counts is their share of what can be seen at all.
+    opaque = alpha.point([255 if level >= 128 else 0 for level in range(256)])
+    levels = still.convert("L").histogram(mask=opaque)
+    seen = sum(levels)
+    if not seen or opaque.getextrema()[0] == 255:
+        return 255
+    light, dark = sum(levels[224:]) / seen, sum(levels[:96]) / seen
+    if light < _PART:
+        return 255
+    return 48 if dark < _PART else 144
 
 
 def _turn(opened: Image.Image) -> Image.Transpose | None:

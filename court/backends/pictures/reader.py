@@ -54,6 +54,7 @@ class _Read(BaseModel):
     width: int = Field(ge=1)
     height: int = Field(ge=1)
     frame_count: int = Field(ge=1)
+    frames_unlike: int = Field(ge=0)
     pixels_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     frames: list[_Sent] = Field(min_length=1)
 
@@ -160,6 +161,7 @@ class GuardedPictureReader:
             height=read.height,
             frame_count=read.frame_count,
             frames=tuple(frames),
+            frames_unlike=read.frames_unlike,
         )
 
     def _frame(self, sent: _Sent, pngs: Iterator[bytes]) -> Frame:

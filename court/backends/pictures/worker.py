@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from court.backends.pictures.normalise import PIXELS_VERSION, as_png, stills, upright_size
+from court.backends.pictures.normalise import PIXELS_VERSION, as_png, representative, stills, upright_size
 from court.backends.pictures.refusals import Refused
 from court.backends.pictures.structure import Structure, check, look
 from court.backends.sandbox import child as worker_child
@@ -33,7 +33,8 @@ def _read(data: bytes, limits: Limits) -> tuple[dict[str, Any], list[bytes]]:
     try:
         with _open(structure, limits) as opened:
             width, height = upright_size(opened, structure)
-            for still in stills(opened, structure, limits):
+            chosen, unlike = representative(opened, structure, limits)
+            for still in stills(opened, structure, limits, chosen):
                 pixels.update(still.digest)
                 width_height = {"width": still.image.width, "height": still.image.height}
                 frames.append({"index": still.index, **width_height, "legible": still.legible is not None})
@@ -51,6 +52,7 @@ def _read(data: bytes, limits: Limits) -> tuple[dict[str, Any], list[bytes]]:
         "width": width,
         "height": height,
         "frame_count": structure.frames,
+        "frames_unlike": unlike,
         "pixels_sha256": pixels.hexdigest(),
         "frames": frames,
     }, pngs

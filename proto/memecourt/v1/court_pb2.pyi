@@ -217,6 +217,8 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The label is likelier to be wrong than the operator lets pass without a person."""
     REVIEW_REASON_RESTS_ON_ONE_PRECEDENT: _ReviewReason.ValueType  # 15
     """The meme was not found harmful, and would have been without a single precedent. A signal, and by itself no reason."""
+    REVIEW_REASON_FRAMES_NOT_JUDGED: _ReviewReason.ValueType  # 16
+    """The meme was not found harmful, and frames of its animation look unlike all that were judged."""
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -255,6 +257,8 @@ REVIEW_REASON_RISK_ABOVE_CUTOFF: ReviewReason.ValueType  # 14
 """The label is likelier to be wrong than the operator lets pass without a person."""
 REVIEW_REASON_RESTS_ON_ONE_PRECEDENT: ReviewReason.ValueType  # 15
 """The meme was not found harmful, and would have been without a single precedent. A signal, and by itself no reason."""
+REVIEW_REASON_FRAMES_NOT_JUDGED: ReviewReason.ValueType  # 16
+"""The meme was not found harmful, and frames of its animation look unlike all that were judged."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:

@@ -175,6 +175,7 @@ def picture_of(meme: MemeIdentity, kept: Sequence[bytes]) -> Picture:
             Frame(png, width, height, index)
             for png, (width, height), index in zip(kept, sizes, meme.frames_used, strict=True)
         ),
+        frames_unlike=meme.frames_unlike,
     )
 
 
