@@ -40,6 +40,7 @@ lint: .venv/dev ## Style, types, import rules, the wire contract
 	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against first_release.binpb
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_proto.py --check
 	$(BIN)/python scripts/encoder_graph.py --check
+	$(BIN)/python scripts/plain_words.py
 
 audit: .venv/dev ## Ask PyPI what is known to be wrong with anything that is installed (needs pypi.org itself, no mirror)
 	mkdir -p .cache

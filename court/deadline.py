@@ -61,12 +61,12 @@ class Deadline:
         self._longest = max(self._longest, seconds)
 
     def allows(self, calls: int) -> bool:
-        """Whether there is time for so many more calls one after another, each as slow as the slowest so far."""
+        """True if there is time for that many more calls in sequence, each as slow as the slowest so far."""
         return self.left > calls * self._longest
 
 
 async def run_within(step: Awaitable[T], within_s: float, late: Overrun) -> T:
-    """What a step comes to, which is ended where it does not end by itself in so many seconds; raises ``late`` then."""
+    """Runs a step and returns its result; cancels it after so many seconds and raises ``late``."""
     clock = asyncio.timeout(within_s)
     try:
         try:

@@ -31,7 +31,7 @@ class CourtError(Exception):
     """Base of all errors that the court raises on purpose.
 
     Attributes:
-        message: What is wrong and what to do, fit to be shown to whoever asked: no path, address or traceback.
+        message: Fault and remedy, fit to be shown to any caller: no path, address or traceback.
         reason: The same for machines, in UPPER_SNAKE_CASE; stable over versions.
         field: The part of the request it is about, as a path (``image``, ``text``), or ``None``.
     """
@@ -46,7 +46,7 @@ class CourtError(Exception):
 
 
 class BadInput(CourtError):
-    """What was handed in can't be tried, and the same again will fail again."""
+    """Raised for input that can't be tried; the same input will fail again."""
 
     default_reason = "BAD_INPUT"
 
@@ -76,7 +76,7 @@ class BadRequest(BadInput):
 
 
 class NotLoaded(CourtError):
-    """What was asked for (a procedure, a policy) is known but this court was not set up with it."""
+    """Raised for a procedure or policy that is known but that this court was not set up with."""
 
     default_reason = "NOT_LOADED"
 
@@ -98,8 +98,8 @@ class Unavailable(CourtError):
 
     Attributes:
         retry_after: Seconds to wait before asking again; None where that might do a second time what was done.
-        broke_off: How many times something that was asked broke off while it worked on this, as a server does that
-            dies of it.
+        broke_off: Number of requests of this trial that broke off while a server worked on them, as happens when it
+            dies of them.
     """
 
     default_reason = "UNAVAILABLE"
@@ -138,8 +138,8 @@ class ReplyUnusable(CourtError):
     Attributes:
         reason: REPLY_EMPTY, REPLY_CUT, REPLY_REFUSED or REPLY_MALFORMED; SYSTEM_LEAKED where the reply gave the
             model's instructions away: then it is not asked again.
-        role: Who was to speak.
-        task: What was asked.
+        role: Role that was to speak.
+        task: Task of the request.
     """
 
     default_reason = "REPLY_MALFORMED"

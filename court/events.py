@@ -1,4 +1,6 @@
-"""What happens in a trial, as a closed union of plain values. The record is their ordered list.
+"""Trial events, as a closed union of plain values.
+
+A record is their ordered list.
 
 All three procedures tell the same events; which one ran stands in :class:`TrialOpened`.
 """
@@ -17,7 +19,7 @@ from court.verdict import Label, Verdict
 
 
 class Procedure(StrEnum):
-    """How a meme is tried."""
+    """Procedure by which a meme is tried."""
 
     SUMMARY = "SUMMARY"
     """No model is asked: precedents alone."""
@@ -35,7 +37,7 @@ class Side(StrEnum):
 
 
 class Role(StrEnum):
-    """Who spoke, where a model spoke."""
+    """Role of the model that spoke."""
 
     PROPOSER = "PROPOSER"
     ACCUSER = "ACCUSER"
@@ -44,7 +46,7 @@ class Role(StrEnum):
 
 
 class TextSource(StrEnum):
-    """Where the text of a meme came from."""
+    """Source of a meme's text."""
 
     CALLER = "CALLER"
     OCR = "OCR"
@@ -94,8 +96,11 @@ class ModelCall(_Value):
 
 
 class Unused(_Value):
-    """What model calls cost that no event tells of by itself: replies that came when their step had ended, or that were
-    unusable where the trial then failed, and odds that were none."""  # noqa: D205, D209
+    """Cost of model calls that no other event reports.
+
+    These are replies that came after their step had ended, or were unusable where the trial then failed, and odds that
+    were none.
+    """
 
     calls: int = Field(default=0, ge=0)
     """That were answered."""
@@ -164,12 +169,12 @@ class TextLine(_Value):
 
 
 class Event(_Value):
-    """What all events have.
+    """Common fields of all events.
 
     Attributes:
         trial_id: The trial it belongs to.
         seq: Its place in the record, counted from 0 without gaps.
-        at: When, UTC.
+        at: Time of the event, UTC.
     """
 
     trial_id: str = Field(min_length=1)
@@ -311,7 +316,7 @@ class NearDuplicatesFound(Event):
 
 
 class PrecedentReading(_Value):
-    """What the Judge made of a precedent."""
+    """The Judge's reading of a precedent."""
 
     id: str
     supports: Literal["harmful", "harmless", "neither"]
@@ -320,7 +325,7 @@ class PrecedentReading(_Value):
 
 
 class Ruling(_Value):
-    """What the Judge said, before the rule."""
+    """The Judge's statement, before the rule is applied."""
 
     harmful_evidence: tuple[str, ...]
     harmless_evidence: tuple[str, ...]
@@ -389,7 +394,7 @@ class TrialResumed(Event):
 
 
 class ReviewOutcome(StrEnum):
-    """What a reviewer did with a verdict."""
+    """Outcome of a review of a verdict."""
 
     UPHELD = "UPHELD"
     OVERRULED = "OVERRULED"

@@ -80,7 +80,7 @@ class Evidence:
         return text
 
     async def near_duplicates(self, text: TextRead) -> list[EventDraft]:
-        """What is to be recorded of memes tried before that are nearly this one: nothing where none are found.
+        """Drafts the event about earlier memes that are near-duplicates of this one; empty where none are found.
 
         Only the reasons for a person to look depend on it.
 

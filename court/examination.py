@@ -39,11 +39,11 @@ answers costs no waiting, and the stop never makes more superfluous than these."
 
 @dataclass(frozen=True, slots=True)
 class SideCase:
-    """What a side brings before the Judge.
+    """Case of one side before the Judge.
 
     Attributes:
         argument: Its last summary and justification.
-        rounds: That count.
+        rounds: Number of rounds that count.
         reason: Why it rested.
     """
 

@@ -33,7 +33,7 @@ class FullTrial:
     Attributes:
         evidence: The meme, its text and precedents; with the trial's settings, recorder and deadline.
         models: One chat model per role.
-        policy: What counts as harm.
+        policy: Policy that defines harm.
         fence: Around everything that strangers wrote.
     """
 

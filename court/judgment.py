@@ -48,12 +48,12 @@ def verdict_of(
     """The verdict.
 
     Args:
-        ruling: What the Judge said.
+        ruling: Ruling of the Judge.
         text: The meme's text, and how sure its reading is.
-        settings: Of the trial.
-        sides: What the sides brought.
+        settings: Settings of the trial.
+        sides: Cases of the two sides.
         vote: The precedents' vote, where there was one.
-        odds: How likely the Judge's model holds either label, where that is known.
+        odds: Probability that the Judge's model gives each label, where it is known.
     """
     strengths = Strengths(harmful=ruling.harmful_strength, benign=ruling.harmless_strength)
     label = rule(strengths.harmful, strengths.benign)
@@ -142,7 +142,7 @@ def _cut_short(sides: Sequence[SideCase]) -> list[Review]:
 
 
 def with_harmful_duplicates(verdict: Verdict, found: NearDuplicatesFound | None) -> Verdict:
-    """The same verdict; where it is not harmful and something near was, with a reason for a person to look."""
+    """Adds a reason for review to a verdict that is not harmful where a near-duplicate was found harmful."""
     if found is None or verdict.label is Label.HARMFUL:
         return verdict
     harmful = [duplicate for duplicate in found.duplicates if duplicate.label is Label.HARMFUL]
@@ -161,7 +161,7 @@ def with_harmful_duplicates(verdict: Verdict, found: NearDuplicatesFound | None)
 
 
 def with_frames_not_judged(verdict: Verdict, meme: MemeIdentity | None) -> Verdict:
-    """The same verdict; where it is not harmful and frames were not judged, with a reason for a person to look."""
+    """Adds a reason for review to a verdict that is not harmful where frames were not judged."""
     if meme is None or not meme.frames_unlike or verdict.label is Label.HARMFUL:
         return verdict
     detail = (
@@ -176,12 +176,11 @@ async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **va
     """Keeps a verdict, and with it the signs of steering in all that strangers and the picture said in the trial.
 
     Args:
-        clerk: Of the trial.
-        before: What was said last, and is kept together with the verdict.
-        verdict: As the procedure gave it. It gets one more reason for a person to look where there are signs, and where
-            it is not harmful and something nearly the same was, or frames were not judged; its label, strengths and
-            score stay.
-        values: What else its event says.
+        clerk: Recorder of the trial.
+        before: Last events, stored together with the verdict.
+        verdict: Verdict of the procedure. A reason for review is added where there are signs of steering, and where it
+            is not harmful and a near-duplicate was, or frames were not judged; its label, strengths and score stay.
+        values: Further values of its event.
     """
 
     def given(events: Sequence[AnyEvent]) -> EventDraft:
@@ -206,7 +205,7 @@ def steering_in(events: Iterable[AnyEvent]) -> tuple[SteeringFound, ...]:
 
 
 def with_review(verdict: Verdict, found: Sequence[SteeringFound]) -> Verdict:
-    """The same verdict; where there are signs, with a reason for a person to look."""
+    """Adds a reason for review to a verdict where there are signs of steering."""
     if not found:
         return verdict
     kinds = ", ".join(sorted({word(sign.kind) for sign in found}))

@@ -24,7 +24,9 @@ class PictureFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a meme may be at most. The guard of a decoder is its pixel cap: bytes say little about the work.
+    """Limits of a meme.
+
+    The guard of a decoder is its pixel cap: bytes say little about the work.
 
     Attributes:
         max_bytes: Size of the uploaded file, in bytes.
@@ -37,7 +39,7 @@ class Limits:
         outgoing_side: Longest side of the pictures that go on to encoders and models, in pixels.
         long_ratio: Longer over shorter side from which a picture that is scaled down goes on a second time, larger, for
             its text to be read.
-        representative_frames: How many frames of an animated file go on at most.
+        representative_frames: Largest number of frames of an animated file that go on.
         max_text: Length of the text, in characters.
     """
 
@@ -87,8 +89,8 @@ class Picture:
         bytes_sha256: SHA-256 of the uploaded bytes, in hex.
         pixels_sha256: SHA-256 of the normalised pixels of all representative frames, in hex: equal for a picture and
             its re-encoded, re-tagged or otherwise losslessly changed copy.
-        width: Of the upright upload, in pixels, before any scaling down.
-        height: Of the upright upload, in pixels, before any scaling down.
+        width: Width of the upright upload before any scaling down, in pixels.
+        height: Height of the upright upload before any scaling down, in pixels.
         frame_count: Frames in the file.
         frames: The representative frames, at least one, in file order; of an animated file the first, and then those
             that differ most from the ones chosen before.
@@ -111,7 +113,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Meme:
-    """What is tried.
+    """The meme on trial.
 
     Attributes:
         picture: ``G``.

@@ -1,4 +1,4 @@
-"""What each role is asked, as plain values: made of what the role may see, and of nothing else.
+"""Messages for each role, as plain values built from exactly what the role may see.
 
 Agents send it; whoever shows later what was sent makes it again from the record, by the same code
 (:mod:`serving.views.messages`). A picture may therefore be anything that stands for one: a frame on its way to a
@@ -42,11 +42,11 @@ class Messages(Generic[P]):
     """One system message and one user message.
 
     Attributes:
-        prompt: Whose words they are.
-        task: What is asked for.
+        prompt: Prompt that the words come from.
+        task: Task of the request.
         system: The system message.
-        parts: Of the user message: texts, each with an empty line after it, and pictures.
-        schema: That the reply must obey; None for a free one.
+        parts: Parts of the user message: texts, each with an empty line after it, and pictures.
+        schema: JSON schema of the reply; None for a free one.
     """
 
     prompt: Prompt
@@ -56,7 +56,10 @@ class Messages(Generic[P]):
     schema: dict[str, Any] | None
 
     def again(self, fence: Fence, quoted: str, fault: str) -> Messages[P]:
-        """The same once more, behind it the reply that could not be used (see :func:`quotable`) and why."""
+        """Builds the repair request.
+
+        It has the messages, the reply that could not be used (see :func:`quotable`), and the fault.
+        """
         said = (fence.around(quoted), prompts.load("repair").task("repair", fault=fault))
         return dataclasses.replace(self, parts=(*self.parts, *apart(said)))
 
@@ -70,7 +73,7 @@ class Exhibit(Generic[P]):
 
 
 def quotable(reply: str) -> str:
-    """What of an unusable reply is shown when it is asked for again.
+    """Returns the part of an unusable reply that is shown when it is asked for again.
 
     Lone surrogates, which no record could hold, become word joiners: a fence takes out either.
     """
@@ -78,7 +81,7 @@ def quotable(reply: str) -> str:
 
 
 def describe(pictures: Sequence[P], chars: int) -> Messages[P]:
-    """What the Proposer is asked first.
+    """Builds the first question to the Proposer.
 
     Args:
         pictures: Frames of the meme.
@@ -95,7 +98,7 @@ def describe(pictures: Sequence[P], chars: int) -> Messages[P]:
 
 
 def answer(pictures: Sequence[P], fence: Fence, question: str, chars: int) -> Messages[P]:
-    """What the Proposer is asked by a side. Arguments as elsewhere here."""
+    """Builds a side's question to the Proposer. Arguments as elsewhere in this module."""
     prompt = prompts.load("proposer")
     words = prompt.task("answer", question=fence.around(question))
     return Messages(
@@ -112,7 +115,7 @@ class AdvocateBrief:
     """Everything that an Advocate is shown before its first question: no picture.
 
     Attributes:
-        policy: What counts as harm.
+        policy: Policy that defines harm.
         fence: Around what strangers wrote.
         text: Caption of the meme; empty if it has none.
         description: The Proposer's description of the picture.
@@ -166,12 +169,12 @@ class JudgeBrief(Generic[P]):
 
     Attributes:
         pictures: Frames of the meme.
-        policy: What counts as harm.
+        policy: Policy that defines harm.
         fence: Around what strangers wrote.
-        text: Of the meme.
+        text: Text of the meme.
         description: The Proposer's, or empty.
-        accuser: What the Accuser says, or empty where there were no arguments.
-        defender: What the Defender says, likewise.
+        accuser: Argument of the Accuser; empty where there were no arguments.
+        defender: Argument of the Defender; empty where there were no arguments.
         exhibits: The precedents that are shown.
         vote: The precedents' vote, or None.
         meme_only: True if the meme alone is shown (ablation).
@@ -263,7 +266,7 @@ def apart(parts: Sequence[str | P]) -> tuple[str | P, ...]:
 
 
 def in_words(schema: Mapping[str, Any]) -> str:
-    """What a server that knows no schemas is told instead; ours alone, no word of a meme is in it."""
+    """Describes a schema in words, for servers that know no schemas; it contains no word of a meme."""
     return (
         "\n\nReply with one JSON object and nothing else: no introduction, no code fence, no remark after it. It must "
         f"obey this JSON schema:\n{json.dumps(schema, ensure_ascii=False, separators=(',', ':'))}"
@@ -275,8 +278,8 @@ def messages_digest(asked: Sequence[Messages[P]], sha256: Callable[[P], str], *,
 
     Args:
         asked: One; two where a reply was asked for again, or where odds were asked for.
-        sha256: Of a picture's file, in hex.
-        schema_in_words: Whether the schema stood at the end of the user message, in words.
+        sha256: SHA-256 of a picture's file, in hex.
+        schema_in_words: True if the schema stood at the end of the user message, in words.
     """
     return digest([_messages(asking, sha256, schema_in_words) for asking in asked])
 

@@ -28,9 +28,9 @@ class Policy(BaseModel):
     Attributes:
         id: The platform's name for it.
         version: Changes whenever the wording does; the digest says if that was forgotten.
-        preamble: What holds for all clauses.
+        preamble: Text that applies to all clauses.
         targets: Whom harm may be aimed at.
-        clauses: What counts as harm, each under one category.
+        clauses: Clauses that define harm, each under one category.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,4 +1,4 @@
-"""What a trial needs from outside, each as narrow as can be.
+"""Ports of a trial: protocols for everything it needs from outside, each as narrow as can be.
 
 A picture reader turns bytes into a :class:`~court.meme.Picture` before the trial; a text reader, a precedent finder
 and chat models serve it; a keeper is told of every event.
@@ -43,15 +43,15 @@ class PictureReader(Protocol):
         """The picture in ``data``.
 
         Raises:
-            BadPicture: It can't be read or is beyond the limits.
-            Unavailable: It could not be tried (no time, no process); the same bytes may do later.
+            BadPicture: The picture can't be read or exceeds the limits.
+            Unavailable: The picture could not be tried (no time, no process); the same bytes may do later.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read off a picture.
+    """Text read off a picture.
 
     Attributes:
         lines: In reading order, frame by frame.
@@ -77,7 +77,7 @@ class TextReader(Protocol):
         """The text on the picture; no lines where there is none.
 
         Raises:
-            Unavailable: It could not be read now.
+            Unavailable: The text can't be read now.
         """
         ...
 
@@ -87,7 +87,7 @@ class PrecedentFinder(Protocol):
 
     @property
     def library(self) -> LibraryIdentity:
-        """What is searched."""
+        """Identity of the library that is searched."""
         ...
 
     async def find(
@@ -103,11 +103,11 @@ class PrecedentFinder(Protocol):
         """The most similar precedents.
 
         Args:
-            text: Of the meme; empty where it has none.
+            text: Text of the meme; empty if it has none.
             frames: Representative frames of its picture.
             pixels_sha256: Digest of its normalised pixels, to tell the same picture from a similar one.
-            exhibits: How many to show.
-            tally: How many to count at least; the library's own vote settings may ask for more.
+            exhibits: Number of precedents to show.
+            tally: Least number of precedents to count; the library's own vote settings may require more.
             alpha: Weight of the text against the picture, in [0, 1]; None for what the library was calibrated with.
 
         Raises:
@@ -119,7 +119,7 @@ class PrecedentFinder(Protocol):
         """Pictures of these precedents, to be shown; None where the library has none.
 
         Args:
-            ids: As :meth:`find` gave them. One that has left the library since has no picture.
+            ids: Ids from :meth:`find`. One that has left the library since has no picture.
 
         Raises:
             BadLibrary: A picture is not what it was when the library was written.
@@ -135,10 +135,10 @@ class DuplicateFinder(Protocol):
         """The trials of memes that are nearly this one, or this one, nearest first; none where nothing is near.
 
         Args:
-            picture: Of the meme.
-            text: Of the meme; empty where it has none.
-            text_read: Whether the text was read off the picture, so that letters may be misread.
-            namespace: Whose content it is.
+            picture: Picture of the meme.
+            text: Text of the meme; empty if it has none.
+            text_read: True if the text was read off the picture, so that letters may be misread.
+            namespace: Namespace of the content.
 
         Raises:
             Unavailable: They could not be searched now.
@@ -158,14 +158,14 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What a model is asked: one system message and one user message.
+    """Request to a chat model: one system message and one user message.
 
     Attributes:
         system: Constant for its role: nothing of a meme ever stands here.
         parts: Texts and pictures of the user message, in the order in which they are shown. What stays the same from
             call to call comes first, so that a server's prefix cache can serve it.
         reply_schema: JSON schema that the reply must obey, or None for free text.
-        max_tokens: Of the reply, at most.
+        max_tokens: Largest number of tokens of the reply.
         temperature: 0 for the most likely reply.
     """
 
@@ -178,19 +178,18 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """What a model said, in the server's own figures.
+    """Reply of a chat model, with the server's own figures.
 
     Attributes:
         text: The reply, possibly empty; cut where ``finish`` is LENGTH.
         finish: Why it ended.
-        model: As the server names it.
-        tokens_in: Of the prompt.
-        tokens_out: Of the reply.
-        tokens_cached: Of ``tokens_in``, those found in the server's prefix cache; 0 where it does not say.
+        model: Name of the model, as the server gives it.
+        tokens_in: Number of tokens of the prompt.
+        tokens_out: Number of tokens of the reply.
+        tokens_cached: Number of the prompt's tokens found in the server's prefix cache; 0 if it does not say.
         latency_s: From sending the request to the end of the reply, retries included, in seconds.
         server: Address of the server that gave it, without a key; empty where there is none.
-        schema_in_words: Whether the schema of the request stood in the user message, in words, because the server knows
-            none.
+        schema_in_words: True if the schema stood in the user message, in words, because the server knows none.
     """
 
     text: str
@@ -206,7 +205,7 @@ class ChatReply:
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """How likely each of some options is to be the next token.
+    """Probability of each of some options to be the next token.
 
     Attributes:
         masses: Probability of each option among all tokens of the vocabulary, in the order asked, each in [0, 1]. They
@@ -230,7 +229,7 @@ class ChatModel(Protocol):
         """One reply.
 
         Args:
-            request: What to ask.
+            request: Request to send.
             within_s: Seconds that it may take, retries included.
 
         Raises:
@@ -241,12 +240,12 @@ class ChatModel(Protocol):
         ...
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        """How likely each option is to be the first token of a free reply; None where the server can't say.
+        """Asks for the probability of each option as first token of a free reply; None where the server can't tell.
 
         Args:
-            request: What to ask; its schema and ``max_tokens`` are passed over.
+            request: Request to send; its schema and ``max_tokens`` are ignored.
             options: Words, each of which must be a single token for the model, e.g. ``("A", "B")``.
-            within_s: As for :meth:`reply`.
+            within_s: Seconds until it is given up, as for :meth:`reply`.
 
         Raises:
             As :meth:`reply`.
@@ -270,5 +269,5 @@ class ReplicatedModel(ChatModel, Protocol):
         ...
 
     def room(self) -> bool:
-        """Whether the server that is asked now would work on one more call at once."""
+        """True if the server that is asked now would work on one more call at once."""
         ...

@@ -16,7 +16,7 @@ PrecedentLabel = Literal[Label.HARMFUL, Label.NOT_HARMFUL]
 
 
 class Relation(StrEnum):
-    """What a precedent is to the meme on trial."""
+    """Relation of a precedent to the meme on trial."""
 
     SAME_MEME = "SAME_MEME"
     """The same pixels and the same text."""
@@ -59,7 +59,7 @@ class TallyEntry(_Stored):
 
 
 class VoteSettings(_Stored):
-    """How neighbours become a probability; chosen by leave-one-out on the library itself when it is built.
+    """Settings that turn neighbours into a probability, chosen by leave-one-out on the library when it is built.
 
     The share of harm among the ``k`` nearest is ``(sum w_i y_i + m * prior) / (sum w_i + m)`` with
     ``w_i = exp((s_i - s_1) / tau)``; the probability is ``sigmoid(intercept + slope * logit(share))``.
@@ -78,7 +78,7 @@ class VoteSettings(_Stored):
 
 
 class SureRange(_Stored):
-    """Where the vote of a library alone will do: at probabilities of at most ``below``, or of at least ``above``.
+    """Range in which a library's vote decides alone: probabilities of at most ``below``, or of at least ``above``.
 
     Chosen when the library is built, on its own memes, each left out. A side on which nothing is settled has its bound
     where no probability is: ``below`` -1, ``above`` 2.
@@ -174,7 +174,7 @@ class Vote(_Stored):
 
 
 class Search(_Stored):
-    """What was looked for."""
+    """Query of a search for precedents."""
 
     alpha_asked: float = Field(ge=0, le=1)
     alpha: float = Field(ge=0, le=1)
@@ -206,7 +206,7 @@ class MinSimilarity(_Stored):
 
 
 class Findings(_Stored):
-    """What a search brought back, nearest first, ties by place in the library."""
+    """Result of a search, nearest first, ties by place in the library."""
 
     library: LibraryIdentity
     search: Search
@@ -237,9 +237,9 @@ def share(similarities: Sequence[float], harmful: Sequence[bool], settings: Vote
     an encoder's similarities happen to lie; the prior counts as ``prior_weight`` voters as near as the nearest.
 
     Args:
-        similarities: Of the precedents, nearest first.
-        harmful: Whether each is labelled harmful, in the same order.
-        settings: Of the library.
+        similarities: Similarities of the precedents, nearest first.
+        harmful: True for each precedent that is labelled harmful, in the same order.
+        settings: Vote settings of the library.
 
     Raises:
         ValueError: There is no precedent, or the two sequences differ in length.
@@ -274,7 +274,7 @@ def vote(tally: Sequence[TallyEntry], settings: VoteSettings, regression: float 
 
     Args:
         tally: Nearest first.
-        settings: Of the library.
+        settings: Vote settings of the library.
         regression: Calibrated log-odds of harm by the library's regression, to be averaged with the vote's.
 
     Raises:

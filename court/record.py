@@ -23,7 +23,7 @@ from court.verdict import Verdict
 
 
 class TrialState(StrEnum):
-    """Where a trial stands."""
+    """State of a trial."""
 
     OPEN = "OPEN"
     """It is running, or was cut off: neither a verdict nor a failure has been recorded."""
@@ -77,7 +77,7 @@ class TrialRecord:
 
     @property
     def state(self) -> TrialState:
-        """Where the trial stands."""
+        """State of the trial."""
         if self.last(VerdictGiven):
             return TrialState.DECIDED
         failed, resumed = self.last(TrialFailed), self.last(TrialResumed)
@@ -118,7 +118,7 @@ class TrialAborted(CourtError):
     """A trial began and ended without a verdict.
 
     Attributes:
-        record: What had been said until then; its last event is the ``TrialFailed``.
+        record: Record up to the failure; its last event is the ``TrialFailed``.
         cause: The error that ended it.
     """
 

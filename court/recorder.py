@@ -36,7 +36,7 @@ class Recorder:
     """Keeps the record of one trial.
 
     Attributes:
-        step: What the trial is at, for the record of a failure.
+        step: Current step of the trial, for the record of a failure.
         tally: Counts the calls of models; what no event tells of stands in the last one.
     """
 
@@ -49,7 +49,7 @@ class Recorder:
             trial_id: Names it.
             keep: Keeps the events.
             now: The time, UTC.
-            before: What was kept before the trial was cut off.
+            before: Events stored before the trial was interrupted.
         """
         self._trial_id = trial_id
         self._keep = keep
@@ -61,12 +61,12 @@ class Recorder:
 
     @property
     def record(self) -> TrialRecord:
-        """What has been kept so far."""
+        """Record of the events stored so far."""
         return TrialRecord.of(self._events)
 
     @property
     def opened(self) -> bool:
-        """Whether anything has been kept."""
+        """True if any event is stored."""
         return bool(self._events)
 
     def recall(self, kind: type[E], **values: Any) -> E | None:
@@ -135,7 +135,7 @@ class Recorder:
         telling.result()
 
     def _told_before(self, event: Event) -> bool:
-        """Whether its call stands in another event already."""
+        """True if another event reports the call already."""
         if not isinstance(event, Summarised):
             return False
         return self.recall(SummarisedAhead, side=event.side, round=event.round) is not None

@@ -25,8 +25,8 @@ class UnusableReply(Exception):
     """A reply that can't be used.
 
     Attributes:
-        reason: For machines: REPLY_EMPTY, REPLY_CUT, REPLY_REFUSED, REPLY_MALFORMED.
-        what: For the model that is asked again, and for the record; nothing of the reply's own words.
+        reason: Code for machines: REPLY_EMPTY, REPLY_CUT, REPLY_REFUSED, REPLY_MALFORMED.
+        what: Fault in words, for the repair request and the record; quotes nothing of the reply.
     """
 
     def __init__(self, reason: str, what: str) -> None:
@@ -36,7 +36,7 @@ class UnusableReply(Exception):
 
 
 def _says(text: str) -> bool:
-    """Whether there is anything to read in it: a letter, a digit or a picture sign."""
+    """True if a text contains a letter, a digit or a picture sign."""
     return any(unicodedata.category(character)[0] in "LNS" for character in text)
 
 
@@ -51,31 +51,31 @@ Words = Annotated[str, AfterValidator(_saying)]
 
 
 class Reply(BaseModel):
-    """What a model says, as a JSON object of exactly these names."""
+    """A model's reply, as a JSON object of exactly these names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Description(Reply):
-    """What the Proposer sees."""
+    """The Proposer's description of the picture."""
 
     description: Words = Field(min_length=1, max_length=4000)
 
 
 class Answer(Reply):
-    """What the Proposer answers."""
+    """The Proposer's answer to a question."""
 
     answer: Words = Field(min_length=1, max_length=2000)
 
 
 class Question(Reply):
-    """What an advocate asks."""
+    """An advocate's question."""
 
     question: Words = Field(min_length=5, max_length=500)
 
 
 class Argument(Reply):
-    """What an advocate concludes."""
+    """An advocate's conclusion."""
 
     summary: Words = Field(min_length=1, max_length=2000)
     justification: Words = Field(min_length=1, max_length=2000)
@@ -88,7 +88,7 @@ _Evidence = Annotated[Words, Field(max_length=600)]
 
 
 class Ruling(Reply):
-    """What the Judge says."""
+    """The Judge's ruling."""
 
     harmful_evidence: tuple[_Evidence, ...] = Field(max_length=_MOST_EVIDENCE)
     harmless_evidence: tuple[_Evidence, ...] = Field(max_length=_MOST_EVIDENCE)
@@ -125,7 +125,8 @@ def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]
 
     Args:
         policy: Names the categories, clauses and targets that may be found.
-        precedents: How many are shown; the ruling speaks about each, for each is a name of its own in the schema.
+        precedents: Number of precedents shown; the ruling speaks about each, for each is a name of its own in the
+            schema.
         chars: Longest rationale; a piece of evidence has a quarter of it.
     """
     words = {"type": "string", "minLength": 1, "maxLength": chars // 4}

@@ -38,7 +38,7 @@ def most_tokens(role: Role, chars: int) -> int:
     It is a bound and not a wish: how long a reply is, is said by its schema.
 
     Args:
-        role: Whose.
+        role: Role that replies.
         chars: Longest text that is asked for; see :mod:`court.replies`.
     """
     longest = _LENGTHS[role] * chars
@@ -52,12 +52,12 @@ def fewest_tokens(role: Role, chars: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RoleModel:
-    """What an agent speaks through.
+    """Connection of an agent to its model.
 
     Attributes:
         model: The model.
         temperature: 0 for the most likely reply.
-        max_tokens: Of a reply, at most; None for as many as the longest may take in any script.
+        max_tokens: Largest number of tokens of a reply; None for as many as the longest may take in any script.
         servers: The same model at all servers that have it, where each trial is to keep to one; None where ``model`` is
             asked as it is.
     """
@@ -70,7 +70,7 @@ class RoleModel:
 
 @dataclass(frozen=True, slots=True)
 class RoleModels:
-    """Who speaks in a full trial; each role may have a model of its own."""
+    """Chat models of a full trial; each role may have a model of its own."""
 
     proposer: RoleModel
     accuser: RoleModel
@@ -79,7 +79,7 @@ class RoleModels:
 
     @property
     def by_role(self) -> dict[Role, RoleModel]:
-        """Each role's."""
+        """Models by role."""
         return dict(zip(Role, (self.proposer, self.accuser, self.defender, self.judge), strict=True))
 
     @property
@@ -93,7 +93,7 @@ class RoleModels:
         return {str(role): chair.servers.urls for role, chair in self.by_role.items() if chair.servers}
 
     def settings(self, chars: int) -> dict[str, Any]:
-        """What else is set per role, for the record.
+        """Returns the settings per role for the record.
 
         Args:
             chars: Longest text that is asked for; token limits that nobody set follow from it.
@@ -106,10 +106,13 @@ class RoleModels:
         }
 
     def pinned(self, key: str) -> RoleModels:
-        """Who speaks in the trial of one picture, each through one of its servers; roles that share them, through one.
+        """Returns the models for the trial of one picture, each bound to one of its servers.
+
+        Roles that share servers share one.
 
         Args:
-            key: What decides which server: a digest of the picture, so that a picture comes to where it is known.
+            key: Key that selects the server: a digest of the picture, so that a picture comes to a server that knows
+                it.
         """
         pinned: dict[int, ReplicatedModel] = {}
 
@@ -123,13 +126,13 @@ class RoleModels:
         return RoleModels(of(self.proposer), of(self.accuser), of(self.defender), of(self.judge))
 
     def room(self) -> bool:
-        """Whether each server that is asked now would work on one more call at once."""
+        """True if each server that is asked now would work on one more call at once."""
         return all(chair.servers.room() for chair in self.by_role.values() if chair.servers)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleReply(Generic[T]):
-    """What an agent said, and the call that it took."""
+    """Reply of an agent, and the call that it took."""
 
     value: T
     call: ModelCall
@@ -193,7 +196,7 @@ class Speaker:
         return reply
 
     async def odds(self, asked: Messages[Frame]) -> Odds | None:
-        """How likely the model holds either option; None where the server can't say. Raises as :meth:`say`."""
+        """Asks for the probability of either option; None where the server can't tell. Raises as :meth:`say`."""
         request = ChatRequest(system=asked.system, parts=asked.parts, reply_schema=None, max_tokens=1)
         odds = await self._within_deadline(partial(self.model.model.odds, request, _OPTIONS))
         if odds is not None:
@@ -201,7 +204,7 @@ class Speaker:
         return odds
 
     async def _within_deadline(self, ask: Callable[..., Awaitable[T]]) -> T:
-        """What a model gives in the seconds that there are. Raises Overrun where it does not keep to them."""
+        """Runs a model call within the seconds that are left. Raises Overrun where it takes longer."""
         within_s = self.deadline.for_call()
         late = Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW")
         try:
@@ -276,7 +279,7 @@ class Judge:
         return await self.speaker.say(Role.JUDGE, brief.rule(self.speaker.reply_chars), parse)
 
     async def odds(self, brief: JudgeBrief[Frame]) -> OddsGiven | None:
-        """How likely the model holds either label, asked in both orders; None where the server can't say.
+        """Asks for the probability of either label, in both orders; None where the server can't tell.
 
         Raises:
             Overrun, Unavailable, ModelRefused: The server gave no reply.
@@ -297,7 +300,7 @@ class Judge:
 
 
 def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T:
-    """What a reply says. How it ended is looked at before what it says: half of a JSON may parse."""
+    """Parses a reply. Checks its finish reason before its content: half of a JSON may parse."""
     if reply.finish is FinishReason.REFUSAL:
         raise UnusableReply("REPLY_REFUSED", "the model declined to answer")
     if reply.finish is FinishReason.LENGTH:

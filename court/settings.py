@@ -1,4 +1,4 @@
-"""How a trial is held: every open point of the procedure as a setting, kept with digest in each record."""
+"""Trial settings: every open point of the procedure, stored with its digest in each record."""
 
 from __future__ import annotations
 

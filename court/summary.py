@@ -22,10 +22,10 @@ _WORDS = {Label.HARMFUL: "harmful", Label.NOT_HARMFUL: "not harmful", Label.UNDE
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What a side says.
+    """Statement of a side.
 
     Attributes:
-        summary: What it has found.
+        summary: Finding of the side.
         justification: Why that speaks for its side.
         cites: Ids of the precedents that it rests on.
     """
@@ -37,15 +37,16 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How near the nearest precedents come, and which halves of the meme they can speak about.
+    """Similarity of the nearest precedents, and the halves of the meme that they can speak about.
 
     Attributes:
         text: Highest text similarity among the precedents at hand, or None if texts could not be compared.
         picture: The same for pictures.
-        text_weighed: Whether a text is near enough to count as evidence.
-        picture_weighed: Whether a picture is.
-        enough: Whether what is near enough carries at least half of the weight. What is too far still takes part in
-            the ranking, as noise; where it outweighs the rest, the nearest precedents are near by chance.
+        text_weighed: True if the text similarity is high enough to count as evidence.
+        picture_weighed: True if the picture similarity is high enough to count as evidence.
+        enough: True if the halves above their minimum similarity carry at least half of the weight. A half below it
+            still takes part in the ranking, as noise; if it outweighs the rest, the nearest precedents are near by
+            chance.
     """
 
     text: float | None
@@ -85,7 +86,7 @@ def is_conclusive(findings: Findings, vote: Vote | None) -> bool:
 
 
 def argue(side: Side, findings: Findings, held: Vote | None) -> Statement:
-    """What a side makes of the precedents: it cites those that were decided its way, and adds nothing."""
+    """Builds a side's statement from the precedents that were decided its way, and adds nothing."""
     label = _LABEL_OF[side]
     own = [p for p in _at_hand(findings) if p.label is label][:3]
     if held is None or not own:

@@ -29,19 +29,20 @@ from court.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one side did in one round.
+    """One round of one side.
 
     Attributes:
         question: To the Proposer; empty where it asked none.
         answer: Empty where there is none.
         summary: Empty where there is none.
-        entropy: Of the summary, in bits; None likewise.
+        entropy: Entropy of the summary, in bits; None likewise.
         change: To the summary before, in bits; None for the first.
-        ahead: Whether it was asked before it was known that the side would rest: the verdict doesn't rest on it.
-        calls: That were made for it, in order.
+        ahead: True if the question was sent before it was known that the side would stop: the verdict doesn't rest on
+            it.
+        calls: Model calls of the round, in order.
         asked: The event of the question; None where there is none (yet). The same for the other two.
-        answered: Of the answer.
-        summed: Of the summary.
+        answered: Model call of the answer.
+        summed: Model call of the summary.
     """
 
     question: str
@@ -66,7 +67,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What a side went to the Judge with, and why it asked no more."""
+    """A side's argument before the Judge, and the reason why it stopped asking."""
 
     justification: str
     cites: tuple[str, ...]
@@ -83,22 +84,22 @@ class Transcript:
 
     Attributes:
         trial: Its id.
-        procedure: How it was tried.
+        procedure: Procedure of the trial.
         seconds: From the first event to the last.
-        text: Of the meme, as it was judged.
-        source: Where the text came from; None where it was never read.
+        text: Text of the meme, as judged.
+        source: Source of the text; None if it was never read.
         frames: Number of frames in the picture's file.
         description: The Proposer's; empty where there is none.
         rounds: In order.
         arguments: Per side; None where it made none.
         searched: Name and size of the library; empty where nothing was searched.
         precedents: Nearest first.
-        vote: Of the precedents; None where none was held.
-        notes: Of the search.
+        vote: Vote of the precedents; None if there was none.
+        notes: Notes of the search.
         duplicates: Memes tried before that are nearly this one, nearest first.
         verdict: None where there is none.
         failures: In order; a trial that was taken up again may have failed before.
-        models: That were asked, each once, in order.
+        models: Models of the trial, each once, in order.
     """
 
     trial: str

@@ -60,11 +60,11 @@ class TrialCase:
 
     Attributes:
         trial_id: Unique; names the record.
-        meme: What is tried.
-        procedure: How.
+        meme: Meme on trial.
+        procedure: Procedure of the trial.
         request_id: The caller's own name for the request.
-        namespace: Whose content it is.
-        content_id: What the caller calls it.
+        namespace: Namespace of the content.
+        content_id: Caller's id of the content.
         trace_id: W3C trace id, 32 hex digits, or empty.
         within_s: Seconds until the caller's deadline, or None. When they run short, the sides rest early.
     """
@@ -81,17 +81,17 @@ class TrialCase:
 
 @dataclass(frozen=True, slots=True)
 class Court:
-    """What trials are held with.
+    """Everything that trials are run with.
 
     Attributes:
         finder: Finds precedents.
         text_reader: Reads the text where the caller gives none.
         software: Version of MemeCourt.
-        settings: Of every trial.
-        policy: What counts as harm.
-        chairs: Who speaks in a full trial; None for a court without chat models.
-        fence_mark: What the fences around untrusted text carry; None for a fresh mark a trial. Given only where
-            messages are compared.
+        settings: Settings of every trial.
+        policy: Policy that defines harm.
+        chairs: Chat models of a full trial; None for a court without chat models.
+        fence_mark: Mark of the fences around untrusted text; None for a fresh mark a trial. Set it only to compare
+            messages.
         now: The time, UTC.
         duplicates: Finds memes tried before that are nearly the one on trial; None for a court that looks for none.
     """
@@ -108,7 +108,7 @@ class Court:
 
     @property
     def procedures(self) -> frozenset[Procedure]:
-        """What this court can hold: without chat models, the summary alone."""
+        """Procedures that this court can run; without chat models, the summary alone."""
         return frozenset({Procedure.SUMMARY} if self.chairs is None else Procedure)
 
     def require(self, procedure: Procedure) -> None:
@@ -125,7 +125,7 @@ class Court:
         """Tries a meme.
 
         Args:
-            case: What is tried, and how.
+            case: Case on trial, and its procedure.
             keep: Is told of every event; the trial goes on only once it has returned.
 
         Returns:
@@ -150,13 +150,13 @@ class Court:
         """Takes a trial up where it was cut off; nobody is asked again for what was said.
 
         Args:
-            record: Of a trial that is open, or that failed for a reason that may have passed.
-            picture: Of its meme, as it was decoded then.
-            keep: As for :meth:`hear`; is told of what comes now.
+            record: Record of a trial that is open, or that failed for a reason that may have passed.
+            picture: Picture of its meme, as decoded then.
+            keep: Sink for new events, as for :meth:`hear`.
             within_s: Seconds until the caller's deadline; None where there is none.
 
         Raises:
-            CantResume: It has a verdict, failed for good, or was begun with other settings, prompts, models or
+            CantResume: The trial has a verdict, failed for good, or was begun with other settings, prompts, models or
                 precedents than these: half of each would be neither.
             As :meth:`hear`.
         """
@@ -279,7 +279,7 @@ class Court:
             )
 
     def versions(self, procedure: Procedure) -> Versions:
-        """What a trial that began now would be held with."""
+        """Returns the versions with which a trial that began now would be run."""
         chairs = None if procedure is Procedure.SUMMARY else self.chairs
         return Versions(
             software=self.software,
@@ -332,13 +332,13 @@ class Court:
 
 
 def _given_text(meme: Meme, text: str) -> EventDraft:
-    """What is kept of the text that the caller sent."""
+    """Drafts the event about the caller's text."""
     source = TextSource.CALLER if text.strip() else TextSource.NONE
     return EventDraft(TextRead, {"text": text, "source": source, "language": meme.language or ""})
 
 
 def _ended_by(cancelled: asyncio.CancelledError) -> CourtError:
-    """Who ended a trial: the caller, unless whoever cancelled it said that it was the server."""
+    """Returns the error for a cancelled trial: the caller left, unless the server says that it stopped it."""
     if cancelled.args == (STOPPED,):
         return Unavailable("The server was stopped before there was a verdict.", reason=STOPPED)
     return CourtError("The caller gave up before there was a verdict.", reason="CANCELLED")

@@ -38,7 +38,10 @@ _BETWEEN = re.compile(r"[\W_]+")
 
 
 def secrets_in(text: str) -> set[str]:
-    """What has the form of a prompt's secret in a text, be it spaced out, escaped, in capitals or in other letters."""
+    """Finds strings in the form of a prompt's secret in a text.
+
+    They may be spaced out, escaped, in capitals or in other letters.
+    """
     return {bare(match[0]) for match in _SECRET.finditer(_spelled(text))}
 
 
@@ -76,13 +79,13 @@ class Fence:
         """Makes a fence.
 
         Args:
-            mark: What its posts carry; None for a fresh one that nobody knows. Given only where messages are compared.
+            mark: Mark of its posts; None for a fresh one that nobody knows. Set it only to compare messages.
         """
         self._mark = mark or secrets.token_hex(8)
 
     @property
     def mark(self) -> str:
-        """What its posts carry."""
+        """Mark that the fence's posts carry."""
         return self._mark
 
     def around(self, text: str) -> str:

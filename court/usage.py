@@ -1,4 +1,4 @@
-"""What the model calls of a trial cost, whatever became of them, held against what its events tell of it."""
+"""Accounts for the cost of a trial's model calls, whatever became of them, beside what its events report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class UsageMeter:
     """Counts calls as they are made, and those that events tell of as these are kept; by the names of `Unused`.
 
     Attributes:
-        broke_off: How many times a server broke off while it worked on a call that it then left unanswered.
+        broke_off: Number of calls that a server broke off and left unanswered.
     """
 
     broke_off: int = 0
@@ -26,7 +26,7 @@ class UsageMeter:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """What runs in the block, and the tasks that it begins, run for the trial that this is the tally of."""
+        """Counts model calls of the block, and of tasks that it begins, for this trial."""
         before = _OF_TRIAL.set(self)
         try:
             yield
@@ -46,7 +46,7 @@ class UsageMeter:
         self._told.update(_told(event))
 
     def unused(self, *last: Event) -> Unused | None:
-        """What no event tells of, neither those that were kept nor these last ones; None where nobody was asked."""
+        """Returns the usage that neither stored nor these last events report; None where no model was asked."""
         if not self._made:
             return None
         return Unused(**(self._made - self._told - sum(map(_told, last), Counter())))

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Label(StrEnum):
-    """What the court says of a meme. ``UNDECIDED`` is no verdict: a person must look."""
+    """Label of a meme. ``UNDECIDED`` is no verdict: a person must look."""
 
     HARMFUL = "HARMFUL"
     NOT_HARMFUL = "NOT_HARMFUL"
@@ -17,7 +17,7 @@ class Label(StrEnum):
 
 
 class Strength(StrEnum):
-    """How strong the evidence for one side is."""
+    """Strength of the evidence for one side."""
 
     WEAK = "WEAK"
     MODERATE = "MODERATE"
@@ -56,7 +56,7 @@ class Strengths(BaseModel):
 
 
 class ScoreMeaning(StrEnum):
-    """What a harm score is."""
+    """Meaning of a harm score."""
 
     PRECEDENT_VOTE = "PRECEDENT_VOTE"
     """Calibrated share of harmful precedents near the meme: an estimate of P(harmful)."""
@@ -111,7 +111,7 @@ class Review(BaseModel):
 
 
 class Finding(BaseModel):
-    """What harm was found under the policy, in its words."""
+    """Harm found under the policy, in the policy's words."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -122,7 +122,7 @@ class Finding(BaseModel):
 
 
 class Verdict(BaseModel):
-    """What a trial ends in. It can't be built in contradiction to the rule."""
+    """Outcome of a trial. It can't be built in contradiction to the rule."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -144,7 +144,7 @@ class Verdict(BaseModel):
 
     @property
     def needs_human_review(self) -> bool:
-        """Whether there is any reason for a person to look."""
+        """True if there is any reason for a person to look."""
         return bool(self.review)
 
     @model_validator(mode="after")

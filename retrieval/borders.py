@@ -1,4 +1,4 @@
-"""Where in a picture the picture is: plain borders and caption bars aside."""
+"""Finds the picture within plain borders and caption bars."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOLERANCE: Final = 20
 
 
 def _leading(ok: Array) -> int:
-    """How many are true before the first that is not; ``ok`` has shape (n,)."""
+    """Counts the true values before the first false one; ``ok`` has shape (n,)."""
     return len(ok) if ok.all() else int(np.argmin(ok))
 
 
@@ -42,7 +42,7 @@ def peeled(a: Array, box: Box) -> Box:
 
     Args:
         a: int16 of shape (height, width, 3).
-        box: What of it is looked at.
+        box: Part of the picture to look at.
     """
     x0, y0, x1, y1 = box
     for side in range(4):
@@ -103,7 +103,7 @@ def _trim_caption_bars(a: Array, box: Box) -> Box:
 
 
 def boxes(a: Array) -> tuple[Box, Box]:
-    """What of a picture is the picture, as (left, top, right, bottom).
+    """Finds the picture without its borders, as (left, top, right, bottom), in two strengths.
 
     Args:
         a: int16 of shape (height, width, 3).

@@ -40,13 +40,13 @@ _TAKEN = "its id is taken"
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """What became of the rows of all sources.
+    """Report on the rows of all sources.
 
     Attributes:
         rows: Rows that were read.
         added: Memes that went into the library.
         problems: Rows that were left out, or kept by their text alone, in order.
-        notes: What holds for a source as a whole.
+        notes: Notes on sources as a whole.
         without_picture: Memes that went in by their text alone.
         text_cut: Ids of memes whose text is longer than the encoder reads.
     """
@@ -60,7 +60,7 @@ class BuildReport:
 
     @property
     def reasons(self) -> dict[str, int]:
-        """How many rows were left out for which reason, the most frequent first."""
+        """Number of rows left out for each reason, the most frequent first."""
         return dict(Counter(problem.reason for problem in self.problems if not problem.kept).most_common())
 
 
@@ -89,14 +89,14 @@ async def build_library(
 
     Args:
         path: Directory of the library.
-        sources: Where the memes come from; of an id that stands twice the first is taken.
-        name: What people call the library.
-        encoder: What it will be searched with.
+        sources: Sources of the memes; of an id that stands twice the first is taken.
+        name: Name of the library.
+        encoder: Encoder that it will be searched with.
         picture_reader: Decodes pictures; None to go by the texts alone.
         progress: Told how far it is; called in the event loop's thread or a worker's.
-        replace: Whether a library that is there gives way.
-        settle_error: What share of wrong labels is put up with where the vote alone is to do, in (0, 1).
-        safeguards: What keeps a few precedents from deciding for all.
+        replace: True to replace an existing library.
+        settle_error: Accepted share of wrong labels if the vote alone decides, in (0, 1).
+        safeguards: Safeguards against a few precedents deciding alone.
         max_lost: Share of the rows, in [0, 1], that may be unusable; with more nothing is built.
 
     Raises:
@@ -143,7 +143,7 @@ async def add_to_library(
     progress: Progress | None = None,
     max_lost: float = 1.0,
 ) -> tuple[Library, BuildReport]:
-    """As :func:`build_library`, into a new generation of a library that is there; it is calibrated anew.
+    """Adds memes as a new generation of an existing library, as :func:`build_library`; it is calibrated anew.
 
     What error is put up with where the vote alone is to do, stays as it is.
 
@@ -358,7 +358,7 @@ async def _embed_texts(
 
 
 def _texts(texts: Sequence[str], encoder: Encoder, remembered: EmbeddingCache) -> TextEmbeddings:
-    """As the encoder gives them, those that are remembered not asked for again."""
+    """Embeds texts, taking known ones from the cache."""
     known = remembered.texts(texts)
     new = [text for text, one in zip(texts, known, strict=True) if one is None]
     if new:

@@ -29,11 +29,11 @@ def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
 
     Args:
         name: ``builtin``, or a CLIP model as :mod:`retrieval.embed.clip_names` has them.
-        texts: With a CLIP model, who embeds texts.
+        texts: Encoder of the texts beside a CLIP model.
 
     Raises:
         BadRequest: There is none of this name, or its weights can't be used.
-        NotLoaded: What runs it is not installed.
+        NotLoaded: The packages that run it are not installed.
         Unavailable: Its weights have to be fetched, and can't be.
     """
     if not clip_source.is_clip(name):
@@ -82,7 +82,7 @@ def load_encoder_for(library: Path | Address | None, asked: str | None = None) -
 
 
 def name_of(asked: str) -> str:
-    """What an encoder that is asked for by this name calls itself. Raises BadRequest if there is none."""
+    """Returns the full name of the encoder of that name. Raises BadRequest if there is none."""
     if clip_source.is_clip(asked):
         return clip_source.parse_clip(asked).name
     if asked not in (BUILTIN, _BUILTIN):
@@ -96,7 +96,7 @@ def name_of(asked: str) -> str:
 
 
 def encoder_of(library: Path | Address) -> EncoderIdentity:
-    """What a library says that it was made with. Raises BadLibrary if it is missing or damaged."""
+    """Returns the identity of a library's encoder. Raises BadLibrary if the library is missing or damaged."""
     if isinstance(library, Address):
         return pgvector.encoder_of(library)
     while True:
@@ -111,11 +111,11 @@ def encoder_of(library: Path | Address) -> EncoderIdentity:
 
 @contextmanager
 def open_writer(place: Path | Address) -> Iterator[Writer]:
-    """What changes the library in this directory or database.
+    """Opens the writer of the library in this directory or database.
 
     Raises:
         BadLibrary: On disk there is none, or it is damaged. In a database that is found by the first call.
-        NotLoaded: It lies in a database, and the driver is not installed.
+        NotLoaded: The library lies in a database, and the driver is not installed.
     """
     if isinstance(place, Address):
         with PostgresWriter(place) as writer:
@@ -126,10 +126,10 @@ def open_writer(place: Path | Address) -> Iterator[Writer]:
 
 @contextmanager
 def open_writer_of(finder: LibraryFinder | PgvectorFinder) -> Iterator[Writer]:
-    """What changes the library that is searched here, for as long as it is: nothing is read twice.
+    """Opens the writer of the library that is searched here, without reading anything twice.
 
     Raises:
-        NotLoaded: It lies in a database, and the driver is not installed.
+        NotLoaded: The library lies in a database, and the driver is not installed.
     """
     if isinstance(finder, PgvectorFinder):
         with PostgresWriter(finder.address) as writer:

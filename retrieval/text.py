@@ -1,4 +1,4 @@
-"""What is done to the text of a meme before it is embedded or compared.
+"""Normalisation of a meme's text before it is embedded or compared.
 
 Memes carry marks of where they were made and posted (site names, handles, watermarks of generators); two memes with the
 same watermark are not alike for it. By leave-one-out on HarMeme the rules move the vote hardly at all (log loss 0.4801
@@ -52,7 +52,7 @@ def normalise_text(text: str) -> str:
 
 
 def text_key(text: str) -> str:
-    """What two texts have in common that are the same but for case and spacing; empty for a blank text."""
+    """Returns the form that texts share if they differ in case and spacing alone; empty for a blank text."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 

@@ -32,12 +32,12 @@ class Shot:
     """A picture to take.
 
     Attributes:
-        name: Of its file.
-        path: Of the page.
+        name: Name of its file.
+        path: Path of the page.
         scheme: Light or dark.
-        size: Of the window, in pixels.
-        at: What is scrolled to; empty for the beginning of the page.
-        shown: Whether the picture of the meme is uncovered first.
+        size: Size of the window, in pixels.
+        at: Element to scroll to; empty for the beginning of the page.
+        shown: True to uncover the picture of the meme first.
         press: A button that is pressed before.
     """
 

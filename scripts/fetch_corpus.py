@@ -55,7 +55,7 @@ def download(work: Path) -> Path:
 
 
 def unpack(package: Path, target: Path) -> int:
-    """How many files of ``Tests/images`` were written below ``target``; nothing else is, and no link."""
+    """Writes the files of ``Tests/images`` below ``target``, nothing else and no link; returns their number."""
     count = size = 0
     with tarfile.open(package) as archive:
         for member in archive:

@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def wanted() -> dict[str, object]:
-    """What the environment is to be made of."""
+    """Lists the packages of the environment."""
     return environments.wanted() | {"recipe": RECIPE, "packages": list(PACKAGES)}
 
 

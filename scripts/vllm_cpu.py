@@ -83,12 +83,12 @@ def require_libnuma() -> None:
 
 
 def wanted() -> dict[str, object]:
-    """What the environment is to be made of."""
+    """Lists the packages of the environment."""
     return {"recipe": RECIPE, "packages": list(PACKAGES), "python": ".".join(map(str, sys.version_info[:3]))}
 
 
 def read_stamp(folder: Path) -> dict[str, object] | None:
-    """What it was made of; nothing if it was never finished."""
+    """Lists the packages that it was made of; empty if it was never finished."""
     try:
         found = json.loads(stamp_of(folder).read_text())
     except (FileNotFoundError, ValueError):
@@ -133,7 +133,7 @@ def pip(folder: Path, *arguments: str) -> None:
 
 
 def works(folder: Path, code: str, *, show: bool = False) -> bool:
-    """Whether it runs in the environment."""
+    """True if the code runs in the environment."""
     done = subprocess.run([python_of(folder), "-c", code], capture_output=True, text=True, check=False)
     if show and done.returncode:
         sys.stderr.write(done.stderr)
@@ -141,7 +141,7 @@ def works(folder: Path, code: str, *, show: bool = False) -> bool:
 
 
 def output_of(folder: Path, code: str) -> str:
-    """What it prints when run in the environment."""
+    """Runs code in the environment and returns its output."""
     done = subprocess.run([python_of(folder), "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 

@@ -60,9 +60,9 @@ async def serve(
     """Serves until SIGTERM or SIGINT, then lets running trials finish within the grace.
 
     Args:
-        settings: What to serve.
+        settings: Settings of the server.
         address: ``host:port``; port 0 for a free one.
-        resume: Whether trials that were cut off are taken up, beside the new ones.
+        resume: True to resume interrupted trials, beside the new ones.
         ended: Returns when a model server that was started for this court has ended by itself; the court then ends too.
         bound: Is told the address with its port as soon as the server listens.
         ready: Is called when asks are heard.
@@ -197,7 +197,7 @@ def give_memory_back() -> None:
 
 
 def _settle_down() -> None:
-    """What is there now stays: the collector need not look through it again: all would wait meanwhile."""
+    """Freezes present objects, so that the garbage collector does not scan them again while callers wait."""
     gc.collect()
     gc.freeze()
 
@@ -226,7 +226,7 @@ async def _over(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """What comes of something, or None once the server is told to stop: it is then cancelled."""
+    """Runs a coroutine and returns its result, or cancels it and returns None once the server is told to stop."""
     doing, told = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
     await asyncio.wait((doing, told), return_when=asyncio.FIRST_COMPLETED)
     told.cancel()

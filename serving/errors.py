@@ -6,11 +6,11 @@ from court.errors import Unavailable
 
 
 class Busy(Unavailable):
-    """As many trials are being held as this server is set up for."""
+    """Raised where the server is already running as many trials as it is set up for."""
 
     default_reason = "BUSY"
 
 
 def not_in_session() -> Unavailable:
-    """What a service says while it is not open."""
+    """Builds the error of a service that is not open."""
     return Unavailable("The court is not in session: it is starting or closing.", reason="NOT_IN_SESSION")

@@ -91,7 +91,7 @@ Place = Annotated[
 
 
 class RoleSettings(BaseModel):
-    """What one role has of its own; what it hasn't is that of all."""
+    """Settings of one role; absent ones are those of all roles."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -113,7 +113,7 @@ class ModelSettings(RoleSettings):
     roles: dict[RoleName, RoleSettings] = Field(default_factory=dict)
 
     def of_role(self, role: RoleName) -> RoleSettings:
-        """What holds for a role: its own where it has that, else what holds for all."""
+        """Returns the settings of a role: its own where present, else those of all roles."""
         own = self.roles.get(role, RoleSettings())
         return RoleSettings(
             url=own.url or self.url,
@@ -245,15 +245,15 @@ class Settings(BaseSettings):
 
     @property
     def docket_place(self) -> Path | Address:
-        """Where the docket is."""
+        """Place of the docket."""
         return self.docket or self.home / "docket.sqlite"
 
     @property
     def docket_key_place(self) -> Path | None:
-        """Where the docket's key is; None for beside the docket."""
+        """Place of the docket's key; None for beside the docket."""
         return self.docket_key or (self.home / "docket.key" if isinstance(self.docket, Address) else None)
 
     @property
     def pictures_place(self) -> Path | str | None:
-        """Where the docket's pictures are; None for beside the docket, or in its database."""
+        """Place of the docket's pictures; None for beside the docket, or in its database."""
         return Path(self.pictures) if self.pictures and "://" not in self.pictures else self.pictures or None

@@ -64,14 +64,15 @@ async def open_court(
     """Opens everything that the settings name, warm: the first ask is as quick as the next.
 
     Args:
-        settings: What to open.
-        read_text: Whether text will have to be read off pictures; if not, the reader is started only when it is needed.
+        settings: Settings of the court.
+        read_text: True if text will have to be read off pictures; otherwise the reader is started only when it is
+            needed.
         tell: Is told what takes long, in a sentence.
-        follow_library: Whether changes of the library are searched a second later; else it stays as it was opened.
-        encoder_apart: Whether the encoder runs in a process of its own, so that nobody waits for the interpreter beside
+        follow_library: True to search changes of the library a second later; otherwise it stays as it was opened.
+        encoder_apart: True to run the encoder in a process of its own, so that nothing waits for the interpreter beside
             it.
-        duplicates: Whether memes tried before are looked for that are nearly the one on trial.
-        patient: Whether model servers that do not answer are waited for.
+        duplicates: True to look for near-duplicates among memes tried before.
+        patient: True to wait for model servers that do not answer.
 
     Raises:
         BadLibrary: The library is missing, damaged or made with another encoder.
@@ -160,10 +161,10 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 async def open_finder(
     settings: Settings, encoder: Encoder, pictures: PictureReader, tell: Callable[[str], None] = lambda _: None
 ) -> LibraryFinder | PgvectorFinder:
-    """What finds precedents in the library that the settings name, on disk or in a database; whoever has it closes it.
+    """Opens the finder of precedents for the library in the settings, on disk or in a database; the caller closes it.
 
     Raises:
-        NotLoaded: It lies in a database, and the driver is not installed.
+        NotLoaded: The library lies in a database, and the driver is not installed.
         BadLibrary, Unavailable: As :func:`open_library`; or the database is away.
     """
     if isinstance(settings.library, Address):
@@ -177,8 +178,8 @@ async def open_library(
     """The library that the settings name; without one, the starter library, which is made where it is not there yet.
 
     Raises:
-        BadRequest: It lies in a database.
-        BadLibrary: It is missing, damaged or made with another encoder.
+        BadRequest: The library lies in a database.
+        BadLibrary: The library is missing, damaged or made with another encoder.
         Unavailable: Another process has been making the starter library for a minute and is not done.
     """
     if isinstance(settings.library, Address):
@@ -211,7 +212,7 @@ def _near_duplicates(docket: Docket, settings: Settings) -> NearDuplicateIndex:
 
 
 def rules_of(settings: Settings) -> Rules:
-    """What brings a verdict to the desk that does not ask for it itself."""
+    """Returns the rules that bring a verdict to review without its asking."""
     return Rules(sure=settings.review_below, sampled=settings.review_share)
 
 
@@ -221,8 +222,8 @@ def parts_beside(
     """The parts of a console that is served beside gRPC, by the court itself.
 
     Args:
-        house: Of the court.
-        settings: Of the court.
+        house: Executor of the court.
+        settings: Settings of the court.
         reviewed: Is told of each review.
     """
     # Here: what serves pages is in an extra, and a server without a console does without it.
@@ -276,7 +277,7 @@ def _starter(settings: Settings) -> Path | Address | None:
 
 
 def corrections_for(house: TrialExecutor, settings: Settings) -> Corrections | None:
-    """What makes precedents of overrulings in the library of a court; None where it has none that can be changed."""
+    """Returns the maker of precedents from overrulings; None if the court's library can't be changed."""
     finder = house.court.finder
     if not isinstance(finder, LibraryFinder | PgvectorFinder):
         return None
@@ -285,7 +286,7 @@ def corrections_for(house: TrialExecutor, settings: Settings) -> Corrections | N
 
 
 def readiness_checks(house: TrialExecutor, settings: Settings) -> dict[str, Sequence[ReadinessCheck]]:
-    """What each service leans on."""
+    """Returns the dependencies of each service."""
 
     async def docket() -> None:
         try:

@@ -66,7 +66,7 @@ def find_injection_signals(text: str) -> tuple[Signal, ...]:
     """The signs in a text, at most one of each kind, by place.
 
     Args:
-        text: Of anybody, any length; lone surrogates may stand in it.
+        text: Untrusted text of any length; it may contain lone surrogates.
     """
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     known = _known.get(digest)
@@ -99,10 +99,10 @@ class _Reading:
     """A text as somebody may read it.
 
     Attributes:
-        text: What is read.
-        start: For each character of it the index of what it stands for in the original.
+        text: Text to read.
+        start: Index in the original of the character behind each character of the text.
         end: The index behind that.
-        glued: Whether the spaces between its words are lost.
+        glued: True if the spaces between its words are lost.
     """
 
     text: str
@@ -111,7 +111,7 @@ class _Reading:
     glued: bool = False
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """Where in the original a piece of this stands; the piece is not empty."""
+        """Returns the span in the original of a non-empty piece of this reading."""
         return self.start[start], max(self.end[start], self.end[end - 1])
 
 
@@ -149,7 +149,7 @@ def _read(view: _Reading) -> Iterator[_Found]:
 
 
 def _places(text: str, glued: bool) -> dict[int, dict[str, list[tuple[int, int]]]]:
-    """Where each meaning stands in words, by language; from every place on, the longest entry of each."""
+    """Finds each meaning in words, by language; at every position, the longest entry of each."""
     size = len(text)
     found: dict[int, dict[str, list[tuple[int, int]]]] = {}
     root = _tree(glued).following
@@ -169,7 +169,7 @@ def _places(text: str, glued: bool) -> dict[int, dict[str, list[tuple[int, int]]
 
 
 def _word_end(text: str, place: int) -> int:
-    """Where the word ends whose stem ends here."""
+    """Returns the end of the word whose stem ends at a position."""
     last = min(len(text), place + _ENDING)
     return next((i for i in range(place, last) if text[i] == " " or _runs_on(text[i])), last)
 
@@ -295,7 +295,7 @@ def _words(text: str) -> str:
 
 
 def _kept(text: str) -> list[int]:
-    """Where in a text each character of its words stands."""
+    """Returns the position in a text of each character of its words."""
     kept: list[int] = []
     place = 0
     for between in _BETWEEN.finditer(text.replace("_", " ")):
@@ -352,7 +352,7 @@ _HEX = re.compile(r"(?<![0-9a-zA-Z])(?:[0-9a-fA-F]{2} ?){10,}(?![0-9a-zA-Z])")
 
 
 def _encoded(text: str) -> Iterator[tuple[int, int, str]]:
-    """What stands encoded in a text: where, and what it says."""
+    """Yields the encoded parts of a text: their place and their decoded content."""
     for match in _HEX.finditer(text):
         yield from _as_words(match, bytes.fromhex(match[0]))
     for match in _BASE64.finditer(text):
@@ -451,7 +451,7 @@ class _Rule:
     """Meanings that are a sign where they stand together.
 
     Attributes:
-        kind: Of the sign.
+        kind: Kind of the sign.
         within: Characters that the others may be from the first.
         meanings: Keys of :data:`court.injection.phrases.WORDS`.
         needs: The same, as a set.
@@ -496,13 +496,13 @@ _START = re.compile(f"[^ ][^ {_RUN_ON}]*")
 
 
 def _runs_on(character: str) -> bool:
-    """Whether a letter is of an alphabet in which words run together (Chinese) or begin with an article (Arabic)."""
+    """True if a letter is of an alphabet in which words run together (Chinese) or begin with an article (Arabic)."""
     return "\u4e00" <= character <= "\u9fff" or "\u0620" <= character <= "\u06ff"
 
 
 @dataclass(slots=True)
 class _Node:
-    """What may follow after some letters of an entry, and what ends there: language, meaning, whether it is a stem."""
+    """Trie node: letters that may follow, and entries that end here (language, meaning, whether a stem)."""
 
     following: dict[str, _Node] = field(default_factory=dict)
     meanings: list[tuple[int, str, bool]] = field(default_factory=list)

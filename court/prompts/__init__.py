@@ -71,7 +71,7 @@ def load(role: str, version: int = 1) -> Prompt:
 
 
 def given_away(reply: str) -> bool:
-    """Whether a reply holds the secret of a system message, be it spaced out, escaped or in other letters.
+    """True if a reply contains the secret of a system message, be it spaced out, escaped or in other letters.
 
     It finds instructions that are repeated as they stand, not a model that tells them in other words.
     """

@@ -1,4 +1,4 @@
-"""How far the panel agrees with people, where people have judged some of the same battles."""
+"""Agreement of the panel with people who judged some of the same battles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Key = tuple[str, int, str, str]
 
 
 class HumanVerdict(BaseModel):
-    """What one person says of one battle; one line of ``--humans``."""
+    """Verdict of one person on one battle; one line of ``--humans``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,7 +35,7 @@ class HumanAgreement:
     """The figures.
 
     Attributes:
-        battles: That both the panel and somebody judged.
+        battles: Battles that both the panel and a person judged.
         accuracy: Share of them in which the panel's majority is the people's; None without any.
         decided: The same, of those that neither side has as a tie; None without any.
         kappa: Cohen's, panel and people.
@@ -57,9 +57,8 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
     """Compares overall verdicts.
 
     Args:
-        events: Of an arena.
-        humans: What people said; of battles that the panel has not judged, nothing is made but the agreement among
-            people.
+        events: Events of an arena.
+        humans: Verdicts of people; battles that the panel has not judged count only for the agreement among people.
     """
     panel: dict[Key, list[str]] = defaultdict(list)
     by_judge: dict[str, dict[Key, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -112,7 +111,7 @@ def _key(meme: str, task: int, one: str, other: str) -> Key:
 
 
 def _word(score: float, one: str, other: str) -> str:
-    """Whether the one whose name comes first won, so that words mean the same whoever was shown first."""
+    """Names the winner independently of the order of showing: the first by name, the second, or a tie."""
     if score == 0.5:
         return "tie"
     winner = one if score > 0.5 else other
@@ -120,7 +119,7 @@ def _word(score: float, one: str, other: str) -> str:
 
 
 def _majority(words: Sequence[str]) -> str | None:
-    """What most say; None where two words are said equally often."""
+    """Returns the word that most reviewers give; None if two are equally frequent."""
     counted = Counter(words).most_common(2)
     if len(counted) == 2 and counted[0][1] == counted[1][1]:
         return None

@@ -1,4 +1,4 @@
-"""How far judges can be trusted: whether they favour themselves, and how much the reference and the panel steady them.
+"""Bias of judges: self-preference, and the steadying effect of the reference and the panel.
 
 Each judge judges the same battles under each setting, in the same order. Its ranking is by counted win rates, which are
 there whatever the table looks like.
@@ -24,7 +24,7 @@ _PANELS = 60
 
 
 def ndcg(said: Mapping[str, float], reference: Mapping[str, float]) -> float:
-    """How much of a reference ranking another one keeps, at its top above all.
+    """Computes how much of a reference ranking another one keeps, above all at its top.
 
     As MemeArena defines it: the model at place p of the reference, of P models, has relevance P − p; the ranking's gain
     is the sum of relevance / log2(p + 1) over its own places p, and is divided by the reference's own. Models that are
@@ -47,7 +47,7 @@ def ndcg(said: Mapping[str, float], reference: Mapping[str, float]) -> float:
 
 
 def _shared(scores: Mapping[str, float], by_place: Sequence[float]) -> dict[str, float]:
-    """What belongs to each place, for each model; those that are level share theirs."""
+    """Returns the value of each model's place; models with equal scores share theirs."""
     ordered = sorted(scores, key=lambda model: -scores[model])
     given: dict[str, float] = {}
     place = 0
@@ -70,15 +70,15 @@ def kendall(said: Mapping[str, float], reference: Mapping[str, float]) -> float 
 
 @dataclass(frozen=True, slots=True)
 class OwnCase:
-    """What a judge makes of its own answers, beside what the rest of the panel makes of them.
+    """A judge's verdicts on its own answers, beside those of the rest of the panel.
 
     Attributes:
-        judge: Who.
+        judge: Judge in question.
         own: Its win rate by its own judgement.
         others: Its win rate in the same battles by the judgement of those who have no part in them.
         lift: The difference.
-        low: Of the 95 % interval of the difference, by bootstrap over memes; None where there are too few.
-        high: Likewise.
+        low: Lower end of the 95 % interval of the difference, by bootstrap over memes; None if there are too few.
+        high: Upper end of the interval.
     """
 
     judge: str
@@ -90,7 +90,7 @@ class OwnCase:
 
     @property
     def favours_itself(self) -> bool:
-        """Whether the interval lies above 0."""
+        """True if the interval lies above 0."""
         return self.low is not None and self.low > 0
 
 
@@ -99,8 +99,8 @@ class JudgeAgreement:
     """One judge's ranking beside that of the rest of the panel, their own cases left out.
 
     Attributes:
-        judge: Who.
-        ndcg: Of its ranking, the others' as reference.
+        judge: Judge in question.
+        ndcg: NDCG of its ranking, with the others' as reference.
         tau: Kendall's, of the two; None where one has everybody level.
     """
 
@@ -114,7 +114,7 @@ class UnderSetting:
     """The panel under one setting.
 
     Attributes:
-        setting: What judges were shown as a reference.
+        setting: Reference that judges were shown.
         battles: Judgements.
         judges: Each beside the others.
         ndcg: Their mean.
@@ -134,13 +134,13 @@ class UnderSetting:
 
 @dataclass(frozen=True, slots=True)
 class PanelSize:
-    """How near panels of one size come to the whole one.
+    """Closeness of panels of one size to the whole panel.
 
     Attributes:
         size: Judges.
-        panels: How many were looked at.
+        panels: Number of panels examined.
         ndcg: Mean, the ranking by the whole panel as reference.
-        tau: Likewise; None where there is none.
+        tau: Mean Kendall's tau; None if there is none.
     """
 
     size: int
@@ -151,12 +151,12 @@ class PanelSize:
 
 @dataclass(frozen=True, slots=True)
 class BiasReport:
-    """What became of the study.
+    """Result of the bias study.
 
     Attributes:
         settings: In the order of :class:`~eval.arena.words.Setting`; those that were held.
         sizes: Under the arena's own setting, or the first that was held.
-        sized_by: That setting.
+        sized_by: Setting whose battles this rests on.
     """
 
     settings: tuple[UnderSetting, ...]
@@ -167,14 +167,14 @@ class BiasReport:
 def bias_report(
     events: Sequence[Event], models: Sequence[str], judges: Sequence[str], *, resamples: int, seed: int
 ) -> BiasReport | None:
-    """What the battles of the study say; None where it was not held.
+    """Reports the battles of the study; None if it was not run.
 
     Args:
-        events: Of an arena.
+        events: Events of an arena.
         models: The targets.
         judges: The panel.
-        resamples: Of the bootstrap.
-        seed: Of the bootstrap.
+        resamples: Number of resamples of the bootstrap.
+        seed: Seed of the bootstrap.
     """
     of_study = [event for event in events if isinstance(event, Judged) and event.study == "bias"]
     settings = []

@@ -31,8 +31,8 @@ class Estimate:
 
     Attributes:
         value: The figure.
-        low: Of its 95 % interval; None where that has no end that could be told.
-        high: Likewise.
+        low: Lower end of its 95 % interval; None if that has no end that could be computed.
+        high: Upper end of the interval.
     """
 
     value: float
@@ -54,7 +54,7 @@ class Row:
         elo_orders: Standard deviation of its Elo rating over other orders of the same battles.
         styled: Rating with style held equal; overall only, and None where that was not to be had.
         against_anchor: Chance against the anchor by its rating; None without an anchor or ratings.
-        battles: How many it fought.
+        battles: Number of battles of the model.
     """
 
     model: str
@@ -71,7 +71,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a difference of style is worth, in points for one standard deviation of it."""
+    """Effect of a difference of style, in points for one standard deviation of it."""
 
     name: str
     points: Estimate
@@ -84,12 +84,12 @@ class Board:
     Attributes:
         dimension: Which.
         rows: The best first.
-        battles: How many.
+        battles: Number of battles.
         tied: Share of them that were tied.
         not_ranked: Why there are no ratings; empty where there are.
         without: Resamples without finite ratings.
-        resamples: Of how many.
-        effects: Of style; overall only.
+        resamples: Number of resamples of the interval.
+        effects: Effects of style; overall only.
         no_style: Why style could not be held equal; empty where it could, or was not asked for.
         against: Win rates against each other, by names; where they met.
     """

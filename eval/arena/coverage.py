@@ -1,4 +1,4 @@
-"""Who meets whom: combinatorial coverage.
+"""Pairing of models by combinatorial coverage.
 
 To have every answer of every target compared with every other grows with the square of the targets. Of each task only
 a few meet, all pairs of them; which ones is drawn so that, over all tasks, every combination comes up equally often as
@@ -16,16 +16,16 @@ _MOST = 200_000
 
 
 def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[tuple[str, ...]]:
-    """For each task the targets that meet, in an order that means nothing.
+    """Chooses for each task the models that meet, in an order without meaning.
 
     Every combination is used n times before any is used n+1 times; among those that are next, the one is taken whose
     pairs have met least so far.
 
     Args:
         targets: All of them.
-        tasks: How many.
-        size: How many targets meet in each.
-        seed: Of the draws.
+        tasks: Number of tasks.
+        size: Number of targets that meet in each.
+        seed: Seed of the draws.
 
     Raises:
         ValueError: There are fewer targets than are to meet.
@@ -51,7 +51,10 @@ def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[t
 
 
 def _often(meeting: tuple[str, ...], met: dict[tuple[str, str], int]) -> tuple[int, int]:
-    """How often its pairs have met: by squares first, so that one pair far too often weighs more than two a little."""
+    """Counts the former meetings of its pairs.
+
+    Squares come first, so that one pair far too often weighs more than two a little.
+    """
     counts = [met[pair] for pair in itertools.combinations(meeting, 2)]
     return sum(count * count for count in counts), sum(counts)
 

@@ -1,4 +1,4 @@
-"""What happens in an arena, a closed union: the record of a run is the list of these, a line each."""
+"""Events of an arena, a closed union: the record of a run is the list of these, a line each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Stored(BaseModel):
 
 
 class Call(_Stored):
-    """What it took to have a model say something."""
+    """Cost of a model's reply."""
 
     chair: str
     """Who was asked, by the name that the run gives it."""
@@ -38,7 +38,7 @@ class Call(_Stored):
 
 
 def call_of(chair: MeteredModel, prompt: Prompt, task: str, said: Said[T]) -> Call:
-    """What a reply took."""
+    """Computes the cost of a reply."""
     return Call(
         chair=chair.name,
         model=said.replies[-1].model,
@@ -83,7 +83,7 @@ class TaskFormulated(_Event):
 
 
 class Style(_Stored):
-    """What an answer looks like, whatever it says."""
+    """Style of an answer, whatever its content."""
 
     words: int
     headings: int
@@ -106,7 +106,7 @@ class Answered(_Event):
 
     @property
     def tokens_out(self) -> int:
-        """Of the answer."""
+        """Number of tokens of the answer."""
         return sum(call.tokens_out for call in self.calls)
 
 
@@ -197,7 +197,7 @@ class NotJudged(_Battle):
 
 
 class MemeLeftOut(_Event):
-    """Nothing could be asked about the meme."""
+    """Event: no question could be made about the meme."""
 
     kind: Literal["MemeLeftOut"] = "MemeLeftOut"
     reason: str

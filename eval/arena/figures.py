@@ -97,7 +97,7 @@ def tokens(board: Board, targets: Sequence[Target], name: str) -> str | None:
 
 
 def own_cases(report: BiasReport, name: str) -> str | None:
-    """How much better judges find their own answers than the rest of the panel does, by setting."""
+    """Draws how much better judges find their own answers than the rest of the panel does, by setting."""
     shown = [one for one in report.settings if one.own_cases]
     if not shown:
         return None

@@ -59,7 +59,7 @@ class GivenTask(_Stored):
 
 
 class HumanReference(_Stored):
-    """What people wrote about a meme, for one of the setting ``human``; one line of ``--references``."""
+    """Human reference for a meme, for the setting ``human``; one line of ``--references``."""
 
     meme: str
     background: str = ""
@@ -67,7 +67,7 @@ class HumanReference(_Stored):
 
 
 class Manifest(_Stored):
-    """What an arena is. ``finished`` and ``interruptions`` are all that changes."""
+    """Description of an arena. Only ``finished`` and ``interruptions`` change."""
 
     format: int = FORMAT
     name: str
@@ -106,7 +106,7 @@ class Manifest(_Stored):
 
 
 class Spent(_Stored):
-    """What one model was asked, in all sessions together; of one that was killed, up to the last meme that was done."""
+    """Usage of one model in all sessions together; of a killed session, up to the last meme that was done."""
 
     calls: int = 0
     tokens_in: int = 0
@@ -125,11 +125,11 @@ class ArenaFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether it holds one."""
+        """True if the folder contains an arena."""
         return (self.root / MANIFEST).exists()
 
     def manifest(self) -> Manifest:
-        """What it is. Raises BadRequest if there is none, or none of this format."""
+        """Reads the arena's manifest. Raises BadRequest if there is none, or none of this format."""
         try:
             return Manifest.model_validate_json((self.root / MANIFEST).read_bytes())
         except FileNotFoundError:
@@ -142,7 +142,7 @@ class ArenaFolder:
             ) from None
 
     def events(self) -> tuple[Event, ...]:
-        """What happened so far. A last line that a crash cut is passed over."""
+        """Reads the events so far. Skips a last line that a crash cut."""
         path = self.root / EVENTS
         if not path.exists():
             return ()
@@ -178,7 +178,7 @@ class ArenaFolder:
         self._write(MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
     def spent(self) -> dict[str, Spent]:
-        """What each model was asked so far."""
+        """Returns the usage of each model so far."""
         path = self.root / USAGE
         if not path.exists():
             return {}

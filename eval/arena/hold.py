@@ -48,15 +48,15 @@ _REQUEST_AT_FAULT = frozenset({400, 413, 422})
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be held.
+    """Plan of an arena.
 
     Attributes:
-        settings: Of the arena.
+        settings: Settings of the arena.
         memes: In order; the place of a meme decides who meets over it.
         chairs: The models, by the names that the settings use.
-        seed: Of all draws.
+        seed: Seed of all draws.
         given: Questions that came with a set, by meme; empty where the controller writes them.
-        references: What people wrote, by meme, for the setting ``human``.
+        references: Human references by meme, for the setting ``human``.
         concurrency: Memes under way at once.
     """
 
@@ -69,7 +69,7 @@ class Plan:
     concurrency: int = 4
 
     def tasks_of(self, meme: ShownMeme) -> int:
-        """How many a meme has."""
+        """Returns the number of tasks of a meme."""
         return len(self.given.get(meme.id, ())) if self.given else len(Relevance)
 
 
@@ -87,8 +87,8 @@ async def hold(plan: Plan, folder: ArenaFolder, progress: Callable[[int, int], N
     """Holds an arena, or what is missing of it.
 
     Args:
-        plan: What is to be held.
-        folder: Where it is kept; what is done there is not done again.
+        plan: Plan of the arena.
+        folder: Folder of the arena; finished work in it is not repeated.
         progress: Told how many memes of how many are done.
 
     Raises:
@@ -120,7 +120,7 @@ async def hold(plan: Plan, folder: ArenaFolder, progress: Callable[[int, int], N
 
 
 def spent(chairs: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> dict[str, Spent]:
-    """What each model was asked, this time and before."""
+    """Sums the usage of each model, this time and before."""
     told = {}
     for name, chair in chairs.items():
         so_far, made = before.get(name, Spent()), chair.usage.made
@@ -137,7 +137,7 @@ def spent(chairs: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> di
 
 
 async def _all(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What steps come to that run at once; the first one that fails ends the others."""
+    """Runs steps concurrently and returns their results; the first one that fails ends the others."""
     coroutines = tuple(steps)
     return list(await gather_or_cancel(*coroutines)) if coroutines else []
 
@@ -358,7 +358,7 @@ class _Meme:
             )
 
     async def _said(self, saying: Awaitable[T]) -> T | str:
-        """What was said; the reason, where the model has nothing to say that can be used.
+        """Returns a reply, or the reason why the model gave none that can be used.
 
         Errors that are not about this one question go on: they end the run, which is taken up again later.
         """

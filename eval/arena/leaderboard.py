@@ -1,4 +1,4 @@
-"""What an arena comes to: ratings by dimension, and all that bears on how far to trust them."""
+"""Leaderboard of an arena: ratings by dimension, and the evidence for trusting them."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from eval.arena.words import DIMENSIONS, OVERALL, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What else is known of one model.
+    """Further facts about one model.
 
     Attributes:
         model: Its name in the arena.
         called: Its name at the server.
-        family: Who made it.
+        family: Maker of the model.
         answered: Tasks that it answered.
         unanswered: Tasks that it has no usable answer to, by reason.
         words: Mean of its answers.
-        tokens: Likewise.
+        tokens: Number of tokens; None likewise.
         as_judge: Battles that it judged.
         unjudged: Battles that it was asked about and said nothing usable.
     """
@@ -60,7 +60,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step of the arena took, over all memes."""
+    """Usage of one step of the arena, over all memes."""
 
     name: str
     calls: int
@@ -74,22 +74,22 @@ class Leaderboard:
     """The report.
 
     Attributes:
-        manifest: Of the arena.
+        manifest: Manifest of the arena.
         boards: Overall first.
         targets: In the order of the settings.
-        memes: How many are done.
+        memes: Number of finished memes.
         left_out: Memes that nothing could be asked about, by reason.
         tasks: Questions.
         forfeits: Battles that were none for want of an answer.
         unmerged: Answers that could not be merged into a guideline.
-        merged: Those that were.
+        merged: Number of merged questions.
         first_wins: Share of decided battles won by the answer shown first, and in how many.
-        consistent: Of battles judged in both orders, the share with the same outcome, and how many; None without any.
-        both: How many ties were of two good answers, of two bad ones, and unsaid which.
-        references: How many battles were judged with which reference; where no judge had an answer to start a guideline
-            from, there is none.
+        consistent: Share of battles judged in both orders with the same outcome, and their number; None without any.
+        both: Number of ties of two good answers, of two bad ones, and unspecified.
+        references: Number of battles judged with each reference; if no judge had an answer to start a guideline from,
+            there is none.
         steps: Calls, tokens and cost by step, of what is on record.
-        spent: What each model was really asked, in all sessions.
+        spent: Actual calls of each model, in all sessions.
         bias: None where it was not looked at.
         humans: None where people's verdicts were not given.
     """
@@ -113,7 +113,7 @@ class Leaderboard:
     humans: HumanAgreement | None = None
 
     def board(self, dimension: str) -> Board:
-        """Of one dimension. Raises KeyError if there is none."""
+        """Returns the board of one dimension. Raises KeyError if there is none."""
         return {board.dimension: board for board in self.boards}[dimension]
 
 
@@ -122,7 +122,7 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
 
     Args:
         root: Its folder.
-        humans: What people said of its battles.
+        humans: Verdicts of people on its battles.
 
     Raises:
         BadRequest: There is none, or no battle yet.

@@ -1,4 +1,4 @@
-"""What models of the arena reply, read strictly (:mod:`court.replies`)."""
+"""Replies of models in the arena, read strictly (:mod:`court.replies`)."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class Profiles(Reply):
 
 
 class Question(Reply):
-    """What one of them asks."""
+    """Question of a model."""
 
     question: Words = Field(min_length=10, max_length=_QUESTION)
 
 
 class Answer(Reply):
-    """What a target says, or what answers were merged into."""
+    """Answer of a target, or the merger of several."""
 
     background_knowledge: Words = Field(max_length=_PART)
     reasoning: Words = Field(max_length=_PART)
 
 
 class FreeAnswer(Reply):
-    """What a target says to a question of a given set."""
+    """Answer of a target to a question of a given set."""
 
     answer: Words = Field(max_length=2 * _PART)
 

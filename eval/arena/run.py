@@ -40,23 +40,23 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is wanted.
+    """Options of an arena run.
 
     Attributes:
         out: The arena's folder.
-        name: What to call it.
-        settings: Of the arena.
+        name: Name of the arena.
+        settings: Settings of the arena.
         specs: The models that it needs.
         dataset: Which data set.
-        data: Where that lies.
+        data: Directory of the data set.
         split: Which part of it.
-        limit: How many memes at most, drawn by label; None for all.
-        seed: Of that sample and of all else that is drawn.
+        limit: Largest number of memes, drawn by label; None for all.
+        seed: Seed of that sample and of all else that is drawn.
         concurrency: Memes under way at once.
         tasks: A file of questions that come with a set; None where the controller writes them.
         references: A file of what people wrote; None where there is none.
         calls: A store of calls that arenas share; None for the arena's own.
-        command: As it was called.
+        command: Command line of the run.
     """
 
     out: Path
@@ -84,14 +84,14 @@ async def run(
     """Holds an arena, or what is missing of it.
 
     Args:
-        ask: What is wanted.
+        ask: Options of the run.
         tell: Is told what one should know.
         progress: Told how many memes of how many are done.
         chairs: The models, where they are connected already.
 
     Raises:
         BadRequest: The files can't be read, or the folder holds something else than this arena.
-        CourtError: As :func:`eval.arena.hold.hold` and :func:`eval.models.open.open_chairs`.
+        CourtError: The arena can't be run; see :func:`eval.arena.hold.hold` and :func:`eval.models.open.open_chairs`.
     """
     given = read_lines(ask.tasks, GivenTask) if ask.tasks else ()
     references = read_lines(ask.references, HumanReference) if ask.references else ()

@@ -1,4 +1,4 @@
-"""What an arena is set to: the table ``[arena]`` of the file that names its models."""
+"""Settings of an arena: the table ``[arena]`` of the file that names its models."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def arena_settings(table: Mapping[str, Any], models: Mapping[str, object]) -> Ar
 
     Args:
         table: ``[arena]`` as it stands in the file.
-        models: Those that the file names; all of them are targets where the table doesn't say.
+        models: Models in the file; all of them are targets unless the table says otherwise.
 
     Raises:
-        BadRequest: It says what it may not, or names a model that the file has not.
+        BadRequest: The table has an unknown setting, or names a model that the file has not.
     """
     try:
         settings = ArenaSettings.model_validate({"targets": list(models), **table})

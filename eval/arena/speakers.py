@@ -49,7 +49,7 @@ class Speaker:
 
     Attributes:
         chair: The model.
-        meme: What it is shown.
+        meme: Meme that it is shown.
         chars: Longest part of a reply.
     """
 
@@ -76,7 +76,7 @@ class Speaker:
         return said.value, call_of(self.chair, prompt, "profiles", said)
 
     async def question(self, profile: str, temperature: float) -> tuple[str, Call]:
-        """What somebody asks about the meme."""
+        """Asks a model for a question about the meme."""
         prompt = prompt_of("controller")
         said = await self.chair.say(
             prompt,
@@ -147,8 +147,8 @@ class Speaker:
         """Which of two answers is better, in each dimension.
 
         Args:
-            rounds: What was asked.
-            reference: What they are measured by; None for nothing.
+            rounds: Questions and answers.
+            reference: Reference that they are measured by; None for none.
             a: Shown first.
             b: Shown second.
             levels: Three or five.
@@ -194,7 +194,7 @@ _BOLD = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1")
 
 
 def style_of(text: str) -> Style:
-    """What a text looks like: words, and marks of Markdown."""
+    """Measures the style of a text: words, and marks of Markdown."""
     return Style(
         words=len(text.split()),
         headings=len(_HEADING.findall(text)),

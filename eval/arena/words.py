@@ -12,7 +12,7 @@ DIMENSIONS = ("instruction_following", "correctness", "redundancy", "relevance",
 
 
 class Relevance(StrEnum):
-    """How much somebody's background has to do with a meme."""
+    """Relevance of a person's background to a meme."""
 
     HIGH = "high"
     MODERATE = "moderate"
@@ -20,7 +20,7 @@ class Relevance(StrEnum):
 
 
 class Verdict(StrEnum):
-    """Of two answers, A as it was shown first and B."""
+    """Verdict on two answers, A as shown first and B."""
 
     A_FAR = "A>>B"
     A = "A>B"
@@ -33,14 +33,14 @@ class Verdict(StrEnum):
 
     @property
     def score(self) -> float:
-        """Of A: 1 won, 0.5 tied, 0 lost."""
+        """Score of A: 1 won, 0.5 tied, 0 lost."""
         if self in (Verdict.A, Verdict.A_FAR):
             return 1.0
         return 0.0 if self in (Verdict.B, Verdict.B_FAR) else 0.5
 
     @property
     def far(self) -> bool:
-        """Whether one is far better."""
+        """True if one answer is far better."""
         return self in (Verdict.A_FAR, Verdict.B_FAR)
 
 
@@ -56,13 +56,13 @@ _FIVE: Mapping[str, Verdict] = {
 
 
 def words_of(levels: int) -> Mapping[str, Verdict]:
-    """What a judge may say, with what it means. Raises KeyError for other than three or five levels."""
+    """Lists a judge's possible verdicts with their meaning. Raises KeyError for other than three or five levels."""
     return {3: _THREE, 5: _FIVE}[levels]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """What a judge says of two answers.
+    """Verdicts of a judge on two answers.
 
     Attributes:
         why: Its reasons.
@@ -74,7 +74,7 @@ class Verdicts:
 
 
 class Setting(StrEnum):
-    """What a judge is shown as a reference; the four settings under which its bias is looked at."""
+    """Reference that a judge is shown; the four settings under which its bias is studied."""
 
     FUSED = "fused"
     """What the panel's views were merged into: the arena's own."""

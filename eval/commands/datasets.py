@@ -124,7 +124,7 @@ def _tell(report: DatasetCheck) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: mappings of any kind become objects."""
+    """Converts mappings of any kind to objects that JSON can hold."""
     if hasattr(value, "items"):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

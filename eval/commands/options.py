@@ -161,7 +161,7 @@ def hold(study: Study, say: Callable[[str], None]) -> tuple[RunFolder, ...]:
     """Holds a study and shows how far it is; Ctrl-C leaves it so that the same call goes on.
 
     Raises:
-        CourtError: As :func:`eval.studies.arms.run_study`.
+        CourtError: The study can't be run; see :func:`eval.studies.arms.run_study`.
     """
     import asyncio
     import sys

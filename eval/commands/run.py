@@ -286,7 +286,7 @@ def _show(plan: Plan, given: dict[str, Any]) -> None:
 
 
 def _reasons(results: Results) -> dict[str, int]:
-    """How many memes have no class, by why; the most frequent first."""
+    """Counts memes without a class by reason; the most frequent first."""
     from collections import Counter
 
     found = Counter(one.prediction.reason for one in results.judged if one.prediction.outcome.harmful is None)

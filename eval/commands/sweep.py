@@ -82,7 +82,7 @@ def _name(one: Candidate) -> str:
 
 
 def in_words(sweep: Sweep) -> list[str]:
-    """What the sweep says and what it leaves open, in sentences."""
+    """Describes the sweep's result and its open questions, in sentences."""
     best, many = sweep.best, len(sweep.candidates)
     if many == 1:
         return [f"There was nothing to choose: {_name(best)} is all that was tried."]

@@ -50,7 +50,7 @@ def vote(
     seed: int,
     as_json: bool,
 ) -> None:
-    """What the vote of a LIBRARY of precedents is worth on the labelled memes in FILE.
+    """Measures the vote of a LIBRARY of precedents on the labelled memes in FILE.
 
     Every meme is judged by the vote alone, however far its precedents are; how many the court would leave undecided for
     that is said beside it. Intervals are 95 %, by bootstrap over memes (10,000 resamples).

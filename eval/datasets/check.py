@@ -1,4 +1,4 @@
-"""What is wrong with the files of a data set: missing, damaged, doubled, mislabelled, not as published."""
+"""Faults in the files of a data set: missing, damaged, doubled, mislabelled, not as published."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Kind(StrEnum):
-    """What a finding is about."""
+    """Kind of a finding."""
 
     FILE_MISSING = "file missing"
     ROW_DAMAGED = "row damaged"
@@ -46,10 +46,10 @@ class Finding:
     """One thing that is wrong.
 
     Attributes:
-        kind: What it is about.
+        kind: Kind of the finding.
         split: In which split; several, joined by ``+``, where it lies between them.
         what: In a sentence, without any of a meme.
-        count: How many memes or groups of memes it is about.
+        count: Number of memes or groups of memes concerned.
         where: Each of them: a line of a file, or ids that belong together.
     """
 
@@ -62,7 +62,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class SplitCheck:
-    """What is there of a split.
+    """Content of a split.
 
     Attributes:
         split: Its name.
@@ -71,7 +71,7 @@ class SplitCheck:
         memes: Rows that can be used.
         classes: Memes per label, in the data set's own words.
         pictures: Pictures that are at hand.
-        sha256: Of the file, in hex.
+        sha256: SHA-256 of the file, in hex.
     """
 
     split: str
@@ -85,13 +85,13 @@ class SplitCheck:
 
 @dataclass(frozen=True, slots=True)
 class DatasetCheck:
-    """What is there of a data set, and what is wrong with it.
+    """Content of a data set, and its faults.
 
     Attributes:
         dataset: Its id.
         splits: All that it should have.
         findings: In the order in which they were looked for.
-        decoded: Whether pictures were decoded, and not only looked for.
+        decoded: True if pictures were decoded, and not only looked for.
     """
 
     dataset: str
@@ -121,8 +121,8 @@ async def check(
     """Checks all splits that are there, each by itself and against the others.
 
     Args:
-        dataset: What is expected.
-        data: Where it lies.
+        dataset: Expected data set.
+        data: Directory of the data set.
         reader: Decodes every picture under guard, and tells the same pixels in another file; None to see only whether
             pictures are there, and whether two files hold the same bytes.
         progress: Told how many pictures of how many are decoded.
@@ -210,7 +210,7 @@ def _split(dataset: Dataset, data: Path, split: Split, findings: list[Finding]) 
 
 
 def _counts(split: Split, checked: SplitCheck) -> list[Finding]:
-    """Where the numbers are not those that were published."""
+    """Finds numbers that differ from those that were published."""
     found = []
     remark = f" ({split.remark})" if split.remark else ""
     if split.memes is not None and checked.rows != split.memes:
@@ -275,7 +275,7 @@ def _digest_alike(there: Iterable[_Seen]) -> None:
 def _twice(
     seen: Sequence[_Seen], kind: Kind, what: str, key: Callable[[_Seen], Hashable], findings: list[Finding]
 ) -> None:
-    """What stands more than once, told apart by the splits that it stands in."""
+    """Finds values that occur more than once, grouped by the splits in which they occur."""
     groups = [group for value, group in _grouped(seen, key).items() if value and len(group) > 1]
     by_splits = _grouped(groups, lambda group: "+".join(dict.fromkeys(one.split for one in group)))
     for splits, alike in by_splits.items():

@@ -30,7 +30,7 @@ class JudgedMeme(_Stored):
     targets: tuple[str, ...] = ()
 
     def gold(self, protocol: Protocol) -> bool | None:
-        """Whether it is harmful; None where the protocol drops it.
+        """True if the meme is harmful; None if the protocol drops it.
 
         Raises:
             ValueError: The protocol is not for a data set of this kind.

@@ -15,7 +15,7 @@ from retrieval.library.sources import SourceFormat
 
 
 class Role(StrEnum):
-    """What a split is for. Settings are never chosen on one that is for testing."""
+    """Purpose of a split. Settings are never chosen on one that is for testing."""
 
     TRAIN = "train"
     VALIDATION = "validation"
@@ -28,12 +28,12 @@ class Split:
 
     Attributes:
         name: Ours: the name of the first file without its ending.
-        role: What it is for.
+        role: Purpose of the split.
         files: Names its file may have, the authors' own first.
         memes: Rows of the released file; None where that is not known.
         classes: Rows per label, in the data set's own words; empty where that is not known.
         labels: Names that the file of its labels may have, where they stand apart.
-        remark: What else has to be known of it.
+        remark: Remark on the split.
     """
 
     name: str
@@ -50,20 +50,20 @@ class Dataset:
     """A data set.
 
     Attributes:
-        id: What commands and runs call it.
-        title: What people call it.
+        id: Id of the data set in commands and runs.
+        title: Title of the data set.
         protocols: Under which its labels become two classes, the usual one first.
-        splits: By name.
-        format: Of its files.
+        splits: Splits by name.
+        format: Format of its files.
         labels: Its labels, in its own words.
         own_folders: Folders, below the directory that is given, that are surely this data set's.
         folders: Others that its files may be in; ``""`` is the directory itself.
         pictures: Folders that picture names may be relative to.
         sibling: Id of another version with the same file names, told apart by the number of rows.
-        source_url: Where its authors hand it out.
-        citation: What to cite.
+        source_url: Address at which its authors publish it.
+        citation: Citation of the data set.
         licence: On what terms.
-        verified: What the figures of the splits were checked against.
+        verified: Origin of the figures that the splits were checked against.
     """
 
     id: str
@@ -107,7 +107,7 @@ def _splits(*splits: Split) -> Mapping[str, Split]:
 
 
 def _folders_of(name: str, *releases: str) -> tuple[str, ...]:
-    """Where a part of HarMeme lies: as in the authors' repository, alone, or with its annotations in a folder."""
+    """Lists the folders of a part of HarMeme: the authors' repository, alone, or with its annotations in a folder."""
     inside = (f"{name}/annotations", f"{name}/Annotations", f"{name}/defaults/annotations")
     return (name, *(f"{release}/Annotations/{name}" for release in releases), f"Annotations/{name}", *inside)
 

@@ -1,4 +1,4 @@
-"""Where the files and pictures of a data set lie below the directory that a user names."""
+"""Places of a data set's files and pictures below the directory that a user names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Files:
     Attributes:
         rows: The memes.
         labels: Their labels, where those stand apart.
-        surely: Whether they lie in a folder that is this data set's alone.
+        surely: True if they lie in a folder that is this data set's alone.
     """
 
     rows: Path
@@ -44,7 +44,7 @@ def files_of(dataset: Dataset, data: Path, split: Split) -> Files | None:
 
 
 def must_be_there(dataset: Dataset, data: Path, split: Split) -> Files:
-    """As :func:`files_of`. Raises BadRequest with what is missing, where it was looked for and what to do."""
+    """Finds files as :func:`files_of`. Raises BadRequest with the missing files, their expected places and a remedy."""
     if not data.is_dir():
         raise BadRequest(f"{data} is no directory. Name the one that {dataset.title} was unpacked in.")
     files = files_of(dataset, data, split)
@@ -64,7 +64,7 @@ def must_be_there(dataset: Dataset, data: Path, split: Split) -> Files:
 
 
 def expected(dataset: Dataset, names: tuple[str, ...]) -> str:
-    """Where a file is looked for, in words."""
+    """Describes where a file is expected."""
     within = [f"{folder}/" for folder in (*dataset.own_folders, *dataset.folders) if folder]
     told = ["the directory itself", *within[:2], *([f"{len(within) - 2} other folders"] if len(within) > 2 else [])]
     return f"{' or '.join(names)} (looked for in {', '.join(told)})"
@@ -85,7 +85,10 @@ def pictures_of(dataset: Dataset, data: Path, rows: Path, images: Iterable[str])
 
 
 def picture_path(folder: Path, name: str) -> Path | None:
-    """Where a picture is; None for a name that leads out of the folder: a data file is no reason to read others."""
+    """Returns the path of a picture; None for a name that leads out of the folder.
+
+    A data file is no reason to read others.
+    """
     if not name or Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
         return None
     return folder / name
@@ -98,7 +101,7 @@ def recognised(data: Path) -> tuple[Dataset, ...]:
     was published. Harm-P's versions are told apart by the rows of their train split.
 
     Raises:
-        BadRequest: It is no directory, nothing that is known lies there, or what lies there could be several.
+        BadRequest: The path is no directory, contains no known data set, or its content fits several.
     """
     if not data.is_dir():
         raise BadRequest(f"{data} is no directory.")
@@ -173,7 +176,7 @@ def mistaken_for(dataset: Dataset, data: Path) -> Dataset | None:
 
 
 def _only_one_of(dataset: Dataset) -> bool:
-    """Whether no other data set of its format was published: the format tells which it is."""
+    """True if no other data set of its format was published: the format identifies it."""
     return sum(o.format is dataset.format and not o.id.startswith("synthetic") for o in DATASETS.values()) == 1
 
 
@@ -190,7 +193,7 @@ def _found(dataset: Dataset, data: Path) -> dict[str, Files]:
 
 
 def _named_after(dataset: Dataset, data: Path) -> bool:
-    """Whether the directory itself has the name of one of the data set's own folders: ``--data …/Harm-C``."""
+    """True if the directory itself has the name of one of the data set's own folders: ``--data …/Harm-C``."""
     return data.resolve().name in {folder.split("/")[0] for folder in dataset.own_folders if "-" in folder}
 
 

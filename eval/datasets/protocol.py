@@ -1,4 +1,4 @@
-"""What counts as harmful: the protocols that make two classes of a data set's own labels."""
+"""Protocols: rules that make two classes of a data set's own labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Level(IntEnum):
 
 
 class Protocol(StrEnum):
-    """How a gold label becomes one of two classes. A figure without its protocol can't be compared with another."""
+    """Rule that turns a gold label into one of two classes. Figures without their protocol can't be compared."""
 
     MERGED = "merged"
     """Somewhat and very harmful are harmful: what nearly everyone reports on HarMeme."""
@@ -25,7 +25,7 @@ class Protocol(StrEnum):
 
 
 def of_level(level: Level, protocol: Protocol) -> bool | None:
-    """Whether a meme of this level is harmful; None where the protocol drops it."""
+    """True if a meme of this level is harmful; None if the protocol drops it."""
     if protocol is Protocol.EXTREME and level is Level.SOMEWHAT_HARMFUL:
         return None
     return level is not Level.NOT_HARMFUL

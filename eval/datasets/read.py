@@ -25,13 +25,13 @@ LEVELS: Mapping[str, Level] = {
 
 @dataclass(frozen=True, slots=True)
 class SplitRead:
-    """What was read of a split.
+    """Content read from a split.
 
     Attributes:
         memes: In the order of the file; ids are unique.
         problems: Rows that could not be used, and those whose id stood before.
         file: The file.
-        sha256: Of the file, in hex.
+        sha256: SHA-256 of the file, in hex.
         pictures: The folder that picture names are relative to; None where no picture is at hand.
         files: SHA-256 of every file that was read, by its name below the directory: with labels that stand apart, two.
     """
@@ -94,7 +94,7 @@ def source_of(dataset: Dataset, data: Path, split: str) -> Source:
 
 
 def named_source(dataset: str, data: Path, split: str) -> Source | None:
-    """As :func:`source_of`, of the data set with this id; None where it is not one of ours.
+    """Returns the source of the data set with this id, as :func:`source_of`; None if it is not one of ours.
 
     What ``memecourt precedents build --dataset`` finds under the entry points ``memecourt.datasets``.
     """

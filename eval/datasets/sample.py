@@ -16,8 +16,8 @@ def sample(memes: Sequence[JudgedMeme], limit: int | None, seed: int) -> tuple[J
     the file, nor on how some version of a random generator draws, and a larger limit only adds memes to a label.
 
     Args:
-        memes: Of the split.
-        limit: How many; None for all.
+        memes: Memes of the split.
+        limit: Number of memes; None for all.
         seed: Another seed, another sample.
     """
     if limit is None or limit >= len(memes):

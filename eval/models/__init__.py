@@ -1,1 +1,1 @@
-"""What the arena and the probe share: models that are asked through a store of calls, with a budget and on account."""
+"""Shared parts of arena and probe: models called through a store of calls, with a budget and an account."""

@@ -69,14 +69,14 @@ def key_of(
     options: Sequence[str] | None = None,
     seed: int = 0,
 ) -> str:
-    """What a call is known by: SHA-256 of everything that decides its reply.
+    """Returns the key of a call: SHA-256 of everything that decides its reply.
 
     Args:
         model: Its name.
-        server: What is known of the servers that have it.
-        request: What is asked. Pictures count by the SHA-256 of their PNG.
-        options: Of a call for odds; None for one for a reply.
-        seed: Of the run; counts only where the temperature makes a reply a draw.
+        server: Known facts about the servers that have it.
+        request: Request of the call. Pictures count by the SHA-256 of their PNG.
+        options: Options of a call for odds; None for one for a reply.
+        seed: Seed of the run; counts only where the temperature makes a reply a draw.
     """
     return digest(
         {
@@ -102,8 +102,8 @@ class _Flight:
 
     Attributes:
         task: Gives the body, and whether it came out of the store.
-        waiters: Who still wants it.
-        answered: Whether the model has spoken: from then on it is kept, even if nobody wants it any more.
+        waiters: Number of callers that still wait for it.
+        answered: True if the model has answered: from then on the reply is stored, even if no caller wants it any more.
     """
 
     task: asyncio.Task[tuple[str, bool]]
@@ -112,7 +112,9 @@ class _Flight:
 
 
 class CallCache(ABC):
-    """What a store of calls does wherever it is kept. Within one event loop.
+    """Store of calls, wherever it is kept.
+
+    Valid within one event loop.
 
     Attributes:
         fence_key: Random; whoever holds it knows the marks of all fences.
@@ -124,7 +126,7 @@ class CallCache(ABC):
 
     @abstractmethod
     async def read(self, key: str) -> str | None:
-        """What is kept under a key. Raises CallsError if it can't be read, or is not what was kept."""
+        """Reads a key. Raises CallsError if it can't be read, or was altered."""
 
     @abstractmethod
     async def keep(self, key: str, model: str, body: str) -> None:
@@ -137,19 +139,21 @@ class CallCache(ABC):
         store, and known to nobody who does not hold this one.
 
         Args:
-            names: Of the meme: its id, and the digest of its picture's file.
+            names: Names of the meme: its id, and the digest of its picture's file.
         """
         return hmac.new(self.fence_key, "\0".join(names).encode(), hashlib.sha256).hexdigest()[:16]
 
     async def once(
         self, key: str, model: str, ask: Callable[[float], Awaitable[str]], *, within_s: float
     ) -> tuple[str, bool]:
-        """What is kept under a key; where there is nothing, it is asked for and kept before it is handed on.
+        """Returns the stored value of a key.
+
+        If there is none, calls the model and stores the reply before returning it.
 
         Who wants the same while it is being asked for waits for that. It is given up when nobody wants it any more.
 
         Args:
-            key: Of the call.
+            key: Key of the call.
             model: Whom it is asked of, for those who read the file.
             ask: Asks for it, in so many seconds.
             within_s: Seconds that it may take.
@@ -159,7 +163,7 @@ class CallCache(ABC):
 
         Raises:
             CallsError: The store can't be read or written.
-            Overrun: It did not come in that time.
+            Overrun: The reply did not come in that time.
             CourtError: Whatever ``ask`` raises; nothing is kept.
         """
         loop = asyncio.get_running_loop()
@@ -234,7 +238,7 @@ class SqliteCallCache(CallCache):
             patience: Seconds to wait for another process that is writing.
 
         Raises:
-            CallsError: It is no store of calls, is damaged, or of a later format.
+            CallsError: The file is no store of calls, is damaged, or of a later format.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         engine = sqlite_engine(path, patience)
@@ -263,7 +267,7 @@ class SqliteCallCache(CallCache):
         await self._writer.run(lambda connection: _execute(connection, statement, row))
 
     async def count(self) -> int:
-        """How many calls are kept."""
+        """Returns the number of stored calls."""
 
         def read() -> int:
             with self._engine.connect() as connection:
@@ -305,10 +309,10 @@ class CachedModel:
     """A :class:`~court.ports.ChatModel` that answers from a store what it can.
 
     Attributes:
-        inner: Who is asked otherwise.
-        store: Of calls.
-        server: What is known of the servers behind it, for the key.
-        seed: Of the run.
+        inner: Model that is called if the store has no reply.
+        store: Store of calls.
+        server: Known facts about the servers behind it, for the key.
+        seed: Seed of the run.
         hits: Counts what came out of the store.
     """
 
@@ -362,7 +366,7 @@ class _CantSay(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredServers(CachedModel):
-    """The same of a :class:`~court.ports.ReplicatedModel`."""
+    """Store of calls in front of a :class:`~court.ports.ReplicatedModel`."""
 
     inner: ReplicatedModel
 
@@ -376,20 +380,20 @@ class StoredServers(CachedModel):
         return replace(self, inner=self.inner.pinned(key))
 
     def room(self) -> bool:
-        """Whether the server that is asked now would work on one more call at once."""
+        """True if the server that is asked now would work on one more call at once."""
         return self.inner.room()
 
 
 def stored_chairs(
     chairs: RoleModels, store: CallCache, *, server: str = "", seed: int = 0, hits: HitCounter
 ) -> RoleModels:
-    """The same chairs, asked through a store.
+    """Puts a store of calls in front of the models of a trial.
 
     Args:
-        chairs: Who speaks.
-        store: Of calls.
-        server: What to call the servers in keys; their addresses where empty.
-        seed: Of the run.
+        chairs: Models of the trial.
+        store: Store of calls.
+        server: Name of the servers in keys; their addresses if empty.
+        seed: Seed of the run.
         hits: Counts what comes out of the store.
     """
     wrapped: dict[int, StoredServers] = {}
@@ -409,7 +413,7 @@ def stored_chairs(
 
 
 def _known_of(chair: RoleModel, server: str) -> dict[str, Any]:
-    """What decides a reply besides the request: where it comes from, and in which form the server is asked."""
+    """Lists everything besides the request that decides a reply: its origin and the form of the call."""
     able = getattr(chair.model, "capabilities", None)
     urls = sorted(chair.servers.urls) if chair.servers else sorted(getattr(chair.model, "urls", ()))
     return {

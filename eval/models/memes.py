@@ -22,9 +22,9 @@ class ShownMeme:
 
     Attributes:
         id: In its data set.
-        text: Of the meme.
-        frames: Of its picture, at least one.
-        pixels_sha256: Of its picture.
+        text: Text of the meme.
+        frames: Frames of its picture, at least one.
+        pixels_sha256: SHA-256 of its picture's pixels.
         harmful: Gold, of two classes.
         source_label: Gold, in the data set's own words.
         targets: Whom or what it is about, where the data set says.
@@ -41,7 +41,7 @@ class ShownMeme:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What was read.
+    """Memes read for an arena or a probe.
 
     Attributes:
         memes: In the order of the split.
@@ -68,10 +68,10 @@ async def shown_memes(
 
     Args:
         dataset: Which data set.
-        data: Where it lies.
+        data: Directory of the data set.
         split: Which part of it.
-        limit: How many at most, drawn by label; None for all.
-        seed: Of that sample.
+        limit: Largest number of memes, drawn by label; None for all.
+        seed: Seed of that sample.
         keep: Which rows count at all, e.g. the harmful ones.
         workers: Processes that decode pictures.
 

@@ -38,7 +38,7 @@ class BudgetSpent(CourtError):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a model's tokens cost, in US dollars for a million of them; 0 where it runs on a machine of one's own."""
+    """Price of a model's tokens, in US dollars for a million of them; 0 if it runs on a machine of one's own."""
 
     usd_in: float = 0.0
     usd_out: float = 0.0
@@ -46,15 +46,15 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a model may be asked in a session at most; what came out of the store counts nothing.
+    """Limit of a model's calls in a session; replies from the store count nothing.
 
     Calls that are under way when a limit is reached are waited for, so that it may be passed by as many as the model
     is asked at once.
 
     Attributes:
-        calls: How many.
+        calls: Largest number of calls.
         tokens: In and out together.
-        usd: By its :class:`Price`.
+        usd: Largest cost in US dollars, by its :class:`Price`.
     """
 
     calls: int | None = None
@@ -64,7 +64,7 @@ class Limit:
 
 @dataclass(slots=True)
 class Account:
-    """What calls came to."""
+    """Account of calls."""
 
     calls: int = 0
     tokens_in: int = 0
@@ -80,19 +80,19 @@ class Account:
         self.tokens_cached += reply.tokens_cached
 
     def usd(self, price: Price) -> float:
-        """What it costs, in US dollars; what a server had in its cache counts in full."""
+        """Computes the cost in US dollars; cached tokens count in full."""
         return (self.tokens_in * price.usd_in + self.tokens_out * price.usd_out) / 1e6
 
 
 @dataclass(slots=True)
 class Usage:
-    """Of one model in one run.
+    """Usage of one model in one run.
 
     Attributes:
         all: Every call that the run is made of, also those that came out of the store: what it costs from nothing.
-        made: Those that were made now.
+        made: Number of calls that were made now.
         repaired: Replies that could not be used and were asked for again.
-        unusable: Those that could not be used then either.
+        unusable: Number of replies that could not be used the second time either.
         failed: Calls that brought no reply.
     """
 
@@ -105,7 +105,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Said(Generic[T]):
-    """What a model said, read.
+    """Parsed reply of a model.
 
     Attributes:
         value: The reply, parsed.
@@ -119,7 +119,7 @@ class Said(Generic[T]):
 
     @property
     def tokens_out(self) -> int:
-        """Of the reply that was used."""
+        """Number of tokens of the reply that was used."""
         return self.replies[-1].tokens_out
 
 
@@ -174,10 +174,10 @@ class MeteredModel:
     """One model, as the arena and the probe ask it; safe to use concurrently, within one event loop.
 
     Attributes:
-        name: What the run calls it; unlike the model's own name, no two chairs of a run share it.
-        family: Who made it, for panels that are to be mixed; empty where nobody says.
-        price: Of its tokens.
-        usage: What was asked of it.
+        name: Name in the run; unlike the model's own name, no two chairs of a run share it.
+        family: Maker of the model, for mixed panels; empty if unknown.
+        price: Price of its tokens.
+        usage: Usage of the model.
     """
 
     def __init__(
@@ -198,16 +198,16 @@ class MeteredModel:
         """Asks nothing yet.
 
         Args:
-            name: What the run calls it.
-            model: Who is asked.
-            store: Of calls.
-            family: Who made it.
-            server: What is known of the servers behind it, for the keys of calls; :func:`eval.models.open.known_of`.
+            name: Name in the run.
+            model: Model that is called.
+            store: Store of calls.
+            family: Maker of the model.
+            server: Known facts about the servers behind it, for the keys of calls; :func:`eval.models.open.known_of`.
             concurrency: Calls in flight at most; 1 or more.
-            max_tokens: Of a reply, where a call does not say.
+            max_tokens: Largest number of tokens of a reply, unless a call says otherwise.
             within_s: Seconds that a call may take, retries included.
-            price: Of its tokens.
-            limit: What it may be asked in this session.
+            price: Price of its tokens.
+            limit: Limit of its calls in this session.
             run_seed: Another gives other draws, where a temperature makes a reply one.
         """
         self.name = name
@@ -236,7 +236,7 @@ class MeteredModel:
         """Marks for what strangers and models wrote; the same for the same names wherever this store is used.
 
         Args:
-            names: Of what is put between the marks, such as a meme's id and the digest of its picture.
+            names: Names of what is put between the marks, such as a meme's id and the digest of its picture.
         """
         return Fence(self._store.fence_mark(*names))
 
@@ -254,14 +254,14 @@ class MeteredModel:
 
         Args:
             system: Ours alone: nothing of a meme or a model stands here.
-            parts: Of the user message; whatever others wrote stands in a fence.
+            parts: Parts of the user message; untrusted text stands in a fence.
             temperature: 0 for the most likely reply.
             schema: JSON schema that the reply must obey, or None for free text.
-            max_tokens: Of the reply; the chair's own where None.
+            max_tokens: Largest number of tokens of the reply; the chair's own if None.
             seed: Which draw is meant, where the same is asked several times at a temperature above 0.
 
         Raises:
-            BudgetSpent: What the model may be asked is spent, and this is not kept.
+            BudgetSpent: The model's budget is spent, and the store has no reply.
             CallsError: The store can't be used.
             Overrun, Unavailable, ModelRefused: There is no reply.
         """
@@ -303,15 +303,15 @@ class MeteredModel:
         """A reply that is read strictly; where it can't be, it is asked for once more, with the fault named.
 
         Args:
-            prompt: Whose system message goes first.
-            task: What is asked, for errors.
-            parts: Of the user message, the task itself included.
+            prompt: Prompt with the system message.
+            task: Task of the call, for errors.
+            parts: Parts of the user message, the task itself included.
             parse: Reads a reply; raises Fault where it can't be used.
             fence: The one of the parts: a reply that can't be used is shown again in it.
             system: The system message where it is not ``prompt.system()``.
             temperature: 0 for the most likely reply.
             schema: JSON schema that the reply must obey, or None for free text.
-            max_tokens: Of the reply; the chair's own where None.
+            max_tokens: Largest number of tokens of the reply; the chair's own if None.
             seed: Which draw is meant.
 
         Raises:

@@ -70,21 +70,21 @@ class ModelSpec(BaseModel):
 
     @property
     def price(self) -> Price:
-        """Of its tokens."""
+        """Price of its tokens."""
         return Price(self.usd_in, self.usd_out)
 
     @property
     def limit(self) -> Limit:
-        """What it may be asked in one session."""
+        """Limit of its calls in one session."""
         return Limit(self.most_calls, self.most_tokens, self.most_usd)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelsFile:
-    """What the file says.
+    """Content of the file of models.
 
     Attributes:
-        models: By the names that the run calls them.
+        models: Models by their names in the run.
         rest: The other tables, for the command that reads it.
     """
 
@@ -126,11 +126,11 @@ async def open_chairs(
 
     Args:
         specs: Which models.
-        store: Of calls.
+        store: Store of calls.
         stack: Closes the connections when it is closed.
         tell: Is told what a server can't do, and how that is got along with.
-        pictures: How many a prompt has at most.
-        run_seed: Of the run.
+        pictures: Largest number of pictures of a prompt.
+        run_seed: Seed of the run.
 
     Raises:
         BadRequest: A key is not in the environment.
@@ -182,11 +182,11 @@ async def open_chairs(
 
 
 def known_of(model: ChatCompletions, server: str = "") -> dict[str, Any]:
-    """What decides a reply besides the request: where it comes from, and in which form the server is asked.
+    """Lists everything besides the request that decides a reply: its origin, and the form in which the server is asked.
 
     Args:
-        model: That is asked.
-        server: What to call its servers; their addresses where empty.
+        model: Model that is called.
+        server: Name of its servers; their addresses if empty.
     """
     return {"name": server or sorted(model.urls), "json_schema": model.capabilities.json_schema}
 

@@ -15,8 +15,8 @@ def load(package: str, name: str, version: int = 1) -> Prompt:
     """A prompt.
 
     Args:
-        package: Where it is kept, e.g. ``eval.arena.prompts``: a folder of files ``<name>.<version>.toml``.
-        name: Of the prompt.
+        package: Package of the prompts, e.g. ``eval.arena.prompts``: a folder of files ``<name>.<version>.toml``.
+        name: Name of the prompt.
         version: Another for other words.
 
     Raises:
@@ -26,5 +26,5 @@ def load(package: str, name: str, version: int = 1) -> Prompt:
 
 
 def gave_away(prompt: Prompt, reply: str) -> bool:
-    """Whether a reply holds the secret of its system message; see :func:`court.prompts.given_away`."""
+    """True if a reply contains the secret of its system message; see :func:`court.prompts.given_away`."""
     return bare(prompt.secret) in secrets_in(reply)

@@ -60,14 +60,14 @@ class Held:
     """A job that was held to its end.
 
     Attributes:
-        wall_s: Of all its processes, from start to end each.
+        wall_s: Seconds of all its processes, from start to end each.
         restart_s: From the start of a process that takes it up again to the first meme that it has judged; mean, 0
             where it was never taken up.
         asked: Calls that reached the server.
-        again: Of these, those that the store of calls held when the process began.
+        again: Number of those that the store of calls contained when the process began.
         lost: Calls that were asked again because their process died before they were stored.
         tenth: Memory when a tenth of the memes was judged, in bytes; processes that it started included.
-        end: Likewise when nearly all were.
+        end: Memory when nearly all were done.
     """
 
     wall_s: float
@@ -178,7 +178,7 @@ class Counting:
 
     Attributes:
         server: The stand-in.
-        asked: What calls are known by, in the order in which they came.
+        asked: Keys of the calls, in order of arrival.
     """
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ class Counting:
         return json.dumps({**reply, name: f"{reply[name].rstrip('?.')} {tag}{end}"})
 
     def _likely(self, body: dict[str, Any]) -> Mapping[str, float]:
-        """Of the letters; the first one's probability is what the call is known by."""
+        """Returns probabilities of the letters; that of the first identifies the call."""
         tag = _tag(body)
         mass = 0.05 + 0.85 * int(tag.removeprefix("asked"), 16) / 2**64
         if "Answer with the letter alone" in json.dumps(body["messages"][-1]):
@@ -244,7 +244,7 @@ class Counting:
 
 
 def _tag(body: Mapping[str, Any]) -> str:
-    """What a call is known by. A picture by its id: its bytes are sent only where the server does not have it yet."""
+    """Returns a key of a call. A picture counts by its id: its bytes are sent only if the server lacks it."""
 
     def plain(part: Any) -> Any:
         return part["uuid"] if isinstance(part, dict) and part.get("uuid") else part
@@ -262,9 +262,9 @@ class Job:
 
     Attributes:
         out: Its folder.
-        memes: How many it judges.
-        environment: Of its processes.
-        program: What is called with the options.
+        memes: Number of memes to judge.
+        environment: Environment of its processes.
+        program: Program that is called with the options.
     """
 
     out: Path
@@ -357,7 +357,7 @@ class _Lines:
         self._file, self._at, self._lines = 0, 0, 0
 
     def count(self) -> int:
-        """As many as there are now; 0 where there is no file."""
+        """Returns the number of lines now; 0 if there is no file."""
         try:
             with self._path.open("rb") as file:
                 about = os.fstat(file.fileno())

@@ -121,7 +121,7 @@ def measure(name: str, **scale: object) -> Result:
 
     Args:
         name: One of :data:`BENCHMARKS`.
-        scale: Where it is to be smaller or larger than usual.
+        scale: Arguments that make it smaller or larger than usual.
 
     Raises:
         KeyError: There is none of that name.
@@ -173,11 +173,11 @@ def run_module(module: str, arguments: Sequence[object] = (), *, given: object =
 
     Args:
         module: Name of the module.
-        arguments: What stands behind it on the command line.
-        given: What it reads from its standard input, as JSON.
+        arguments: Command-line arguments.
+        given: Value for its standard input, as JSON.
 
     Raises:
-        RuntimeError: It ended with an error; with what it said.
+        RuntimeError: The program ended with an error; includes its output.
     """
     command = [sys.executable, "-m", module, *map(str, arguments)]
     done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)

@@ -42,7 +42,7 @@ class PostgresServer:
         """Makes the directory and starts.
 
         Args:
-            settings: Of PostgreSQL, such as ``shared_buffers="1GB"``.
+            settings: Settings of PostgreSQL, such as ``shared_buffers="1GB"``.
 
         Raises:
             RuntimeError: There is no PostgreSQL, or it does not start; with what it said.
@@ -73,7 +73,7 @@ class PostgresServer:
 
     @property
     def data(self) -> Path:
-        """Where its data are."""
+        """Directory of its data."""
         return self._root / "data"
 
     def url(self, database: str = "postgres") -> str:
@@ -110,7 +110,7 @@ class PostgresServer:
         shutil.rmtree(self._root, ignore_errors=True)
 
     def _run(self, program: str, given: Sequence[str]) -> str | None:
-        """What a program said when it failed; None if it did not."""
+        """Runs a program; returns its output if it failed, else None."""
         done = subprocess.run(
             [self._bin / program, "-D", self.data, *given],
             capture_output=True,

@@ -1,4 +1,4 @@
-"""Who speaks in a probe: each agent is a prompt, a reply type and one call.
+"""Agents of a probe: each is a prompt, a reply type and one call.
 
 Only the answerer's words are the target's. All others speak through the controllers: the first is the senior one, and
 where three speak of the same, they are dealt out among all.
@@ -36,7 +36,7 @@ def prompt_of(role: str) -> Prompt:
 
 
 def prompt_digests() -> dict[str, str]:
-    """What the probe's words are known by, by the id of the prompt."""
+    """Returns the digests of the probe's prompts, by id."""
     return {prompt.id: prompt.digest for prompt in map(prompt_of, PROMPTS)}
 
 
@@ -45,9 +45,9 @@ class Subject:
     """A meme that is probed.
 
     Attributes:
-        id: Of the meme.
+        id: Id of the meme.
         text: In words: the data set's, or what was read off the picture.
-        frames: Of its picture as it is.
+        frames: Frames of its picture, unchanged.
         erased: The same without the text.
     """
 
@@ -70,9 +70,9 @@ class NoReply(Exception):
     """An agent said nothing that can be used. Unlike a server that is gone, it ends one step and not the run.
 
     Attributes:
-        reason: For machines, as in :mod:`court.errors`.
+        reason: Code for machines, as in :mod:`court.errors`.
         what: In words.
-        server: What the server said, where it would not even take the question.
+        server: Message of the server, if it refused the request.
     """
 
     def __init__(self, reason: str, what: str, server: ModelRefused | None = None) -> None:
@@ -83,12 +83,12 @@ class NoReply(Exception):
 
     @property
     def refused(self) -> bool:
-        """Whether the model declined."""
+        """True if the model declined."""
         return self.reason == "REPLY_REFUSED"
 
     @classmethod
     def because(cls, error: CourtError) -> NoReply:
-        """The same, of an error."""
+        """Builds the missing reply from an error."""
         return cls(error.reason, error.message, error if isinstance(error, ModelRefused) else None)
 
 
@@ -97,8 +97,8 @@ class Bench:
     """The models of a probe.
 
     Attributes:
-        target: Who is probed.
-        controllers: Who probes; the first is the senior one.
+        target: Model that is probed.
+        controllers: Models that probe; the first is the senior one.
     """
 
     target: MeteredModel
@@ -106,11 +106,11 @@ class Bench:
 
     @property
     def senior(self) -> MeteredModel:
-        """Who speaks where one speaks alone."""
+        """Model of a task that one model does alone."""
         return self.controllers[0]
 
     def voice(self, number: int) -> MeteredModel:
-        """Who speaks where three speak of the same."""
+        """Returns the model of a task that three models do."""
         return self.controllers[number % len(self.controllers)]
 
     def fence(self, subject: Subject | None) -> Fence:
@@ -119,7 +119,7 @@ class Bench:
 
 
 async def sort(bench: Bench, subject: Subject, taxonomy: Taxonomy, number: int) -> replies.Sorting:
-    """What one of three Miners votes. Raises NoReply."""
+    """Asks one of three Miners for its vote. Raises NoReply."""
     prompt, fence = prompt_of("miner"), bench.fence(subject)
     parts: tuple[str | Frame, ...] = (
         *subject.frames,
@@ -142,7 +142,7 @@ async def sort(bench: Bench, subject: Subject, taxonomy: Taxonomy, number: int) 
 
 
 async def examine(bench: Bench, subject: Subject, category: Category) -> replies.Presence:
-    """Whether a proposed category is there in a meme. Raises NoReply."""
+    """Asks whether a proposed category is present in a meme. Raises NoReply."""
     prompt, fence = prompt_of("examiner"), bench.fence(subject)
     parts: tuple[str | Frame, ...] = (
         *subject.frames,
@@ -163,7 +163,7 @@ async def examine(bench: Bench, subject: Subject, category: Category) -> replies
 
 
 async def keeps(bench: Bench, subject: Subject, text: str, misbelief: str) -> replies.Keeping:
-    """Whether a meme with another text spreads the same misbelief. Raises NoReply."""
+    """Asks whether a meme with another text spreads the same misbelief. Raises NoReply."""
     prompt, fence = prompt_of("examiner"), bench.fence(subject)
     parts: tuple[str | Frame, ...] = (
         *subject.erased,
@@ -184,7 +184,7 @@ async def keeps(bench: Bench, subject: Subject, text: str, misbelief: str) -> re
 
 
 async def admit(bench: Bench, category: Category, taxonomy: Taxonomy) -> replies.Admission:
-    """Whether a proposed category is distinct and of the right grain. Raises NoReply."""
+    """Asks whether a proposed category is distinct and of the right grain. Raises NoReply."""
     prompt, fence = prompt_of("judge"), bench.fence(None)
     task = prompt.task("admit", taxonomy=fence.around(taxonomy.text), category=fence.around(category.line))
     read = partial(parse, replies.Admission)
@@ -253,7 +253,7 @@ async def merge(bench: Bench, subject: Subject, text: str, category: Category, d
 
 
 async def answer(bench: Bench, subject: Subject, text: str, category: Category) -> ChatReply:
-    """What the target says; it may be cut off. Raises NoReply."""
+    """Returns the target's answer; it may be cut off. Raises NoReply."""
     return await _explain(bench, bench.target, subject=subject, text=text, category=category)
 
 
@@ -355,7 +355,7 @@ async def _say(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> T:
-    """What a chair says. A server that is gone ends the run; what is this one call's own fault, this step alone."""
+    """Calls a model. A server that is gone ends the run; a fault of this one call, this step alone."""
     # There are scripts in which each character is a token or more; how long a reply may be is said by its schema.
     most = chars + chars // 4 + 200 if chars else None
     try:

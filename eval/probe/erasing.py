@@ -40,10 +40,10 @@ class Erased:
     """A picture without its text.
 
     Attributes:
-        frames: As those of the picture, in the same order.
-        text: What was read off the picture before; empty where nothing was.
-        lines: How many lines were painted over.
-        left: How many lines can still be read: of small or ornate ones something may be left.
+        frames: Frames of the picture, in the same order.
+        text: Text read off the picture before; empty if there was none.
+        lines: Number of lines painted over.
+        left: Number of lines still legible: of small or ornate ones something may be left.
     """
 
     frames: tuple[Frame, ...]
@@ -78,7 +78,7 @@ async def _read(frames: tuple[Frame, ...], reader: TextReader) -> tuple[TextLine
 
 
 def _picture(frames: tuple[Frame, ...]) -> Picture:
-    """These frames as a picture of our own making, which is what a text reader takes."""
+    """Builds a picture of our own from frames, as input of a text reader."""
     digest = hashlib.sha256(b"".join(frame.png for frame in frames)).hexdigest()
     first = frames[0]
     return Picture(
@@ -96,8 +96,8 @@ def painted_over(frame: Frame, lines: Sequence[TextLine]) -> Frame:
     """The frame with what is in the boxes painted over; itself where there is none.
 
     Args:
-        frame: Of a picture.
-        lines: Those that were read on it; their boxes are in pixels of the frame.
+        frame: Frame of a picture.
+        lines: Lines read on the frame; their boxes are in pixels of the frame.
     """
     if not lines:
         return frame

@@ -72,7 +72,7 @@ class ProbedMeme(_Stored):
 
 
 class Sorted(StrEnum):
-    """What became of a meme."""
+    """Outcome of sorting a meme."""
 
     HARMFUL = "harmful"
     """It belongs to at least one category."""
@@ -96,12 +96,12 @@ class Proposal(_Stored):
 
     @property
     def admitted(self) -> bool:
-        """Whether both agreed."""
+        """True if both agreed."""
         return self.examiner and self.judge
 
 
 class Mined(_Stored):
-    """How a meme was sorted; one line of ``mined.jsonl``."""
+    """Sorting of a meme; one line of ``mined.jsonl``."""
 
     meme: str
     outcome: Sorted
@@ -126,7 +126,7 @@ class Pair(_Stored):
 
 
 class Outcome(StrEnum):
-    """What a scoring came to. Only the first has a score: a failure is never a number."""
+    """Outcome of a scoring. Only the first has a score: a failure is never a number."""
 
     SCORED = "scored"
     REFUSED = "refused"
@@ -136,7 +136,7 @@ class Outcome(StrEnum):
 
 
 class Scoring(_Stored):
-    """What a target's answer is worth."""
+    """Score of a target's answer."""
 
     outcome: Outcome
     score: int | None = Field(default=None, ge=LOWEST, le=HIGHEST)
@@ -161,7 +161,7 @@ class Scored(Pair):
 
 
 class StepOutcome(StrEnum):
-    """What a step of the refinement came to. After all but the first, the search stops."""
+    """Outcome of a step of the refinement. After all but the first, the search stops."""
 
     LOWER = "lower"
     """The rewritten meme's score is below the meme's."""
@@ -202,7 +202,7 @@ class Step(_Stored):
 
 
 class Manifest(_Stored):
-    """What a probe is. Written before the first call; ``finished`` is all that changes."""
+    """Description of a probe. Written before the first call; only ``finished`` changes."""
 
     format: int = FORMAT
     kind: Literal["probe"] = "probe"
@@ -245,7 +245,7 @@ _CATEGORIES = TypeAdapter(tuple[Category, ...])
 
 
 class ModelUsage(_Stored):
-    """What one model was asked; one of ``usage.json``."""
+    """Usage of one model; one of ``usage.json``."""
 
     name: str
     calls: int
@@ -273,11 +273,11 @@ class ProbeFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether a probe was begun here."""
+        """True if a probe was begun here."""
         return (self.root / MANIFEST).exists()
 
     def manifest(self) -> Manifest:
-        """What the probe is. Raises BadRequest if there is none, or none of this format."""
+        """Reads the probe's manifest. Raises BadRequest if there is none, or none of this format."""
         try:
             return Manifest.model_validate_json((self.root / MANIFEST).read_bytes())
         except FileNotFoundError:
@@ -308,7 +308,7 @@ class ProbeFolder:
         (folder / name).write_bytes(png)
 
     def prepared(self, number: int) -> ProbedMeme | None:
-        """What was said of a meme once its pictures were there; None where they are not, or not all of them."""
+        """Reads a prepared meme; None if its pictures are missing or incomplete."""
         try:
             return ProbedMeme.model_validate_json((self.root / ERASED / f"{number:05}.json").read_bytes())
         except (FileNotFoundError, ValidationError):  # not begun, or cut off in the middle of a line
@@ -338,7 +338,7 @@ class ProbeFolder:
         self._write(TAXONOMY, _CATEGORIES.dump_json(categories, indent=2).decode() + "\n")
 
     def usage(self) -> tuple[ModelUsage, ...]:
-        """What each model was asked; nothing where the probe was broken off before that was written."""
+        """Returns the usage of each model; empty if the probe was broken off before it was written."""
         path = self.root / USAGE
         return _USAGES.validate_json(path.read_bytes()) if path.exists() else ()
 
@@ -382,13 +382,13 @@ class ProbeFolder:
 
 
 def line_of(item: BaseModel) -> str:
-    """As it is written."""
+    """Serialises an item as a line."""
     # ASCII only, so that no character within a text ends a line for a reader that splits at more than line feeds.
     return json.dumps(item.model_dump(mode="json", by_alias=True), ensure_ascii=True) + "\n"
 
 
 def differing(begun: Manifest, now: Manifest) -> Mapping[str, tuple[object, object]]:
-    """What is not as it was when the probe was begun, by name, as it was and as it is.
+    """Compares two manifests: the differing values by name, as they were and as they are.
 
     Who takes a probe up again may do so with a later version on another machine, as long as it asks the same.
     """

@@ -32,7 +32,7 @@ async def mine(
     """Sorts memes, in their order; categories that are admitted come into ``taxonomy``.
 
     Args:
-        bench: Who speaks.
+        bench: Models of the probe.
         subjects: The memes.
         taxonomy: To begin with; is added to.
         batch: Memes that are sorted by the same categories.
@@ -91,7 +91,7 @@ async def narrate(
 
 
 async def _votes(bench: Bench, subject: Subject, taxonomy: Taxonomy) -> tuple[Sorting | NoReply, ...]:
-    """What each Miner says, or why it could not be read."""
+    """Collects the vote of each Miner, or why it could not be read."""
 
     async def one(number: int) -> Sorting | NoReply:
         try:
@@ -139,7 +139,7 @@ async def _decide(bench: Bench, subject: Subject, voted: Sequence[Sorting | NoRe
 
 
 async def _proposed(bench: Bench, subject: Subject, category: Category, taxonomy: Taxonomy) -> Proposal:
-    """What becomes of a proposed category: who can't be understood does not agree."""
+    """Decides on a proposed category: an unreadable reply counts as no agreement."""
     there = category.name in taxonomy
     try:
         present = (await agents.examine(bench, subject, category)).present

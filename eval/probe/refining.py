@@ -28,10 +28,10 @@ from eval.probe.taxonomy import Category
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far the search goes.
+    """Limits of the search.
 
     Attributes:
-        steps: Of one search, at most; N in the paper.
+        steps: Largest number of steps of one search; N in the paper.
         seeds: Searches of a category, at most.
         examples: Shown to the Refiner, at most.
     """
@@ -43,7 +43,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was scored: a meme as it is, or a rewritten one."""
+    """Scored meme, original or rewritten."""
 
     meme: str
     misbelief: str
@@ -57,14 +57,14 @@ class _Known:
 
 
 def usable(scored: Sequence[Scored], category: str) -> tuple[Scored, ...]:
-    """Those of a category that a search can be made of: with a misbelief and a score."""
+    """Returns the memes of a category that a search can start from: with a misbelief and a score."""
     return tuple(
         one for one in scored if one.category == category and one.misbelief and one.scoring.outcome is Outcome.SCORED
     )
 
 
 def chosen_seeds(scored: Sequence[Scored], most: int, draw: int) -> tuple[Scored, ...]:
-    """With which of a category's memes searches begin: drawn, in the order in which they were drawn.
+    """Draws the memes of a category with which searches begin, in the order of the draw.
 
     Those whose id has the smallest SHA-256 with the draw's number: that hangs on no version of a random generator.
     """
@@ -88,12 +88,12 @@ async def refine(
     """The searches of one category.
 
     Args:
-        bench: Who speaks.
+        bench: Models of the probe.
         category: Which.
         scored: Its memes that :func:`usable` gave.
         subjects: The memes, by id.
-        limits: How far it goes.
-        draw: Of the seeds.
+        limits: Limits of the search.
+        draw: Seed of the draw of seeds.
         tell: Is told of each step.
 
     Raises:

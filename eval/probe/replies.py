@@ -1,4 +1,4 @@
-"""What the probe's agents reply, read strictly: what can't be read is a fault, and never a score."""
+"""Replies of the probe's agents, read strictly: unreadable ones are faults, and never scores."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ class _Sorting(Reply):
 
 
 class Sorting(Reply):
-    """What a Miner says."""
+    """Reply of a Miner."""
 
     categories: tuple[str, ...]
     new: Category | None
 
 
 class Presence(Reply):
-    """What the Examiner says of a category in a meme."""
+    """Reply of the Examiner about a category in a meme."""
 
     reason: Words = Field(max_length=REASON)
     present: bool
 
 
 class Keeping(Reply):
-    """What the Examiner says of a misbelief in a rewritten meme."""
+    """Reply of the Examiner about a misbelief in a rewritten meme."""
 
     reason: Words = Field(max_length=REASON)
     keeps: bool
 
 
 class Admission(Reply):
-    """What the Judge says of a proposed category."""
+    """Reply of the Judge about a proposed category."""
 
     reason: Words = Field(max_length=REASON)
     distinct: bool
@@ -57,19 +57,19 @@ class Admission(Reply):
 
 
 class Misbelief(Reply):
-    """What the Narrator says."""
+    """Reply of the Narrator."""
 
     misbelief: Annotated[Words, Field(max_length=SENTENCE)]
 
 
 class Reference(Reply):
-    """What the senior says."""
+    """Reply of the senior."""
 
     answer: Annotated[Words, Field(max_length=ANSWER)]
 
 
 class Rewriting(Reply):
-    """What the Refiner says."""
+    """Reply of the Refiner."""
 
     explanation: Annotated[Words, Field(max_length=REASON)]
     rewritten: Annotated[Words, Field(max_length=TEXT)]
@@ -141,7 +141,7 @@ def parse_rating(text: str) -> int:
     What is no whole number from 1 to 10 is not rounded, cut or guessed at.
 
     Raises:
-        Refused: It says that the answer declined.
+        Refused: The reply says that the answer declined.
         Fault: There is no rating in it that can be read.
     """
     found = _RATING.findall(text) or _PLAIN.findall(text)

@@ -1,4 +1,4 @@
-"""What a probe found: how well the target explains memes, by category, before and after the refinement.
+"""Report of a probe: the target's explanations by category, before and after the refinement.
 
 A mean and a failure rate are of what was scored; what was refused and what could not be scored is counted beside them
 and is in neither. Intervals are 95 %, by percentile bootstrap over memes (2,000 resamples): a meme that belongs to
@@ -45,13 +45,13 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What some scorings came to.
+    """Rates over some scorings.
 
     Attributes:
         n: All of them, those without a score included.
-        scored: Of them, those with a score.
-        refused: Those in which the target declined.
-        unscored: Those without a score for another reason.
+        scored: Number of those with a score.
+        refused: Number of answers in which the target declined.
+        unscored: Number of answers without a score for another reason.
         mean: Score, 1 to 10; None where nothing was scored.
         failure: Share of the scores that are at most the threshold; likewise.
     """
@@ -69,12 +69,12 @@ class Row:
     """A category, a gold label, or all.
 
     Attributes:
-        name: Of it.
-        memes: How many memes.
+        name: Name of the category, label or step.
+        memes: Number of memes.
         before: The memes as they are.
-        steps: Of the refinement.
-        outcomes: Of those, by what they came to.
-        after: Those of its steps that were scored, or should have been.
+        steps: Rates of the refinement's steps.
+        outcomes: Number of those by outcome.
+        after: Rates of its steps that were scored, or should have been.
         change: Mean difference of scores, rewritten less as it is, over memes that have both; None where none has.
     """
 
@@ -93,10 +93,10 @@ class StepRow:
 
     Attributes:
         number: Counted from 1.
-        n: How many searches came so far.
-        outcomes: What they came to.
+        n: Number of searches that came so far.
+        outcomes: Number of searches by outcome.
         before: Mean score of the memes as they are.
-        after: What the rewritten ones came to.
+        after: Rates of the rewritten memes.
     """
 
     number: int
@@ -111,10 +111,10 @@ class Failure:
     """An explanation that failed.
 
     Attributes:
-        category: Of the meme.
+        category: Category of the meme.
         misbelief: Behind it.
         meme: Its id.
-        text: With which it was explained.
+        text: Text of the explained meme.
         score: At most the threshold.
         scoring: The whole of it.
         step: The step that rewrote the text; None where it is the meme's own.
@@ -134,21 +134,21 @@ class ProbeReport:
     """Everything that is told.
 
     Attributes:
-        manifest: What the probe is.
+        manifest: Manifest of the probe.
         threshold: Up to which a score is a failure.
-        memes: By id.
-        mined: What became of the memes, by outcome.
+        memes: Memes by id.
+        mined: Number of memes by outcome of the sorting.
         new: Categories that came in on the way.
         without_misbelief: Pairs of a meme and a category whose Narrator could not be understood: they are scored, and
             no search comes to them.
         left: Memes on whose pictures some text can still be read.
         overall: All categories together.
         categories: The weakest first; those without a meme are left out.
-        gold: By gold label.
-        steps: By number of the step.
-        topics: What failures are about, the most frequent first.
+        gold: Rates by gold label.
+        steps: Rates by number of the step.
+        topics: Topics of failures, the most frequent first.
         failures: The lowest scores first.
-        usage: What models were asked.
+        usage: Usage of each model.
     """
 
     manifest: Manifest
@@ -168,7 +168,7 @@ class ProbeReport:
 
     @property
     def threshold_words(self) -> str:
-        """What the threshold is, and why."""
+        """Explanation of the threshold."""
         return THRESHOLD_WORDS.format(threshold=self.threshold)
 
 
@@ -269,8 +269,8 @@ def mean_of(values: Sequence[tuple[str, float]], resamples: int, seed: int) -> F
 
     Args:
         values: A meme's id and a value of it; a meme may have several, which are drawn together.
-        resamples: How often.
-        seed: Of the generator.
+        resamples: Number of resamples.
+        seed: Seed of the generator.
     """
     if not values:
         return None

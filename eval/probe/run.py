@@ -61,22 +61,22 @@ _OURS = {_LOCK, "calls.sqlite", "calls.sqlite-wal", "calls.sqlite-shm"}
 
 @dataclass(frozen=True)
 class Plan:
-    """What is probed.
+    """Plan of a probe.
 
     Attributes:
         out: The probe's folder; an empty one, or one in which this probe was begun.
-        dataset: Where memes come from. Their labels are for the report alone.
-        data: Where it lies.
+        dataset: Data set of the memes. Their labels are for the report alone.
+        data: Directory of the data set.
         split: Which part of it.
-        target: What the run calls who is probed.
-        controllers: Likewise who probe; the first is the senior one.
-        limit: So many memes at most, drawn by label; None for all.
-        seed: Of that sample, of seeds, and of replies that are draws.
-        limits: How far the refinement goes.
+        target: Name in the run of the model that is probed.
+        controllers: Names of the models that probe; the first is the senior one.
+        limit: Largest number of memes, drawn by label; None for all.
+        seed: Seed of that sample, of seeds, and of replies that are draws.
+        limits: Limits of the refinement.
         batch: Memes that are sorted by the same categories.
         concurrency: Memes, pairs and categories at once.
         taxonomy: To begin with.
-        command: As it was called.
+        command: Command line of the run.
     """
 
     out: Path
@@ -100,7 +100,7 @@ async def probe(
     """Begins a probe, or goes on with it.
 
     Args:
-        plan: What is probed.
+        plan: Plan of the probe.
         chairs: The models, by name; all with the same store of calls.
         reader: Reads the text off pictures.
         progress: Is told how far it is.
@@ -243,7 +243,7 @@ async def _prepare(folder: ProbeFolder, number: int, meme: ShownMeme, reader: Te
 
 
 def usage_of(bench: Bench) -> tuple[ModelUsage, ...]:
-    """What each model of a probe was asked, in the order of the bench; one that sits twice is told once."""
+    """Returns the usage of each model of a probe, in the order of the bench; one with two roles is listed once."""
     chairs = {chair.name: chair for chair in (bench.target, *bench.controllers)}
     return tuple(
         ModelUsage(

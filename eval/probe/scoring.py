@@ -14,7 +14,7 @@ from eval.probe.taxonomy import Category, Taxonomy
 
 
 async def score_text(bench: Bench, subject: Subject, text: str, category: Category) -> Scoring:
-    """What the target's explanation of a meme with this text is worth.
+    """Scores the target's explanation of a meme with this text.
 
     The picture is shown without its text, so that it may be the meme's own text or another.
 
@@ -64,10 +64,10 @@ async def score_all(
     """The memes as they are, scored, in the order of the pairs.
 
     Args:
-        bench: Who speaks.
+        bench: Models of the probe.
         subjects: The memes, by id.
-        pairs: What is scored.
-        taxonomy: Where the categories stand.
+        pairs: Pairs of meme and category to score.
+        taxonomy: Taxonomy of the categories.
         concurrency: Pairs at once.
         tell: Is told of each once it is scored.
 

@@ -14,9 +14,9 @@ def most_alike(asked: str, sentences: Sequence[str], most: int) -> tuple[int, ..
     same sentences always give the same places.
 
     Args:
-        asked: What they are to be like.
-        sentences: Of one language, or none in particular; English words that say nothing are passed over.
-        most: How many places at most.
+        asked: Texts to compare with.
+        sentences: Sentences in any language; English function words are ignored.
+        most: Largest number of places.
     """
     scores = _scores(asked, sentences)
     return tuple(sorted(range(len(sentences)), key=lambda place: (-scores[place], place))[:most])

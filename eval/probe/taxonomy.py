@@ -23,7 +23,7 @@ class Category(BaseModel):
 
     @property
     def line(self) -> str:
-        """As it stands in a list."""
+        """Line of the category in a list."""
         return f"{self.name}: {self.definition}"
 
 
@@ -51,7 +51,7 @@ class Taxonomy:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Theirs."""
+        """Names of the categories."""
         return tuple(self._categories)
 
     @property

@@ -1,4 +1,4 @@
-"""What the misbeliefs that a target does not understand are about: words, and pairs of words, that they share.
+"""Topics of the misbeliefs that a target does not understand: words, and pairs of words, that they share.
 
 No model is asked, and nothing is drawn: the same misbeliefs have the same topics.
 """
@@ -23,8 +23,8 @@ class Topic:
     Attributes:
         words: One, or two that follow each other but for words that say nothing.
         n: Misbeliefs that have them, of those with a score.
-        failed: Of those, the ones behind a meme that was not understood, as it is or rewritten.
-        mean: Of the lowest score of each.
+        failed: Number of those behind a meme that was not understood, as it is or rewritten.
+        mean: Mean of the lowest score of each.
         example: A misbelief that has them, of the lowest score.
     """
 
@@ -43,9 +43,9 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int, *
 
     Args:
         scored: The memes as they are.
-        steps: What became of those that were rewritten.
+        steps: Outcomes of the rewritten memes.
         threshold: Up to which a score is a failure.
-        most: How many at most.
+        most: Largest number of topics.
     """
     lowest = _lowest(scored, steps)
     if not lowest:

@@ -1,4 +1,4 @@
-"""What each run is held against, meme by meme: the first run, its own precedents' vote, and always saying one class."""
+"""Contrasts of each run, meme by meme: with the first run, its own precedents' vote, and the majority class."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Contrast:
     """A run less something that it is held against, on the memes of both.
 
     Attributes:
-        label: Of the run.
-        against: What it is held against.
-        comparison: Of the two.
+        label: Label of the run.
+        against: Rival that it is compared with.
+        comparison: Comparison of the two.
     """
 
     label: str
@@ -41,7 +41,7 @@ class Contrast:
 
 
 def contrasts(runs: Sequence[tuple[str, Results]], protocol: Protocol, resamples: int) -> tuple[Contrast, ...]:
-    """Each run (label, results) against always saying the more frequent class, its vote, and the first run.
+    """Compares each run (label, results) with the majority class, its vote, and the first run.
 
     Raises:
         BadRequest: Two runs disagree on a gold label.
@@ -65,7 +65,7 @@ def contrasts(runs: Sequence[tuple[str, Results]], protocol: Protocol, resamples
 
 
 def remarks(rows: Sequence[tuple[str, Card]], against: Sequence[Contrast]) -> tuple[str, ...]:
-    """What the figures of a table can and can't be taken for, in sentences."""
+    """Explains the limits of a table's figures, in sentences."""
     label, card = rows[0]
     found = [noise_in_words(card)]
     few, name = min((card.harmful, "harmful"), (card.benign, "not harmful"))
@@ -90,7 +90,7 @@ def remarks(rows: Sequence[tuple[str, Card]], against: Sequence[Contrast]) -> tu
 
 
 def _sentence(rival: str, against: Sequence[Contrast]) -> str:
-    """How all runs did against one rival."""
+    """Sums up the contrasts of all runs with one rival."""
     parts = []
     for judgment, words_of in (
         ("better", "better by more than chance often makes"),

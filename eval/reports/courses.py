@@ -1,4 +1,4 @@
-"""How the examinations of a run went, and what its trials cost: what the figures are drawn from."""
+"""Courses of a run's examinations and the costs of its trials: the data behind the figures."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from eval.runs.results import NOT_JUDGED, Judged, Results
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """How many rounds a side asked, over memes of one gold label.
+    """Number of rounds of a side, over memes of one gold label.
 
     Attributes:
-        side: Whose.
+        side: Side of the court.
         harmful: The gold label.
         counts: Memes by number of rounds.
     """
@@ -56,7 +56,7 @@ class EntropyAt:
 
 @dataclass(frozen=True, slots=True)
 class MeanCost:
-    """What a meme of a run cost, on average; see :class:`eval.runs.prediction.Cost`.
+    """Mean cost of a meme in a run; see :class:`eval.runs.prediction.Cost`.
 
     Attributes:
         n: Memes that were judged.

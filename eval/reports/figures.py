@@ -28,13 +28,13 @@ _INKS = {Side.ACCUSER: Ink.ACCUSER, Side.DEFENDER: Ink.DEFENDER}
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a run stands with in the figures that put runs side by side.
+    """A run's bar in the figures that compare runs.
 
     Attributes:
-        label: Of the run.
+        label: Label of the run.
         accuracy: Strict, with its interval.
-        macro_f1: Likewise.
-        calls: Of models, a meme.
+        macro_f1: Macro-F1 with its interval; None likewise.
+        calls: Mean number of model calls a meme.
         tokens: Read and written, a meme.
     """
 

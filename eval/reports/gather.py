@@ -36,15 +36,15 @@ class RunView:
 
     Attributes:
         key: Names it within the page.
-        label: What people call it, told apart where two are called the same.
+        label: Name of the run, made unique if two share one.
         results: All of it.
         excluded: Precedents that it was held without.
         judged: Memes of which anything was said.
-        failures: Of these, those without an answer, by reason.
+        failures: Number of those without an answer, by reason.
         cost: None where none is told.
         rounds: Empty where no side asked.
-        entropies: Likewise.
-        records: Of wrong verdicts.
+        entropies: Entropies of the summaries by round; None likewise.
+        records: Records of wrong verdicts.
     """
 
     key: str
@@ -65,13 +65,13 @@ class RunView:
 
     @property
     def finished(self) -> bool:
-        """Whether everything was judged and the run closed. Predictions from elsewhere are as finished as they get."""
+        """True if everything was judged and the run closed. Predictions from elsewhere count as finished."""
         manifest = self.results.manifest
         return self.judged == self.total and (manifest is None or manifest.finished is not None)
 
     @property
     def unfinished_words(self) -> str:
-        """What is wrong with using its figures; empty for a finished run."""
+        """Warning about the figures of an unfinished run; empty for a finished one."""
         if self.finished:
             return ""
         if self.judged == self.total:
@@ -92,11 +92,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What the precedents alone say: runs with the same library have the same.
+    """Vote of the precedents alone; runs with the same library share it.
 
     Attributes:
-        labels: Of the runs.
-        card: Of the first of them.
+        labels: Labels of the runs.
+        card: Score card of the first of them.
         rates: Over the memes with a vote.
     """
 
@@ -112,12 +112,12 @@ class Table:
     Attributes:
         key: Names it within the page.
         dataset: Id.
-        title: Of the data set.
-        split: Of the data set.
+        title: Title of the data set.
+        split: Split of the data set.
         protocol: Which one.
         rows: In the order in which the runs were given.
-        contrasts: What each run is held against.
-        remarks: What the figures can and can't be taken for, in sentences.
+        contrasts: Contrasts of each run.
+        remarks: Limits of the figures, in sentences.
     """
 
     key: str
@@ -131,7 +131,7 @@ class Table:
 
     @property
     def protocol_words(self) -> str:
-        """What the protocol means."""
+        """Meaning of the protocol in words."""
         return PROTOCOLS[self.protocol]
 
     @property
@@ -151,7 +151,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class WrongVerdict:
-    """What one run said wrongly of a meme."""
+    """Wrong verdict of one run on a meme."""
 
     run: RunView
     fault: Fault
@@ -182,7 +182,7 @@ class WrongMeme:
 
     Attributes:
         key: Names it within the page.
-        meme: With its gold label.
+        meme: Meme with its gold label.
         verdicts: The wrong ones, in the order of the runs.
         right: Runs that were right.
         pictures: JPEG files, one a frame; empty where none is kept or none was asked for.
@@ -196,7 +196,7 @@ class WrongMeme:
 
     @property
     def worst(self) -> Fault:
-        """By which it is listed."""
+        """Worst fault, by which the meme is listed."""
         return min(verdict.fault for verdict in self.verdicts)
 
     @property
@@ -213,12 +213,12 @@ class Group:
 
     Attributes:
         key: Names it within the page.
-        title: Of the data set.
-        split: Of the data set.
+        title: Title of the data set.
+        split: Split of the data set.
         runs: On it.
         tables: One a protocol.
-        published: What others report on the data set, whatever their split and protocol.
-        caveats: What has to be known before those are held against ours.
+        published: Published figures on the data set, whatever their split and protocol.
+        caveats: Caveats of comparing those with ours.
         wrong: The worst first.
         unscored: Runs and protocols that leave nothing to score, in sentences.
     """
@@ -253,7 +253,7 @@ class Report:
 
     @property
     def unfinished(self) -> tuple[RunView, ...]:
-        """Those whose figures will change."""
+        """Runs that are not finished, so that their figures will change."""
         return tuple(run for run in self.runs if not run.finished)
 
 
@@ -263,10 +263,10 @@ async def gather(
     """Scores, compares and looks up everything that a report says.
 
     Args:
-        results: Of runs, or of predictions from elsewhere; of any data sets.
-        records: Whether the records of wrong verdicts are read.
-        pictures: Whether their pictures are, too.
-        resamples: Of every bootstrap.
+        results: Results of runs, or predictions from elsewhere; of any data sets.
+        records: True to read the records of wrong verdicts.
+        pictures: True to read their pictures too.
+        resamples: Number of resamples of every bootstrap.
 
     Raises:
         BadRequest: There is nothing to report on, or a run can't be read.
@@ -292,7 +292,7 @@ def runs_below(path: Path) -> tuple[Path, ...]:
     """The run that a folder is, or the runs that stand in it, by name.
 
     Raises:
-        BadRequest: It is none, and there are none in it.
+        BadRequest: The folder is no run, and contains none.
     """
     if (path / MANIFEST).exists():
         return (path,)

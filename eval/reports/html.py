@@ -35,7 +35,7 @@ def _title(groups: Sequence[Group]) -> str:
 
 
 def _figures_of(table: Table) -> dict[str, Any]:
-    """Of one table: figures over all runs, and by run."""
+    """Draws the figures of one table: over all runs, and by run."""
     from eval.reports import figures
 
     bars = [

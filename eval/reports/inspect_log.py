@@ -49,7 +49,7 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
     """Writes the log.
 
     Args:
-        results: Of a run; memes that were not judged yet are samples with an error.
+        results: Results of a run; memes that were not judged yet are samples with an error.
         trials: Its records.
         target: The file, ``….eval`` (compressed) or ``….json``.
 

@@ -49,9 +49,9 @@ def render(template: str, *, package: str = _OURS, style: str = "", **values: An
     Args:
         template: Its file. It stands for itself, with ``{{ style }}`` and ``{{ script }}`` within their elements and
             their digests, ``{{ style_digest }}`` and ``{{ script_digest }}``, in its security policy.
-        package: Whose ``templates`` it is looked for in first, then those of the benchmark's report.
+        package: Package whose ``templates`` are searched first, then those of the benchmark's report.
         style: A file of further rules, found likewise; none where empty.
-        values: What the template needs besides; a name that it does not find is an error.
+        values: Values that the template needs besides; an unknown name is an error.
 
     Raises:
         NotLoaded: jinja2 or matplotlib is not installed.
@@ -123,5 +123,5 @@ def _own(text: str) -> Any:
 
 
 def _source(text: str) -> str:
-    """By which the page's security policy knows it."""
+    """Returns the source's hash for the page's security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

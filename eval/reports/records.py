@@ -1,4 +1,4 @@
-"""What a report takes from a run's docket: the records of wrong verdicts, and their pictures made small."""
+"""Records of wrong verdicts from a run's docket, with their pictures made small."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PRECEDENT_SIDE = 112
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What was found for some trials of a run.
+    """Records of some trials of a run.
 
     Attributes:
-        records: By trial id.
+        records: Records by trial id.
         frames: JPEG files by SHA-256 of a picture's pixels: its representative frames, in order.
         precedents: JPEG files by id of a precedent, where the run's library keeps its picture.
         missing: Why there is no record at all; empty where there are.
@@ -49,7 +49,7 @@ async def read_records(root: Path, trials: Sequence[str], *, pictures: bool) -> 
     Args:
         root: The run's directory.
         trials: Ids.
-        pictures: Whether pictures are wanted, too.
+        pictures: True to read pictures too.
     """
     from serving.docket.open import Docket
 

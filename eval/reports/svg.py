@@ -97,7 +97,7 @@ def themed(figure: Figure, name: str, label: str) -> str:
     Args:
         figure: Drawn within :func:`drawing`, which must still be open.
         name: Unique in the page; ids begin with it.
-        label: What is to be seen, for those who can't.
+        label: Text alternative of the figure.
     """
     out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None})

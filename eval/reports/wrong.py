@@ -11,7 +11,7 @@ from eval.runs.results import NOT_JUDGED, Judged, Results
 
 
 class Fault(IntEnum):
-    """How a verdict is wrong, in the order in which they are listed."""
+    """Kind of wrong verdict, in the order of the list."""
 
     MISSED = 0
     """Harmful, and said not to be."""
@@ -35,7 +35,7 @@ _TITLES = {
 
 
 def fault_of(meme: JudgedMeme, prediction: Prediction) -> Fault | None:
-    """What is wrong with what was said of a meme; None where nothing is.
+    """Returns the fault of a prediction; None if it is right.
 
     A meme that was not judged (yet) is no wrong verdict: how many there are is told beside.
     """

@@ -36,10 +36,10 @@ class Attempt:
         house: The court, with the docket that records are kept in.
         calls: The store of calls; None where no model is asked.
         dataset: Id of the data set.
-        procedure: How memes are tried.
-        seed: Of the run.
-        server: What model servers are called in the store of calls; their addresses where empty.
-        retry_failed: Whether a trial that failed for a passing reason is taken up again.
+        procedure: Procedure of the trials.
+        seed: Seed of the run.
+        server: Name of the model servers in the store of calls; their addresses if empty.
+        retry_failed: True to retry trials that failed for a passing reason.
     """
 
     house: TrialExecutor
@@ -53,10 +53,10 @@ class Attempt:
     async def try_meme(
         self, meme: JudgedMeme, known: TrialRecord | None, picture: Callable[[], Awaitable[bytes | None]]
     ) -> tuple[Prediction, bool]:
-        """What came of a meme, and whether that is for want of something that may come back.
+        """Tries a meme; returns its prediction, and whether it failed for want of something that may come back.
 
         Args:
-            meme: What to try.
+            meme: Meme to try.
             known: The record of its last trial in this run; None where there was none.
             picture: Reads its picture's file, if it is needed; None where there is no such file.
 
@@ -81,7 +81,7 @@ class Attempt:
         return prediction_of(meme, record, stored=hits.count), failure is not None and failure.retryable
 
     def to_be_resumed(self, record: TrialRecord) -> bool:
-        """Whether a trial is not over, or its end was none."""
+        """True if a trial is not over, or ended in a failure to be retried."""
         if record.state is not TrialState.FAILED:
             return record.state is TrialState.OPEN
         failed = record.last(TrialFailed)
@@ -133,10 +133,10 @@ class Attempt:
 
 
 def may_pass(failed: TrialFailed) -> bool:
-    """Whether the reason of a failure may not be there another time."""
+    """True if the reason of a failure may be gone another time."""
     return failed.retryable or failed.reason == _OURS
 
 
 def ends_the_run(cause: CourtError) -> bool:
-    """Whether it is the run's own files that are at fault, and not the trial."""
+    """True if the run's own files are at fault, and not the trial."""
     return isinstance(cause, CallsError | DocketError) or cause.reason.startswith("DOCKET_")

@@ -23,7 +23,7 @@ from retrieval.precedents.finder import LibraryFinder
 
 
 class Control(StrEnum):
-    """What is altered."""
+    """Control condition: the altered part of the court."""
 
     RANDOM = "random precedents"
     """Precedents are drawn at random from the library, shown with their true similarities."""
@@ -38,8 +38,8 @@ class RandomFinder:
     """Finds precedents at random, the same ones for the same meme, and says truly how like it they are.
 
     Attributes:
-        finder: What is drawn from.
-        seed: Of the draw, with the meme's picture.
+        finder: Finder whose library is drawn from.
+        seed: Seed of the draw, together with the meme's picture.
     """
 
     finder: LibraryFinder
@@ -47,7 +47,7 @@ class RandomFinder:
 
     @property
     def library(self) -> LibraryIdentity:
-        """What is drawn from; its name says how."""
+        """Identity of the library that is drawn from; its name says that it is random."""
         identity = self.finder.library
         return identity.model_copy(update={"name": f"{identity.name}, drawn at random (seed {self.seed})"})
 
@@ -61,7 +61,10 @@ class RandomFinder:
         tally: int,
         alpha: float | None,
     ) -> Findings:
-        """As :class:`court.ports.PrecedentFinder`; the exhibits are drawn, and so is the tally, which holds them."""
+        """Finds precedents as :class:`court.ports.PrecedentFinder`, but draws the exhibits and the tally.
+
+        The tally contains the exhibits.
+        """
         ids = self.finder.ids
         # By the picture, which is the same whatever is searched with: the summaries may be part of the query.
         of_meme = hashlib.sha256((pixels_sha256 or text).encode()).digest()
@@ -94,7 +97,7 @@ class RandomFinder:
         )
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
-        """As :class:`court.ports.PrecedentFinder`."""
+        """Reads pictures as :class:`court.ports.PrecedentFinder`."""
         return await self.finder.pictures(ids)
 
 
@@ -103,8 +106,8 @@ def with_control(court: Court, control: str, seed: int) -> Court:
 
     Args:
         court: Over a finder of ours.
-        control: Of :class:`Control`, or empty.
-        seed: Of what is drawn at random.
+        control: Value of :class:`Control`, or empty.
+        seed: Seed of the random draws.
 
     Raises:
         BadRequest: There is no such control, or the library is not one for it.

@@ -1,4 +1,4 @@
-"""What a run has to say of the software and the machine that it was held with."""
+"""Environment of a run: its software and machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def commit() -> str:
-    """Of the source tree that this package lies in, ``+`` appended where it was changed; empty where it is not one.
+    """Returns the commit of this package's source tree, with ``+`` if it was changed; empty outside of one.
 
     Installed into an environment below somebody else's repository it lies in a work tree, too; only what that one keeps
     track of is of its commit.
@@ -36,7 +36,7 @@ def python() -> str:
 
 
 def _git(where: Path, *arguments: str) -> str | None:
-    """What git says; None where it says no, or is not there."""
+    """Runs git and returns its output; None if it fails, or is not there."""
     try:
         said = subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -49,7 +49,7 @@ class Excluded(_Stored):
 
 
 class RunManifest(_Stored):
-    """What a run is. Written before the first trial; ``finished`` and ``interruptions`` are all that changes."""
+    """Description of a run. Written before the first trial; only ``finished`` and ``interruptions`` change."""
 
     format: int = FORMAT
     name: str
@@ -120,7 +120,7 @@ class RunFolder:
         return self.root.name
 
     def manifest(self) -> RunManifest:
-        """What the run is. Raises BadRequest if there is none, or none of this format."""
+        """Reads the run's manifest. Raises BadRequest if there is none, or none of this format."""
         try:
             return RunManifest.model_validate_json((self.root / MANIFEST).read_bytes())
         except FileNotFoundError:
@@ -133,15 +133,15 @@ class RunFolder:
             ) from None
 
     def memes(self) -> tuple[JudgedMeme, ...]:
-        """What is judged, in order. Raises BadRequest if a line can't be read."""
+        """Reads the judged memes, in order. Raises BadRequest if a line can't be read."""
         return tuple(self._read(MEMES, JudgedMeme))
 
     def excluded(self) -> tuple[Excluded, ...]:
-        """What was left out of the precedents; nothing where none was looked for."""
+        """Reads the memes left out of the precedents; empty if none were looked for."""
         return tuple(self._read(EXCLUDED, Excluded)) if (self.root / EXCLUDED).exists() else ()
 
     def predictions(self) -> tuple[Prediction, ...]:
-        """What was said so far. A last line that a crash cut is passed over: its meme is judged again."""
+        """Reads the predictions so far. Skips a last line that a crash cut: its meme is judged again."""
         return tuple(self._read(PREDICTIONS, Prediction, torn=True)) if (self.root / PREDICTIONS).exists() else ()
 
     def write_manifest(self, manifest: RunManifest) -> None:

@@ -28,11 +28,11 @@ from eval.runs.prediction import Cost, Outcome, Prediction, SideCourse
 
 
 def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> Prediction:
-    """What a trial that is over said of a meme.
+    """Builds the prediction of a meme from its finished trial.
 
     Args:
-        meme: What was tried.
-        record: Of its trial.
+        meme: Meme of the trial.
+        record: Record of its trial.
         stored: Calls that came out of the store of calls.
 
     Raises:
@@ -74,10 +74,10 @@ def level_of(verdict: Verdict) -> Level | None:
 
 
 def cost_of(record: TrialRecord, stored: int = 0) -> Cost:
-    """What a trial took, by its record: calls that no verdict rests on included.
+    """Computes the cost of a trial from its record, calls that no verdict rests on included.
 
     Args:
-        record: Of a trial that is over.
+        record: Record of a finished trial.
         stored: Calls that came out of the store of calls, as far as this process knows.
     """
     told = calls_of(record)
@@ -155,7 +155,7 @@ def calls_of(record: TrialRecord) -> list[tuple[ModelCall, int]]:
 
 
 def _seconds(record: TrialRecord) -> float:
-    """Of the trial itself: the time in which nobody held it, until it was taken up again, does not count."""
+    """Returns the trial's own seconds: the time until an interrupted trial was resumed does not count."""
     total, before = 0.0, record.opened.at
     for event in record.events:
         if isinstance(event, AFTERWARDS):

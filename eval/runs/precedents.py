@@ -47,7 +47,7 @@ SHUFFLED = "shuffled labels"
 
 
 class _Prepared(BaseModel):
-    """What lies beside a prepared library, so that a run that is taken up again finds the same one."""
+    """Description beside a prepared library, so that a resumed run finds the same one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -66,7 +66,7 @@ class Prepared:
         library: The precedents that are left.
         excluded: The others, in the order of the train split.
         nearness: From where on they were too near.
-        notes: What else should be known of the library, in sentences without any of the memes.
+        notes: Further notes on the library, in sentences without any of the memes.
     """
 
     library: Library
@@ -82,7 +82,7 @@ class Prepared:
 
     @property
     def checked(self) -> dict[str, JsonValue]:
-        """How it was checked, for the manifest."""
+        """Returns the outcome of its check for the manifest."""
         return self.nearness.model_dump(mode="json")
 
 
@@ -106,16 +106,16 @@ async def prepare_precedents(
     Args:
         place: Directory of the library; ``place``.json beside it says how it was made and what was left out.
         train: The train split.
-        judged: What it will be used for.
+        judged: Memes that it will be used to judge.
         pictures: Folder of the judged memes' pictures; None where there are none.
-        encoder: What it is searched with.
+        encoder: Encoder that it is searched with.
         reader: Decodes pictures.
         shuffled_labels: Seed by which the labels are permuted among the precedents (a control); None to leave them.
         nearness: From where on a precedent is too near; the defaults if not given.
         cache: Directory of libraries of whole train splits, which runs share; ``train-libraries`` beside ``place``.
-        name: What people call the library; the sources' names if not given.
+        name: Name of the library; the sources' names if not given.
         progress: Told the step and how far it is.
-        compared_by: What tells near-duplicates, see :func:`comparing`; ``encoder`` if not given.
+        compared_by: Encoder that detects near-duplicates, see :func:`comparing`; ``encoder`` if not given.
 
     Raises:
         BadRequest: A source can't be read, nothing is left of it, or ``place`` holds a library for something else.
@@ -203,8 +203,8 @@ def read_prepared(place: Path, encoder: Encoder) -> Prepared:
     """A library that was prepared before.
 
     Raises:
-        BadLibrary: It is missing, damaged or made with another encoder.
-        BadRequest: It was not made by :func:`prepare_precedents`: nobody knows whether it was checked.
+        BadLibrary: The library is missing, damaged or made with another encoder.
+        BadRequest: The library was not made by :func:`prepare_precedents`, so that its check is unknown.
     """
     library = Library.open(place, encoder.identity)
     kept = _read(place)
@@ -212,7 +212,7 @@ def read_prepared(place: Path, encoder: Encoder) -> Prepared:
 
 
 def comparing(encoder: Encoder) -> Encoder:
-    """What tells near-duplicates where this one searches: the built-in encoder, which the thresholds were measured of.
+    """Returns the encoder that detects near-duplicates: the built-in one, for which the thresholds were measured.
 
     So the same precedents are left out whatever they are searched by, and runs with several encoders can be compared.
     """
@@ -319,7 +319,7 @@ async def _compare(
     nearness: LeakThresholds,
     tell: Progress,
 ) -> tuple[list[Excluded], Leaks]:
-    """What is too near, in the order of the precedents, and all that was found."""
+    """Finds precedents too near to judged memes, in the order of the precedents, and the full report."""
     # The label plays no part here: it only makes a row complete.
     rows = [
         Row(

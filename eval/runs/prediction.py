@@ -1,4 +1,4 @@
-"""What a system said of one meme: the one form in which runs, scores, reports and comparisons exchange it."""
+"""Prediction: a system's answer for one meme, the one form in which runs, scores and reports exchange it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eval.datasets.protocol import Level
 
 
 class Outcome(StrEnum):
-    """What came of a meme."""
+    """Outcome for a meme."""
 
     HARMFUL = "HARMFUL"
     NOT_HARMFUL = "NOT_HARMFUL"
@@ -26,7 +26,7 @@ class Outcome(StrEnum):
 
 
 class Cost(BaseModel):
-    """What one meme cost, in the model server's own figures.
+    """Cost of one meme, in the model server's own figures.
 
     A reply that came out of the run's store of calls is counted like any other: it is what the trial takes, not what
     this machine happened to pay. ``stored`` says how many those were.
@@ -48,7 +48,7 @@ class Cost(BaseModel):
 
 
 class SideCourse(BaseModel):
-    """How one side's examination went."""
+    """Course of one side's examination."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""How far a run is, told to whoever waits for it: a bar in a terminal, a line now and then in a log."""
+"""Progress of a run: a bar in a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _EVERY_S = 30.0
 
 @dataclass(slots=True)
 class Tally:
-    """What a run has come to so far.
+    """Tally of a run so far.
 
     Attributes:
         protocol: Under which verdicts are counted as right; memes that it drops are passed over.
         total: Memes to be judged.
-        before: Of ``done``, those that were there when this process began.
+        before: Number of ``done`` that were there when this process began.
         done: Memes that have a prediction.
-        kept: Of those, the ones that the protocol keeps.
-        decided: Of those, the ones with a class.
-        right: Of those, the ones with the right class.
+        kept: Number of those that the protocol keeps.
+        decided: Number of those with a class.
+        right: Number of those with the right class.
         failed: Predictions that there is none of.
-        calls: Of models, stored ones included.
-        stored: Of those, the ones that did not have to be made.
+        calls: Number of model calls, stored ones included.
+        stored: Number of those that were served from the store.
         tokens: In and out.
-        began: When this process began, by :func:`time.monotonic`.
+        began: Start of this process, by :func:`time.monotonic`, in seconds.
     """
 
     protocol: Protocol
@@ -70,7 +70,7 @@ class Tally:
         """Rate, time left, tokens, accuracy and coverage.
 
         Args:
-            now: By :func:`time.monotonic`.
+            now: Current time by :func:`time.monotonic`, in seconds.
         """
         fresh, seconds = self.done - self.before, now - self.began
         parts = []
@@ -94,10 +94,10 @@ class Progress:
     """Is told how far a run is, and says nothing of it. Others say it."""
 
     def tell(self, sentence: str) -> None:
-        """What takes long, or has to be known."""
+        """Reports a long step, or something to know, in a sentence."""
 
     def step(self, name: str, done: int, total: int) -> None:
-        """How far a step of the preparation is."""
+        """Reports the progress of a step of the preparation."""
 
     def begin(self, tally: Tally) -> None:
         """Memes are judged from here on."""
@@ -121,7 +121,7 @@ class Lines(Progress):
         """Says nothing yet.
 
         Args:
-            say: Where lines go.
+            say: Function that prints a line.
             every_s: Seconds between two.
             now: The time, in seconds.
         """
@@ -200,13 +200,13 @@ class Bar(Progress):
         self._bars.console.print(sentence, markup=False, highlight=False)
 
     def step(self, name: str, done: int, total: int) -> None:
-        """As a bar of its own."""
+        """Shows the step as a bar of its own."""
         if name not in self._preparing:
             self._preparing[name] = self._bars.add_task(name, total=total, words="")
         self._bars.update(self._preparing[name], completed=done, total=total)  # type: ignore[arg-type]
 
     def begin(self, tally: Tally) -> None:
-        """As the bar."""
+        """Starts the bar."""
         self._judging = self._bars.add_task("judged", total=tally.total, completed=tally.done, words="")
 
     def judged(self, tally: Tally) -> None:
@@ -230,8 +230,8 @@ def watching(say: Callable[[str], None], *, stderr: bool = True) -> Iterator[Pro
     """A bar where somebody watches, lines where nobody does.
 
     Args:
-        say: Where lines go.
-        stderr: Whether the bar stands on standard error, so that figures on standard output can be piped.
+        say: Function that prints a line.
+        stderr: True if the bar stands on standard error, so that figures on standard output can be piped.
     """
     console = Console(stderr=stderr)
     if not console.is_terminal:

@@ -54,8 +54,8 @@ async def connected(address: str, *, workers: int = 0, concurrency: int) -> Asyn
     """A Ray cluster, for as long as the context lasts; nothing of it is started or shut down but what is ours.
 
     Args:
-        address: Of its head, ``HOST:PORT``.
-        workers: How many are to judge; 0 for one on every node that has a processor to lend.
+        address: Address of its head, ``HOST:PORT``.
+        workers: Number of workers; 0 for one on every node that has a processor to lend.
         concurrency: Memes on trial at once, over all workers; each has one at least.
 
     Raises:
@@ -146,7 +146,7 @@ class Cluster:
     """A cluster that this process is connected to.
 
     Attributes:
-        workers: How many judge.
+        workers: Number of workers.
         each: Memes on trial at once with each of them.
     """
 
@@ -164,16 +164,16 @@ class Cluster:
         settings: Settings,
         control: str,
     ) -> AsyncGenerator[tuple[JudgedMeme, Prediction, bool], None]:
-        """What came of each meme, in the order in which they were done; its record is in the docket by then.
+        """Yields the outcome of each meme as it is done; its record is in the docket by then.
 
         Args:
-            memes: What to judge.
-            trier: As it would be done here; its docket is the run's.
+            memes: Memes to judge.
+            trier: Local form of the attempt; its docket is the run's.
             known: Records of trials that were cut off, by the meme's id.
             pictures: Files of the memes' pictures, likewise.
             calls: File of the store of calls.
-            settings: Of the court, with the library's directory.
-            control: What is altered; empty for nothing.
+            settings: Settings of the court, with the library's directory.
+            control: Control condition; empty for none.
 
         Yields:
             The meme, its prediction, and whether it failed for want of something that may come back.
@@ -255,12 +255,11 @@ async def _order(meme: JudgedMeme, known: TrialRecord | None, trials: TrialReade
 async def received(
     answers: AsyncIterator[str], waiting: dict[str, JudgedMeme], writer: TrialWriter
 ) -> AsyncGenerator[tuple[JudgedMeme, Prediction, bool], None]:
-    """What came of each meme, once; its record is in the docket by then.
+    """Yields the outcome of each meme once; its record is in the docket by then.
 
     Args:
-        answers: Of workers, :class:`eval.runs.ray_worker.TaskResult` as JSON; of a meme that was tried again there may
-        be
-            several.
+        answers: Answers of workers, :class:`eval.runs.ray_worker.TaskResult` as JSON; several of a meme that was tried
+            again.
         waiting: Memes that there is no answer for yet, by id; those that are answered are taken out.
         writer: Stores the trials of the run.
 

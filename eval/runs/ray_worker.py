@@ -1,4 +1,4 @@
-"""What runs on the nodes of a Ray cluster: a court that judges memes, and the desk that it leans on.
+"""Worker of a Ray cluster: a court that judges memes, and the driver that it reports to.
 
 Nodes need not share a file system with the machine that holds the run. What a worker needs comes to it: the
 :class:`WorkerConfig` and the library once, each meme with what is known of it. The :class:`Driver` is a process on the
@@ -69,7 +69,7 @@ class JudgeTask(_Sent):
 
 
 class TaskResult(_Sent):
-    """What came of it."""
+    """Result of a task."""
 
     meme: str
     prediction: Prediction | None = None
@@ -88,20 +88,22 @@ class TaskResult(_Sent):
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a worker has to know. It holds keys: it travels as an object of Ray and is shown to nobody.
+    """Configuration of a worker.
+
+    It contains keys: it travels as an object of Ray and is shown to nobody.
 
     Attributes:
         run: Tells workers of this run from those of another; drawn anew each time.
-        settings: Of the court; paths in it are of the machine of the run, and not used.
+        settings: Settings of the court; paths in it are of the run's machine, and not used.
         policy: The file of the policy; None for MemeCourt's own.
-        procedure: How memes are tried.
+        procedure: Procedure of the trials.
         dataset: Id of the data set.
-        control: What is altered, of :class:`eval.runs.controls.Control`; empty for nothing.
-        seed: Of the run.
-        server: What model servers are called in the store of calls.
-        retry_failed: Whether trials that failed for a passing reason are taken up again.
-        fence_key: Of the store of calls; None where no model is asked.
-        facts: What the court of the run was made of (:func:`facts_of`).
+        control: Control condition of :class:`eval.runs.controls.Control`; empty for none.
+        seed: Seed of the run.
+        server: Name of the model servers in the store of calls.
+        retry_failed: True to retry trials that failed for a passing reason.
+        fence_key: Key of the store of calls; None if no model is asked.
+        facts: Composition of the run's court (:func:`facts_of`).
     """
 
     run: str
@@ -118,7 +120,7 @@ class WorkerConfig:
 
 
 def facts_of(court: Court, procedure: Procedure) -> dict[str, str]:
-    """What decides a verdict besides the meme, each thing under its name: all workers must have the same."""
+    """Lists everything besides the meme that decides a verdict, by name: all workers must have the same."""
     library = court.finder.library
     facts = {
         "MemeCourt": SOFTWARE,
@@ -161,7 +163,7 @@ class Driver:
             return None
 
     async def read(self, key: str) -> tuple[str | None, str]:
-        """What the store of calls has under a key, and what is wrong with it."""
+        """Reads a key from the store of calls; returns its value, and the fault if there is one."""
         assert self._calls is not None
         try:
             return await self._calls.read(key), ""
@@ -234,7 +236,7 @@ class _OneTrial(TrialWriter, TrialReader):
         return record
 
     def added(self) -> tuple[list[AnyEvent], list[bytes]]:
-        """What has come since: events in order, and frames of the picture that was decoded."""
+        """Returns the additions since the last call: events in order, and frames of the picture that was decoded."""
         events = [event for trial in self._events.values() for event in trial][self._before :]
         opened = next((event for event in events if isinstance(event, TrialOpened)), None)
         return events, self._frames[opened.meme.pixels_sha256] if opened else []
@@ -442,8 +444,8 @@ def clear_away(run: str = "", within_s: float = 0.0) -> None:
     """Removes what workers of this user left on this machine that are not alive any more.
 
     Args:
-        run: Whose workers are on their way out, and waited for.
-        within_s: For so many seconds.
+        run: Run whose workers are waited for while they leave.
+        within_s: Longest wait in seconds.
     """
     end = time.monotonic() + within_s
     for place in Path(tempfile.gettempdir()).glob(f"{_PLACE}*"):

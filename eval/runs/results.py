@@ -24,13 +24,13 @@ class Results:
     """Everything that was said of a split, or of the part of it that a run was limited to.
 
     Attributes:
-        name: What people call the system.
-        dataset: Of :mod:`eval.datasets.known`.
-        split: Of the data set.
+        name: Name of the system.
+        dataset: Data set of :mod:`eval.datasets.known`.
+        split: Split of the data set.
         protocols: Under which it is scored.
         judged: In the order of the split, every meme once.
-        manifest: Of the run; None for predictions from elsewhere.
-        root: Where the run lies, so that records can be looked up; None likewise.
+        manifest: Manifest of the run; None for predictions from elsewhere.
+        root: Directory of the run, for its records; None likewise.
     """
 
     name: str
@@ -72,5 +72,5 @@ def read_results(root: Path) -> Results:
 
 
 def not_judged(meme: str) -> Prediction:
-    """What stands for a meme of which nothing was said."""
+    """Builds the placeholder prediction of a meme that was not judged."""
     return Prediction(meme=meme, outcome=Outcome.FAILED, reason=NOT_JUDGED)

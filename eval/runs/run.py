@@ -64,31 +64,31 @@ _IN_A_ROW = 3  # failures per worker after which nothing is taken to be there an
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be run.
+    """Plan of a run.
 
     Attributes:
         out: The run's folder; an empty one, or one in which this run was begun.
-        name: What people call the run.
-        dataset: What is judged.
-        data: Where it lies.
+        name: Name of the run.
+        dataset: Data set to judge.
+        data: Directory of the data set.
         split: Which part of it.
-        procedure: How memes are tried.
+        procedure: Procedure of the trials.
         protocols: Under which the run is scored; the first one is shown while it runs. All memes are judged, those too
             that a protocol drops.
-        settings: Of the court: trial, models, policy, workers. Docket and library are the run's own.
+        settings: Settings of the court: trial, models, policy, workers. Docket and library are the run's own.
         limit: Judge so many memes only, as :func:`eval.datasets.sample.sample` takes them; None for all.
-        seed: Of that sample, and of replies where a temperature makes them draws.
+        seed: Seed of that sample, and of replies if a temperature makes them draws.
         concurrency: Memes on trial at once.
         calls: Store of calls that runs share; None for the run's own.
         library: Precedents that :func:`eval.runs.precedents.prepare_precedents` made before; None to have them made
             from the train split.
-        control: What is altered, of :class:`eval.runs.controls.Control`; empty for a court as it is served.
-        command: As it was called.
-        server: What to call the model servers in the store of calls; their addresses where empty. To be given where a
-            server may move and is to be taken for the same.
-        allow_missing: Whether memes without a picture fail, each by itself, instead of keeping the run from starting.
+        control: Control condition of :class:`eval.runs.controls.Control`; empty for a court as it is served.
+        command: Command line of the run.
+        server: Name of the model servers in the store of calls; their addresses if empty. Set it if a server may move
+            and is to count as the same.
+        allow_missing: True if memes without a picture fail, each by itself, instead of keeping the run from starting.
         text_only: True to judge by the texts alone, as where the pictures can't be had; for the summary procedure.
-        retry_failed: Whether memes that failed for a passing reason are tried again.
+        retry_failed: True to retry memes that failed for a passing reason.
         ray: Address of a Ray cluster that judges, ``HOST:PORT``; empty to judge in this process.
         ray_workers: Workers there; 0 for one a node.
     """
@@ -118,7 +118,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Material:
-    """What is judged.
+    """Memes and pictures of a run.
 
     Attributes:
         memes: In order.
@@ -133,7 +133,7 @@ class _Material:
     stand_in: Path | None = None
 
     def picture(self, meme: JudgedMeme) -> Path | None:
-        """Where a meme's picture is; None where it is not."""
+        """Returns the path of a meme's picture; None if it is missing."""
         if self.stand_in is not None:
             return self.stand_in
         path = picture_path(self.pictures, meme.image) if self.pictures and meme.image else None
@@ -144,7 +144,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
     """Starts a run, or takes up the one that was begun in its folder; returns when every meme has a prediction.
 
     Args:
-        plan: What to run. Taken up again, it has to be the one that was begun.
+        plan: Plan to run. For a resumed run it must equal the one that was begun.
         progress: Is told how far it is.
 
     Raises:
@@ -286,7 +286,7 @@ def _stand_in(out: Path) -> Path:
 
 
 def _settings(plan: Plan) -> Settings:
-    """Those of the court, with the run's own docket and precedents."""
+    """Returns the court's settings with the run's own docket and precedents."""
     changes: dict[str, Any] = {
         "docket": plan.out / DOCKET,
         "library": plan.library or plan.out / LIBRARY,
@@ -385,7 +385,10 @@ def _manifest(
 
 
 def _require_same_material(begun: RunManifest, folder: RunFolder, plan: Plan, material: _Material) -> None:
-    """What can be told before anything is loaded. Raises BadRequest, which names everything that differs."""
+    """Compares a resumed run with its manifest before anything is loaded.
+
+    Raises BadRequest, which names all differences.
+    """
     now = {
         "dataset": plan.dataset.id,
         "split": plan.split,
@@ -509,7 +512,7 @@ class _Judging:
         return {name: p for name, p in said.items() if not await self._may_pass(p)}
 
     async def _may_pass(self, prediction: Prediction) -> bool:
-        """Whether a failure's reason may have passed; a meme of which there was not even a trial is always tried."""
+        """True if a failure's reason may have passed; a meme without even a trial is always tried."""
         if prediction.outcome is not Outcome.FAILED:
             return False
         if not prediction.trial:

@@ -29,8 +29,8 @@ class Flip:
     Attributes:
         meme: Its id.
         harmful: Its gold label under the protocol.
-        a: What A said.
-        b: What B said.
+        a: Answer of A.
+        b: Answer of B.
     """
 
     meme: str
@@ -44,24 +44,24 @@ class Comparison:
     """A and B on the memes that both were asked about. No class is wrong here, as in the strict figures.
 
     Attributes:
-        protocol: How gold labels became two classes.
-        name_a: What people call A.
-        name_b: What people call B.
+        protocol: Protocol by which gold labels became two classes.
+        name_a: Name of A.
+        name_b: Name of B.
         n: Memes compared.
         left_out_a: Ids of memes that only A was asked about; not compared.
-        left_out_b: Likewise for B.
-        not_judged_a: Of ``n``, memes of which A has said nothing yet.
-        not_judged_b: Likewise for B.
+        left_out_b: Number of memes left out by B.
+        not_judged_a: Number of the ``n`` memes that A has not judged yet.
+        not_judged_b: Number of memes not judged by B.
         both_right: Memes that both got right.
         only_a_right: Memes that A got right and B wrong.
         only_b_right: Memes that B got right and A wrong.
         both_wrong: Memes that both got wrong.
         accuracy_a: Strict accuracy of A on these memes.
-        accuracy_b: Likewise for B.
+        accuracy_b: Accuracy of B.
         macro_f1_a: Strict macro-F1 of A on these memes.
-        macro_f1_b: Likewise for B.
+        macro_f1_b: Macro-F1 of B.
         difference_accuracy: A less B, with a 95 % interval by paired bootstrap over memes.
-        difference_macro_f1: Likewise.
+        difference_macro_f1: Difference in macro-F1, with its interval.
         mcnemar_p: Two-sided p-value of the exact McNemar test.
         needed: Smallest difference in accuracy, a share, that the test would not put down to chance if as many memes
             were right in one and wrong in the other; more than 1 where the memes are too few for any.
@@ -93,7 +93,7 @@ class Comparison:
 
     @property
     def sure(self) -> bool:
-        """Whether the difference in accuracy is more than chance would often make."""
+        """True if the difference in accuracy is larger than chance would often make it."""
         return self.mcnemar_p < SURE
 
 
@@ -181,7 +181,7 @@ def mcnemar(only_a: int, only_b: int) -> float:
 
 
 def in_words(comparison: Comparison) -> list[str]:
-    """What the comparison says and what it leaves open, in sentences."""
+    """Describes the comparison and its open questions, in sentences."""
     a, b, n = comparison.name_a, comparison.name_b, comparison.n
     sentences = [
         f"Protocol {comparison.protocol}, {_memes(n)}: {a} has an accuracy of {comparison.accuracy_a:.3f}, {b} of "

@@ -1,4 +1,4 @@
-"""How good a set of labels is, and how sure one can be of that.
+"""Metrics of labels, with intervals.
 
 Figures by scikit-learn; intervals are 95 %, by percentile bootstrap over memes (:mod:`eval.scores.resampling`).
 """
@@ -43,7 +43,7 @@ class Figure:
     """A figure with the interval that resampling the memes leaves it in.
 
     Attributes:
-        value: Of all memes.
+        value: Value over all memes.
         low: 2.5th percentile over the resamples.
         high: 97.5th percentile.
     """
@@ -55,7 +55,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class ClassScores:
-    """How well one class was told.
+    """Scores of one class.
 
     Attributes:
         name: ``not harmful`` or ``harmful``.
@@ -77,7 +77,7 @@ class Rates:
     """Figures of labels over some memes.
 
     Attributes:
-        n: Those memes.
+        n: Number of those memes.
         accuracy: Share of labels that agree with gold.
         macro_f1: Mean of the F1 of both classes.
         classes: Not harmful, harmful.
@@ -97,7 +97,7 @@ class Bin:
         low: Lowest score in it.
         high: Highest score in it.
         n: Memes in it.
-        mean_score: Of these.
+        mean_score: Mean score of these, in [0, 1].
         share_harmful: Share of these that are harmful.
     """
 
@@ -116,13 +116,13 @@ class Card:
     """All figures of one set of predictions under one protocol.
 
     Attributes:
-        protocol: How gold labels became two classes.
+        protocol: Protocol by which gold labels became two classes.
         n: Memes that are scored.
-        harmful: Of ``n``, those whose gold label is harmful.
+        harmful: Number of the ``n`` memes whose gold label is harmful.
         benign: The others.
         dropped: Memes that the protocol leaves out; not in ``n``.
-        undecided: Of ``n``, those that the system would not decide.
-        failed: Of ``n``, those of which there is no answer.
+        undecided: Number of the ``n`` memes that the system left undecided.
+        failed: Number of the ``n`` memes without an answer.
         coverage: Share of ``n`` that was given a class.
         majority: Accuracy of always saying the more frequent class.
         majority_macro_f1: Macro-F1 of the same.
@@ -133,7 +133,8 @@ class Card:
         scored: Memes with a score; those without a class can have one too.
         auroc: Area under the ROC curve over ``scored``; None unless both classes are among them.
         brier: Mean squared difference of score and gold over ``scored``; None where there is none.
-        calibration: Of ``scored``, in rising order of score, in at most :data:`BINS` bins of nearly equal numbers.
+        calibration: Calibration of ``scored``, in rising order of score, in at most :data:`BINS` bins of nearly equal
+            numbers.
         ece: Expected calibration error by these bins; None where there is none.
         levelled: Memes that have a gold level and were given one.
         mmae: Macro-averaged mean absolute error over ``levelled``, in levels; None where there is none.
@@ -338,7 +339,7 @@ class Scores:
 
     Attributes:
         n: Memes.
-        harmful: Of these, those whose gold label is harmful.
+        harmful: Number of these whose gold label is harmful.
         majority: Accuracy of always saying the more frequent label.
         accuracy: Share of labels that agree with gold.
         macro_f1: Mean of the F1 of both classes.
@@ -364,11 +365,11 @@ def score(
     """Scores labels against gold ones, with 95 % percentile bootstrap intervals over memes.
 
     Args:
-        gold: Whether each meme is harmful.
-        said: Whether it was called harmful, in the same order.
-        probabilities: Of harm, in the same order, or None.
-        resamples: Of the bootstrap.
-        seed: Of the bootstrap.
+        gold: True if each meme is harmful.
+        said: True if it was called harmful, in the same order.
+        probabilities: Probabilities of harm, in the same order, or None.
+        resamples: Number of resamples of the bootstrap.
+        seed: Seed of the bootstrap.
 
     Raises:
         ValueError: There is no meme, or the sequences differ in length.

@@ -1,4 +1,4 @@
-"""What others report on these data sets, and what a figure has to be held against.
+"""Published figures on these data sets, and the conditions for comparing with them.
 
 Only what could be read somewhere is here; ``read_in`` says where. Shares, not percent. A figure whose split, classes or
 version of the data is another can't be compared with ours: ``remark`` says what is in the way.
@@ -17,19 +17,19 @@ class PublishedRow:
     """One system's figures on one data set.
 
     Attributes:
-        dataset: Of :mod:`eval.datasets.known`.
-        split: Of the data set; empty where we could not read which.
-        protocol: How labels became two classes.
-        system: What its authors call it.
+        dataset: Dataset of :mod:`eval.datasets.known`.
+        split: Split of the data set; empty where we could not read which.
+        protocol: Protocol by which labels became two classes.
+        system: Name of the system in the publication.
         year: In which the figure was published.
         source: The paper, and the table where we know it.
-        read_in: Where we read it.
+        read_in: Publication that it was read in.
         accuracy: A share; None where it is not reported, or could not be read. So are the others.
         macro_f1: A share.
         auroc: A share.
         mmae: In levels.
         n: Memes that it was measured on; None where we could not read it.
-        remark: What keeps it from being compared.
+        remark: Obstacle to a comparison.
     """
 
     dataset: str
@@ -424,7 +424,7 @@ CAVEATS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def caveats(dataset: str) -> tuple[str, ...]:
-    """Those of one data set, to stand above its published rows."""
+    """Returns the caveats of one data set, to stand above its published rows."""
     return tuple(words for datasets, words in CAVEATS if dataset in datasets)
 
 

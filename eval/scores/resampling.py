@@ -27,8 +27,8 @@ def draw_cells(cells: Ints, resamples: int, seed: int) -> Ints:
 
     Args:
         cells: Counts, int of any shape; at least one meme.
-        resamples: How many.
-        seed: Of the generator.
+        resamples: Number of resamples.
+        seed: Seed of the generator.
 
     Returns:
         int of shape (resamples, *cells.shape); each sums up to the number of memes.
@@ -55,8 +55,8 @@ class DrawnRates:
         accuracy: Share of hits.
         macro_f1: Mean of both classes' F1.
         precision: Per class, not harmful first.
-        recall: Likewise.
-        f1: Likewise; 0 where the class is neither there nor said.
+        recall: Recall of the class; float of shape (resamples,).
+        f1: F1 of the class; 0 if the class is neither present nor predicted.
     """
 
     accuracy: Floats
@@ -98,8 +98,8 @@ def auroc_and_brier(gold: NDArray[np.bool_], scores: Floats, resamples: int, see
     Args:
         gold: bool of shape (memes,).
         scores: float of shape (memes,), probabilities of harm.
-        resamples: How many.
-        seed: Of the generator.
+        resamples: Number of resamples.
+        seed: Seed of the generator.
 
     Returns:
         AUROC, float of shape (resamples with both classes,), and Brier score, float of shape (resamples,).

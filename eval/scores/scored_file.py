@@ -57,7 +57,7 @@ _LABELS: Mapping[str, tuple[Outcome, Level | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class ScoredFile:
-    """What a file of predictions holds.
+    """Content of a file of predictions.
 
     Attributes:
         predictions: One for each meme of the split, in its order; FAILED with reason NOT_JUDGED where there is none.
@@ -72,13 +72,13 @@ class ScoredFile:
     def results(
         self, memes: Sequence[JudgedMeme], *, name: str, dataset: str, split: str, protocols: tuple[Protocol, ...]
     ) -> Results:
-        """The same beside the gold labels of ``memes``, which must be those that the file was read for."""
+        """Joins the predictions with the gold labels of ``memes``, which must be those that the file was read for."""
         judged = tuple(Judged(meme, said) for meme, said in zip(memes, self.predictions, strict=True))
         return Results(name=name, dataset=dataset, split=split, protocols=protocols, judged=judged)
 
 
 class _Fault(Exception):
-    """What is wrong with a line; its message says it without quoting the meme."""
+    """Fault in a line; its message does not quote the meme."""
 
 
 def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:

@@ -13,7 +13,7 @@ def table(rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
 
     Args:
         rows: Cells, as many in each row.
-        numbers: Whether all columns but the first are set flush right.
+        numbers: True if all columns but the first are set flush right.
     """
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(
@@ -40,7 +40,7 @@ def cards_table(cards: Sequence[tuple[str, Card]]) -> str:
     """Cards side by side, a column each: what is scored, the figures, and the baselines.
 
     Args:
-        cards: What stands over each column, and the card.
+        cards: Heading of each column, and its score card.
     """
     rows = [["", *(name for name, _ in cards)]]
 
@@ -82,7 +82,7 @@ def confusion_table(card: Card) -> str:
 
 
 def noise_in_words(card: Card) -> str:
-    """How far the strict accuracy would wander with another draw of as many memes."""
+    """Describes how far the strict accuracy would vary with another draw of as many memes."""
     points = 100 * noise(card.n, card.strict.accuracy.value)
     return (
         f"With {card.n:,} memes an accuracy of {card.strict.accuracy.value:.3f} is known to about ±{points:.1f} "

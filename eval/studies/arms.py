@@ -150,7 +150,7 @@ def arms_named(names: Sequence[str], models: Sequence[ModelOf], procedure: Proce
 
 
 class StudyManifest(BaseModel):
-    """What a study is."""
+    """Description of a study."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -172,25 +172,25 @@ class StudyManifest(BaseModel):
 
 @dataclass(frozen=True)
 class Study:
-    """What is to be studied.
+    """Plan of a study.
 
     Attributes:
         out: The study's folder.
         kind: ``ablate`` or ``sweep``.
-        dataset: What is judged.
-        data: Where it lies.
+        dataset: Data set to judge.
+        data: Directory of the data set.
         split: Which part of it.
-        procedure: How memes are tried.
+        procedure: Procedure of the trials.
         protocols: Under which it is scored.
-        settings: Of the court, before an arm alters them.
-        arms: What is compared, the reference first.
+        settings: Settings of the court, before an arm alters them.
+        arms: Arms to compare, the reference first.
         limit: Judge so many memes only.
-        seed: Of the sample, of replies, and of what controls draw.
+        seed: Seed of the sample, of replies, and of what controls draw.
         concurrency: Memes on trial at once.
-        command: As it was called.
-        server: What to call the model servers in the store of calls.
-        allow_missing: Whether memes without a picture fail, each by itself.
-        retry_failed: Whether memes that failed for a passing reason are tried again.
+        command: Command line of the study.
+        server: Name of the model servers in the store of calls.
+        allow_missing: True if memes without a picture fail, each by itself.
+        retry_failed: True to retry memes that failed for a passing reason.
     """
 
     out: Path
@@ -211,7 +211,7 @@ class Study:
     retry_failed: bool = False
 
     def manifest(self) -> StudyManifest:
-        """What is kept of it."""
+        """Returns the stored description of the study."""
         return StudyManifest(
             created=datetime.now(UTC),
             kind=self.kind,

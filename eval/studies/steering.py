@@ -1,4 +1,4 @@
-"""How much of some texts the detector of steering flags. Counts only: nothing of a text comes out of here."""
+"""Share of texts that the steering detector flags. Reports counts only, and nothing of a text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMS = frozenset({SignalKind.IMITATES_CONTROL_TOKENS, SignalKind.HIDDEN_TEXT, S
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How many of ``n`` texts, with the exact 95 % interval of their share (Clopper and Pearson, 1934)."""
+    """Share of ``n`` texts, with its exact 95 % interval (Clopper and Pearson, 1934)."""
 
     flagged: int
     n: int
@@ -42,12 +42,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class SteeringReport:
-    """What the detector says of some texts.
+    """Report of the detector on some texts.
 
     Attributes:
-        flagged: With a sign of any kind.
-        in_words: With one that is not told by its form alone (:data:`FORMS`).
-        kinds: With one of that kind.
+        flagged: Share of texts with a sign of any kind.
+        in_words: Share of texts with a sign that is not recognised by its form alone (:data:`FORMS`).
+        kinds: Share of texts with a sign of that kind.
         left_out: Rows that could not be read.
     """
 
@@ -61,8 +61,8 @@ def measure_steering(paths: Iterable[Path]) -> SteeringReport:
     """Asks the detector about every text of some files.
 
     Args:
-        paths: Of memes in any format that precedents are built from, of texts line by line (``.txt``), or of one JSON
-            array of texts (``.json``).
+        paths: Paths of memes in any format that precedents are built from, of texts line by line (``.txt``), or of one
+            JSON array of texts (``.json``).
 
     Raises:
         BadRequest: A file can't be read, or there is no text in any.
@@ -79,7 +79,7 @@ def measure_steering(paths: Iterable[Path]) -> SteeringReport:
 
 
 def report_of(texts: Iterable[str], left_out: int = 0) -> SteeringReport:
-    """What the detector says of texts. Raises ValueError where there are none."""
+    """Runs the detector on texts. Raises ValueError if there are none."""
     counts: Counter[SignalKind] = Counter()
     n = flagged = in_words = 0
     for text in texts:

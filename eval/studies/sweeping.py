@@ -35,7 +35,7 @@ class Candidate:
         macro_f1: Strict, with a 95 % interval by bootstrap over memes.
         accuracy: Strict.
         coverage: Share of the memes with a class.
-        behind: How far the best is ahead of it in macro-F1, paired bootstrap; 0 for the best itself.
+        behind: Lead of the best over it in macro-F1, paired bootstrap; 0 for the best itself.
     """
 
     run: str
@@ -47,19 +47,20 @@ class Candidate:
 
     @property
     def within_noise(self) -> bool:
-        """Whether the split can't tell it from the best."""
+        """True if the split can't tell it from the best."""
         return self.behind.low <= 0
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What came of a sweep under one protocol.
+    """Result of a sweep under one protocol.
 
     Attributes:
-        protocol: How gold labels became two classes.
+        protocol: Protocol by which gold labels became two classes.
         n: Memes.
         candidates: Best first.
-        flattered_by: What the best one's macro-F1 owes to its having been picked as the best of all, by bootstrap.
+        flattered_by: Share of the best one's macro-F1 that is due to its having been picked as the best of all, by
+            bootstrap.
     """
 
     protocol: Protocol
@@ -149,10 +150,10 @@ def rank(
 
     Args:
         runs: On the same memes.
-        protocol: How gold labels become two classes.
+        protocol: Protocol by which gold labels become two classes.
         thresholds: On scores, in [0, 1]; none needed.
-        resamples: Of the bootstrap.
-        seed: Of the bootstrap.
+        resamples: Number of resamples of the bootstrap.
+        seed: Seed of the bootstrap.
 
     Raises:
         BadRequest: The runs are not of the same memes, or those are too few of a kind to choose anything by.

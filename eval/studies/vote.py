@@ -1,4 +1,4 @@
-"""What the precedents' vote is worth on labelled memes that the library has not seen."""
+"""Worth of the precedents' vote on labelled memes that the library has not seen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SPARE = 75
 
 @dataclass(frozen=True, slots=True)
 class VoteReport:
-    """What a library's vote is worth.
+    """Worth of a library's vote.
 
     Attributes:
         library: Digest of the library.
@@ -45,10 +45,10 @@ class VoteReport:
         same_text: Memes whose own text stands in the library.
         without_picture: Memes that were judged by their text alone: no pictures were given, or theirs can't be read.
         problems: Rows that could not be used.
-        protocol: How the memes' labels became two classes.
+        protocol: Protocol by which the memes' labels became two classes.
         dropped: Memes that the protocol drops; they are not judged.
-        precedents: That voted.
-        precedents_dropped: That did not, because the protocol drops their label too.
+        precedents: Number of precedents that voted.
+        precedents_dropped: Number of precedents that did not vote, because the protocol drops their label too.
     """
 
     library: str
@@ -78,9 +78,9 @@ async def measure_vote(
         place: The library.
         source: The memes.
         protocol: ``MERGED``, or ``EXTREME`` to drop memes that are somewhat harmful.
-        drop_precedents: Whether precedents of the labels that the protocol drops give no vote either; the rest is then
+        drop_precedents: True if precedents of the labels that the protocol drops give no vote either; the rest is then
             calibrated anew. The court's paper drops the label entirely; a court in use would keep what it knows.
-        seed: Of the bootstrap.
+        seed: Seed of the bootstrap.
         progress: Told how many memes of how many are judged.
 
     Raises:
@@ -112,10 +112,10 @@ NEAR_TEXT = 0.95
 
 @dataclass(frozen=True, slots=True)
 class PlainVote:
-    """What the majority of the nearest precedents is worth, each counting the same.
+    """Worth of an unweighted majority of the nearest precedents.
 
     Attributes:
-        k: How many vote.
+        k: Number of voters.
         scores: Over all memes, however far their precedents are.
     """
 
@@ -125,7 +125,7 @@ class PlainVote:
 
 @dataclass(frozen=True, slots=True)
 class PlainVotes:
-    """The same memes by several numbers of voters.
+    """Unweighted votes on the same memes by number of voters.
 
     Attributes:
         votes: In the order that they were asked for.
@@ -156,10 +156,10 @@ async def measure_plain_votes(
         place: The library.
         source: The memes.
         ks: Odd numbers of voters, so that there is no tie.
-        without_near: Whether precedents that are the same as the meme or nearly so give no vote: see
+        without_near: True to exclude precedents that are near-duplicates of the meme: see
             :meth:`retrieval.precedents.finder.LibraryFinder.find`; and where no pictures are compared, those whose text
             lies at :data:`NEAR_TEXT` or nearer.
-        seed: Of the bootstrap.
+        seed: Seed of the bootstrap.
         progress: Told how many memes of how many are judged.
 
     Raises:
@@ -275,10 +275,10 @@ def measure_left_out(
 
     Args:
         place: The library.
-        twins_too: Whether memes with the same picture or words are left out with it.
-        protocol: As for :func:`measure_vote`.
-        drop_precedents: Likewise.
-        seed: Of the bootstrap.
+        twins_too: True to leave out memes with the same picture or words together with it.
+        protocol: Protocol, as for :func:`measure_vote`.
+        drop_precedents: True to drop precedents, as for :func:`measure_vote`.
+        seed: Seed of the bootstrap.
 
     Raises:
         BadLibrary: The library can't be opened.
@@ -310,7 +310,7 @@ def _left_out(library: Library, twins_too: bool, protocol: Protocol, seed: int) 
 
 
 def _kept(source_label: str, protocol: Protocol) -> bool:
-    """Whether the protocol keeps memes of this label. Raises BadRequest where it knows no such label."""
+    """True if the protocol keeps memes of this label. Raises BadRequest if it knows no such label."""
     if protocol is not Protocol.EXTREME:
         return True
     if source_label not in LEVELS:

@@ -45,7 +45,7 @@ def png_of(image: Image.Image, *, level: int = 6) -> bytes:
 
 
 def read_badge(picture: bytes) -> str | None:
-    """Whose badge a picture shows; None where it shows none.
+    """Reads the badge on a picture; None if it shows none.
 
     It looks at the pixels: a patch in the middle must have about the colour of one badge, and the disc around it must
     be about white. So it holds for pictures that were scaled or compressed, and not for others.

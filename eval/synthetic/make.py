@@ -30,14 +30,14 @@ _MOST = 12_000  # memes; texts would begin to repeat
 
 
 class Layout(StrEnum):
-    """Whose files they look like."""
+    """Layout of the files, after a published data set."""
 
     HARMEME = "harmeme"
     FHM = "fhm"
 
 
 class Plant(StrEnum):
-    """What is put in on purpose."""
+    """Faults that are planted on purpose."""
 
     LEAKAGE = "leakage"
     """Memes in train that are too near to one in test: same id, same file, same picture, same text, near-duplicate."""
@@ -58,8 +58,8 @@ class SyntheticMeme:
         badge: The group whose badge its picture shows.
         level: Gold, by the hidden rule.
         family: Number of its family.
-        scene: What is drawn behind the badge.
-        seed: Of that scene.
+        scene: Scene behind the badge.
+        seed: Seed of that scene.
         planted: Why it was put in; empty for the others.
         of: Id of the meme in test that it is too near to, where it is leakage.
     """
@@ -113,12 +113,12 @@ def make(
 
     Args:
         root: A directory that is new or empty.
-        layout: Whose layout.
+        layout: Layout of the files.
         train: Memes in the train split, without planted ones.
         val: Memes in the validation split.
         test: Memes in the test split, likewise.
         seed: Another seed, other memes.
-        plant: What to put in on purpose.
+        plant: Faults to plant.
         size: Width and height of the pictures, in pixels; planted ones have the usual size.
         progress: Told how many pictures of how many are drawn.
 
@@ -168,7 +168,7 @@ def make(
 
 
 def read_key(root: Path) -> tuple[SyntheticMeme, ...]:
-    """What is known of the memes in a directory. Raises OSError where there is no key."""
+    """Reads the key of the memes in a directory. Raises OSError if there is none."""
     lines = (root / KEY).read_text("utf-8").splitlines()
     return tuple(SyntheticMeme(**{**record, "level": Level(record["level"])}) for record in map(json.loads, lines))
 
@@ -239,7 +239,7 @@ class _Planting:
 
         Args:
             others: Four memes that are near to none.
-            files: As for :meth:`leak`.
+            files: Files by name, as for :meth:`leak`.
         """
         first, second, third, fourth = others
         for meme, split in ((first, self._train), (second, self._test)):

@@ -44,16 +44,16 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """How good the model is. Shares of memes, each in [0, 1].
+    """Ability of the model: shares of memes, each in [0, 1].
 
     Attributes:
-        harmful: Of the harmful memes whose badge the Judge makes out, those that it judges rightly.
-        benign: Of the others that it makes out, likewise.
-        eyes: Of all memes, those whose badge the Judge makes out by itself.
-        description: How many more with a description that names the right badge.
-        answers: How many more with arguments that rest on what the Proposer answered.
-        arguments: How many more with arguments that rest on the description alone.
-        precedents: How many more with precedents most of which are labelled by the rule.
+        harmful: Share of the harmful memes with a recognised badge that it judges rightly.
+        benign: Share of the other memes with a recognised badge that it judges rightly.
+        eyes: Share of all memes whose badge the Judge recognises by itself.
+        description: Further share with a description that names the right badge.
+        answers: Further share with arguments that rest on the Proposer's answers.
+        arguments: Further share with arguments that rest on the description alone.
+        precedents: Further share with precedents most of which are labelled by the rule.
         seed: Another seed, other memes.
     """
 
@@ -68,7 +68,7 @@ class Ability:
 
 
 class Help(StrEnum):
-    """What arguments rest on."""
+    """Evidence that arguments rest on."""
 
     NONE = "none"
     DESCRIPTION = "description"
@@ -77,14 +77,14 @@ class Help(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a Judge has before it.
+    """Input of a Judge.
 
     Attributes:
-        text: Of the meme.
-        badge: What its pixels show; None where there is no picture, or no badge on it.
-        described: Whether a description names that badge.
-        argued: What the arguments rest on, where they name that badge and stand on the right sides.
-        follow: Whether most of the precedents that are shown are labelled by the rule; False without any.
+        text: Text of the meme.
+        badge: Badge on the picture; None if there is no picture, or no badge on it.
+        described: True if a description names that badge.
+        argued: Evidence of the arguments, if they name that badge and stand on the right sides.
+        follow: True if most of the precedents that are shown are labelled by the rule; False without any.
     """
 
     text: str
@@ -96,12 +96,13 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What the Judge makes of it.
+    """Opinion of the Judge.
 
     Attributes:
-        level: What it says.
-        seen: Whether it made out the badge; else it goes by the text alone, and holds every bad word for an attack.
-        probability: Of harm, as it would say.
+        level: Level of harm that it gives.
+        seen: True if it recognised the badge; otherwise it goes by the text alone, and takes every bad word for an
+            attack.
+        probability: Probability of harm that it would give.
     """
 
     level: Level
@@ -147,16 +148,16 @@ def expected(
     stance_from_start: bool = True,
     precedents: Iterable[tuple[str, str | None, bool]] = (),
 ) -> Opinion:
-    """What the Judge of a full trial with these settings will say of a meme.
+    """Predicts the reply of the Judge of a full trial with these settings.
 
     Args:
-        text: Of the meme.
-        badge: Of the group whose badge its picture shows.
+        text: Text of the meme.
+        badge: Group whose badge its picture shows; None without one.
         ability: The model's, of all roles.
         dull: One call of the Judge with the meme alone.
-        advocates: Whether it hears arguments.
-        captioner: Whether the advocates ask questions.
-        stance_from_start: Whether they know their side when they ask.
+        advocates: True if it hears arguments.
+        captioner: True if the advocates ask questions.
+        stance_from_start: True if they know their side when they ask.
         precedents: Text, badge (None without its picture) and label (harmful?) of each that is shown.
     """
     if dull:
@@ -171,7 +172,7 @@ def expected(
 
 
 def rounds_of(text: str) -> int:
-    """How many rounds an examination takes until its summary stays the same, where settings don't end it before."""
+    """Returns the number of rounds until a summary stays the same, unless settings end the examination before."""
     return 2 + int(4 * _chance(0, "rounds", text, ""))
 
 
@@ -183,7 +184,7 @@ def _chance(seed: int, what: str, text: str, badge: str) -> float:
 
 
 def _follow(precedents: Iterable[tuple[str, str | None, bool]]) -> bool:
-    """Whether most precedents are labelled as the rule has it, as far as can be seen of them."""
+    """True if most precedents are labelled by the rule, as far as can be seen of them."""
     kept = []
     for text, badge, harmful in precedents:
         claim = claim_of(text)
@@ -276,8 +277,8 @@ def oracle(ability: Ability = Ability(), *, name: str = "oracle") -> ScriptedMod
     """A chat model that speaks as the oracle; it also counts its calls.
 
     Args:
-        ability: How good it is.
-        name: What it is called; a lesser one should have another.
+        ability: Ability of the oracle.
+        name: Name of the oracle; a lesser one should have another.
     """
     speaker = Oracle(ability)
 
@@ -307,7 +308,7 @@ def _among(words: Sequence[str], wanted: str | None) -> str:
 
 
 def _fenced(parts: Sequence[str | bytes]) -> list[str]:
-    """What stands between marks, in order. Clients may join texts that follow each other: parts tell nothing."""
+    """Yields the texts between marks, in order. Clients may join adjacent texts: part boundaries mean nothing."""
     return [found[2] for found in _FENCED.finditer("\n\n".join(part for part in parts if isinstance(part, str)))]
 
 
@@ -317,7 +318,7 @@ def _exchanges(parts: Sequence[str | bytes]) -> list[str]:
 
 
 def _shown(parts: Sequence[str | bytes]) -> Shown:
-    """What stands before the Judge, as its prompt lays it out: pictures come before what says whose they are."""
+    """Parses the Judge's input as its prompt lays it out: pictures come before their captions."""
     under: dict[str, list[str]] = {}
     pictures: dict[str, str | None] = {}
     before: list[bytes] = []
@@ -352,7 +353,7 @@ def _shown(parts: Sequence[str | bytes]) -> Shown:
 
 
 def _argued(accuser: str, defender: str, badge: str | None) -> Help:
-    """What the arguments rest on. Those that stand on the wrong side, or name another badge, help nobody."""
+    """Returns the evidence of the arguments. Those on the wrong side, or about another badge, help nobody."""
     arguments = (accuser, defender)
     named = [found[1] for each in arguments if (found := _BADGE.search(each))]
     if (

@@ -14,7 +14,7 @@ class ServedOracle:
     """Answers chat completions. Pictures that were sent once are known by their ids, as in vLLM."""
 
     def __init__(self, ability: Ability | None = None) -> None:
-        """Of this ability; None for the usual one."""
+        """Starts an oracle of this ability; None for the usual one."""
         self._oracle = Oracle(ability or Ability())
         self._pictures: dict[str, bytes] = {}
 

@@ -18,7 +18,7 @@ Colour = tuple[int, int, int]
 
 
 class Shape(StrEnum):
-    """What a badge is made of."""
+    """Shape and colours of a badge."""
 
     DISC = "disc"
     SQUARE = "square"
@@ -127,11 +127,11 @@ _CLAIM = re.compile(rf"people from ({'|'.join(GROUPS)}) ({'|'.join(SAYINGS)})\b"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a text says.
+    """Claim of a text.
 
     Attributes:
-        group: Of whom.
-        level: How harmful that is where the group is shown.
+        group: Group that the claim is about.
+        level: Level of harm if the group is shown.
     """
 
     group: str
@@ -139,7 +139,7 @@ class Claim:
 
     @property
     def bad(self) -> bool:
-        """Whether it is anything but kind."""
+        """True if it is anything but kind."""
         return self.level is not Level.NOT_HARMFUL
 
 
@@ -149,7 +149,7 @@ def text_of(opener: str, group: str, saying: str, time: str) -> str:
 
 
 def claim_of(text: str) -> Claim | None:
-    """What a text says; None for one that is not of this world."""
+    """Returns the claim of a text; None for one that is not of this world."""
     found = _CLAIM.search(text)
     if found is None:
         return None

@@ -234,7 +234,7 @@ class _Stream:
         self._no_more: Exception | None = None  # what reading the requests ended in
 
     async def outcomes(self) -> AsyncGenerator[Outcome, None]:
-        """As they come. Closing the generator ends the streams, and with them the trials."""
+        """Yields outcomes as they come. Closing the generator ends the streams, and with them the trials."""
         reading = asyncio.ensure_future(self._read())
         self._hold_on()
         try:

@@ -67,14 +67,14 @@ class Client:
             address: ``host:port``, or ``unix:PATH``.
             credentials: gRPC's own, where ``tls`` does not do.
             tls: Encrypt; without it or ``credentials``, nothing is.
-            token: Of the caller, sent with each call; or a function that gives it, asked before each.
+            token: Token of the caller, sent with each call; or a function that returns it, called before each.
             allow_plain_token: Send the token to another machine without encryption: where something else encrypts.
             metadata: Gives what else goes with a call, ``traceparent`` for example; asked before each.
-            options: Of gRPC's channel, over our own.
-            retries: How calls are made again.
+            options: Options of gRPC's channel, which override ours.
+            retries: Retry settings.
 
         Raises:
-            ValueError: What is given does not go together.
+            ValueError: Arguments contradict each other.
         """
         self._connection = Connection.to(
             address,
@@ -100,7 +100,7 @@ class Client:
 
         Args:
             image: The picture file: JPEG, PNG, WebP or GIF.
-            text: Of the meme; None to have it read off the picture, ``""`` if it has none.
+            text: Text of the meme; None to have it read off the picture, ``""`` if it has none.
             timeout: Seconds to wait at most, all attempts together; when they have passed, the trial is stopped.
 
         Raises:
@@ -123,7 +123,7 @@ class Client:
         Args:
             requests: Each with a request_id of its own. Read in a thread of its own, as outcomes are taken.
             timeout: Seconds that each may take, from when it is taken from ``requests``.
-            at_once: So many are on their way at most.
+            at_once: Largest number of requests in flight.
 
         Returns:
             Pairs of request_id and outcome.
@@ -242,7 +242,7 @@ class Client:
             Its id, and the number of the change; 0 where it was added by an attempt whose answer got lost.
 
         Raises:
-            CallError: It was not added, or nobody can say (UNAVAILABLE, DEADLINE_EXCEEDED).
+            CallError: The precedent was not added, or its fate is unknown (UNAVAILABLE, DEADLINE_EXCEEDED).
         """
         if request.id:
             return self._call(self._precedents.AddPrecedent, request, timeout, changes=True)
@@ -261,7 +261,7 @@ class Client:
         return self._call(self._precedents.RelabelPrecedent, request, timeout, changes=True).change
 
     def library(self, *, timeout: float = 60.0) -> wire.GetLibraryResponse:
-        """What is searched now."""
+        """Returns the library that is searched now."""
         return self._call(self._precedents.GetLibrary, wire.GetLibraryRequest(), timeout)
 
     def close(self) -> None:
@@ -329,7 +329,7 @@ class _Stream:
         self._no_more: BaseException | None = None  # what reading the requests ended in
 
     def outcomes(self) -> Generator[Outcome, None, None]:
-        """As they come. Closing the generator ends the streams, and with them the trials."""
+        """Yields outcomes as they come. Closing the generator ends the streams, and with them the trials."""
         # Not waited for at the end: it may sit in the caller's own iterator; it ends when that gives something.
         threading.Thread(target=self._read, daemon=True).start()
         self._hold_on()
@@ -430,7 +430,7 @@ class _Stream:
                 self._changed.notify_all()
 
     def _messages(self, over: threading.Event, number: int) -> Iterator[wire.JudgeStreamRequest]:
-        """What is sent in one stream; drawn by gRPC, in a thread of its own."""
+        """Yields the requests of one stream; gRPC draws them in a thread of its own."""
         while True:
             with self._changed:
                 while not (over.is_set() or self._stopped or self._book.to_send() or self._book.all_sent):

@@ -1,4 +1,4 @@
-"""How a client gets to a server: address, TLS, its own certificate, its token."""
+"""Connection settings of a client: address, TLS, its own certificate, its token."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Tls:
             raise ValueError("a certificate needs its key, and a key its certificate")
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For a channel; reads the files."""
+        """Reads the files and returns credentials for a channel."""
         roots, key, chain = (path.read_bytes() if path else None for path in (self.roots, self.key, self.certificate))
         return grpc.ssl_channel_credentials(roots, key, chain)
 
@@ -95,7 +95,9 @@ class Connection:
         )
 
     def metadata(self) -> Metadata:
-        """What goes with a call. A token that is a function is asked for each time: tokens change.
+        """Returns the metadata of a call.
+
+        A token that is a function is called for each: tokens change.
 
         Raises:
             ValueError: The token can't go with a call. gRPC would say so in words that say nothing, and may be taken
@@ -121,7 +123,7 @@ class Connection:
 
 
 def _is_here(address: str) -> bool:
-    """Whether the address is one of this machine's own, where nobody listens in between."""
+    """True if the address belongs to this machine, so that nobody listens in between."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].strip("[]")

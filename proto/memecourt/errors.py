@@ -1,4 +1,4 @@
-"""What a call can end in instead of an answer.
+"""Errors that a call can end in.
 
 CallError          the service gave no answer
 └── JudgeError     it gave no verdict: never to be read as "not harmful"
@@ -21,8 +21,8 @@ class CallError(Exception):
     """The service gave no answer.
 
     Attributes:
-        code: Of gRPC.
-        message: What is wrong and what to do.
+        code: Status code of gRPC.
+        message: Fault and remedy, in words.
         reason: The same for machines; empty where the error did not come from MemeCourt itself (no connection, say).
         field: The field of the request that it is about, or empty.
         retry_after: Seconds to wait before asking again, or None where asking again will not help or nobody can say.
@@ -72,7 +72,7 @@ class JudgeError(CallError):
 
     @classmethod
     def of_failure(cls, failure: wire.Failure) -> Self:
-        """The same error where it came as a value, in a stream."""
+        """Builds the error from a failure that came as a value in a stream."""
         told = cls(_CODES.get(failure.code, grpc.StatusCode.UNKNOWN), failure.message)
         told.reason, told.field = failure.reason, failure.field
         if failure.HasField("retry_delay"):
@@ -83,7 +83,7 @@ class JudgeError(CallError):
 
     @classmethod
     def like(cls, error: CallError) -> Self:
-        """The same said of one request, where it befell the stream that the request was in."""
+        """Builds the error of one request from that of the stream that the request was in."""
         told = cls(error.code, error.message)
         told.reason, told.field = error.reason, error.field
         told.retry_after, told.metadata = error.retry_after, dict(error.metadata)

@@ -46,7 +46,7 @@ class _Asked:
 
 
 def not_opened(error: BaseException) -> JudgeError:
-    """What a stream ended in that could not even be opened, as where no token is to be had."""
+    """Builds the error for a stream that could not be opened, such as where no token is to be had."""
     kind = type(error).__qualname__
     return JudgeError(grpc.StatusCode.FAILED_PRECONDITION, f"No stream could be opened ({kind}).")
 
@@ -94,26 +94,26 @@ class Book:
 
     @property
     def done(self) -> bool:
-        """Whether every request has its outcome and no more will come."""
+        """True if every request has its outcome and no more will come."""
         return (self.closed or self.refused is not None) and not self._asked
 
     @property
     def all_sent(self) -> bool:
-        """Whether nothing is left to be sent, so that our side of a stream may be closed.
+        """True if nothing is left to be sent, so that our side of a stream may be closed.
 
         At once: a server keeps memory for what may still come. What fails in passing later is asked again in another.
         """
         return self.closed and all(asked.sent for asked in self._asked.values())
 
     def room(self) -> bool:
-        """Whether another request may be taken."""
+        """True if another request may be taken."""
         return len(self._asked) + len(self.outcomes) < self._at_once
 
     def take(self, request: wire.JudgeRequest) -> None:
         """Takes a request.
 
         Raises:
-            ValueError: It has no request_id, or that of another one: nobody could tell whose the verdict is.
+            ValueError: The request has no request_id, or that of another one, so that verdicts could not be assigned.
         """
         name = request.request_id
         if not name:
@@ -142,7 +142,7 @@ class Book:
         self._budget.call()
 
     def to_send(self) -> bool:
-        """Whether something is to be sent now; as :meth:`expire`."""
+        """True if something is to be sent now; as :meth:`expire`."""
         self.expire()
         # Those that have their outcome by now are no longer to be sent.
         while self._ready and (self._ready[0] not in self._asked or self._asked[self._ready[0]].sent):
@@ -150,7 +150,7 @@ class Book:
         return bool(self._ready)
 
     def to_open(self) -> bool:
-        """Whether something is to be sent now, and a stream may be opened for it."""
+        """True if something is to be sent now, and a stream may be opened for it."""
         return self.to_send() and self._clock() >= self._not_before
 
     def opened(self) -> int:
@@ -159,7 +159,7 @@ class Book:
         return self._streams
 
     def send(self, stream: int) -> wire.JudgeStreamRequest:
-        """What is to be sent in a stream now; only where :meth:`to_send` says so."""
+        """Returns the request to send in a stream now; only valid after :meth:`to_send`."""
         asked = self._asked[self._ready.popleft()]
         asked.sent = stream
         asked.attempts += 1
@@ -205,7 +205,7 @@ class Book:
 
         Args:
             stream: Its number.
-            error: What it ended in; None if with a polite end.
+            error: Error that ended the stream; None for a regular end.
         """
         self.given_up.discard(stream)
         again = [name for name, asked in self._asked.items() if asked.sent == stream]

@@ -49,12 +49,12 @@ def named(request: wire.JudgeRequest) -> wire.JudgeRequest:
 
 
 def named_precedent(request: wire.AddPrecedentRequest) -> wire.AddPrecedentRequest:
-    """The same for a precedent: so it can be added again and be there once."""
+    """Gives a precedent's request an id, so that it can be added again and be there once."""
     return _named(request, "id")
 
 
 def added(request: wire.AddPrecedentRequest, error: CallError) -> wire.AddPrecedentResponse:
-    """What an attempt has added whose answer got lost, where :func:`named_precedent` has made the id up.
+    """Returns the response of an attempt whose answer got lost, where :func:`named_precedent` made the id up.
 
     Raises:
         CallError: The error itself, where it does not say that the precedent is there.
@@ -80,7 +80,7 @@ def watch_request(trial_id: str, request_id: str, namespace: str, from_seq: int)
 
 
 class Export:
-    """Where an export stands: where it broke off, it goes on with what was opened then or later, without the known."""
+    """Position of an export: after a break it goes on with trials opened then or later that are not exported yet."""
 
     def __init__(self, which: wire.TrialFilter | None) -> None:
         self._which = wire.TrialFilter()
@@ -96,7 +96,7 @@ class Export:
         return wire.ExportTrialsRequest(filter=self._which)
 
     def is_new(self, trial: wire.Trial) -> bool:
-        """Whether the trial was not told yet; it has been, from now on."""
+        """True if the trial was not exported yet; marks it as exported."""
         summary = trial.summary
         if self._at is None or summary.opened_at != self._at:
             self._at, self._known = summary.opened_at, set()

@@ -1,4 +1,4 @@
-"""When a call is made again, after how long, and how often: what keeps a busy server from being asked to death.
+"""Retry policy: when a call is made again, after how long, and how often, so that a busy server is not overwhelmed.
 
 A call is made again where the service says, or its silence says, that what is wrong will pass: after a wait that
 doubles and is drawn at random ("full jitter"), never before the server wants it, never after the caller's deadline, and
@@ -35,7 +35,7 @@ next stream tells."""
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How calls are made again. ``Retries(attempts=1)``: never."""
+    """Retry settings. ``Retries(attempts=1)`` never retries."""
 
     attempts: int = 5
     """Times that a call is made at most, the first included."""
@@ -75,19 +75,19 @@ class Retries:
 
 
 def patient(retries: Retries) -> Retries:
-    """As these, for what is to go on for ever: asked again as long as it takes. Where nothing is, neither is this."""
+    """Returns settings for a call that goes on for ever: retried as long as it takes, or never where these are none."""
     if retries.attempts == 1:
         return retries
     return replace(retries, attempts=2**62, share=1.0, spare=math.inf)
 
 
 def passing(error: CallError, *, changes: bool = False) -> bool:
-    """Whether to ask again may help, and can do no harm.
+    """True if a retry may help and can do no harm.
 
     Args:
-        error: What the call ended in.
-        changes: Whether the call changes something each time that it gets through. It is then made again only if the
-            server itself asked for that: where a connection broke, nobody knows what came of the call.
+        error: Error of the call.
+        changes: True if the call changes something each time that it gets through. It is then retried only if the
+            server itself asked for that: after a broken connection the fate of the call is unknown.
     """
     if error.code not in PASSING:
         return False
@@ -98,12 +98,12 @@ def passing(error: CallError, *, changes: bool = False) -> bool:
 
 
 def is_cut(error: CallError) -> bool:
-    """Whether a stream that ended so can be taken up again where it was."""
+    """True if a stream that ended so can be resumed where it was."""
     return passing(error) or error.reason == IDLE or (not error.reason and error.code in _CUT)
 
 
 class Endings:
-    """What attempts ended in, to be told where the time is over before one succeeds."""
+    """Errors of earlier attempts, reported where the time is over before one succeeds."""
 
     def __init__(self) -> None:
         self._ended: dict[str, int] = {}  # how often, by what
@@ -116,7 +116,7 @@ class Endings:
             del self._ended[next(iter(self._ended))]
 
     def clear(self) -> None:
-        """What comes from now on is told alone."""
+        """Forgets the errors so far."""
         self._ended.clear()
 
     def told(self, what: str) -> str:
@@ -129,7 +129,7 @@ class Endings:
 
 
 class Budget:
-    """What keeps the repeats of many calls a small share of the calls. Safe to use from several threads."""
+    """Retry budget: keeps retries a small share of all calls. Safe to use from several threads."""
 
     def __init__(self, retries: Retries) -> None:
         self._share = retries.share
@@ -142,7 +142,7 @@ class Budget:
             self._left = min(self._most, self._left + self._share)
 
     def repeat(self) -> bool:
-        """Whether a call may be made again; if so, that is counted."""
+        """True if a call may be retried; counts the retry."""
         with self._lock:
             if self._left < 1:
                 return False
@@ -151,7 +151,7 @@ class Budget:
 
 
 class Attempts:
-    """Those of one call."""
+    """Attempts of one call."""
 
     def __init__(
         self,
@@ -164,14 +164,14 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """None is made yet.
+        """Starts with no attempt.
 
         Args:
-            retries: How the call is made again.
-            budget: Of the client.
+            retries: Retry settings.
+            budget: Retry budget of the client.
             timeout: Seconds for all of them together; None for as long as it takes.
-            changes: As for :func:`passing`.
-            stream: Whether it answers with a stream that goes on where it was cut: see :func:`is_cut`.
+            changes: True if the call changes something, as for :func:`passing`.
+            stream: True if the answer is a stream that resumes where it was cut: see :func:`is_cut`.
             clock: Tells seconds.
             chance: Uniform in [0, 1).
         """

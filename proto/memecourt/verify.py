@@ -40,21 +40,21 @@ _NOT_WHOLE = "This file is not what it has to be: "
 
 
 class Violated(ValueError):
-    """What was handed out is not what the docket holds, or not shown to be; the message says why."""
+    """Raised where a proof or record is not what the docket holds, or not shown to be; the message says why."""
 
 
 class CantCheck(ValueError):
-    """It could not be checked: the file, the key or the package that checks signatures is missing or unreadable."""
+    """Raised where a check can't be made: the file, the key or the package for signatures is missing or unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a docket signed of its log.
+    """Signed checkpoint of a docket's log.
 
     Attributes:
         origin: Names the docket.
         size: Entries in the log.
-        root: Of the tree over them (RFC 6962), 32 bytes.
+        root: Root hash of the tree over them (RFC 6962), 32 bytes.
     """
 
     origin: str
@@ -68,12 +68,12 @@ class Logged:
 
     Attributes:
         number: Its place in the log, from 0.
-        kind: Of the event, or one of :data:`OWN_KINDS`.
+        kind: Kind of the event, or one of :data:`OWN_KINDS`.
         trial_id: The trial it belongs to, or empty.
         seq: Its place among the events of the trial, from 0; -1 where it is no event.
-        at: When, ISO 8601, UTC.
+        at: Time of the event, ISO 8601, UTC.
         header: The data of the leaf.
-        body: What happened; None where it was erased from the docket, or is withheld.
+        body: Content of the event; None if it was erased from the docket, or is withheld.
     """
 
     number: int
@@ -127,7 +127,7 @@ def verify_bundle(text: str, keys: Sequence[str]) -> Trial:
 
     Raises:
         Violated: Something in it was altered, left out, or is not signed by these keys.
-        CantCheck: It is no bundle, a key is none, or signatures can't be checked here.
+        CantCheck: The file is no bundle, a key is invalid, or signatures can't be checked here.
     """
     bundle = _object(text)
     if bundle.get("format") != FORMAT:
@@ -165,12 +165,12 @@ def verify_receipt(
         keys: Public keys of the docket.
         checkpoint: The signed checkpoint.
         entry: Number of the entry of the verdict.
-        header: Of that entry.
-        proof: That it stands in the log.
+        header: Header of that entry.
+        proof: Inclusion proof of the entry.
         trial_id: ``verdict_id`` of the response; empty if it is not known.
 
     Raises:
-        Violated: It does not show that the verdict stands in the log.
+        Violated: The receipt does not prove that the verdict stands in the log.
         CantCheck: A key is none, or signatures can't be checked here.
     """
     logged = _in_log(header, entry, proof, open_checkpoint(checkpoint, keys))
@@ -180,10 +180,10 @@ def verify_receipt(
 
 
 def open_checkpoint(note: str, keys: Sequence[str]) -> Checkpoint:
-    """What a signed checkpoint says (C2SP tlog-checkpoint).
+    """Opens a signed checkpoint and returns its content (C2SP tlog-checkpoint).
 
     Raises:
-        Violated: It is none, or not signed by one of the keys.
+        Violated: The note is no checkpoint, or not signed by one of the keys.
         CantCheck: A key is none, or signatures can't be checked here.
     """
     lines = _open_note(note, keys).split("\n")
@@ -198,7 +198,7 @@ def open_checkpoint(note: str, keys: Sequence[str]) -> Checkpoint:
 
 
 def _keys_of(origin: str, keys: Sequence[str]) -> list[str]:
-    """Those of a docket: a key of one docket says nothing of another, though both are trusted."""
+    """Returns the keys of one docket: a key of one docket proves nothing of another, though both are trusted."""
     return [key for key in keys if _key(key)[0] == origin]
 
 

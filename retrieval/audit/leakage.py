@@ -1,4 +1,4 @@
-"""Whether precedents have leaked into what is judged with them: the same meme on both sides flatters every figure.
+"""Leakage: finds memes that are both precedents and judged, which flatters every figure.
 
 A precedent leaks for the first of these that holds (design, section 5):
 
@@ -70,7 +70,7 @@ class Leak:
         meme: Id of the judged meme.
         why: One of :data:`WHYS`.
         text_similarity: Cosine; None where either has no text.
-        picture_similarity: Likewise.
+        picture_similarity: Cosine similarity of the pictures; None likewise.
     """
 
     precedent: str
@@ -82,7 +82,7 @@ class Leak:
 
 @dataclass(frozen=True, slots=True)
 class Leaks:
-    """What was found.
+    """Result of a search for leaks.
 
     Attributes:
         leaks: In the order of the precedents.
@@ -109,11 +109,11 @@ async def find_leaks(
 
     Args:
         library: The precedents.
-        judged: What is judged.
+        judged: Memes to be judged.
         pictures: Folder of their pictures; None where there are none.
-        encoder: What the library was made with.
+        encoder: Identity of the encoder that made the library.
         reader: Decodes pictures.
-        beside: Where there is room for small pictures while they are looked at; made where it is not there.
+        beside: Directory with room for small pictures while they are compared; made if it is missing.
         nearness: From where on a precedent is too near.
         tell: Told the step and how far it is.
 
@@ -151,7 +151,7 @@ def _near(
 
     Args:
         whole: All precedents.
-        judged: What is judged.
+        judged: Memes to be judged.
         seen: Their pictures, by place; without those that can't be had.
         vectors: float32 of shape (judged, text_dim + picture_dim).
         nearness: From where on a precedent is too near.
@@ -205,7 +205,7 @@ def _near(
 
 
 def _first(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Where each key stands first; an empty key is equal to none."""
+    """Maps each key to the place of its first occurrence; empty keys match nothing."""
     places: dict[str, int] = {}
     for key, place in pairs:
         if key:

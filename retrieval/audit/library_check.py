@@ -1,4 +1,4 @@
-"""What is wrong with a library, as far as it can be told without looking at its memes: by ids, never by texts.
+"""Faults of a library that show without reading its memes: reported by ids, never by texts.
 
 =================  ====================================================================================================
 duplicates         several precedents with the same words and the same picture: they count once, and are best removed
@@ -37,8 +37,8 @@ class Conflict:
 
     Attributes:
         harmful: Id of the one that was found harmful.
-        not_harmful: Of the other.
-        same: Whether they are the same, word for word and pixel for pixel.
+        not_harmful: Id of the precedent labelled not harmful.
+        same: True if they are the same, word for word and pixel for pixel.
     """
 
     harmful: str
@@ -51,9 +51,9 @@ class Suspicion:
     """A label that its neighbours contradict.
 
     Attributes:
-        id: Of the precedent.
+        id: Id of the precedent.
         harmful: Its label.
-        probability: Of harm, by the vote of the others.
+        probability: Probability of harm by the vote of the others, in [0, 1].
     """
 
     id: str
@@ -63,7 +63,7 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class LibraryCheck:
-    """What was found.
+    """Result of a check of a library.
 
     Attributes:
         memes: Precedents that were looked at.
@@ -71,7 +71,7 @@ class LibraryCheck:
         conflicts: Pairs that contradict each other.
         suspicious: Labels that the neighbours contradict, the clearest first.
         near_empty: Precedents that nothing is near.
-        leaks: What is too near to what is judged; None if there was nothing to hold the library against.
+        leaks: Precedents too near to judged memes; None if there was nothing to compare the library with.
     """
 
     memes: int
@@ -83,7 +83,7 @@ class LibraryCheck:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is wrong. A region with few precedents is no fault of those that are there."""
+        """True if nothing is wrong. A region with few precedents is no fault of those that are there."""
         return not (self.duplicates or self.conflicts or self.suspicious or (self.leaks and self.leaks.leaks))
 
 
@@ -98,7 +98,7 @@ def check_library(
 
     Args:
         library: To check.
-        leaks: What :func:`retrieval.audit.leakage.find_leaks` found.
+        leaks: Result of :func:`retrieval.audit.leakage.find_leaks`.
         sure: Probability of its own label up to which a label is suspicious, in (0, 0.5).
         progress: Told how many precedents of how many were compared.
 

@@ -1,1 +1,1 @@
-"""What a vote of precedents is worth, told from the library itself."""
+"""Calibration: estimates the worth of a library's vote from the library itself."""

@@ -1,4 +1,4 @@
-"""How a library is to be searched and how it judges, chosen on the library itself.
+"""Chooses the search and vote settings of a library on the library itself.
 
 Every meme is tried before the rest, without what is nearly the same or stands next to it
 (:mod:`retrieval.calibration.leave_one_out`), by every setting of a grid; the likeliest is taken. Beside the vote of the
@@ -75,11 +75,11 @@ def calibrate(
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
-        memes: Theirs, at least one.
-        text_dim: Where the text half ends.
+        memes: Memes of the rows, at least one.
+        text_dim: Width of the text half.
         floors: The encoder's.
-        error: What share of wrong labels is put up with where the vote alone is to do.
-        safeguards: What the library is searched with, and so calibrated with; None for what every library has.
+        error: Accepted share of wrong labels if the vote alone decides.
+        safeguards: Safeguards of search and calibration; None for those that every library has.
         progress: Told how many of how many alphas are done.
     """
     n, harmful = len(memes), sum(meme.harmful for meme in memes)
@@ -286,8 +286,8 @@ def safeguarded_votes(
     Args:
         similarities: Shape (q, depth), nearest first, -inf where there are no more; one more than vote, where there is.
         harmful: Labels of the neighbours, same shape.
-        settings: Of the vote.
-        safeguards: Of the library.
+        settings: Vote settings.
+        safeguards: Safeguards of the library.
     """
     p = probabilities_of(shares(similarities, harmful, settings), settings)
     acquitted = np.flatnonzero(p < settings.threshold)
@@ -350,7 +350,7 @@ def _defaults(
 
 
 def _grid(near: Neighbours, prior: float) -> tuple[NDArray[np.float64], list[VoteSettings]]:
-    """For all settings, the logit of the share of each meme, shape (settings, q)."""
+    """Computes for all settings the logit of the share of each meme, shape (settings, q)."""
     depth = min(near.similarities.shape[1], max(_KS))
     ks = [k for k in _KS if k <= depth] or [depth]
     logits, settings = [], []

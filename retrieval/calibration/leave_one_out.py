@@ -1,4 +1,4 @@
-"""Each meme of a library put on trial before the rest of it: the neighbours that calibration votes with.
+"""Leave-one-out: puts each meme of a library on trial before the rest, for the neighbours that calibration votes with.
 
 With a meme, everything that shares its picture or its words is left out, since a meme that is tried for the first time
 has no such twin: with them in, a vote would look better than it is. For calibration, what is nearly the same and what
@@ -28,7 +28,7 @@ _BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """What each of q memes found in the rest of the library.
+    """Neighbours that each of q memes has in the rest of the library.
 
     Attributes:
         similarities: float64 of shape (q, depth), nearest first; -inf where there are no more.
@@ -55,7 +55,7 @@ def leave_one_out_neighbours(
     apart: bool = False,
     safeguards: Safeguards | None = None,
 ) -> Iterator[Neighbours]:
-    """For each alpha, the neighbours of each meme; of evenly spaced ones where there are more than ``limit``.
+    """Finds for each alpha the neighbours of each meme; of evenly spaced ones if there are more than ``limit``.
 
     As in a search, a meme that lacks a half is compared by the other alone, clones count once, and what the safeguards
     leave out is left out; but for sole acquittals, which only a search knows of. A meme with no neighbour left is not
@@ -63,12 +63,12 @@ def leave_one_out_neighbours(
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
-        memes: Theirs.
-        text_dim: Where the text half ends.
+        memes: Memes of the rows.
+        text_dim: Width of the text half.
         alphas: Weights of the text.
-        depth: How many neighbours, at most.
-        limit: How many memes to try at most.
-        twins_too: Whether what shares its picture or its words is left out with a meme.
+        depth: Largest number of neighbours.
+        limit: Largest number of memes to try.
+        twins_too: True to leave out, together with a meme, others that share its picture or its words.
         apart: True to leave out, too, what is nearly the same (:data:`NEARLY`) and what stands in the same block of
             :data:`GROUP` memes, which a data set often took from one place.
         safeguards: The library's; None for those that every library has.

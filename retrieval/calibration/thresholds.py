@@ -1,4 +1,4 @@
-"""Where a vote alone will do: probabilities so low, or so high, that few enough labels are wrong beyond them."""
+"""Range in which a vote alone decides: probabilities so low, or so high, that few labels are wrong beyond them."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def choose_sure_range(
     the widest of all that pass would be to try often and report the luckiest.
 
     Args:
-        probabilities: Of harm, shape (q,), of memes that the vote's settings were chosen without.
-        labels: Whether they are harmful, shape (q,).
+        probabilities: Probabilities of harm, shape (q,), of memes that the vote's settings were chosen without.
+        labels: True for harmful memes, shape (q,).
         threshold: Probability from which on the vote is for harmful: no side reaches across it.
-        error: What share of wrong labels is put up with on a side.
+        error: Accepted share of wrong labels on a side.
     """
     low = [(bound, probabilities <= bound) for bound in _HUNDREDTHS if bound < threshold]
     high = [(bound, probabilities >= bound) for bound in reversed(_HUNDREDTHS) if bound >= threshold]
@@ -78,7 +78,7 @@ def settled(probabilities: NDArray[np.float64], settles: SureRange | None) -> ND
 
 
 def within(wrong: int, n: int, error: float) -> bool:
-    """Whether the upper end of the Clopper-Pearson interval of ``wrong`` in ``n``, one-sided, is at most ``error``.
+    """True if the upper end of the one-sided Clopper-Pearson interval of ``wrong`` in ``n`` is at most ``error``.
 
     It is where so few would come about by chance with probability ``1 - CONFIDENCE`` or less, were ``error`` the truth.
     """
@@ -113,9 +113,9 @@ def measure_min_similarity(
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
-        memes: Theirs.
-        text_dim: Where the text half ends.
-        known: What the encoder knows of its floors.
+        memes: Memes of the rows.
+        text_dim: Width of the text half.
+        known: Minimum similarities that the encoder knows.
     """
     text, picture = known.text, known.picture
     if text is None:

@@ -83,12 +83,12 @@ class BuiltinEncoder(Halves):
 
     @property
     def identity(self) -> EncoderIdentity:
-        """By what it is known."""
+        """Identity of the encoder."""
         return self._identity
 
     @property
     def text_digest(self) -> str:
-        """Of what has a say in the text half alone, for encoders that take it from here."""
+        """Digest of everything that shapes the text half alone, for encoders that take it from here."""
         return self._text_digest
 
     @property
@@ -142,7 +142,7 @@ def _share_read(text: str, ids: Sequence[int], places: Sequence[tuple[int, int]]
     Args:
         text: Not blank.
         ids: Tokens of the text.
-        places: Where each token begins and ends in the text; empty spans for the marks around it.
+        places: Start and end of each token in the text; empty spans for the marks around it.
         unknown: Id of the token that stands for all that the vocabulary lacks.
     """
     read = total = 0
@@ -164,7 +164,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
     """The tokenizer and the model of the files in a folder.
 
     Raises:
-        NotLoaded: What runs them is not installed.
+        NotLoaded: The packages that run the encoder are not installed.
         BadRequest: They are another model's, or damaged.
     """
     try:

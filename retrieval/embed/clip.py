@@ -55,13 +55,13 @@ _LONGEST = 32
 
 @dataclass(frozen=True, slots=True)
 class TextHalf:
-    """What embeds texts.
+    """Encoder of texts beside a CLIP model.
 
     Attributes:
-        name: Of the encoder that it is taken from; empty where it is the same model.
-        digest: Of what has a say in its vectors.
+        name: Name of the encoder that it is taken from; empty if it is the same model.
+        digest: Digest of everything that shapes its vectors.
         dim: Length of a vector.
-        tokens: That it reads of a text.
+        tokens: Number of tokens that it reads of a text.
         floor: Its floor, where it was measured.
         embed: One vector a text.
     """
@@ -87,7 +87,7 @@ class OpenClipEncoder(Halves):
 
         Args:
             clip: The model; its text half is let go where it is not used.
-            texts: Who embeds texts.
+            texts: Encoder of the texts.
             device: ``cuda``, ``mps``, ``cpu``, or ``auto`` for the first of them that there is.
             threads: Processor threads that models may use; None for all that the process has. They are PyTorch's, and
                 so hold for all of the process.
@@ -145,12 +145,12 @@ class OpenClipEncoder(Halves):
 
     @property
     def identity(self) -> EncoderIdentity:
-        """By what it is known."""
+        """Identity of the encoder."""
         return self._identity
 
     @property
     def floors(self) -> PartialMinSimilarity:
-        """That of the sentence encoder's texts; CLIP's own are told from the library."""
+        """Minimum similarities of the sentence encoder's texts; CLIP's own are measured on the library."""
         return PartialMinSimilarity(text=self._texts.floor)
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
@@ -176,8 +176,10 @@ class OpenClipEncoder(Halves):
         return self._normalised([self._scaled(png) for png in pngs])
 
     def _scaled(self, png: bytes) -> NDArray[np.uint8]:
-        """Of the size that the model takes, shape (height, width, 3). By Pillow alone: PyTorch would start threads of
-        its own in each of ours, for a picture at a time."""  # noqa: D205, D209
+        """Scales a picture to the model's size, shape (height, width, 3).
+
+        Uses Pillow alone: PyTorch would start threads of its own in each of ours, for a picture at a time.
+        """
         return np.array(self._scale(_opened(png)), dtype=np.uint8)
 
     def _normalised(self, scaled: Sequence[NDArray[np.uint8]]) -> torch.Tensor:
@@ -188,7 +190,7 @@ class OpenClipEncoder(Halves):
         return self._normalise(batch.permute(0, 3, 1, 2).contiguous().float().div_(255))
 
     def forward(self, batch: torch.Tensor) -> NDArray[np.float32]:
-        """What the model makes of pictures, shape (n, 3, height, width): float32 of shape (n, d), of any length."""
+        """Runs the model on pictures, shape (n, 3, height, width): float32 of shape (n, d), not normalised."""
         return self._pass(self._visual, batch)
 
     def _embed(self, pngs: Sequence[bytes]) -> NDArray[np.float32]:
@@ -248,7 +250,7 @@ class OpenClipEncoder(Halves):
     def _pass(
         self, half: Callable[[torch.Tensor], torch.Tensor | tuple[torch.Tensor, ...]], batch: torch.Tensor
     ) -> NDArray[np.float32]:
-        """What a half of the model makes of a batch, float32 of shape (n, d)."""
+        """Runs a half of the model on a batch: float32 of shape (n, d)."""
         import torch
 
         with self._lock, torch.inference_mode(), _exactly(self._device):
@@ -274,7 +276,7 @@ def _builtin_texts(threads: int | None) -> TextHalf:
 
 
 def _tokenizer(clip: LoadedClip) -> tuple[Any, Callable[[str], int]]:
-    """What turns texts into tokens, cut; and how many tokens a text has uncut, with those that mark its ends."""
+    """Returns a function that tokenises and cuts texts, and one that counts a text's tokens uncut, with end marks."""
     open_clip = import_module("open_clip")
     kinds = import_module("open_clip.tokenizer")
     try:
@@ -304,7 +306,7 @@ def _tokenizer(clip: LoadedClip) -> tuple[Any, Callable[[str], int]]:
 def _transform(
     preprocessing: Preprocessing,
 ) -> tuple[Callable[[Image.Image], Image.Image], Callable[[torch.Tensor], torch.Tensor]]:
-    """What open_clip does to a picture before a model sees it: while it is one of Pillow's, and when it is a tensor."""
+    """Returns open_clip's preprocessing in two steps: on a Pillow picture, and on a tensor."""
     transform = import_module("open_clip.transform")
     config = transform.PreprocessCfg(**preprocessing.model_dump())
     *pillows, to_tensor, normalise = transform.image_transform_v2(config, is_train=False).transforms

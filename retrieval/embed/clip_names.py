@@ -1,4 +1,4 @@
-"""How a CLIP model and its weights are named; nothing heavy is imported here.
+"""Names of CLIP models and their weights; imports nothing heavy.
 
 =================================  ======================================================================
 ``open_clip:MODEL/TAG``            a model of open_clip and weights that it knows, fetched once and kept
@@ -29,7 +29,7 @@ class ClipSource:
     """A model and where its weights are.
 
     Attributes:
-        model: Of open_clip, such as ``ViT-B-32``; ``hf-hub:ORG/NAME``; or ``local-dir``.
+        model: Model name of open_clip, such as ``ViT-B-32``; ``hf-hub:ORG/NAME``; or ``local-dir``.
         tag: Name of weights that open_clip knows, as it writes it; empty where they are found otherwise.
         path: The checkpoint, or for ``local-dir`` the directory; None where it is not by a path that they are found.
     """
@@ -40,24 +40,24 @@ class ClipSource:
 
     @property
     def name(self) -> str:
-        """What the encoder is called. Names the weights where that is possible without a path."""
+        """Name of the encoder, which includes the weights if that is possible without a path."""
         if self.path is not None:
             return f"{PREFIX}{self.model} {_LOCAL}"
         return f"{PREFIX}{self.model}" + (f"/{self.tag}" if self.tag else "")
 
 
 def is_clip(name: str) -> bool:
-    """Whether this names a CLIP encoder, well or badly."""
+    """True if the name is that of a CLIP encoder, well-formed or not."""
     return name.startswith((PREFIX, HUB, DIRECTORY))
 
 
 def is_local(name: str) -> bool:
-    """Whether an encoder of this name was found by a path, so that its name does not say where."""
+    """True if an encoder of this name was found by a path, so that its name does not say where."""
     return name.endswith(f" {_LOCAL}")
 
 
 def parse_clip(name: str) -> ClipSource:
-    """What is named. Raises BadRequest where a part is missing or malformed."""
+    """Parses the name of a CLIP encoder. Raises BadRequest if a part is missing or malformed."""
     named = name.removeprefix(PREFIX)
     if named.startswith(HUB):
         if not _HUB_NAME.fullmatch(named.removeprefix(HUB)):

@@ -32,11 +32,11 @@ class LoadedClip:
     """A model that is ready to be run.
 
     Attributes:
-        name: What the encoder is called.
+        name: Name of the encoder.
         model: In float32, on the processor, for inference.
-        known_as: What open_clip calls it, to find its tokenizer by.
+        known_as: Name under which open_clip finds its tokenizer.
         config: Its architecture, as open_clip describes it.
-        preprocessing: What is done to pictures first.
+        preprocessing: Preprocessing of pictures.
     """
 
     name: str
@@ -197,7 +197,7 @@ def _refusal(open_clip: Any, source: ClipSource, files: Iterable[Path], error: E
 
 
 def preprocessing_of(config: Mapping[str, Any]) -> Preprocessing:
-    """As open_clip tells it of a model (``model.visual.preprocess_cfg``)."""
+    """Converts open_clip's description of a model's preprocessing (``model.visual.preprocess_cfg``)."""
     size = config["size"]
     height, width = (size, size) if isinstance(size, int) else size
     return Preprocessing(
@@ -216,7 +216,7 @@ def _three(value: float | Iterable[float]) -> tuple[float, float, float]:
 
 
 def _published(open_clip: Any, model: str) -> dict[str, Any]:
-    """How pictures are prepared for the weights of a model that are published, where all agree; else open_clip's way.
+    """Returns the preprocessing of a model's published weights if they all agree; else open_clip's default.
 
     A checkpoint file does not say it. That of a SigLIP would give nonsense with what open_clip does by default.
     """

@@ -18,7 +18,7 @@ UNIT_TOLERANCE = 1e-3
 
 
 class Preprocessing(BaseModel):
-    """What is done to a picture before a model sees it."""
+    """Preprocessing of a picture for a model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,7 +36,7 @@ class Preprocessing(BaseModel):
 
 
 class EncoderIdentity(BaseModel):
-    """By what an encoder is known. A library is only ever searched with the encoder that made it."""
+    """Identity of an encoder. A library is only ever searched with the encoder that made it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,7 +68,7 @@ class TextEmbeddings:
     Attributes:
         vectors: float32 of shape (n, text_dim); rows of length 1, or of zeros where there is no text, or none of which
             the encoder understands enough to place it.
-        cut: For each text, whether it is longer than the encoder reads.
+        cut: True for each text that is longer than the encoder reads.
     """
 
     vectors: NDArray[np.float32]
@@ -80,18 +80,21 @@ class KnownMinSimilarity(Protocol):
 
     @property
     def text(self) -> float | None:
-        """Of the text half; None where it has to be told from the library (:mod:`retrieval.calibration.thresholds`)."""
+        """Minimum similarity of the text half.
+
+        None if it is measured on the library (:mod:`retrieval.calibration.thresholds`).
+        """
         ...
 
     @property
     def picture(self) -> float | None:
-        """Of the picture half; None likewise."""
+        """Minimum similarity of the picture half; None likewise."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PartialMinSimilarity:
-    """What an encoder knows whose floors were measured for one half, or for none."""
+    """Minimum similarities known for one half, or for none."""
 
     text: float | None = None
     picture: float | None = None
@@ -102,7 +105,7 @@ class Encoder(Protocol):
 
     @property
     def identity(self) -> EncoderIdentity:
-        """By what it is known."""
+        """Identity of the encoder."""
         ...
 
     @property
@@ -118,7 +121,7 @@ class Encoder(Protocol):
         """One vector a picture, in order.
 
         Args:
-            pictures: For each, its representative frames as PNG, at least one.
+            pictures: Representative frames of each picture as PNG, at least one.
 
         Returns:
             float32 of shape (n, picture_dim): of each picture the direction of the mean of its frames.
@@ -133,7 +136,7 @@ class Encoder(Protocol):
 
         Args:
             text: Its text, perhaps empty.
-            frames: Of its picture, as PNG; none where only the text is to be embedded.
+            frames: Frames of its picture as PNG; empty to embed the text alone.
 
         Returns:
             What :meth:`embed_texts` gives for the text, and :meth:`embed_pictures` for the picture, if there is one.
@@ -142,7 +145,7 @@ class Encoder(Protocol):
 
 
 class Halves:
-    """For encoders to whom a meme is nothing but its two halves."""
+    """Base of encoders that treat the two halves of a meme separately."""
 
     def embed_meme(
         self: Encoder, text: str, frames: Sequence[bytes]

@@ -73,7 +73,7 @@ class EncoderProcess:
 
         Raises:
             Unavailable: The process ended before it had loaded.
-            Exception: What ``load`` raised.
+            Exception: Any error that ``load`` raised.
         """
         self._load = load
         self._clock = clock
@@ -84,26 +84,26 @@ class EncoderProcess:
 
     @property
     def identity(self) -> EncoderIdentity:
-        """By what it is known."""
+        """Identity of the encoder."""
         return self._child.identity
 
     @property
     def floors(self) -> KnownMinSimilarity:
-        """Those of the encoder."""
+        """Minimum similarities of the encoder."""
         return self._child.floors
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
-        """As the encoder does. Raises Unavailable where its process ends twice by it, or can't be started again."""
+        """Embeds texts in the process. Raises Unavailable if it dies twice of them, or can't be started again."""
         found: TextEmbeddings = self._ask("embed_texts", list(texts))
         return found
 
     def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
-        """As the encoder does. Raises Unavailable where its process ends twice by it, or can't be started again."""
+        """Embeds pictures in the process. Raises Unavailable if it dies twice of them, or can't be started again."""
         found: NDArray[np.float32] = self._ask("embed_pictures", [list(frames) for frames in pictures])
         return found
 
     def embed_meme(self, text: str, frames: Sequence[bytes]) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
-        """As the encoder does. Raises Unavailable where its process ends twice by it, or can't be started again."""
+        """Embeds a meme in the process. Raises Unavailable if it dies twice of it, or can't be started again."""
         found: tuple[TextEmbeddings, NDArray[np.float32] | None] = self._ask("embed_meme", text, list(frames))
         return found
 
@@ -161,7 +161,7 @@ class _Ended(Exception):
     """A process ended before it had answered; in what way."""
 
     def unavailable(self) -> Unavailable:
-        """The same, for whoever asked."""
+        """Converts the end of the process to an error for callers."""
         return Unavailable(
             f"The encoder's process ended ({self}) before it had answered. Try again.", reason="ENCODER_ENDED"
         )
@@ -208,7 +208,7 @@ class _Child:
         return ending(self._process.wait())
 
     def ask(self, method: str, asked: tuple[object, ...]) -> Any:
-        """What this method of the encoder gives, or raises. Raises _Ended where the process has ended."""
+        """Calls a method of the encoder in the process. Raises its error, or _Ended if the process has ended."""
         answer: Future[Any] = Future()
         with self._sending:
             if self._closed:
@@ -267,7 +267,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _go_behind() -> None:
-    """With all threads there are, and those that they will start. Not before it has loaded: all wait for that."""
+    """Lowers the priority of all present and future threads. Only after loading, which everything waits for."""
     threads = Path("/proc/self/task")
     if not threads.is_dir():
         os.nice(_NICE)  # of the whole process, where there is no Linux

@@ -54,7 +54,7 @@ class UnfitCandidateIndex(Exception):
 
 
 class _Sidecar(BaseModel):
-    """What is said of the file beside it."""
+    """Sidecar: description of the index file beside it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,7 +70,7 @@ class _Sidecar(BaseModel):
     """Of all that is said above and of the file."""
 
     def digest(self, path: Path) -> str:
-        """What the SHA-256 should be, with this file. Raises OSError."""
+        """Returns the expected SHA-256 of a file together with this sidecar. Raises OSError."""
         said = hashlib.sha256(self.model_copy(update={"sha256": ""}).model_dump_json().encode())
         with path.open("rb") as file:
             return hashlib.file_digest(file, lambda: said).hexdigest()
@@ -80,9 +80,9 @@ class CandidateIndex:
     """Rough scores of all rows of one library; never changed, and safe to ask from several threads.
 
     Attributes:
-        rows: How many rows it has seen.
+        rows: Number of indexed rows.
         dim: Values of a row.
-        text_dim: Where the text half of a row ends.
+        text_dim: Width of the text half of a row.
     """
 
     def __init__(self, index: Any, dim: int, text_dim: int) -> None:
@@ -100,7 +100,7 @@ class CandidateIndex:
 
         Args:
             rows: float32 of shape (n, dim), n at least 1; may be memory-mapped, is read in blocks.
-            text_dim: Where the text half ends.
+            text_dim: Width of the text half.
             progress: Told how many rows are encoded, and of how many.
 
         Raises:
@@ -131,7 +131,7 @@ class CandidateIndex:
         different ones: then they don't fit, and the next that opens them makes them again.
 
         Args:
-            path: Of the file; the sidecar's is this with ``.json`` behind it.
+            path: Path of the file; the sidecar has the suffix ``.json`` in addition.
             vectors_digest: Digest of the vectors that it was built from.
 
         Raises:
@@ -164,11 +164,11 @@ class CandidateIndex:
         """Reads what :meth:`save` wrote.
 
         Args:
-            path: Of the file.
+            path: Path of the file.
             expected_digest: Digest of the vectors that will be searched.
 
         Raises:
-            UnfitFastStage: It is missing, not what it was when written, or of other vectors.
+            UnfitFastStage: The file is missing, altered, or of other vectors.
         """
         import faiss
 
@@ -198,7 +198,7 @@ class CandidateIndex:
 
         Args:
             query: Finite, shape (dim,), weighted as the exact scan's.
-            n: How many; fewer come back where there are fewer.
+            n: Number of candidates; fewer come back if there are fewer.
 
         Returns:
             Rows and their rough scores, both of shape (found,), the best first.
@@ -227,10 +227,10 @@ def load_or_build(
     """The fast stage of these rows: read where there is one that fits, else built and kept for the next time.
 
     Args:
-        path: Where its file is or will be.
-        rows: As for :meth:`CandidateIndex.build`.
-        text_dim: Where the text half ends.
-        vectors_digest: Of the rows.
+        path: Path of its present or future file.
+        rows: Rows to index, as for :meth:`CandidateIndex.build`.
+        text_dim: Width of the text half.
+        vectors_digest: Digest of the rows.
         progress: Told how many rows are encoded, if any are.
 
     Raises:

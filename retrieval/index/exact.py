@@ -34,13 +34,13 @@ _PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class ScanPolicy:
-    """When rows are scanned and when candidates are asked for; what is found is the same.
+    """Policy for choosing between a scan of all rows and the fast stage; both find the same.
 
     Attributes:
         few: Size up to which a choice of rows is scored at once, without FAISS, which looks at each row's bit.
         scanned_share: Share of the rows up to which a choice is scanned: there that is as fast as the fast stage, which
             takes no choice and so has to name many times as many candidates.
-        candidates: How many are asked for; each further number where those before don't do.
+        candidates: Numbers of candidates, in sequence: each further one if those before don't suffice.
         asked_share: Share of the rows beyond which asking for candidates is no gain over scanning them all.
         sure: Standard deviations of the rough scores' error that a row which was not named gets the benefit of.
     """
@@ -69,7 +69,7 @@ class Hits:
     picture: NDArray[np.float64]
 
     def ranked(self) -> Hits:
-        """The same, the best first, ties by row."""
+        """Returns the hits with the best first, ties by row."""
         return self._at(np.lexsort((self.rows, -self.scores)))
 
     def first(self, k: int) -> Hits:
@@ -93,9 +93,9 @@ class FusedIndex:
 
     Attributes:
         rows: float32 of shape (n, text_dim + picture_dim), contiguous; each half of a row has length 1 or 0.
-        text_dim: Where the text half ends.
-        fast: What names candidates; None to scan all rows.
-        plan: When which is done.
+        text_dim: Width of the text half.
+        fast: Fast stage that names candidates; None to scan all rows.
+        plan: Policy for choosing between the two.
     """
 
     def __init__(
@@ -133,10 +133,10 @@ class FusedIndex:
         """The best ``k`` rows.
 
         Args:
-            text: Of the query, shape (text_dim,), length 1 or 0; None for none.
-            picture: Of the query, shape (picture_dim,), length 1 or 0; None for none.
+            text: Text half of the query, shape (text_dim,), length 1 or 0; None for none.
+            picture: Picture half of the query, shape (picture_dim,), length 1 or 0; None for none.
             alpha: Weight of the text, in [0, 1].
-            k: How many to find; fewer come back where there are fewer.
+            k: Number of rows to find; fewer come back if there are fewer.
             exclude: Rows that must not be found.
             among: Boolean of shape (n,): the only rows that may be found; None for all.
 
@@ -286,7 +286,7 @@ class FusedIndex:
         return found
 
     def _scored(self, rows: NDArray[np.int64], asked: _QueryVector) -> Hits:
-        """These rows in their order, with their scores."""
+        """Scores these rows exactly, in their order."""
         texts, pictures = np.empty(rows.size), np.empty(rows.size)
         for start in range(0, rows.size, _BLOCK):
             part = slice(start, start + _BLOCK)
@@ -299,7 +299,7 @@ class FusedIndex:
 
 
 def rounding_slack(query: NDArray[np.float32]) -> float:
-    """How far a float32 inner product of this query with a row may be off, whatever the order of its sum."""
+    """Bounds the rounding error of a float32 inner product of this query with a row, for any order of its sum."""
     # n * u * |q| * |row| with u half an epsilon and |row| <= sqrt(2); 8 more roundings for the query's own and for the
     # clipping of cosines.
     unit_roundoff = np.finfo(np.float32).eps / 2
@@ -310,8 +310,8 @@ def merged(parts: Sequence[tuple[int, Hits]], k: int) -> Hits:
     """The best ``k`` of several searches, as if all rows had been searched at once.
 
     Args:
-        parts: For each, the place of its first row among all rows, and the best ``k`` of its own.
-        k: How many to find.
+        parts: Place of the first row of each part among all rows, and the best ``k`` of its own.
+        k: Number of rows to find.
     """
     together = Hits(
         np.concatenate([first + hits.rows for first, hits in parts]),

@@ -26,7 +26,7 @@ class SegmentedIndex:
         return int(self._ends[-1]) if self._segments else 0
 
     def vectors(self, rows: Collection[int]) -> NDArray[np.float32]:
-        """Of these rows, at least one, in their order: float32 of shape (n, text_dim + picture_dim)."""
+        """Returns the vectors of at least one row, in their order: float32 of shape (n, text_dim + picture_dim)."""
         wanted = np.fromiter(rows, dtype=np.int64)
         of = np.searchsorted(self._ends, wanted, side="right")
         if (of == len(self._segments)).any():
@@ -47,7 +47,7 @@ class SegmentedIndex:
         exclude: Collection[int] = (),
         among: NDArray[np.bool_] | None = None,
     ) -> Hits:
-        """As :meth:`retrieval.index.exact.FusedIndex.search`."""
+        """Searches as :meth:`retrieval.index.exact.FusedIndex.search`."""
         if among is not None and among.shape != (len(self),):
             raise ValueError(f"a choice among {len(self)} rows can't have shape {among.shape}")
         out = self._hidden.union(exclude) if self._hidden else exclude

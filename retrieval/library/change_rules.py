@@ -47,7 +47,7 @@ class CurrentLibrary(Protocol):
 
     @property
     def encoder(self) -> EncoderIdentity:
-        """What the library was made with."""
+        """Identity of the encoder that made the library."""
         ...
 
     @property
@@ -96,11 +96,11 @@ def plan_add(
 
     Args:
         now: The library.
-        meme: With an id that was never used in it: records of trials name precedents by it.
+        meme: Meme with an id that was never used in the library: records of trials name precedents by it.
         vector: float32 of shape (text_dim + picture_dim,), each half of length 1, or 0 where there is none.
-        picture: What is kept of its picture, a JPEG; None where nothing.
-        who: Who puts it in.
-        why: For what reason.
+        picture: Small picture to store, a JPEG; None for none.
+        who: Person who adds it.
+        why: Reason for the change.
 
     Raises:
         PrecedentExists: The id is taken, or was.
@@ -129,8 +129,8 @@ def plan_remove(now: CurrentLibrary, id_: str, *, who: str, why: str) -> Planned
     """Takes a meme out; it can come back until the history forgets it.
 
     Raises:
-        NoSuchPrecedent: It is not there.
-        CantChange: It is the only one.
+        NoSuchPrecedent: The precedent does not exist.
+        CantChange: The precedent is the only one.
         BadRequest: There is no name or reason.
     """
     row, before = _known(now, id_)
@@ -144,8 +144,8 @@ def plan_relabel(now: CurrentLibrary, id_: str, label: PrecedentLabel, *, who: s
     """Gives a meme another label, which counts as verified; the source's own word stays.
 
     Raises:
-        NoSuchPrecedent: It is not there.
-        CantChange: It has that label, and it is verified.
+        NoSuchPrecedent: The precedent does not exist.
+        CantChange: The precedent has that label already, and is verified.
         BadRequest: There is no name or reason.
     """
     row, before = _known(now, id_)

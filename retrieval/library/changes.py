@@ -1,4 +1,4 @@
-"""What is changed in a library one meme at a time, and the record of it.
+"""Changes of a library, one meme at a time, and their history.
 
 A change says who made it, why and when, and what it did. It can be revoked as long as nothing else has been done to the
 same meme since, which keeps the record a story that can be read: what is revoked is undone by another change, and no
@@ -17,25 +17,25 @@ from retrieval.library.manifest import LabelledMeme
 
 
 class NoSuchPrecedent(BadRequest):
-    """There is no precedent of that id in the library."""
+    """Raised where the library has no precedent of that id."""
 
     default_reason = "PRECEDENT_UNKNOWN"
 
 
 class PrecedentExists(BadRequest):
-    """There is a precedent of that id in the library, or there was one."""
+    """Raised where the library has, or had, a precedent of that id."""
 
     default_reason = "DUPLICATE_ID"
 
 
 class CantChange(BadRequest):
-    """As the library is now, this can't be done to it; after another change it may."""
+    """Raised where the library's present state does not allow the change; after another change it may."""
 
     default_reason = "CANT_CHANGE"
 
 
 class Kind(StrEnum):
-    """What was asked for."""
+    """Kind of the requested change."""
 
     ADD = "add"
     REMOVE = "remove"
@@ -44,7 +44,7 @@ class Kind(StrEnum):
 
 
 class Effect(StrEnum):
-    """What was done to the rows."""
+    """Effect on the rows."""
 
     APPEND = "append"
     """A meme went in behind the others."""
@@ -103,7 +103,7 @@ def with_revocations(changes: list[Change]) -> list[Recorded]:
 
 
 def last_effective(changes: list[Change]) -> Change | None:
-    """Of the changes of one meme, in order, the last that is neither revoked nor revokes; None where there is none."""
+    """Returns the last change of one meme that is neither revoked nor revokes; None if there is none."""
     return next(
         (
             one.change

@@ -40,18 +40,18 @@ def add_precedent(
     """Embeds a meme and puts it in; takes as long as the encoder.
 
     Args:
-        writer: Of the library, on disk or in a database.
-        encoder: What the library was made with.
-        id_: What records will call it.
-        label: What it was decided to be.
-        text: Of the meme; empty where it has none.
-        picture: As it was decoded; None where it has none.
-        who: Who puts it in.
-        why: For what reason.
-        source: Where it comes from; whoever puts it in if empty.
+        writer: Writer of the library, on disk or in a database.
+        encoder: Identity of the encoder that made the library.
+        id_: Id of the precedent in records.
+        label: Label of the precedent.
+        text: Text of the meme; empty if it has none.
+        picture: Decoded picture; None if it has none.
+        who: Person who adds it.
+        why: Reason for the change.
+        source: Source of the precedent; the person who adds it if empty.
         categories: In the words of whoever decided.
-        provenance: What else is known of where it comes from.
-        verified: Whether the label counts as verified, as one does that a person gave.
+        provenance: Further origin of the precedent.
+        verified: True if the label counts as verified, as one given by a person does.
 
     Returns:
         The change, and whether the text is longer than the encoder reads.
@@ -113,8 +113,8 @@ async def changed(opened: Opened, work: Callable[[Writer], T]) -> T:
 
     Raises:
         BadLibrary: There is none, or it is damaged.
-        BadRequest: As the methods of :class:`retrieval.library.ports.Writer` say.
-        Unavailable: It can't be changed now.
+        BadRequest: The change is invalid; see the methods of :class:`retrieval.library.ports.Writer`.
+        Unavailable: The library can't be changed now.
     """
 
     def done() -> T:
@@ -146,11 +146,11 @@ async def add_meme(
 
     Args:
         opened: Opens what changes the library.
-        encoder: What the library was made with.
+        encoder: Identity of the encoder that made the library.
         pictures: Decodes.
-        id_: What records will call it.
-        label: What it was decided to be.
-        text: Of the meme; empty where it has none.
+        id_: Id of the precedent in records.
+        label: Label of the precedent.
+        text: Text of the meme; empty if it has none.
         image: The picture file; None where it has none.
         known: The rest of what :func:`retrieval.library.edit.add_precedent` takes.
 

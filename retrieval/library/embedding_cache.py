@@ -1,4 +1,4 @@
-"""What a build has embedded so far, so that one that was cut off goes on where it stopped.
+"""Cache of a build's embeddings, so that an interrupted build resumes where it stopped.
 
 By content: a picture by the digest of its file, a text by its own. Whatever was changed between the two runs, a source,
 a picture, the order of the files, is therefore embedded anew, and nothing else is. It lies beside the library that is
@@ -32,13 +32,13 @@ CREATE TABLE IF NOT EXISTS texts (key BLOB PRIMARY KEY, vector BLOB, cut INTEGER
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedPicture:
-    """What was made of a picture.
+    """Cached embedding of a picture.
 
     Attributes:
-        bytes_sha256: Of the file, in hex.
-        pixels_sha256: Of the normalised pixels, in hex.
+        bytes_sha256: SHA-256 of the file, in hex.
+        pixels_sha256: SHA-256 of the normalised pixels, in hex.
         vector: float32 of shape (picture_dim,).
-        jpeg: What is to be kept of it.
+        jpeg: Small picture to store, a JPEG.
     """
 
     bytes_sha256: str
@@ -48,7 +48,7 @@ class EmbeddedPicture:
 
 
 class EmbeddingCache:
-    """What one encoder has made of texts and pictures; safe to use from several threads.
+    """Embeddings of texts and pictures by one encoder; safe to use from several threads.
 
     It is a help and no more: what can't be read or written is embedded again.
     """
@@ -64,7 +64,7 @@ class EmbeddingCache:
             self._open()
 
     def picture(self, bytes_sha256: str) -> EmbeddedPicture | None:
-        """What was made of the picture in a file with this digest; None where that is not known."""
+        """Returns the cached embedding of the picture in a file with this digest; None if there is none."""
         columns = "pixels_sha256, vector, jpeg, sha256"
         for pixels, vector, jpeg, sha256 in self._ask(
             f"SELECT {columns} FROM pictures WHERE bytes_sha256 = ?", bytes_sha256

@@ -17,13 +17,13 @@ class Filter:
 
     Attributes:
         sources: Data sets or people that they came from.
-        splits: Of their data sets.
-        namespaces: Whose content they are.
-        languages: Of their texts, as BCP 47 tags.
-        policies: That they were labelled by.
-        since: When they came into the library, at the earliest.
+        splits: Splits of the data sets.
+        namespaces: Namespaces of the content.
+        languages: Languages of the texts, as BCP 47 tags.
+        policies: Policies of the labels.
+        since: Earliest time at which they came into the library.
         until: Before when they came into the library.
-        verified: Whether a person must have confirmed the label.
+        verified: True if a person must have confirmed the label.
 
     A precedent of which it is not known when it came in, is found by neither bound.
     """
@@ -47,7 +47,7 @@ class Filter:
         return self.sources, self.splits, self.namespaces, self.languages, self.policies
 
     def lets_through(self, meme: LabelledMeme) -> bool:
-        """Whether this precedent may be found."""
+        """True if the filter admits this precedent."""
         named = (meme.source, meme.split, meme.namespace, meme.language, meme.policy)
         return (
             all(not wanted or name in wanted for wanted, name in zip(self.names, named, strict=True))
@@ -62,7 +62,9 @@ DuplicateKey: TypeAlias = tuple[str, str, bool]
 
 
 def duplicate_key(meme: LabelledMeme) -> DuplicateKey | None:
-    """What clones have in common: the same words on the same pixels with the same label; None for a clone of nothing.
+    """Returns the key that near-identical precedents share: words, pixels and label.
+
+    None if there is nothing to compare.
 
     Words are what is embedded, so that neither spacing nor a watermark makes another meme. Where there are no pictures,
     the words are all there is to tell memes apart. One meme under both labels speaks for both, once each: that people

@@ -38,9 +38,9 @@ class Entry:
     """One entry.
 
     Attributes:
-        change: What was done.
+        change: Change of the entry.
         vector: float32 of shape (text_dim + picture_dim,) where a meme went in; else None.
-        kept: Where in the journal its picture is; None where it keeps none.
+        kept: Place of its picture in the journal; None if it has none.
     """
 
     change: Change
@@ -58,7 +58,7 @@ def frame_of(change: Change, vector: NDArray[np.float32] | None, picture: bytes 
 
 
 def picture_of_frame(frame: bytes, start: int, picture: bytes | None) -> KeptPicture | None:
-    """Where the picture of an entry is that begins at ``start``."""
+    """Returns the place of the picture of an entry that begins at ``start``."""
     if not picture:
         return None
     return KeptPicture(

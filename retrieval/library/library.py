@@ -65,10 +65,10 @@ class Library:
     Attributes:
         root: Its directory.
         pointer: Which generation of it, and how much of its journal.
-        manifest: What the generation says of itself; changes since are not in it.
+        manifest: Manifest of the generation; changes since are not in it.
         base: The files of the generation.
-        overlay: What was changed since they were written.
-        pictures: Where the pictures are that are kept.
+        overlay: Changes since the generation was written.
+        pictures: Store of the pictures.
     """
 
     root: Path
@@ -85,7 +85,7 @@ class Library:
 
     @property
     def directory(self) -> Path:
-        """Where the files of its generation are."""
+        """Directory of its generation."""
         return self.root / storage.GENERATIONS / self.generation
 
     @property
@@ -95,7 +95,7 @@ class Library:
 
     @cached_property
     def identity(self) -> LibraryIdentity:
-        """By what a record names it."""
+        """Identity for records."""
         return LibraryIdentity(
             name=self.manifest.name,
             digest=self.digest,
@@ -106,7 +106,7 @@ class Library:
 
     @cached_property
     def counts(self) -> Counts:
-        """How many memes there are now. Raises ValueError if none is left."""
+        """Counts the memes. Raises ValueError if none is left."""
         if not self.overlay.changes:
             return self.manifest.counts
         flags = self.flags if self.live is None else self.flags[self.live]
@@ -114,7 +114,7 @@ class Library:
 
     @property
     def flags(self) -> NDArray[np.uint8]:
-        """Of all rows, hidden ones too; see :mod:`retrieval.library.manifest`."""
+        """Flags of all rows, hidden ones too; see :mod:`retrieval.library.manifest`."""
         return self.base.flags if self.overlay.flags is None else self.overlay.flags
 
     @cached_property
@@ -128,13 +128,13 @@ class Library:
 
     @property
     def memes(self) -> Sequence[LabelledMeme]:
-        """By place. They are read from the disk when asked for: go through them once rather than by number."""
+        """Memes by place, read from disk on access: iterate once rather than by number."""
         size = self.flags.size if self.live is None else self.live.size
         return Memes(size, lambda places: self._read_run(places))
 
     @cached_property
     def rows(self) -> NDArray[np.float32]:
-        """By place: float32 of shape (memes, text_dim + picture_dim), ``[t|g]``, read-only.
+        """Rows by place: float32 of shape (memes, text_dim + picture_dim), ``[t|g]``, read-only.
 
         Memory-mapped, but after a change a copy of all of it: for tools, not for searches.
         """
@@ -148,9 +148,9 @@ class Library:
         """The picture that is kept of the meme in this place, as a JPEG; None where none is.
 
         Raises:
-            BadLibrary: It is not what it was when written.
+            BadLibrary: The picture was altered.
             IndexError: There is no such place.
-            OSError: It can't be read.
+            OSError: The picture can't be read.
         """
         if not 0 <= place < len(self.memes):
             raise IndexError(f"there is no place {place}")
@@ -170,7 +170,7 @@ class Library:
         return [known[row] for row in rows]
 
     def row_of(self, id_: str) -> int | None:
-        """Where the meme of this id stands; None where there is none. Raises BadLibrary."""
+        """Returns the row of a meme; None if there is none. Raises BadLibrary."""
         row = self.overlay.places.get(id_)
         if row is not None:
             return row
@@ -178,7 +178,7 @@ class Library:
         return None if row is None or row in self.overlay.hidden else row
 
     def ids(self) -> Iterator[str]:
-        """Of all memes, in order. Raises BadLibrary."""
+        """Yields the ids of all memes, in order. Raises BadLibrary."""
         hidden = self.overlay.hidden
         yield from (id_ for row, id_ in self.base.table.ids() if row not in hidden)
         yield from (meme.id for row, meme in enumerate(self.overlay.memes, self.base.size) if row not in hidden)
@@ -212,13 +212,13 @@ class Library:
 
         Args:
             root: Its directory; made where there is none.
-            name: What people call it.
-            encoder: What made the rows.
+            name: Name of the library.
+            encoder: Encoder that made the rows.
             memes: At least one; gone through once.
             rows: float32 of shape (memes, text_dim + picture_dim), each half of length 1, or 0 where there is none.
-            tuning: How it is searched and how it votes.
-            pictures: Where the pictures are that the memes keep; None if they keep none.
-            replace: Whether a library that is there already gives way, in one step; its history goes with it.
+            tuning: Settings of search and vote.
+            pictures: Store of the memes' pictures; None if they have none.
+            replace: True to replace an existing library in one step; its history goes with it.
 
         Raises:
             BadRequest: There is one already, or something else; or an id stands twice.
@@ -251,12 +251,12 @@ class Library:
 
         Args:
             root: Its directory.
-            encoder: What it is to be searched with; None to look at it only.
+            encoder: Encoder to search with; None to read the library only.
             check: ``LATER`` to answer at once, and to call :meth:`check` when there is time.
             progress: Told how many bytes of how many were checked.
 
         Raises:
-            BadLibrary: It is missing, damaged, of another format, or was made by another encoder.
+            BadLibrary: The library is missing, damaged, of another format, or was made by another encoder.
         """
         while True:
             pointer = storage.read_pointer(root)
@@ -271,7 +271,8 @@ class Library:
         """The library as it is now, if that is another than this; what is the same is shared.
 
         Raises:
-            BadLibrary: It is missing or damaged, of another format, or made by another encoder. This one is as it was.
+            BadLibrary: The library is missing or damaged, of another format, or made by another encoder. This one is
+                unchanged.
         """
         pointer = storage.read_pointer(self.root)
         if pointer == self.pointer:
@@ -289,7 +290,7 @@ class Library:
         """Does what opening it with ``Check.LATER`` put off; safe to call from another thread while it is searched.
 
         Raises:
-            BadLibrary: It is not as it was written.
+            BadLibrary: The library was altered.
         """
         verify.check_digests(self.directory, self.manifest, progress)
         problem = verify.content_problem(self.base, self.manifest)
@@ -320,9 +321,9 @@ class Library:
 
         Args:
             memes: At least one, with ids that are new.
-            rows: Theirs, as for :meth:`create`.
-            tuning: As chosen with them; None to keep what there is.
-            pictures: As for :meth:`create`.
+            rows: Rows of the memes, as for :meth:`create`.
+            tuning: Settings chosen with them; None to keep the present ones.
+            pictures: Store of the pictures, as for :meth:`create`.
 
         Raises:
             BadLibrary: A picture that was kept is not what it was when written.
@@ -352,9 +353,9 @@ class Library:
 
         Args:
             more: Memes to put behind.
-            rows: Theirs.
+            rows: Rows of the memes.
             tuning: None to keep what there is.
-            forget: Whether what was removed is lost for good; else the history keeps it, so that it can come back.
+            forget: True to delete removed memes for good; otherwise the history keeps them, so that they can come back.
 
         Raises:
             As :meth:`add`.
@@ -474,7 +475,7 @@ class Library:
 
     @property
     def pictures_end(self) -> int:
-        """Where the pictures of the journal are said to begin: behind those of the generation."""
+        """Offset at which the journal's pictures begin: behind those of the generation."""
         return self.manifest.files[PICTURES].size
 
     def draft(self) -> DeltaBuilder:
@@ -482,7 +483,7 @@ class Library:
         return DeltaBuilder(self.base, self.base.flags, self.overlay, self.manifest.encoder)
 
     def with_draft(self, draft: DeltaBuilder, pointer: Pointer) -> Self:
-        """What a draft of this one has become, once the disk has it. Raises BadLibrary."""
+        """Returns the library after a draft has been written to disk. Raises BadLibrary."""
         try:
             pictures = JoinedPictures(self.base.pictures, PictureFile.open(self.directory / JOURNAL))
         except OSError as error:
@@ -490,7 +491,7 @@ class Library:
         return replace(self, pointer=pointer, overlay=draft.done(), pictures=pictures)
 
     def vector_of(self, row: int) -> NDArray[np.float32]:
-        """Of the meme in this row, shape (text_dim + picture_dim,)."""
+        """Returns the vector of the meme in this row, shape (text_dim + picture_dim,)."""
         found = self.base.rows[row] if row < self.base.size else self.overlay.rows[row - self.base.size]
         return np.array(found)
 

@@ -1,4 +1,4 @@
-"""What a library says of itself: the manifest of a generation and the memes in it, as they are stored."""
+"""Stored form of a library: the manifest of a generation and its memes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Stored(BaseModel):
 
 
 class KeptPicture(_Stored):
-    """Where a picture stands in ``pictures.bin``, or in the journal if its meme does."""
+    """Place of a picture in ``pictures.bin``, or in the journal if its meme is there."""
 
     offset: int = Field(ge=0)
     size: int = Field(ge=1, le=MAX_KEPT_BYTES)
@@ -89,7 +89,7 @@ class LabelledMeme(_Stored):
 
     @property
     def harmful(self) -> bool:
-        """Whether it was decided to be harmful."""
+        """True if it was labelled harmful."""
         return self.label is Label.HARMFUL
 
     @property
@@ -112,7 +112,7 @@ class FileEntry(_Stored):
 
 
 class Counts(_Stored):
-    """How many memes there are, in all and of which kind."""
+    """Number of memes, in all and of each kind."""
 
     memes: int = Field(ge=1)
     with_text: int = Field(ge=0)
@@ -145,7 +145,7 @@ class Counts(_Stored):
 
 
 class Calibration(_Stored):
-    """What the vote of a library was worth on its own memes, each left out with all that share its picture or text."""
+    """Accuracy of a library's vote on its own memes, each left out with all that share its picture or text."""
 
     method: Literal["leave-one-out", "defaults"]
     """``defaults`` where there were too few memes to choose by; the figures are then absent."""
@@ -174,7 +174,7 @@ class Calibration(_Stored):
 
 
 class Safeguards(_Stored):
-    """What keeps a few precedents from deciding for all; chosen when a library is built, and calibrated with.
+    """Safeguards against a few precedents deciding alone; chosen when a library is built, and calibrated with.
 
     That clones count once needs no setting. What a library says nothing of was off when it was built: what a new one
     is built with is :data:`USUAL`.
@@ -193,7 +193,7 @@ class Safeguards(_Stored):
 
     @property
     def cap(self) -> int | None:
-        """How many precedents of one source are found at most, None for any number."""
+        """Largest number of precedents of one source in a result; None for any number."""
         return self.per_source if self.sources > 1 else None
 
 
@@ -229,7 +229,7 @@ class Regression(_Stored):
 
 
 class Tuning(_Stored):
-    """How a library is searched and how its precedents vote, chosen when it is built."""
+    """Settings of search and vote, chosen when a library is built."""
 
     alpha: float = Field(ge=0, le=1)
     """Weight of the text where the caller names none."""

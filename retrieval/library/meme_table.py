@@ -109,7 +109,7 @@ class MemeWriter:
             self._flush()
 
     def record(self, history: Iterable[Kept]) -> None:
-        """What was changed before. Raises OSError."""
+        """Stores the history of changes. Raises OSError."""
         self._run(
             "INSERT INTO changes VALUES (?, ?, ?, ?, ?)",
             (
@@ -205,7 +205,7 @@ class MemeTable:
         return [self._meme(answer) for answer in answers]
 
     def row_of(self, id_: str) -> int | None:
-        """Where the meme of this id stands; None where there is none. Raises BadLibrary."""
+        """Returns the row of a meme; None if there is none. Raises BadLibrary."""
         if not _can_be_asked(id_):
             return None
         answers = self.ask("SELECT row FROM memes WHERE id = ?", (id_,))
@@ -219,7 +219,7 @@ class MemeTable:
             last = answers[-1][0]
 
     def changes(self, meme: str | None = None) -> list[Change]:
-        """What was changed before this generation was written, of one meme or of all, in order."""
+        """Returns the changes before this generation was written, of one meme or of all, in order."""
         where, values = ("", ()) if meme is None else ("WHERE meme = ?", (meme,))
         if meme is not None and not _can_be_asked(meme):
             return []
@@ -262,7 +262,10 @@ class MemeTable:
         return chosen
 
     def check(self, flags: NDArray[np.uint8], pictures_size: int) -> str | None:
-        """What keeps the table from being that of these flags, in words; None if nothing does. Raises BadLibrary."""
+        """Describes the first contradiction between the table and these flags; None if there is none.
+
+        Raises BadLibrary.
+        """
         ((integrity,),) = self.ask("PRAGMA quick_check(1)")
         if integrity != "ok":
             return f"{MEMES} is not a sound table"

@@ -1,4 +1,4 @@
-"""What the journal of a generation makes of it: memes behind its rows, rows that are hidden, labels that were changed.
+"""Overlay: the journal's changes to a generation: added memes, hidden rows, changed labels.
 
 An overlay never changes; a draft is what becomes the next one. Only the array that holds the vectors of added memes is
 shared between them: it grows behind the rows that any overlay looks at, so that adding one meme copies nothing.
@@ -25,15 +25,15 @@ _FIRST = 64
 
 
 class BaseRows(Protocol):
-    """What an overlay lies on."""
+    """Rows under an overlay."""
 
     @property
     def size(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
         ...
 
     def row_of(self, id_: str) -> int | None:
-        """Where the meme of this id stands; None where there is none."""
+        """Returns the row of a meme; None if there is none."""
         ...
 
 
@@ -58,7 +58,7 @@ class Delta:
         flags: uint8 of shape (base + added,), or None where they are the base's own.
         places: Row of each added meme by id, hidden ones left out.
         hidden: Rows that are not found.
-        said: What is now said of a row of the base.
+        said: Changed description of a row of the base.
         changes: In order, numbered without a gap.
         by_meme: The same, by id.
         bytes_added: Size of the pictures that came with them, less that of hidden ones.
@@ -77,7 +77,7 @@ class Delta:
 
     @classmethod
     def none(cls, dim: int) -> Delta:
-        """Of a generation that nothing was changed in."""
+        """Returns the delta of an unchanged generation."""
         return cls(rows=np.zeros((0, dim), dtype=np.float32))
 
 
@@ -102,16 +102,16 @@ class DeltaBuilder:
 
     @property
     def next_row(self) -> int:
-        """Where the next meme goes in."""
+        """Row of the next added meme."""
         return self._base.size + len(self._memes)
 
     @property
     def size(self) -> int:
-        """How many memes are found."""
+        """Number of visible memes."""
         return self.next_row - len(self._hidden)
 
     def row_of(self, id_: str) -> int | None:
-        """Where the meme of this id stands that can be found; None where there is none. Raises BadLibrary."""
+        """Returns the row of a visible meme; None if there is none. Raises BadLibrary."""
         if id_ in self._places:
             return self._places[id_]
         row = self._base.row_of(id_)
@@ -216,7 +216,7 @@ class DeltaBuilder:
 
 
 def fits(vector: NDArray[np.float32], meme: LabelledMeme, encoder: EncoderIdentity) -> bool:
-    """Whether a vector, shape (text_dim + picture_dim,), can be this meme's: halves of length 1, or 0 for none."""
+    """True if a vector, shape (text_dim + picture_dim,), fits this meme: halves of length 1, or 0 for none."""
     if vector.shape != (encoder.dim,):
         return False
     wide = vector.astype(np.float64)

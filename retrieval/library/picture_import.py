@@ -38,7 +38,7 @@ class Wanted:
 
     Attributes:
         row: The row.
-        folder: What its image name is relative to; None where pictures are not looked for.
+        folder: Directory of the image name; None to look for no picture.
     """
 
     row: Row
@@ -47,13 +47,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is made of a picture.
+    """Embedded picture.
 
     Attributes:
-        bytes_sha256: Of the file, in hex.
-        pixels_sha256: Of the normalised pixels, in hex.
+        bytes_sha256: SHA-256 of the file, in hex.
+        pixels_sha256: SHA-256 of the normalised pixels, in hex.
         vector: float32 of shape (picture_dim,).
-        kept: Where it was put to be kept.
+        kept: Place of the stored small picture.
     """
 
     bytes_sha256: str

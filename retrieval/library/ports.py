@@ -21,7 +21,7 @@ class Writer(Protocol):
 
     @property
     def encoder(self) -> EncoderIdentity:
-        """What the library was made with."""
+        """Identity of the encoder that made the library."""
         ...
 
     def add(
@@ -43,7 +43,7 @@ class Writer(Protocol):
         ...
 
     def forget(self) -> None:
-        """What was removed is lost for good; the history still says who removed which id, when and why."""
+        """Deletes removed memes for good; the history still says who removed which id, when and why."""
         ...
 
     def meme(self, id_: str) -> LabelledMeme | None:
@@ -60,25 +60,25 @@ class LibraryView(Protocol):
 
     @property
     def identity(self) -> LibraryIdentity:
-        """By what a record names it."""
+        """Identity for records."""
         ...
 
     @property
     def tuning(self) -> Tuning:
-        """How it is searched and how its precedents vote."""
+        """Settings of search and vote."""
         ...
 
     @property
     def counts(self) -> Counts:
-        """How many memes there are."""
+        """Number of memes."""
         ...
 
     def rows_of(self, ids: Collection[str]) -> list[int]:
-        """Where the memes of these ids stand; ids that are not there are passed over."""
+        """Returns the rows of memes by id; unknown ids are skipped."""
         ...
 
     def count(self, where: Filter) -> int:
-        """How many memes this lets through."""
+        """Counts the memes that a filter admits."""
         ...
 
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
@@ -101,5 +101,5 @@ class LibraryView(Protocol):
         where: Filter | None = None,
         harmful: bool | None = None,
     ) -> Hits:
-        """As :meth:`~retrieval.index.exact.FusedIndex.search`, among what ``where`` lets through or of one label."""
+        """Searches as :meth:`~retrieval.index.exact.FusedIndex.search`, within ``where`` or one label."""
         ...

@@ -48,7 +48,7 @@ class _BadRow(Exception):
 
 
 def format_of(path: Path) -> SourceFormat | None:
-    """How a file is laid out, by its content; None where in no way that is known. Raises BadRequest as below."""
+    """Tells the layout of a file from its content; None if it is unknown. Raises BadRequest as below."""
     return _detect(read_text(path, "labelled memes"))
 
 

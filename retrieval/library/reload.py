@@ -15,7 +15,7 @@ EVERY_S = 1.0
 
 
 class Searched(Protocol):
-    """What keeps up: :class:`retrieval.precedents.finder.LibraryFinder`."""
+    """Target of updates: :class:`retrieval.precedents.finder.LibraryFinder`."""
 
     @property
     def searched(self) -> Library:
@@ -34,7 +34,7 @@ async def follow(finder: Searched, tell: Callable[[str], None], *, every_s: floa
     damaged, or was made by another encoder) is told of once and left alone; the old is searched on.
 
     Args:
-        finder: What is to keep up.
+        finder: Finder to keep up to date.
         tell: Told of each swap, in a sentence.
         every_s: Seconds between two looks.
     """

@@ -1,4 +1,4 @@
-"""Where labelled memes come from, and what is found there row by row."""
+"""Sources of labelled memes, and the result of reading them row by row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ be harder to recognise. A file with one such row is refused as a whole."""
 
 
 class SourceFormat(StrEnum):
-    """How a file of labelled memes is laid out."""
+    """Layout of a file of labelled memes."""
 
     HARMEME = "harmeme"
     """JSON a line: ``id``, ``image``, ``labels`` (the first is the label, the others are targets), ``text``."""
@@ -32,14 +32,14 @@ class SourceFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What else is known of where memes come from, so that searches can be confined to some.
+    """Further origin of memes, by which searches can be limited.
 
     Attributes:
-        split: Of their data set; empty where it has none.
-        namespace: Whose content they are.
+        split: Split of their data set; empty if it has none.
+        namespace: Namespace of their content.
         language: BCP 47 tag of their texts; empty where that is not known.
         policy: Name of the policy that they were labelled by.
-        verified: Whether people have confirmed the labels for this court; what a data set says is not that.
+        verified: True if people have confirmed the labels for this court; the labels of a data set are not.
     """
 
     split: str = ""
@@ -51,15 +51,15 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where labelled memes come from.
+    """Source of labelled memes.
 
     Attributes:
         path: The file.
-        name: What its precedents are said to come from; the file's own name where empty.
+        name: Source name of its precedents; the file's own name if empty.
         pictures: Directory that image names are relative to; None to go by the texts alone.
         format: None to tell it from the content.
         labels: The file that the labels stand in where they stand apart, as those of MAMI's test split; else None.
-        provenance: What else is known of its memes.
+        provenance: Further origin of its memes.
     """
 
     path: Path
@@ -71,7 +71,7 @@ class Source:
 
     @property
     def label(self) -> str:
-        """What its precedents are said to come from."""
+        """Source name of its precedents."""
         return self.name or self.path.stem
 
 
@@ -80,14 +80,14 @@ class Row:
     """One meme as its source has it.
 
     Attributes:
-        line: Where it stands, counted from 1.
+        line: Line number, counted from 1.
         id: Its name.
         label: Ours.
         source_label: In the source's words.
         text: Empty where there is none.
         categories: In the source's words.
         image: Name of the picture's file; empty where there is none.
-        scene: What to draw instead of reading a file; empty where there is a file or none.
+        scene: Scene to draw instead of reading a file; empty if there is a file or none.
         source: Name of the source.
     """
 
@@ -104,14 +104,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What was wrong with a row.
+    """Fault of a row.
 
     Attributes:
         source: Name of the source.
-        line: Where it stands, counted from 1.
+        line: Line number, counted from 1.
         id: Its name; empty where that could not be read.
         reason: In words, without any of the meme.
-        kept: Whether the meme went in all the same, by its text alone.
+        kept: True if the meme went in all the same, by its text alone.
     """
 
     source: str
@@ -123,10 +123,10 @@ class Problem:
 
 @dataclass(slots=True)
 class Rows:
-    """What was read of a source.
+    """Rows read from a source.
 
     Attributes:
-        format: How it is laid out.
+        format: Layout of the source.
         good: The rows to go on with.
         problems: The others.
     """

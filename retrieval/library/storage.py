@@ -41,11 +41,11 @@ OWN_NAMES = frozenset({CURRENT, f"{CURRENT}.new", GENERATIONS, BUILDING, _LOCK})
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """What ``CURRENT`` says.
+    """Content of ``CURRENT``.
 
     Attributes:
         generation: Name of the current generation's directory.
-        manifest_sha256: Of its manifest, in hex. Without it a manifest that was altered would go unnoticed: it vouches
+        manifest_sha256: SHA-256 of its manifest, in hex. Without it an altered manifest would go unnoticed: it vouches
             for the other files, and only this for it.
         journal_size: Bytes of its journal that hold.
         head: SHA-256, in hex, over all of these and the manifest's digest (:mod:`retrieval.library.journal`): it stands
@@ -85,7 +85,7 @@ def missing() -> BadLibrary:
 
 
 def read_pointer(root: Path) -> Pointer:
-    """What ``CURRENT`` says. Raises BadLibrary if there is none or it can't be understood."""
+    """Reads ``CURRENT``. Raises BadLibrary if it is missing or malformed."""
     try:
         raw = (root / CURRENT).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -174,7 +174,7 @@ def announce(root: Path, pointer: Pointer) -> None:
 
 
 def mark_of(root: Path) -> tuple[int, int, int]:
-    """Of ``CURRENT`` as it is now: changes with every write. Costs one look at the directory. Raises OSError."""
+    """Returns a mark of ``CURRENT`` that changes with every write. Costs one look at the directory. Raises OSError."""
     found = (root / CURRENT).stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 

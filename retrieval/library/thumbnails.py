@@ -42,7 +42,7 @@ def frame_of(data: bytes) -> Frame:
     """A picture that was kept, as it is shown.
 
     Raises:
-        BadLibrary: It is none that we wrote.
+        BadLibrary: The bytes are no picture of ours.
     """
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG"]) as opened:
@@ -58,7 +58,7 @@ def frame_of(data: bytes) -> Frame:
 
 
 class ThumbnailStore(Protocol):
-    """Where pictures are."""
+    """Store of the library's pictures."""
 
     def read(self, kept: KeptPicture) -> bytes:
         """The picture that stands there. Raises BadLibrary if it is not what it was; OSError if it can't be read."""
@@ -91,8 +91,8 @@ class PictureFile:
         """The picture that stands there.
 
         Raises:
-            BadLibrary: It is not what it was when written.
-            OSError: It can't be read.
+            BadLibrary: The picture was altered.
+            OSError: The picture can't be read.
         """
         data = os.pread(self._handle, kept.size, kept.offset)
         if hashlib.sha256(data).hexdigest() != kept.sha256:
@@ -100,7 +100,7 @@ class PictureFile:
         return data
 
     def sha256(self) -> str:
-        """Of all of it, in hex. Raises OSError."""
+        """SHA-256 of the whole file, in hex. Raises OSError."""
         digest, place = hashlib.sha256(), 0
         while block := os.pread(self._handle, MAX_KEPT_BYTES, place):
             digest.update(block)
@@ -118,7 +118,7 @@ class JoinedPictures:
         self._size = file.size
 
     def read(self, kept: KeptPicture) -> bytes:
-        """As :meth:`PictureFile.read`."""
+        """Reads a picture as :meth:`PictureFile.read`."""
         if kept.offset < self._size:
             return self._file.read(kept)
         if self._journal is None:
@@ -137,7 +137,7 @@ class ThumbnailWriter(PictureFile):
         self._end = 0
 
     def append(self, data: bytes) -> KeptPicture:
-        """Where it stands now. Raises OSError."""
+        """Appends a picture and returns its place. Raises OSError."""
         if len(data) > MAX_KEPT_BYTES:
             raise ValueError(f"a picture of {len(data)} bytes is larger than any that is kept")
         rest = memoryview(data)

@@ -49,7 +49,7 @@ Progress = Callable[[int, int], None]
 
 
 class Check(StrEnum):
-    """How much of a library is read before it is used."""
+    """Extent to which a library is read before use."""
 
     WHOLE = "whole"
     """Every byte but those of the pictures."""
@@ -111,11 +111,11 @@ class Base:
 
     @property
     def size(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
         return int(self.flags.size)
 
     def row_of(self, id_: str) -> int | None:
-        """Where the meme of this id stands; None where there is none. Raises BadLibrary."""
+        """Returns the row of a meme; None if there is none. Raises BadLibrary."""
         return self.table.row_of(id_)
 
 
@@ -126,13 +126,13 @@ def read_base(directory: Path, manifest: Manifest, check: Check, progress: Progr
     and each is held against its own digest when it is read.
 
     Args:
-        directory: Of the generation.
-        manifest: What it says of itself.
-        check: How much of the rest.
+        directory: Directory of the generation.
+        manifest: Manifest of the generation.
+        check: Extent of the check of the rest.
         progress: Told how many bytes of how many were checked.
 
     Raises:
-        BadLibrary: It is not as it was written.
+        BadLibrary: The generation was altered.
     """
     for name, entry in manifest.files.items():
         _check_size(directory / name, entry)
@@ -166,14 +166,14 @@ def check_digests(directory: Path, manifest: Manifest, progress: Progress | None
 
 
 def content_problem(base: Base, manifest: Manifest) -> str | None:
-    """What the files of a generation contradict each other in; None if in nothing. Raises BadLibrary."""
+    """Describes the first contradiction between the files of a generation; None if there is none. Raises BadLibrary."""
     return problem_of(base.rows, base.flags, manifest.encoder) or base.table.check(
         base.flags, manifest.files[PICTURES].size
     )
 
 
 def shape_problem(rows: NDArray[np.float32], size: int, encoder: EncoderIdentity) -> str | None:
-    """What keeps these from being rows of so many memes, in words; None if nothing does."""
+    """Describes why an array can't be the rows of so many memes; None if it can."""
     if rows.dtype != np.float32 or not rows.flags.c_contiguous or rows.shape != (size, encoder.dim):
         return f"{VECTORS} is not {size} rows of {encoder.dim} values"
     return None
@@ -182,13 +182,13 @@ def shape_problem(rows: NDArray[np.float32], size: int, encoder: EncoderIdentity
 def problem_of(
     rows: NDArray[np.float32], flags: NDArray[np.uint8], encoder: EncoderIdentity, first: int = 0
 ) -> str | None:
-    """What keeps these rows from being those of memes with these flags, in words; None if nothing does.
+    """Describes why rows can't belong to memes with these flags; None if they can.
 
     Args:
         rows: To be float32 of shape (n, text_dim + picture_dim).
         flags: uint8 of shape (n,).
-        encoder: What made them.
-        first: What the first row is called.
+        encoder: Identity of the encoder that made them.
+        first: Name of the first row in messages.
     """
     problem = shape_problem(rows, flags.size, encoder)
     if problem:

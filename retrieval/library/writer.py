@@ -92,17 +92,17 @@ class LibraryWriter:
 
     @classmethod
     def open(cls, root: Path) -> LibraryWriter:
-        """Of the library in this directory. Raises BadLibrary."""
+        """Opens the library in this directory for writing. Raises BadLibrary."""
         return cls(Library.open(root, None))
 
     @property
     def library(self) -> Library:
-        """As it was after the last change that was made here."""
+        """Library after the last change that was made here."""
         return self._library
 
     @property
     def encoder(self) -> EncoderIdentity:
-        """What the library was made with."""
+        """Identity of the encoder that made the library."""
         return self._library.manifest.encoder
 
     def add(
@@ -139,7 +139,10 @@ class LibraryWriter:
         return None if row is None else library.read([row])[0]
 
     def history(self, meme: str | None = None) -> list[Recorded]:
-        """As :meth:`retrieval.library.library.Library.history`, of the library as it is now. Raises BadLibrary."""
+        """Returns the history, as :meth:`retrieval.library.library.Library.history`, of the current library.
+
+        Raises BadLibrary.
+        """
         return self._caught_up().history(meme)
 
     def compact(self, *, forget: bool = False) -> Library:
@@ -148,7 +151,7 @@ class LibraryWriter:
         Readers and other writers go on meanwhile, but nobody can change the library until it is done.
 
         Args:
-            forget: Whether what was removed is lost for good, with the generation that held it; the history then still
+            forget: True to delete removed memes for good, with the generation that held them; the history then still
                 says who removed which id, when and why.
 
         Raises:
@@ -168,7 +171,7 @@ class LibraryWriter:
             self._done_writing()
 
     def forget(self) -> None:
-        """What was removed is lost for good; as :meth:`compact`."""
+        """Deletes removed memes for good, as :meth:`compact`."""
         self.compact(forget=True)
 
     def _made(self, plan: _Plan) -> Change:

@@ -1,4 +1,4 @@
-"""Whether a meme is one that is known already, so that it need not be tried again.
+"""Matching: tells whether a meme is already known, so that it need not be tried again.
 
 A hash of the picture (PDQ) finds what may be the same; it hardly moves when one word of a caption is another. So a meme
 counts as the same only where the texts agree and no tile of the picture differs as well. Whatever is near and not that
@@ -49,7 +49,7 @@ class MatchThresholds:
         radius: Bits of 256 in which the hashes of two pictures may differ. PDQ's makers say 31 where the hash is all
             there is to go by; here text and tiles decide, and a crop by 2 % is further off than that.
         misread: Share of its letters and digits that a text read off a picture may differ in.
-        tiles: What two pictures may differ in.
+        tiles: Tolerated differences of two pictures.
         tiles_if_misread: The same where the texts agree only because letters may have been misread: then the picture
             alone must show that no letter is another.
     """
@@ -72,7 +72,7 @@ class MemeText:
 
     Attributes:
         text: Empty where there is none.
-        read: Whether it was read off the picture, and so may be misread.
+        read: True if it was read off the picture, and so may be misread.
     """
 
     text: str
@@ -83,10 +83,10 @@ class HashedPicture:
     """A picture, or a picture without its plain borders, with its hashes.
 
     Attributes:
-        pixels: It.
-        hashes: Of its eight positions, uint8 of shape (8, 32), in the order of
+        pixels: Pixels of the picture.
+        hashes: Hashes of its eight positions, uint8 of shape (8, 32), in the order of
             :class:`~retrieval.near_duplicates.pdq.Position`.
-        quality: Of the hashes, 0 to 100.
+        quality: Quality of the hashes, 0 to 100.
     """
 
     __slots__ = ("hashes", "pixels", "quality")
@@ -97,19 +97,19 @@ class HashedPicture:
 
     @property
     def hash(self) -> Hash:
-        """As it stands."""
+        """Hash of the upright picture."""
         upright: Hash = self.hashes[0]
         return upright
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What there is to compare of a meme.
+    """Comparable features of a meme.
 
     Attributes:
-        frames: Of each frame the whole of it and, where it has plain borders, what is within them, and what is within
-            those that are within them; what PDQ finds too little in to go by (a quality below 50) is left out, so
-            that a frame may have no view at all.
+        frames: Hashes of each frame: the whole of it and, where it has plain borders, what is within them, and what is
+            within those that are within them; what PDQ finds too little in to go by (a quality below 50) is left out,
+            so that a frame may have no view at all.
         words: Its text.
     """
 
@@ -129,7 +129,7 @@ class Difference(StrEnum):
 
 
 class Agreement(StrEnum):
-    """How two texts compare."""
+    """Agreement of two texts."""
 
     SAME = "SAME"
     MISREAD = "MISREAD"
@@ -138,7 +138,9 @@ class Agreement(StrEnum):
 
 
 def fingerprint(picture: Picture, words: MemeText) -> Fingerprint:
-    """What there is to compare of a meme. Decodes PNGs of our own and hashes: tens of milliseconds a frame.
+    """Fingerprints a meme.
+
+    Decodes PNGs of our own and hashes: tens of milliseconds a frame.
 
     Raises:
         NotLoaded: ``pdqhash`` is not installed.
@@ -151,7 +153,7 @@ def fingerprint(picture: Picture, words: MemeText) -> Fingerprint:
 
 
 def fingerprint_pixels(frames: Sequence[Pixels], words: MemeText) -> Fingerprint:
-    """The same for frames that are decoded. Raises ValueError where there is none."""
+    """Fingerprints decoded frames. Raises ValueError if there is none."""
     if not frames:
         raise ValueError("a meme has at least one frame")
     return Fingerprint(tuple(tuple(_views(frame)) for frame in frames), words)
@@ -175,7 +177,7 @@ def _views(pixels: Pixels) -> Iterator[HashedPicture]:
 
 
 def _is_plain_between(levels: NDArray[np.int16], outer: Box, inner: Box) -> bool:
-    """Whether there is nothing in the borders: trimmed away, a word that stands there would never be missed."""
+    """True if the borders are empty: a word in a trimmed border would never be missed."""
     left, top, right, bottom = outer
     x0, y0, x1, y1 = inner
     above, below = levels[top : max(top, y0 - _SEAM), left:right], levels[min(bottom, y1 + _SEAM) : bottom, left:right]
@@ -198,8 +200,8 @@ def pictures_differ(
     Args:
         known: One.
         new: The other.
-        nearness: What counts.
-        agreement: Of their texts: where they may be misread, the tiles are held to more.
+        nearness: Thresholds of the comparison.
+        agreement: Agreement of their texts: if they may be misread, the tiles are compared more strictly.
     """
     if len(known.frames) != len(new.frames):
         return Difference.FRAMES_DIFFER
@@ -219,7 +221,7 @@ def pictures_differ(
 def _differing(
     known: Fingerprint, new: Fingerprint, position: Position, radius: int, tiles: Tolerance
 ) -> Iterator[Difference | None]:
-    """Of each frame, why it differs in a position."""
+    """Yields for each frame the reason why it differs in a position."""
     for one, other in zip(known.frames, new.frames, strict=True):
         ways = [way for way in _ways(one, other, radius) if way[0] is position][:_TRIES]
         seen = [compare(a.pixels, turned(b.pixels, position), tiles) for _, a, b in ways]
@@ -233,7 +235,7 @@ def _why(seen: Sequence[Comparison]) -> Difference:
 def _ways(
     known: Sequence[HashedPicture], new: Sequence[HashedPicture], radius: int
 ) -> list[tuple[Position, HashedPicture, HashedPicture]]:
-    """How one may be laid over the other: position and views, nearest first."""
+    """Lists the ways to lay one picture over the other: position and views, nearest first."""
     ways = []
     for i, a in enumerate(known):
         for j, b in enumerate(new):
@@ -245,7 +247,7 @@ def _ways(
 
 
 def agreement_of(one: MemeText, other: MemeText, misread: float = MatchThresholds().misread) -> Agreement:
-    """Whether two memes say the same.
+    """Compares the texts of two memes.
 
     Texts that were given must be the same but for case and spacing. Where one was read off a picture, signs and accents
     don't count, what readers mistake for each other counts as one, and they may differ in a share of their letters.
@@ -261,7 +263,7 @@ def agreement_of(one: MemeText, other: MemeText, misread: float = MatchThreshold
 
 
 def texts_agree(one: MemeText, other: MemeText, misread: float = MatchThresholds().misread) -> bool:
-    """Whether they do, a few letters aside that may have been misread."""
+    """True if two texts agree, apart from a few letters that may have been misread."""
     return agreement_of(one, other, misread) is not Agreement.OTHER
 
 
@@ -275,7 +277,7 @@ def letters_of(text: str) -> str:
 
 
 def _within(a: str, b: str, most: int) -> bool:
-    """Whether it takes at most so many insertions, removals and replacements to make one of the other (Ukkonen)."""
+    """True if at most so many insertions, removals and replacements turn one text into the other (Ukkonen)."""
     if abs(len(a) - len(b)) > most:
         return False
     beyond = most + 1

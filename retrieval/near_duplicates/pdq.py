@@ -115,7 +115,7 @@ class PdqIndex:
         """Keeps a copy.
 
         Args:
-            hashes: Of shape (n, 32).
+            hashes: Hashes to index, shape (n, 32).
             rows: The n numbers to be told for them; one may stand at several hashes.
 
         Raises:
@@ -150,8 +150,8 @@ class PdqIndex:
         """Rows of which a hash differs from one of these in at most ``radius`` bits, and in how many the nearest does.
 
         Args:
-            hashes: Of one picture in all its positions, say: of shape (n, 32).
-            radius: Of 256 bits.
+            hashes: Hashes of one picture in all its positions, say: shape (n, 32).
+            radius: Largest distance, in bits of 256.
 
         Raises:
             ValueError: The hashes or the radius are none.

@@ -1,4 +1,4 @@
-"""Whether two pictures are the same everywhere: one is laid over the other, and no tile may differ.
+"""Tile comparison: lays one picture over another, and accepts no tile that differs.
 
 A hash of the whole picture hardly moves when one word of a caption is another. Here the second picture is brought to
 the place, size and colours of the first (crops, scaling, filters, grey copies), and what is left of the difference is
@@ -46,7 +46,7 @@ _OFF_AT_MOST: Final = 900.0
 
 
 class Seen(StrEnum):
-    """What comes out."""
+    """Outcome of a comparison."""
 
     SAME = "SAME"
     TOO_SMALL = "TOO_SMALL"
@@ -61,7 +61,7 @@ class Seen(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What still counts as the same.
+    """Tolerance of the comparison.
 
     Attributes:
         tile: Root mean square of what differs within a tile, in levels of 0 to 255.
@@ -80,8 +80,8 @@ class Comparison:
     """Two pictures side by side.
 
     Attributes:
-        seen: What came out.
-        worst: Of the tile that differs most, root mean square in levels; None where it did not come to that.
+        seen: Outcome of the comparison.
+        worst: Root mean square difference of the worst tile, in levels; None if it did not come to that.
         cut: Largest share of height or width that lies outside the other on one side; likewise.
     """
 
@@ -91,7 +91,7 @@ class Comparison:
 
 
 def compare(known: Pixels, new: Pixels, tolerance: Tolerance = Tolerance()) -> Comparison:
-    """Whether two pictures are the same everywhere. The same answer for the same pixels, every time."""
+    """Compares two pictures tile by tile. Deterministic: equal pixels give equal answers."""
     side = min(SIDE, max(known.shape[:2]), max(new.shape[:2]))
     if side < SMALLEST or min(*known.shape[:2], *new.shape[:2]) < 16:
         return Comparison(Seen.TOO_SMALL)
@@ -132,7 +132,7 @@ def _grey(pixels: Pixels, scale: float) -> Pixels:
 
 
 def _laid_over(known: Pixels, new: Pixels) -> _Map | None:
-    """Where each pixel of the known picture is in the new one; None if they can't be laid over each other."""
+    """Finds the place of each known pixel in the new picture; None if they can't be laid over each other."""
     scale = _GRID / max(*known.shape[:2], *new.shape[:2])
     small = (_grey(known, scale), _grey(new, scale))
     best, most = None, 0.0
@@ -181,7 +181,7 @@ def _by_features(known: Pixels, new: Pixels) -> _Map | None:
 
 
 def _is_likely(over: _Map) -> bool:
-    """Whether it is about upright, and scales both directions about alike."""
+    """True if the map is about upright and scales both directions alike."""
     (a, b, _), (c, d, _) = over.tolist()
     return bool(0.7 < a < 1.43 and 0.7 < d < 1.43 and abs(b) < 0.05 and abs(c) < 0.05 and 0.9 < a / d < 1.1)
 
@@ -200,7 +200,7 @@ def _lacking(over: _Map, known: Pixels, new: Pixels) -> float:
 
 
 def _worst(known: Pixels, laid: Pixels, there: _Array, enough: float) -> tuple[float, float]:
-    """What differs in the worst tile, in levels, and how much more blurred one is than the other, in pixels.
+    """Returns the difference of the worst tile, in levels, and the difference in blur, in pixels.
 
     Each is predicted from the other's colours and the better prediction counts, if the first is not good enough: a
     grey copy follows from its original, not the other way round.
@@ -242,7 +242,7 @@ def _blurred(pixels: Pixels, sigma: float) -> _Array:
 
 
 def _colours(source: _Array, target: _Array, samples: _Array) -> tuple[float, _Array]:
-    """How far the samples are off after the best change of colours, and that change, of shape (7, 3).
+    """Fits the best change of colours; returns the residual of the samples and the change, shape (7, 3).
 
     Each channel of the target is a quadratic of those of the source (brightness, contrast, gamma, tints, grey), by
     least squares, and then once more without what fits worst, so that another caption does not bend it.

@@ -93,25 +93,25 @@ class _Snapshot:
 
     @property
     def identity(self) -> LibraryIdentity:
-        """By what a record names it."""
+        """Identity for records."""
         return self.library.identity
 
     @property
     def tuning(self) -> Tuning:
-        """How it is searched and how its precedents vote."""
+        """Settings of search and vote."""
         return self.library.manifest.tuning
 
     @property
     def counts(self) -> Counts:
-        """How many memes there are."""
+        """Number of memes."""
         return self.library.counts
 
     def rows_of(self, ids: Collection[str]) -> list[int]:
-        """Where the memes of these ids stand; ids that are not there are passed over. Raises BadLibrary."""
+        """Returns the rows of memes by id; unknown ids are skipped. Raises BadLibrary."""
         return _rows_of(self.library, ids)
 
     def count(self, where: Filter) -> int:
-        """How many memes this lets through. Raises BadLibrary."""
+        """Counts the memes that a filter admits. Raises BadLibrary."""
         chosen = self.choose(where)
         if chosen is None:
             return self.counts.memes
@@ -122,7 +122,7 @@ class _Snapshot:
         return self.library.read(rows)
 
     def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """As :meth:`retrieval.library.ports.LibraryView.halves`."""
+        """Returns both halves of rows, as :meth:`retrieval.library.ports.LibraryView.halves`."""
         found, text_dim = self.index.vectors(rows), self.base.text_dim
         return found[:, :text_dim], found[:, text_dim:]
 
@@ -137,14 +137,14 @@ class _Snapshot:
         where: Filter | None = None,
         harmful: bool | None = None,
     ) -> Hits:
-        """As :meth:`retrieval.library.ports.LibraryView.search`. Raises BadLibrary."""
+        """Searches as :meth:`retrieval.library.ports.LibraryView.search`. Raises BadLibrary."""
         among = self.choose(where)
         if harmful is not None:
             among = _and(self.harmful == harmful, among)
         return self.index.search(text, picture, alpha=alpha, k=k, exclude=exclude, among=among)
 
     def picture(self, id_: str) -> Frame | None:
-        """Of the meme with this id; None where there is none. Raises BadLibrary or OSError."""
+        """Returns the picture of a meme; None if there is none. Raises BadLibrary or OSError."""
         row = self.library.row_of(id_)
         kept = None if row is None else self.library.picture_of(self.library.read([row])[0])
         return None if kept is None else frame_of(kept)
@@ -159,7 +159,7 @@ class _Given:
         self._former: dict[str, _Snapshot] = {}
 
     def note(self, lineage: str, ids: Collection[str]) -> None:
-        """These were found in it."""
+        """Notes the ids found in a library."""
         now = time.monotonic()
         with self._lock:
             for id_ in ids:
@@ -205,17 +205,17 @@ class LibraryFinder:
 
     @property
     def library(self) -> LibraryIdentity:
-        """What is searched."""
+        """Identity of the library that is searched."""
         return self._snapshot.library.identity
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Of all precedents that can be found now."""
+        """Ids of all precedents that can be found now."""
         return tuple(self._snapshot.library.ids())
 
     @property
     def encoder(self) -> Encoder:
-        """What memes are compared by."""
+        """Encoder by which memes are compared."""
         return self._encoder
 
     @property
@@ -230,7 +230,7 @@ class LibraryFinder:
         waited for.
 
         Raises:
-            BadLibrary: It was made with another encoder.
+            BadLibrary: The library was made with another encoder.
         """
         snapshot = self._ready(library, self._snapshot)
         snapshot.warm(None)
@@ -270,15 +270,15 @@ class LibraryFinder:
         """The most similar precedents: see :class:`court.ports.PrecedentFinder`.
 
         Args:
-            text: Of the meme; empty where it has none.
+            text: Text of the meme; empty if it has none.
             frames: Representative frames of its picture; none where it has no picture.
             pixels_sha256: Digest of its normalised pixels.
-            exhibits: How many to show.
-            tally: How many to count at least.
+            exhibits: Number of precedents to show.
+            tally: Least number of precedents to count.
             alpha: Weight of the text, in [0, 1]; None for the library's own.
             exclude: Ids of precedents to leave out.
             where: Which precedents may be found; None for all.
-            leave_out_duplicates: Whether to leave out the meme itself and what is nearly it: the same picture, the same
+            leave_out_duplicates: True to leave out the meme itself and its near-duplicates: the same picture, the same
                 text, or both halves as near as :data:`retrieval.precedents.search.NEAR` says.
 
         Raises:
@@ -305,7 +305,7 @@ class LibraryFinder:
         return await self._in_thread(work, "searched")
 
     async def account(self) -> LibraryInfo:
-        """What there is to say of the library that is searched now."""
+        """Describes the library that is searched now."""
         return LibraryInfo.of(self._snapshot)
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:

@@ -41,7 +41,7 @@ class PgvectorFinder:
     """Finds precedents in a database; satisfies :class:`court.ports.PrecedentFinder`."""
 
     def __init__(self, address: Address, connections: Connections, encoder: Encoder, state: State) -> None:
-        """As :meth:`open` makes it; takes the connections over."""
+        """Takes over the connections; use :meth:`open`."""
         self._address = address
         self._connections = connections
         self._encoder = encoder
@@ -56,8 +56,8 @@ class PgvectorFinder:
         """Looks which library there is.
 
         Args:
-            address: Of the database.
-            encoder: What the library is to be searched with.
+            address: Address of the database.
+            encoder: Encoder that the library is to be searched with.
 
         Raises:
             BadLibrary: There is none, or no pgvector, or it was made with another encoder or has another format.
@@ -76,17 +76,17 @@ class PgvectorFinder:
 
     @property
     def library(self) -> LibraryIdentity:
-        """What is searched, as it was when this finder last looked; findings name what they come from."""
+        """Identity of the library at the finder's last look; findings name the one that they come from."""
         return self._state.identity
 
     @property
     def address(self) -> Address:
-        """Of the database."""
+        """Address of the database."""
         return self._address
 
     @property
     def encoder(self) -> Encoder:
-        """What memes are compared by."""
+        """Encoder by which memes are compared."""
         return self._encoder
 
     def close(self) -> None:
@@ -138,10 +138,10 @@ class PgvectorFinder:
         return await self._in_thread(work, "searched")
 
     async def account(self) -> LibraryInfo:
-        """What there is to say of the library as it is now.
+        """Describes the current library.
 
         Raises:
-            BadLibrary: It is damaged, or there no longer.
+            BadLibrary: The library is damaged, or no longer there.
             Unavailable: The server is away.
         """
 
@@ -182,7 +182,7 @@ class PgvectorFinder:
         return await self._in_thread(lambda: self._connections.reading(read), "read")
 
     def _note(self, state: State, ids: Collection[str]) -> None:
-        """These were found there."""
+        """Notes the ids found in a library."""
         with self._lock:
             if state.shelf >= self._state.shelf:
                 self._state = state
@@ -207,7 +207,7 @@ class PgvectorFinder:
 
 
 def encoder_of(address: Address) -> EncoderIdentity:
-    """What the library in a database was made with. Raises as :meth:`PgvectorFinder.open`."""
+    """Returns the identity of a database library's encoder. Raises as :meth:`PgvectorFinder.open`."""
     connections = Connections(address)
     try:
         return connections.reading(read_state).about.encoder

@@ -1,4 +1,4 @@
-"""What a search comes to, wherever the precedents lie: finders differ in the shelf that they search, not in this."""
+"""Search over any library view: finders differ in the view that they search, not in this."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _SPARE, _MOST_LOOKED_AT = 8, 16_384
 
 @dataclass(frozen=True, slots=True)
 class LibraryInfo:
-    """What there is to say of a library, all of the same moment.
+    """Description of a library at one moment.
 
     Attributes:
-        identity: By what a record names it.
-        counts: How many memes there are.
-        tuning: How it is searched and how its precedents vote.
+        identity: Identity for records.
+        counts: Number of memes.
+        tuning: Settings of search and vote.
     """
 
     identity: LibraryIdentity
@@ -46,20 +46,20 @@ class LibraryInfo:
 
     @classmethod
     def of(cls, shelf: LibraryView) -> LibraryInfo:
-        """Of the library on this shelf."""
+        """Describes the library behind this view."""
         return cls(shelf.identity, shelf.counts, shelf.tuning)
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is looked for, embedded.
+    """Embedded query of a search.
 
     Attributes:
         text: float32 of shape (text_dim,), or None where there is none to compare.
         picture: float32 of shape (picture_dim,), or None where there is none to compare.
         text_key: To tell the same text.
         pixels_sha256: To tell the same picture.
-        text_cut: Whether the text is longer than the encoder reads.
+        text_cut: True if the text is longer than the encoder reads.
         text_not_understood: True if there is a text and the encoder can't read it, so that ``text`` is None.
     """
 
@@ -87,7 +87,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """What is asked for, as :meth:`retrieval.precedents.finder.LibraryFinder.find` takes it.
+    """Arguments of :meth:`retrieval.precedents.finder.LibraryFinder.find`.
 
     Raises:
         ValueError: Alpha is outside [0, 1], or a number below 0.
@@ -177,11 +177,11 @@ class _ClusterCap:
             self._alike[row].append(place)
 
     def full(self, row: int, harmful: bool) -> bool:
-        """Whether there are as many already of this label that are nearly the same as this row of the run."""
+        """True if the run has enough near-duplicates of this row with this label."""
         return sum(self._chosen[place] == harmful for place in self._alike[row]) >= self._most
 
     def join(self, row: int, harmful: bool) -> None:
-        """It was chosen."""
+        """Adds a chosen row."""
         self._chosen[self._first + row] = harmful
 
 
@@ -194,7 +194,7 @@ def _perhaps_sole(findings: Findings) -> list[str]:
     """Precedents on whose account alone the vote may acquit: by weight, or since nothing else is near enough.
 
     Args:
-        findings: With one more in the tally than vote.
+        findings: Findings with one more in the tally than vote.
     """
     settings = findings.vote_settings
     benign = [entry.id for entry in findings.tally[: settings.k] if entry.label is Label.NOT_HARMFUL]

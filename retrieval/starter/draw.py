@@ -31,7 +31,7 @@ class CaptionLine:
     Attributes:
         text: The words.
         box: Left, top, right and bottom of the drawn line with its outline, in pixels.
-        origin: Where Pillow is told to begin, in pixels.
+        origin: Start position for Pillow, in pixels.
         font_size: In pixels.
         outline: Width of the black outline, in pixels.
     """
@@ -477,7 +477,7 @@ def _even(text: str, font: ImageFont.FreeTypeFont, widest: float, most: int) -> 
 
 
 def _blocks(text: str) -> tuple[str, str]:
-    """What stands at the top and what at the bottom: cut at the first line break, or at the middle of a long text."""
+    """Splits a caption into top and bottom: at the first line break, or at the middle of a long text."""
     top, break_, bottom = text.strip().partition("\n")
     if break_:
         return top, bottom
@@ -491,7 +491,7 @@ def _blocks(text: str) -> tuple[str, str]:
 
 
 def caption_lines(text: str, size: tuple[int, int] = (640, 480)) -> list[CaptionLine]:
-    """Where each line of a caption stands on a picture: at most as large as is readable, always inside.
+    """Lays out each line of a caption on a picture: as large as is readable, always inside.
 
     Args:
         text: The caption. Its first line goes to the top and the rest to the bottom; one long line is cut in two.

@@ -1,1 +1,1 @@
-"""Who is calling and what that caller may do: TLS, tokens, scopes."""
+"""Access control: TLS, tokens and scopes of callers."""

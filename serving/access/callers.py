@@ -1,4 +1,4 @@
-"""Who is calling, and what that caller may do.
+"""Identity and permissions of the current caller.
 
 The server finds out who calls before a method runs (:mod:`serving.rpc.auth`); the methods ask :func:`current`.
 Where the server knows no callers, because it was given no file of tokens, whoever can connect is :data:`ANYBODY`.
@@ -27,7 +27,7 @@ class NotAllowed(CourtError):
 
 
 class Scope(StrEnum):
-    """What a token is good for. None holds another: who is to do all is given all of them."""
+    """Permission of a token. Scopes do not include each other: a token that may do everything lists all of them."""
 
     JUDGE = "judge"
     """Have memes tried, watch trials, search precedents."""
@@ -44,9 +44,9 @@ class Caller:
     """Somebody who may call.
 
     Attributes:
-        name: As the file of tokens has it; empty where the server knows no callers.
-        scopes: What it may do.
-        namespaces: Whose content it may hand in and see; None for everybody's.
+        name: Name in the file of tokens; empty if the server knows no callers.
+        scopes: Permissions of the caller.
+        namespaces: Namespaces that it may hand in and see; None for all.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Caller:
     namespaces: frozenset[str] | None = None
 
     def sees(self, namespace: str) -> bool:
-        """Whether content of that namespace is its business."""
+        """True if the caller may see content of that namespace."""
         return self.namespaces is None or namespace in self.namespaces
 
 
@@ -66,7 +66,7 @@ _now: ContextVar[Callable[[], Caller | None] | None] = ContextVar("now", default
 
 
 def current() -> Caller:
-    """Who makes the call that is being answered. Tasks that are started for it know it too."""
+    """Returns the caller of the current call. Tasks that are started for the call know it too."""
     return _calling.get()
 
 
@@ -74,7 +74,7 @@ def set_current(caller: Caller, now: Callable[[], Caller | None] | None = None) 
     """From now on, in this call, that is who calls. For the interceptor and for tests.
 
     Args:
-        caller: Who calls.
+        caller: Caller of the current call.
         now: Says whose the token is by now, None for nobody's; None for a call without one.
     """
     _calling.set(caller)
@@ -86,7 +86,7 @@ def check_in_force() -> None:
 
     Raises:
         Unauthenticated: The token was taken out of force.
-        Unavailable: It is for something else by now. A call that is made anew goes by that.
+        Unavailable: The token has other permissions by now. A new call goes by these.
     """
     now = _now.get()
     if now is None:
@@ -107,7 +107,7 @@ def in_force() -> Callable[[], bool]:
 
 
 def unknown_token() -> Unauthenticated:
-    """What a caller is told whose token is not in force."""
+    """Builds the error for a token that is not in force."""
     return Unauthenticated(
         "The token is not known here, or no longer: ask whoever runs the server for another.", reason="TOKEN_UNKNOWN"
     )
@@ -123,7 +123,7 @@ def check_namespace(namespace: str, field: str = "content.namespace") -> None:
         field: The part of the request that it stands in.
 
     Raises:
-        NotAllowed: It is not.
+        NotAllowed: The namespace is not the caller's.
     """
     if not current().sees(namespace):
         raise NotAllowed(

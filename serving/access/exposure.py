@@ -24,12 +24,12 @@ def require_guarded(listener: str, host: str, settings: Settings, *, field: str)
 
     Args:
         listener: Name of the listener, to begin a sentence with.
-        host: Where it listens.
+        host: Host that it listens on.
         settings: Certificates, tokens and what was lifted.
         field: Setting or argument that is at fault.
 
     Raises:
-        BadRequest: It listens beyond this machine, and lacks tokens or TLS.
+        BadRequest: The server is reachable from outside this machine, and lacks tokens or TLS.
     """
     if only_here(host):
         return

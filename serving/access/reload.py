@@ -18,7 +18,7 @@ Contents = tuple[bytes, ...]
 
 
 def read_all(paths: Sequence[Path], what: str) -> Contents:
-    """What files hold.
+    """Reads the contents of files.
 
     Args:
         paths: The files.
@@ -46,7 +46,7 @@ async def follow_files(
         paths: The files.
         use: Is given what they hold; raises BadRequest if that can't be used: then what was in use before stays in use.
         what: They are, for the log: "The file of tokens".
-        in_use: What they held when they were read first.
+        in_use: Contents of the files when they were read first.
         every_s: Seconds between two looks.
     """
     handed_on: Contents | str = in_use

@@ -32,7 +32,7 @@ class Certificates:
 
     Attributes:
         paths: The certificate chain, its key and, if there is one, the file of authorities; all PEM.
-        contents: What is in use of them.
+        contents: Contents in use.
     """
 
     paths: Sequence[Path]
@@ -40,7 +40,7 @@ class Certificates:
 
     @classmethod
     def of(cls, settings: Settings) -> Certificates | None:
-        """Those that the settings name; None where they name none.
+        """Returns the certificates that the settings name; None if they name none.
 
         Raises:
             BadRequest: They are named by half, or can't be used.
@@ -65,7 +65,7 @@ class Certificates:
         self.contents = contents
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a server's port."""
+        """Returns the credentials for a server's port."""
         shown = self.contents
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:

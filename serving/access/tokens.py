@@ -62,7 +62,7 @@ class Entry(BaseModel):
 
     @property
     def caller(self) -> Caller:
-        """Who calls with it."""
+        """Caller that the token identifies."""
         return Caller(
             self.name, frozenset(self.scopes), None if self.namespaces is None else frozenset(self.namespaces)
         )
@@ -78,7 +78,7 @@ def parse(data: bytes) -> Sequence[Entry]:
     """The entries of a file of tokens.
 
     Raises:
-        BadRequest: It is not one. What is wrong is told by line or by entry, without what stands there.
+        BadRequest: The file is malformed. Faults are named by line or by entry, without quoting them.
     """
     try:
         entries = _File.model_validate(tomllib.loads(data.decode())).token
@@ -109,8 +109,8 @@ class Tokens:
 
     Attributes:
         path: Their file.
-        contents: What is in use of it.
-        callers: Who calls, by the hash of the token.
+        contents: Contents in use.
+        callers: Callers by the hash of their token.
     """
 
     path: Path
@@ -119,7 +119,7 @@ class Tokens:
 
     @classmethod
     def of(cls, path: Path) -> Tokens:
-        """Those of a file. Raises BadRequest where it can't be read or used: then nobody is let in unasked."""
+        """Reads tokens from a file. Raises BadRequest if it can't be read or used: then no caller is let in."""
         contents = read_all([path], WHAT)
         return cls(path, contents, _callers(contents))
 
@@ -129,7 +129,7 @@ class Tokens:
         self.contents = contents
 
     def caller(self, token: str) -> Caller | None:
-        """Who calls with a token; None if it is not in force.
+        """Returns the caller of a token; None if it is not in force.
 
         The hash is looked up, so that the time that takes tells nothing of a token.
         """
@@ -141,7 +141,7 @@ def _callers(contents: Contents) -> dict[str, Caller]:
 
 
 def hash_of(token: str) -> str:
-    """What stands in the file for a token."""
+    """Returns the hash that the file stores for a token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -168,7 +168,7 @@ def remove(path: Path, name: str, number: str | None = None) -> Sequence[Entry]:
 
     Args:
         path: The file.
-        name: Of the caller.
+        name: Name of the caller.
         number: First digits of the hash of the one token that is meant; all of the caller's if not given.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What the commands share: common options, exit codes, errors, and text that is safe to print."""
+"""Shared parts of the commands: options, exit codes, errors, and text that is safe to print."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ def _docket_place(context: click.Context, parameter: click.Parameter, value: str
 
 
 def place_on_disk(instead: str) -> Callable[[click.Context, click.Parameter, str], Path]:
-    """Where a library is of which a command needs the files; of one in a database says what to do ``instead``."""
+    """Builds a parser for a library whose files a command needs.
+
+    For one in a database the error says what to do ``instead``.
+    """
 
     def callback(context: click.Context, _: click.Parameter, value: str) -> Path:
         from retrieval.library.postgres.address import Address
@@ -144,7 +147,10 @@ def trial_settings(
     without: tuple[str, ...] = (),
     **named: Any,
 ) -> dict[str, Any]:
-    """What :func:`trial_options` gave, as settings; only what was given. ``named`` are settings of a trial."""
+    """Turns the values of :func:`trial_options` into settings, leaving out absent ones.
+
+    Settings of a trial are ``named``.
+    """
     trial: dict[str, Any] = dict.fromkeys(without, False)
     trial |= {name: value for name, value in named.items() if value is not None}
     asked = {"url": llm_url, "model": model, "max_tokens": max_tokens}

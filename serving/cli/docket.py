@@ -195,7 +195,7 @@ async def _key(place: Path | Address | None) -> str:
 async def _erased(
     place: Path | Address | None, library: Path | Address | None, trial_id: str, *, who: str, why: str
 ) -> tuple[Erased, bool]:
-    """What was erased, and whether there was anything of it in the library."""
+    """Erases a trial; returns the erasure, and whether the library contained anything of the trial."""
     from serving.docket.review.corrections import name_of
 
     name = name_of(trial_id)
@@ -208,7 +208,7 @@ async def _erased(
 async def _erased_precedent(
     place: Path | Address | None, library: Path | Address | None, precedent_id: str, *, who: str, why: str
 ) -> tuple[Erased, bool]:
-    """The same, of a precedent."""
+    """Erases a precedent; returns the erasure, and whether the library contained anything of the precedent."""
     async with docket_in(settings_of(docket=place)) as store:
         erased = await store.eraser.erase_precedent(precedent_id, who=who, why=why, at=datetime.now(UTC))
     return erased, await _out_of_library(library, precedent_id, who, why)

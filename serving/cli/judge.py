@@ -264,10 +264,10 @@ def show_verdict(
     """Prints a verdict for a person to read.
 
     Args:
-        name: Of the meme.
+        name: Name of the meme.
         response: The verdict.
         where: On which machine its record is, if not on this one.
-        docket: What to name to open the record, if it is not where it is looked for anyway.
+        docket: Option that opens the record, if the docket is not in its usual place.
     """
     label = label_name(response.label)
     head = click.style(f" {label} ", bold=True, reverse=True, fg=_COLOURS.get(response.label, "yellow"))

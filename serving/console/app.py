@@ -56,15 +56,15 @@ def create_app(
     """The console as an ASGI application.
 
     Args:
-        docket: Whose trials are shown. Whoever opened it closes it.
-        tokens: Of those who may sign in; None for a console that is open to this machine alone.
-        host: Where it listens.
+        docket: Docket whose trials are shown. The opener closes it.
+        tokens: Tokens of visitors; None for a console that is open to this machine alone.
+        host: Host that it listens on.
         origin: Under which people reach it (``https://console.example.org``), where that is another.
-        pictures: Of precedents.
-        parts: What pages of others need besides, by a name of theirs.
+        pictures: Pictures of precedents.
+        parts: Further dependencies of pages, by name.
 
     Raises:
-        ValueError: It listens to others than this machine, and there are no tokens.
+        ValueError: The console is reachable from outside this machine, and there are no tokens.
     """
     if tokens is None and not only_here(host):
         raise ValueError("without tokens the console is for this machine alone")

@@ -73,7 +73,7 @@ async def _file(request: Request, pictures: Pictures) -> Response:
 
 
 async def ask(request: Request) -> Response:
-    """What to choose a selection by."""
+    """Shows the form for a selection."""
     return render(request, "export/choose.html", labels=list(Label), states=list(TrialState))
 
 

@@ -1,4 +1,4 @@
-"""What stands before every page: who may open it, which forms are ours, and what a browser may do with the answer."""
+"""Request guard in front of every page: access, form origin, and the browser's restrictions on the answer."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _host_of(scope: Scope) -> str:
 
 
 def cookie_name(request: Request) -> str:
-    """Of the session's cookie. With TLS it is bound to this very host, and no other can set it."""
+    """Name of the session's cookie. With TLS it is bound to this very host, and no other can set it."""
     return f"__Host-{_COOKIE}" if _secure(request) else _COOKIE
 
 
@@ -142,7 +142,7 @@ def guarded(page: Page) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _has_nul(request: Request) -> bool:
-    """Whether an address asks for what no database can hold alike."""
+    """True if an address contains a NUL, which no database can store alike."""
     values = (*map(str, request.path_params.values()), *(value for _, value in request.query_params.multi_items()))
     return any("\0" in value for value in values)
 
@@ -162,11 +162,11 @@ def _to_sign_in(request: Request) -> Response:
 
 
 async def _checked_form(request: Request) -> Form:
-    """What was sent, once it is sure that a page of ours sent it.
+    """Returns the submitted form once it is certain that a page of ours sent it.
 
     Raises:
-        BadRequest: It is too long, or no form.
-        NotAllowed: It comes from another site, or from a page of an earlier session.
+        BadRequest: The form is too long, or malformed.
+        NotAllowed: The form comes from another site, or from a page of an earlier session.
     """
     origin = request.headers.get("origin")
     own = console_of(request).origin or f"{request.url.scheme}://{request.headers.get('host', '')}"

@@ -1,4 +1,4 @@
-"""What the log says of a trial: each entry held against its commitment and against the docket's signed checkpoint."""
+"""Log proof of a trial: each entry checked against its commitment and the docket's signed checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from serving.docket.store.bodies import PART
 
 
 class Standing(StrEnum):
-    """How an entry stands to the log."""
+    """Standing of an entry in the log."""
 
     PROVEN = "PROVEN"
     """It is what was logged, and the signed checkpoint covers it."""
@@ -38,10 +38,10 @@ class Shown:
     """An entry as a page shows it.
 
     Attributes:
-        entry: As it is stored.
-        standing: How it stands to the log.
-        why: What is wrong, in a sentence; empty where nothing is.
-        who: Who looked at a picture, where the entry says that.
+        entry: Entry as stored.
+        standing: Standing of the entry in the log.
+        why: Fault in a sentence; empty if there is none.
+        who: Person who looked at a picture, if the entry says that.
         what: At which.
     """
 
@@ -59,12 +59,12 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the log says of a trial.
+    """Log proof of a trial.
 
     Attributes:
         entries: All about it, in order.
-        checkpoint: That they were held against; None where there is none that could be opened.
-        why: What is wrong with the checkpoint, or that there is none; empty where nothing is.
+        checkpoint: Checkpoint of the check; None if none could be opened.
+        why: Fault of the checkpoint, or its absence; empty if it is valid.
     """
 
     entries: tuple[Shown, ...]
@@ -73,7 +73,7 @@ class Proof:
 
     @property
     def counts(self) -> Mapping[Standing, int]:
-        """How many entries stand how."""
+        """Counts entries by their standing."""
         return Counter(one.standing for one in self.entries)
 
     @property

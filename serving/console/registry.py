@@ -28,13 +28,13 @@ class Page:
     """An address of the console.
 
     Attributes:
-        path: As Starlette routes it: ``/trials/{trial_id}``.
-        endpoint: What answers. It is called only for who may; :func:`visitor_of`, :func:`form_of` and
-            :func:`console_of` give it what it needs.
-        role: Who may open it; None for everybody, also who is not signed in.
-        methods: Of HTTP. Whatever is no GET must come from a form of ours, which sends its proof along.
-        name: By which templates name its address (``url_for``).
-        nav: What leads to it in the navigation; empty where nothing does.
+        path: Path in Starlette's routing syntax: ``/trials/{trial_id}``.
+        endpoint: Handler of the page. It is called only for permitted visitors; :func:`visitor_of`, :func:`form_of` and
+            :func:`console_of` provide its input.
+        role: Role needed to open it; None for everybody, also without signing in.
+        methods: HTTP methods. Any but GET must come from a form of ours, which sends its proof along.
+        name: Name of the page in templates (``url_for``).
+        nav: Title in the navigation; empty to leave it out.
     """
 
     path: str
@@ -47,7 +47,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """What the pages work with.
+    """Dependencies of the pages.
 
     Attributes:
         trials: Records of trials, and their pictures.
@@ -55,11 +55,11 @@ class Console:
         log: Gives receipts of verdicts.
         reviews: Notes who looks at what.
         auditor: Proves what stands in the log.
-        sessions: Of the visitors.
+        sessions: Sessions of the visitors.
         pages: All there are.
-        pictures: Of precedents; None where the library can't be looked at here.
+        pictures: Pictures of precedents; None if the library can't be read here.
         origin: ``https://console.example.org`` where it is reached under a name of its own; empty otherwise.
-        parts: What pages of others need besides, by a name of theirs.
+        parts: Further dependencies of pages, by name.
     """
 
     trials: TrialReader
@@ -75,14 +75,14 @@ class Console:
 
 
 def console_of(request: Request) -> Console:
-    """What the page works with."""
+    """Returns the page's dependencies."""
     console = request.app.state.console
     assert isinstance(console, Console)
     return console
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Who looks; only on pages that need a role."""
+    """Returns the visitor; only on pages that need a role."""
     visitor = request.state.visitor
     assert isinstance(visitor, Visitor)
     return visitor
@@ -96,7 +96,7 @@ def session_of(request: Request) -> Session:
 
 
 def form_of(request: Request) -> Form:
-    """What was sent; empty for a GET."""
+    """Returns the submitted form; empty for a GET."""
     form: Form = request.state.form
     return form
 
@@ -105,7 +105,7 @@ async def trial_of(request: Request, trial_id: str | None = None) -> TrialRecord
     """The record of the trial that the address names, if it is the visitor's business.
 
     Args:
-        request: Whose ``trial_id`` is meant, and who asks.
+        request: Request with the ``trial_id`` and the visitor.
         trial_id: Another that is meant.
 
     Raises:

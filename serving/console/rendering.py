@@ -18,10 +18,10 @@ def render(request: Request, template: str, *, status: int = 200, **values: obje
     ``Role``.
 
     Args:
-        request: That it answers.
+        request: Request to answer.
         template: Its file under ``templates/``.
-        status: Of HTTP.
-        values: What stands in it.
+        status: HTTP status.
+        values: Values for the template.
     """
     console = console_of(request)
     visitor: Visitor | None = getattr(request.state, "visitor", None)

@@ -48,11 +48,11 @@ async def open_console(
     """The console, served while the block lasts; gives its URL.
 
     Args:
-        docket: Whose trials are shown.
+        docket: Docket whose trials are shown.
         settings: TLS, and the name that it is reached under.
         address: ``host:port``; port 0 for a free one.
-        tokens: Of those who may sign in; None for everybody on this machine, and nobody else.
-        pictures: Of precedents.
+        tokens: Tokens of visitors; None for everybody on this machine, and nobody else.
+        pictures: Pictures of precedents.
         parts: See :func:`serving.console.app.create_app`.
 
     Raises:

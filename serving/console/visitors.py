@@ -1,4 +1,4 @@
-"""Who looks at the console: roles, sessions, and what keeps other sites from acting in a visitor's name."""
+"""Visitors of the console: roles, sessions, and protection against requests forged by other sites."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_GRANTS = 64
 
 
 class Role(IntEnum):
-    """What a visitor may do; each may do what the ones before it may."""
+    """Role of a visitor; each includes the ones before it."""
 
     VIEWER = 1
     """Read trials, and look at their pictures."""
@@ -47,9 +47,9 @@ class Visitor:
     """Somebody who is signed in.
 
     Attributes:
-        name: As the file of tokens has it, or ``local``.
-        role: What the visitor may do.
-        namespaces: Whose content the visitor may see; None for everybody's.
+        name: Name in the file of tokens, or ``local``.
+        role: Role of the visitor.
+        namespaces: Namespaces that the visitor may see; None for all.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Visitor:
     namespaces: frozenset[str] | None = None
 
     def sees(self, namespace: str) -> bool:
-        """Whether content of that namespace is the visitor's business."""
+        """True if the visitor may see content of that namespace."""
         return self.namespaces is None or namespace in self.namespaces
 
 
@@ -72,7 +72,7 @@ class Grant:
     Attributes:
         trial_id: On whose page.
         what: Which picture: ``meme``, or ``precedent:`` and its id.
-        until: When it ends, by the monotonic clock.
+        until: End of the grant, in seconds of the monotonic clock.
         fetched: Frames that were.
     """
 
@@ -87,9 +87,9 @@ class Session:
     """A signed-in browser.
 
     Attributes:
-        token_hash: Of the token that it was opened with; empty for :data:`LOCAL`.
-        opened: By the monotonic clock.
-        seen: When it was used last.
+        token_hash: Hash of the token that opened the session; empty for :data:`LOCAL`.
+        opened: Start of the session, in seconds of the monotonic clock.
+        seen: Last use, in seconds of the monotonic clock.
         grants: Sharp pictures that may be fetched, by what stands in their addresses.
     """
 
@@ -108,7 +108,7 @@ class Session:
         return key
 
     def granted(self, key: str, now: float) -> Grant | None:
-        """What a key allows, without using it up; None where it allows nothing (any more)."""
+        """Returns the grant of a key without using it up; None if it grants nothing (any more)."""
         found = self.grants.get(key)
         return found if found is not None and found.until > now else None
 
@@ -124,7 +124,7 @@ class Sessions:
         """No sessions yet.
 
         Args:
-            tokens: Of those who may sign in; None for a console that is open to this machine alone.
+            tokens: Tokens of visitors; None for a console that is open to this machine alone.
             now: The monotonic clock, in seconds.
         """
         self._tokens = tokens
@@ -134,7 +134,7 @@ class Sessions:
 
     @property
     def by_token(self) -> bool:
-        """Whether a token is needed."""
+        """True if a token is needed."""
         return self._tokens is not None
 
     def now(self) -> float:
@@ -145,7 +145,7 @@ class Sessions:
         """Signs in.
 
         Args:
-            token: That the visitor gave; of no matter where none is needed.
+            token: Token of the visitor; ignored if none is needed.
 
         Returns:
             A new session's id, and who that is; None where the token is not in force or good for no page.
@@ -180,11 +180,14 @@ class Sessions:
         self._sessions.pop(_hashed(id_), None)
 
     def proof(self, id_: str) -> str:
-        """What every form of a page must send back: made of the cookie's id, and readable on our own pages alone."""
+        """Returns the proof that every form of a page must send back.
+
+        It is derived from the cookie's id, and readable on our pages alone.
+        """
         return hmac.new(self._key, id_.encode(), hashlib.sha256).hexdigest()
 
     def proves(self, id_: str, proof: str) -> bool:
-        """Whether a form came from a page that was made for this cookie."""
+        """True if a form came from a page that was made for this cookie."""
         return bool(id_) and hmac.compare_digest(self.proof(id_).encode(), proof.encode())
 
     def _visitor(self, token_hash: str) -> Visitor | None:

@@ -91,16 +91,16 @@ class Docket:
 
         Args:
             place: The SQLite file, or the address of a PostgreSQL database.
-            create: Whether to make it if it is not there.
+            create: True to make the docket if it is not there.
             patience: Seconds to wait for another process that is writing.
             key: The file of the private key that checkpoints are signed with, made when the first is; ``docket.key``
                 beside a file ``docket.sqlite``, or in the user's folder of MemeCourt for a database, if not given.
-            pictures: Where pictures lie: a directory, or an address such as ``s3://BUCKET/FOLDER``. If not given,
+            pictures: Place of the pictures: a directory, or an address such as ``s3://BUCKET/FOLDER``. If not given,
                 beside a file in the directory ``docket.sqlite-pictures``, and in a database in a table.
 
         Raises:
             BadRequest: Pictures can't lie there.
-            DocketError: It is not there and not to be made, is no docket, is damaged, or of a later format.
+            DocketError: The docket is not there and not to be made, is no docket, is damaged, or of a later format.
             Unavailable: The database, or where pictures lie, can't be reached.
             NotLoaded: The database's driver is not installed.
         """

@@ -28,7 +28,7 @@ class DocketError(CourtError):
 
 
 class TrialUnknown(CourtError):
-    """There is no trial of that id in this docket."""
+    """Raised where the docket has no trial of that id."""
 
     default_reason = "TRIAL_UNKNOWN"
 
@@ -59,7 +59,7 @@ class RequestName:
     """Names a request.
 
     Attributes:
-        namespace: Of its content, or empty.
+        namespace: Namespace of its content, or empty.
         request_id: Its own.
     """
 
@@ -72,7 +72,7 @@ class Lease:
     """A request, the server that answers it, and with which trial.
 
     Attributes:
-        name: Of the request.
+        name: Name of the request.
         payload: Digest of what was asked.
         trial_id: The trial that answers it; held, being held, or not begun yet.
         owner: The server that sees to it.
@@ -91,7 +91,7 @@ class Failure:
     Attributes:
         begun: Number of the entry that it began with.
         ended: Number of the entry that says so.
-        failed: What that says.
+        failed: Event of the failure.
     """
 
     begun: int
@@ -108,11 +108,11 @@ class TrialFilter:
         states: The state is one of these.
         opened_from: Opened then or later.
         opened_until: Opened before then.
-        reviewed: Whether a person has reviewed the verdict.
-        needs_review: Whether the verdict asks for a person.
-        namespace: Whose content it is; the empty one is a namespace too.
+        reviewed: True for reviewed verdicts, False for others.
+        needs_review: True for verdicts that ask for a person, False for others.
+        namespace: Namespace of the content; the empty one is a namespace too.
         namespaces: The namespace is one of these: what a caller may see. An empty set is no trial at all.
-        pixels_sha256: Of a meme with this picture.
+        pixels_sha256: SHA-256 of the meme's picture.
     """
 
     labels: frozenset[Label] = frozenset()
@@ -133,16 +133,16 @@ class DocketLine:
     Attributes:
         trial_id: Opens the record.
         opened_at: UTC.
-        procedure: How it is or was tried.
-        namespace: Whose content it is.
-        content_id: What the caller calls it.
-        state: Where it stands; OPEN also where it was cut off.
+        procedure: Procedure of the trial.
+        namespace: Namespace of the content.
+        content_id: Caller's id of the content.
+        state: State of the trial; OPEN also if it was interrupted.
         label: The Judge's, or None where there is no verdict.
-        needs_human_review: Whether the verdict asks for a person.
+        needs_human_review: True if the verdict asks for a person.
         request_id: The request that it was opened for.
         review: The last review, or None where there was none.
         failure_reason: Why it failed, for machines; empty where it did not.
-        erased: Whether its record was erased: nothing of the meme is known any more.
+        erased: True if its record was erased: nothing of the meme is known any more.
     """
 
     trial_id: str
@@ -165,8 +165,8 @@ class Receipt:
 
     Attributes:
         checkpoint: A signed note: how far the log was, and the root of its tree.
-        number: Of the entry.
-        header: Of the entry, whose hash is a leaf of the tree.
+        number: Number of the entry.
+        header: Header of the entry, whose hash is a leaf of the tree.
         proof: From the leaf to the root (RFC 6962 §2.1.1).
     """
 
@@ -205,7 +205,7 @@ class TrialReader(Protocol):
 
         Raises:
             TrialUnknown: There is none of that id.
-            DocketError: What is kept is no record.
+            DocketError: Stored content is no record.
         """
         ...
 
@@ -214,7 +214,7 @@ class TrialReader(Protocol):
 
         Raises:
             TrialUnknown: There is none of that id.
-            DocketError: What is kept are no events.
+            DocketError: Stored content is no list of events.
         """
         ...
 
@@ -237,10 +237,10 @@ class TrialIndex(Protocol):
         """Trials by the time when they were opened, the last first unless asked otherwise.
 
         Args:
-            limit: How many at most.
+            limit: Largest number of lines.
             after: ``opened_at`` and ``trial_id`` of the line after which to go on.
-            which: Of which trials.
-            oldest_first: Whether the order is turned round.
+            which: Filter of the trials.
+            oldest_first: True to reverse the order.
         """
         ...
 
@@ -273,7 +273,7 @@ class LeaseStore(Protocol):
 
         Raises:
             RequestConflict: The request of that name is another one.
-            Unavailable: It could not be kept now.
+            Unavailable: The claim can't be stored now.
         """
         ...
 
@@ -290,7 +290,7 @@ class LeaseStore(Protocol):
         ...
 
     async def open_claims(self) -> Sequence[Lease]:
-        """For each trial that is open, the claim that it was opened for.
+        """Returns the claim of each trial that is open.
 
         A claim whose trial was never opened is not among them: what was asked is not known before it is asked again.
         """
@@ -309,8 +309,8 @@ class HeartbeatStore(Protocol):
 
         Args:
             owner: The server.
-            count: How far it had counted when it was last seen; if it has counted on since, nothing is forgotten. None
-                where it says itself that it goes.
+            count: Heartbeat count at the last look; if it has advanced since, nothing is forgotten. None for a server
+                that leaves by itself.
         """
         ...
 
@@ -361,8 +361,8 @@ class TransparencyLog(Protocol):
 
         Args:
             first: The lowest number.
-            most: How many at most.
-            kinds: Of these kinds only.
+            most: Largest number of entries.
+            kinds: Kinds of entries; others are left out.
         """
         ...
 
@@ -387,7 +387,7 @@ class TransparencyLog(Protocol):
 
         Raises:
             DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
-            Unavailable: It could not be kept now.
+            Unavailable: The checkpoint can't be stored now.
         """
         ...
 
@@ -400,8 +400,8 @@ class TransparencyLog(Protocol):
 
         Raises:
             TrialUnknown: There is no trial of that id.
-            NotDecided: It has no verdict.
-            DocketError: As above.
+            NotDecided: The trial has no verdict.
+            DocketError: The docket is damaged or can't be read, as above.
         """
         ...
 
@@ -424,8 +424,8 @@ class ReviewStore(Protocol):
 
         Raises:
             TrialUnknown: There is none of that id.
-            NotDecided: It has no verdict.
-            Unavailable: It could not be kept now.
+            NotDecided: The trial has no verdict.
+            Unavailable: The review can't be stored now.
         """
         ...
 
@@ -436,7 +436,7 @@ class ReviewStore(Protocol):
 
         Raises:
             TrialUnknown: There is none of that id, or its record was erased (TrialErased).
-            Unavailable: It could not be kept now.
+            Unavailable: The access can't be stored now.
         """
         ...
 
@@ -452,14 +452,14 @@ class Eraser(Protocol):
 
         Args:
             trial_id: Which.
-            who: Who wants it.
+            who: Person or system that requests the erasure.
             why: Why.
-            at: When.
+            at: Time of the request.
             precedents: Ids of precedents that the trial was made into; their texts go from all records that quote them.
 
         Raises:
             TrialUnknown: There is none of that id.
-            Unavailable: It could not be done now; or it is done, and files or the place of pictures still hold
+            Unavailable: The erasure can't be done now; or it is done, and files or the place of pictures still hold
                 something of it (``ERASURE_UNFINISHED``): ask once more.
         """
         ...

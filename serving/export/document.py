@@ -29,8 +29,8 @@ def document(kept: Kept, *, pictures: Pictures = Pictures.NONE, messages: bool =
 
     Args:
         kept: The trial.
-        pictures: How the frames of its picture are in it, in Base64.
-        messages: Whether the messages sent to models are.
+        pictures: Form of the picture's frames in the document, in Base64.
+        messages: True to include the messages sent to models.
     """
     record = kept.record
     verdict, review = record.verdict, record.last(VerdictReviewed)
@@ -77,7 +77,7 @@ def document(kept: Kept, *, pictures: Pictures = Pictures.NONE, messages: bool =
 
 
 def write_document(kept: Kept, *, pictures: Pictures = Pictures.NONE, messages: bool = False) -> str:
-    """The same as text, indented, a line break at its end."""
+    """Writes the document as indented text with a line break at its end."""
     return json.dumps(document(kept, pictures=pictures, messages=messages), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -85,7 +85,7 @@ def read_document(text: str | bytes) -> TrialRecord:
     """The record in a document, or in a line of a JSONL export.
 
     Raises:
-        BadRequest: It is none.
+        BadRequest: The text is no document of a trial.
     """
     try:
         told = json.loads(text)

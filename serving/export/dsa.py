@@ -73,7 +73,7 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
     """A draft for one trial.
 
     Args:
-        record: Of a trial that found harm, or that a person found to be harm.
+        record: Record of a trial that found harm, or that a person found to be harm.
         filled: Fields that the platform has filled in; they go before what the court would say.
 
     Returns:
@@ -81,8 +81,8 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         ``faults``, what the database would refuse it for as it is.
 
     Raises:
-        NotDecided: It has no verdict, or found no harm: there is nothing to give reasons for.
-        BadRequest: What was filled in is not as the database takes it.
+        NotDecided: The trial has no verdict, or found no harm: there is nothing to give reasons for.
+        BadRequest: A given value is not as the database takes it.
     """
     given, review = record.last(VerdictGiven), record.last(VerdictReviewed)
     if given is None or holds(record) is not Label.HARMFUL:
@@ -172,7 +172,7 @@ def _explanation(record: TrialRecord, clause: Clause, finding: Finding | None) -
 
 
 def _facts(record: TrialRecord) -> str:
-    """How the decision came about, in words of ours alone."""
+    """Describes how the decision was made, in words of ours alone."""
     opened, verdict, cited, text = record.opened, record.verdict, record.precedents, record.text
     assert verdict is not None
     how = {

@@ -1,4 +1,4 @@
-"""What the EU's DSA Transparency Database takes as a statement of reasons: its fields, words and lengths.
+"""Fields, words and lengths of a statement of reasons in the EU's DSA Transparency Database.
 
 Source: the database's API documentation, https://transparency.dsa.ec.europa.eu/page/api-documentation, as it stands
 since the categories and keywords were changed on 1 July 2025. What the words mean is explained at
@@ -136,7 +136,7 @@ _LANGUAGE = re.compile(r"[A-Z]{2}\Z")
 
 
 def faults(statement: Mapping[str, Any]) -> Sequence[str]:
-    """What the database would refuse a statement for, a sentence each; empty where it is complete and well-formed."""
+    """Lists the reasons for which the database would refuse a statement, one sentence each; empty if there are none."""
     return [*_wrong(statement), *(f"{name}: missing" for name in missing(statement))]
 
 

@@ -28,9 +28,9 @@ def page(
 
     Args:
         kept: The trial.
-        pictures: How its pictures are shown. Only with SHARP is anything in the file by which they can be made out.
-        messages: Whether the messages sent to models are in it, each behind a click.
-        now: When it was made, UTC.
+        pictures: Form of its pictures. Only with SHARP does the file contain anything by which they can be made out.
+        messages: True to include the messages sent to models, each behind a click.
+        now: Time of the export, UTC.
     """
     style = (files(__package__) / "templates" / "page.css").read_text("utf-8")
     record = kept.record

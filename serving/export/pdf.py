@@ -45,14 +45,14 @@ def pdf(
 
     Args:
         kept: The trial.
-        pictures: How its pictures are shown. With SHARP they stand veiled in their places, and sharp on pages of their
-            own at the end: nobody comes upon them unasked.
-        messages: Whether the messages sent to models are in it, at the end.
+        pictures: Form of its pictures. With SHARP they stand veiled in their places, and sharp on pages of their own at
+            the end: nobody comes upon them unasked.
+        messages: True to include the messages sent to models, at the end.
         fonts: Further font files, for scripts that the packaged fonts lack.
-        now: When it was made, UTC.
+        now: Time of the export, UTC.
 
     Raises:
-        NotLoaded: What makes PDFs is not installed.
+        NotLoaded: The package that makes PDFs is not installed.
         BadRequest: A font file is not there, or is none.
     """
     with font_files(fonts) as (main, bold, others):
@@ -116,7 +116,7 @@ class _Paper:
         self.pdf.ln(_LINE)
 
     def said(self, text: str, size: float = 10) -> None:
-        """What somebody said, with a bar of space before it."""
+        """Prints quoted speech, with a bar beside it."""
         before = self.pdf.l_margin
         self.pdf.set_left_margin(before + 5)
         self.pdf.set_x(before + 5)
@@ -131,7 +131,7 @@ class _Paper:
         self.pdf.ln(2)
 
     def events(self, *events: AnyEvent | None, pictures: Mapping[str, bytes] = MappingProxyType({})) -> None:
-        """What events say, those that there are; precedents with the veiled ones of these pictures."""
+        """Prints the text of the events that exist; precedents with these veiled pictures."""
         for event in events:
             if event is not None:
                 self.line(f"Event {event.seq}: {kind(event.kind)}", soft=True)
@@ -287,7 +287,7 @@ def _picture(shown: PictureShown) -> str:
 
 
 def _sharp(paper: _Paper, kept: Kept) -> None:
-    """Each picture as it was judged, on a page of its own behind one that says so."""
+    """Prints each judged picture unveiled, on a page of its own behind one that says so."""
     shown = [("the meme", png) for png in kept.frames]
     shown += [(f"precedent {id_}", png) for id_, png in kept.precedents.items()]
     if not shown:

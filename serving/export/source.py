@@ -1,4 +1,4 @@
-"""What an export is made of: a record, and the pictures that belong to it."""
+"""Input of an export: a record, and the pictures that belong to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serving.docket.ports import Receipt, TransparencyLog, TrialReader
 
 
 class Pictures(StrEnum):
-    """How the pictures of a trial go into an export."""
+    """Form of a trial's pictures in an export."""
 
     NONE = "none"
     VEILED = "veiled"
@@ -38,9 +38,9 @@ class Kept:
     """One trial, to be exported.
 
     Attributes:
-        record: As the docket keeps it.
-        frames: Of the meme, as PNG files, in the order of ``record.opened.meme.frames_used``; none where they are not
-            wanted, or not kept.
+        record: Record as stored in the docket.
+        frames: Frames of the meme as PNG files, in the order of ``record.opened.meme.frames_used``; empty if they are
+            not wanted, or not stored.
         precedents: Pictures of precedents by their ids; of those that are wanted and still there.
         receipt: Shows that the verdict is in the docket's log; None where there is no verdict.
     """
@@ -51,7 +51,7 @@ class Kept:
     receipt: Receipt | None = None
 
     def changed(self, precedent: str) -> bool:
-        """Whether a precedent's picture is another now than the Judge was shown."""
+        """True if a precedent's picture differs now from the one that the Judge was shown."""
         given = self.record.last(VerdictGiven)
         readings = given.ruling.precedents if given and given.ruling else ()
         shown = {reading.id: reading.picture for reading in readings}
@@ -74,12 +74,12 @@ async def gather(
         trial_id: Its id.
         trials: Its record and its pictures.
         log: Gives the receipt of its verdict.
-        pictures: Whether they are wanted at all; veiling them is for whoever writes the export.
-        library: Of the precedents; None where their pictures can't be had.
+        pictures: True to read the pictures; veiling them is up to the writer of the export.
+        library: Library of the precedents; None if their pictures can't be had.
 
     Raises:
         TrialUnknown: There is none of that id, or it was erased.
-        Unavailable: It could not be read now.
+        Unavailable: The pictures can't be read now.
     """
     record = await trials.record(trial_id)
     receipt = None if record.verdict is None else await log.receipt(trial_id)

@@ -30,7 +30,7 @@ _GROUP_ROWS, _GROUP_BYTES = 1000, 16 * 1024 * 1024
 
 
 class Form(StrEnum):
-    """How a selection is written."""
+    """File format of a selection."""
 
     JSONL = "jsonl"
     PARQUET = "parquet"
@@ -44,7 +44,7 @@ class Selection:
     """Trials, the first opened first; those that are opened while it is gone through come last.
 
     Attributes:
-        given: How many it has given so far.
+        given: Number of records yielded so far.
         erased: Ids of those that were passed over because nothing is left of them.
     """
 
@@ -60,7 +60,7 @@ class Selection:
         Args:
             index: Lists trials.
             trials: Reads their records.
-            which: Those that are meant.
+            which: Filter of the trials.
             noted: Is told the ids of trials with a verdict, some at a time, before any of these is given.
         """
         self._index = index
@@ -71,7 +71,7 @@ class Selection:
         self.erased: list[str] = []
 
     async def records(self) -> AsyncIterator[TrialRecord]:
-        """Each record.
+        """Yields each record.
 
         Raises:
             DocketError: One is damaged: no export leaves out what it can't read.
@@ -202,7 +202,7 @@ def schema_of(pa: Any) -> pyarrow.Schema:
 
 
 def _calls(record: TrialRecord) -> list[tuple[ModelCall, int]]:
-    """Each call that events tell of, and how many there were: two where a reply was asked for again, or odds were."""
+    """Returns each recorded call with the number of requests: two where a reply was requested again, or odds were."""
     ahead = {(event.side, event.round) for event in record.all(SummarisedAhead)}
     told: list[tuple[ModelCall, int]] = []
     for event in record.events:
@@ -237,7 +237,7 @@ class _Sink(io.RawIOBase):
         return self._at
 
     def taken(self) -> bytes:
-        """What was written since it was last asked."""
+        """Returns the bytes written since the last call."""
         whole = b"".join(self._pieces)
         self._pieces.clear()
         return whole

@@ -12,7 +12,7 @@ from serving.export.source import Kept, Pictures
 
 
 class TrialForm(StrEnum):
-    """What a trial can be written as."""
+    """File format of a trial."""
 
     HTML = "html"
     JSON = "json"

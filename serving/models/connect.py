@@ -1,4 +1,4 @@
-"""Who speaks in a full trial: chat models behind the servers that the settings name, each asked once what it can do."""
+"""Connects the chat models of a full trial to the servers that the settings name, and probes each once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def connect_models(
         settings: Which servers and models.
         stack: Closes the connections when it is closed.
         tell: Is told what a server can't do, and how the court gets along without it.
-        patient: Whether a server that does not answer is waited for.
+        patient: True to wait for a server that does not answer.
 
     Raises:
         BadRequest: A role has a server without a model, or the other way round.
@@ -114,7 +114,7 @@ async def _probed(
 
 
 async def _reached(model: ChatCompletions, pictures: int, tell: Callable[[str], None], patient: bool) -> Probed:
-    """What a server can do, which is waited for if need be: it may start later than this court, or be started again."""
+    """Probes a server, waiting for it if need be: it may start later than this court, or be started again."""
     from court.backends.chat.capabilities import probe
 
     tries = 0

@@ -24,11 +24,11 @@ class ProcessGroup:
     Its standard input is a pipe that is never written to: by its end the process can tell that we are gone.
 
     Args:
-        command: What to run.
+        command: Command to run.
         environment: All of its environment.
         secret: Is blotted out wherever it is said.
         tell: Is told every line, on a thread of its own.
-        log_file: Where the lines are kept too.
+        log_file: File to which its lines are copied.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class ProcessGroup:
 
     @property
     def pid(self) -> int:
-        """Of the process that was started, which leads the group."""
+        """Id of the process that was started, which leads the group."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether any of the group may be there."""
+        """True if any process of the group may be alive."""
         return not self._gone.done()
 
     def log(self, lines: int) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class VllmServer:
     (``vllm_child.py``). To start again after it has ended, make another.
 
     Args:
-        settings: What to start.
+        settings: Settings of the server to start.
         log: Is told every line that vLLM says, on a thread of its own.
 
     Raises:
@@ -71,23 +71,23 @@ class VllmServer:
 
     @property
     def base_url(self) -> str:
-        """What an OpenAI client takes as such."""
+        """Base URL for an OpenAI client."""
         return f"{self.root_url}/v1"
 
     @property
     def root_url(self) -> str:
-        """Where ``/health`` and ``/metrics`` are."""
+        """Root URL, under which ``/health`` and ``/metrics`` are."""
         host = self.settings.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
 
     @property
     def pid(self) -> int:
-        """Of the process that was started, which leads its own group."""
+        """Id of the process that was started, which leads its own group."""
         return self._started.pid
 
     @property
     def running(self) -> bool:
-        """Whether the process is there; it may not answer yet, or no longer."""
+        """True if the process is alive; it may not answer yet, or no longer."""
         return self._group is not None and self._group.running
 
     def log(self, lines: int = _SHOWN) -> tuple[str, ...]:
@@ -207,7 +207,7 @@ class VllmServer:
 
 
 def free_port(host: str) -> int:
-    """One that nobody listens on at the moment. Should another take it first, vLLM says so and ends."""
+    """Returns a free port. Should another process take it first, vLLM says so and ends."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -230,7 +230,7 @@ def _python() -> Path:
 
 
 class VllmSettings(BaseModel):
-    """What to start and how."""
+    """Settings of a vLLM process to start."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -283,7 +283,7 @@ class VllmSettings(BaseModel):
 
     @property
     def served_name(self) -> str:
-        """What clients call the model. A folder's path would end up in every record."""
+        """Model name for clients. A folder's path would end up in every record."""
         return self.name or (Path(self.model).resolve().name if Path(self.model).is_dir() else self.model)
 
     def arguments(self, port: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Who may call what: asked before a method runs, for every method there is.
+"""Authorisation of every method, checked before it runs.
 
 What is not named here is refused, whoever calls: a method that somebody adds to the contract, and forgets here, can be
 called by nobody.
@@ -74,7 +74,7 @@ class Access(grpc.aio.ServerInterceptor):
 
 
 def _caller(tokens: Tokens, details: grpc.HandlerCallDetails) -> tuple[Caller, Callable[[], Caller | None]]:
-    """Who calls, and what says who calls with that token by now."""
+    """Returns the caller, and a function that returns the current caller of the same token."""
     metadata: Sequence[tuple[str, str | bytes]] = tuple(details.invocation_metadata or ())
     given = [value for key, value in metadata if key == "authorization"]
     if not given:

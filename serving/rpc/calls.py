@@ -1,4 +1,4 @@
-"""What all calls of all services have in common: bytes become a request, an error becomes the right google.rpc status.
+"""Common handling of all calls: bytes become a request, an error becomes the right google.rpc status.
 
 Requests arrive as bytes and are parsed here: the library would answer what is no request with INTERNAL. Whatever a
 method raises that is no :class:`~court.errors.CourtError` is a fault of ours: the log gets its kind and place, the
@@ -80,7 +80,7 @@ async def abort(context: Context, error: CourtError) -> NoReturn:
 
 
 async def finish_call(context: Context, answer: Awaitable[T]) -> T:
-    """What is awaited, or the end of the call with the status of what was raised.
+    """Awaits an answer, or ends the call with the status of the raised error.
 
     A caller that vanishes cancels its call. Where it does while something is being sent to it, the library raises an
     error there as well: that is no fault of ours, and nobody is left to be told of it.
@@ -97,7 +97,7 @@ async def finish_call(context: Context, answer: Awaitable[T]) -> T:
 
 
 def _of_vanished(error: Exception) -> bool:
-    """Whether this is what the library raises where nothing can be sent or received any more, and nothing else."""
+    """True if the library raised an error because nothing can be sent or received any more, and for no other reason."""
     if isinstance(error, ExceptionGroup):
         return all(_of_vanished(each) for each in error.exceptions)
     return isinstance(error, grpc.aio.InternalError)
@@ -110,9 +110,9 @@ def unary(kind: type[Request], method: Unary[Request, Response], memory: Receive
     one before anything of ours runs.
 
     Args:
-        kind: Of the request.
+        kind: Type of the request.
         method: Gets the request parsed, and raises its errors.
-        memory: Where room is waited for before the request is read.
+        memory: Memory budget that is waited for before the request is read.
     """
 
     async def answer(context: Context) -> Response:
@@ -162,12 +162,12 @@ def streaming(
 
 
 class Responses:
-    """What is sent in a call of many responses.
+    """Responses of a call with many of them.
 
     Args:
-        context: Of the call.
+        context: Context of the call.
         idle_s: Seconds in which the caller must take a response.
-        advice: What a caller is told to do who took none for so long.
+        advice: Advice to a caller that took no response for too long.
     """
 
     def __init__(self, context: Context, idle_s: float, advice: str) -> None:
@@ -231,7 +231,7 @@ def changing() -> Iterator[None]:
 
 
 def no_request() -> BadRequest:
-    """What a caller is told that has ended its call without a request."""
+    """Builds the error for a caller that ended its call without a request."""
     return BadRequest("The call ended without a request.", reason="MALFORMED_REQUEST")
 
 
@@ -255,7 +255,7 @@ def traceparent(context: Context) -> str:
 
 
 class Session(Generic[T]):
-    """What a service answers with, from when it is opened until it is closed."""
+    """State that a service answers with, from its opening until its closing."""
 
     def __init__(self) -> None:
         """Not open yet: a server listens while it warms up."""
@@ -274,7 +274,7 @@ class Session(Generic[T]):
 
     @contextmanager
     def call(self) -> Iterator[T]:
-        """For as long as a call is answered. Raises Unavailable while there is no session."""
+        """Yields the state while a call is answered. Raises Unavailable while there is none."""
         if self._with is None:
             raise not_in_session()
         self._calls += 1

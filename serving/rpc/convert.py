@@ -42,10 +42,10 @@ def ask_of(
     """The ask in a request.
 
     Args:
-        request: As it came.
+        request: Request as it came.
         default: The procedure where none is asked for.
         traceparent: The W3C header of that name, or empty; a malformed one is passed over, as the standard says.
-        trace_id: Of the trace that the call is part of, 32 hex digits, where the server keeps one; goes before.
+        trace_id: Id of the call's trace, 32 hex digits, if the server keeps one; overrides the request's.
 
     Raises:
         BadRequest: A field is malformed.
@@ -88,7 +88,10 @@ def response_of(hearing: TrialResult, *, client_token: bytes = b"") -> wire.Judg
 
 
 def answer_of(answer: Answer, ask: TrialRequest, *, client_token: bytes = b"") -> wire.JudgeResponse:
-    """What a response says of its own request: merged with :func:`verdict_of` of the record, it is the response."""
+    """Builds the part of a response about its own request.
+
+    Merged with :func:`verdict_of` of the record, it is the response.
+    """
     response = wire.JudgeResponse(
         request_id=answer.name.request_id,
         content=wire.Content(namespace=ask.namespace, id=ask.content_id),
@@ -103,7 +106,7 @@ def answer_of(answer: Answer, ask: TrialRequest, *, client_token: bytes = b"") -
 
 
 def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
-    """What a response says of the trial that its verdict is from: the same for every request that is given it."""
+    """Builds the part of a response about the trial of its verdict, equal for every request that gets the verdict."""
     opened = record.opened
     given, text, cited = record.last(VerdictGiven), record.text, record.precedents
     assert given is not None and text is not None
@@ -170,7 +173,7 @@ def _content_of(record: TrialRecord) -> wire.Content:
 
 
 def _timings(took: TrialResult | Answer, record: TrialRecord | None) -> wire.Timings:
-    """Those of a request; without a record, no trial was held for it."""
+    """Builds the timings of a request; without a record, no trial was run for it."""
     text, cited = (record.text, record.precedents) if record else (None, None)
     return wire.Timings(
         total=duration(took.total_seconds),
@@ -255,7 +258,7 @@ def within(value: str, most: int, field: str) -> str:
     """A text of at most ``most`` characters.
 
     Raises:
-        BadRequest: It is longer, or holds NUL, which not every place that keeps it can keep.
+        BadRequest: The text is longer, or contains NUL, which not every store can hold.
     """
     if len(value) > most:
         raise BadRequest(
@@ -283,7 +286,7 @@ def few(values: Sequence[str], most: int, longest: int, field: str) -> tuple[str
 
 
 def number(asked: int, default: int, most: int, field: str) -> int:
-    """How many are asked for: 1 to ``most``, and 0 for ``default``. Raises BadRequest."""
+    """Checks a requested number: 1 to ``most``, and 0 for ``default``. Raises BadRequest."""
     if not 0 <= asked <= most:
         raise BadRequest(
             f"{field} is {asked}; 1 to {most:,} are given, and {default} for 0.", reason="OUT_OF_RANGE", field=field
@@ -318,7 +321,7 @@ def time_of(given: Timestamp, field: str) -> datetime:
     """The first microsecond that is not before this time, or the last there is: what is kept has no finer ones.
 
     Raises:
-        BadRequest: It lies outside the years 1 to 9999, or its nanoseconds outside a second.
+        BadRequest: The time lies outside the years 1 to 9999, or its nanoseconds outside a second.
     """
     try:
         if not 0 <= given.nanos < 10**9:
@@ -330,10 +333,10 @@ def time_of(given: Timestamp, field: str) -> datetime:
 
 
 def signed(given: str, field: str) -> str:
-    """Who stands behind this call: the caller's own name, or what is given where the server knows no callers.
+    """Returns the person behind a call: the caller's own name, or the given one if the server knows no callers.
 
     Raises:
-        BadRequest: It is missing where it is required, too long, or not the caller's own name.
+        BadRequest: The name is missing where it is required, too long, or not the caller's own.
     """
     own = current().name
     if own:

@@ -52,7 +52,7 @@ class DocketService:
 
         Args:
             telemetry: Is told of reviews.
-            memory: Where room is waited for before a request is read.
+            memory: Memory budget that is waited for before a request is read.
         """
         self._session: Session[Docket] = Session()
         self._telemetry = telemetry
@@ -70,7 +70,7 @@ class DocketService:
         """From now on, calls are answered.
 
         Args:
-            house: Whose docket is served.
+            house: Executor whose docket is served.
             overruled: Is told the id of a trial that was overruled, before its reviewer is: by whoever gives verdicts
                 again, that one must not be given any more.
             rulings: Brings the library of precedents in line with reviews; None where nothing does.
@@ -89,7 +89,7 @@ class DocketService:
         await self._session.empty(seconds)
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """What a server is to be given."""
+        """Returns the gRPC handler for a server."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {

@@ -1,4 +1,4 @@
-"""How requests are read: only once there is memory for them, and nobody who sends nothing keeps it from others.
+"""Flow control: requests are read only once there is memory for them, and idle callers keep it from nobody.
 
 The size of a message is known only once it is there. So there must be room for the largest before it is read; what it
 does not need is free again as soon as it has come. Until a message is read, flow control holds all but its first
@@ -76,7 +76,7 @@ class Reservation:
     __slots__ = ("_memory", "_reader", "_size", "_why", "busy_until", "in_call", "lane", "of", "peer", "since")
 
     def __init__(self, memory: ReceiveBudget, size: int, peer: str, lane: int, in_call: bool, of: str) -> None:
-        """For a request from ``peer``; see :meth:`ReceiveBudget.receive`."""
+        """Reserves memory for a request from ``peer``; see :meth:`ReceiveBudget.receive`."""
         self._memory = memory
         self._size = size
         self._why: CourtError | None = None
@@ -94,7 +94,7 @@ class Reservation:
         self._memory.change(-size)
 
     def released(self, _: object) -> None:
-        """The same, for when a task is done."""
+        """Releases the reservation when a task is done."""
         self.release()
 
     async def read(self, context: Context) -> bytes | None:
@@ -133,7 +133,7 @@ class Reservation:
 
     @property
     def ending(self) -> bool:
-        """Whether it was told to end."""
+        """True if the call was told to end."""
         return self._why is not None
 
 
@@ -147,13 +147,13 @@ class _Waiter:
 
 
 class _FairQueue:
-    """Who waits in a lane: connections take turns, one that has had its turn is last."""
+    """Queue of a lane: connections take turns, and one that has had its turn is last."""
 
     def __init__(self, *, newest_first: bool) -> None:
-        """Nobody waits.
+        """Starts empty.
 
         Args:
-            newest_first: Whether a connection that comes, and a call of it, has its turn before those that wait.
+            newest_first: True if a new connection, and a call of it, goes before those that wait.
         """
         self._newest_first = newest_first
         self._lines: OrderedDict[str, OrderedDict[_Waiter, None]] = OrderedDict()
@@ -186,7 +186,7 @@ class _FairQueue:
         return waiter
 
     def remove(self, waiter: _Waiter) -> bool:
-        """It has left; whether it was still waiting."""
+        """Removes a waiter; True if it was still waiting."""
         line = self._lines.get(waiter.peer, OrderedDict())
         if waiter not in line:
             return False
@@ -196,11 +196,11 @@ class _FairQueue:
         return True
 
     def remove_all(self, peer: str) -> list[_Waiter]:
-        """Those of a connection have left; who they were."""
+        """Removes and returns the waiters of a connection."""
         return [*self._lines.pop(peer, ())]
 
     def remove_of(self, of: str | None) -> list[_Waiter]:
-        """Those of a service have left, or all; who they were."""
+        """Removes and returns the waiters of a service, or all."""
         leaving = [waiter for line in self._lines.values() for waiter in line if of is None or waiter.of == of]
         for waiter in leaving:
             self.remove(waiter)
@@ -271,9 +271,9 @@ class ReceiveBudget:
         """Waits for room and reads a request.
 
         Args:
-            context: Of the call.
-            of: Whose request it is: the name of a service.
-            in_call: Whether the call has sent a request before: then it waits for room as long as it takes.
+            context: Context of the call.
+            of: Name of the service that the request is for.
+            in_call: True if the call has sent a request before: then it waits for room as long as it takes.
             busy_until: Given the loop's time, says until when the call had others to wait for: that long it is not
                 idle.
 
@@ -320,7 +320,7 @@ class ReceiveBudget:
                 lot.end(not_in_session())
 
     def change(self, by: int) -> None:
-        """So many bytes more, or fewer, are held now."""
+        """Adjusts the number of bytes in use."""
         self._held += by
         self._most_held = max(self._most_held, self._held)
         if by < 0:
@@ -376,11 +376,11 @@ class ReceiveBudget:
 
     @property
     def _rooms(self) -> int:
-        """For how many messages more there is room."""
+        """Returns the number of further messages that there is room for."""
         return (self._budget - self._held - min(self._pictures, self._most_pictures)) // self._largest
 
     def _may(self, peer: str) -> bool:
-        """Whether there is room for one more message over a connection."""
+        """True if there is room for one more message over a connection."""
         return self._read_over[peer] < self._rooms
 
     def _lot(self, peer: str, lane: int, in_call: bool, of: str) -> Reservation:
@@ -439,7 +439,7 @@ class ReceiveBudget:
             self._pressing = asyncio.get_running_loop().call_at(first, self._press)
 
     def _in_the_way(self, lot: Reservation) -> bool:
-        """Whether somebody waits whom its end could give room."""
+        """True if a caller waits that the end of this reservation could give room."""
         if self._rooms < 1:
             return True
         # Where there is room, whoever waits has all that its lane, or its connection, may have.

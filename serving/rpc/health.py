@@ -66,7 +66,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
         self._over = False
 
     def status(self, service: str) -> int:
-        """What is told of a service that there is."""
+        """Returns the status of a known service."""
         return self._status[service]
 
     @property
@@ -161,7 +161,7 @@ async def run_health_checks(health: Health, leans_on: Mapping[str, Sequence[Read
 
     Args:
         health: Is told.
-        leans_on: What each service needs; nothing is said of a service before all of that has been looked at.
+        leans_on: Dependencies of each service; its status is unknown until all of them were checked.
     """
     there: dict[ReadinessCheck, bool] = {}
 

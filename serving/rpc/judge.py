@@ -43,7 +43,7 @@ _MOST_REPEATS = 8192
 
 @dataclass(frozen=True, slots=True)
 class _Sitting:
-    """What asks are answered with while the court is in session."""
+    """State of the court service while it is open."""
 
     house: TrialExecutor
     reception: TrialRunner
@@ -59,9 +59,9 @@ class CourtService:
         """Not open yet.
 
         Args:
-            settings: How many trials at once, how many callers that wait, how much memory.
+            settings: Limits: trials at once, waiting callers, memory.
             telemetry: Is told of every event.
-            memory: That of all services of the server.
+            memory: Memory budget of all services of the server.
         """
         self._settings = settings
         self._telemetry = telemetry
@@ -75,7 +75,7 @@ class CourtService:
 
     @property
     def memory(self) -> ReceiveBudget:
-        """What requests are held in."""
+        """Memory budget of requests."""
         return self._memory
 
     def open(self, house: TrialExecutor, reception: TrialRunner) -> None:
@@ -102,7 +102,7 @@ class CourtService:
                     await self._sitting.reception.admission.empty()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """What a server is to be given.
+        """Returns the gRPC handler for a server.
 
         Judge is registered as a call with a stream of requests, which on the wire is the same: its one request is then
         read when there is memory for it, and not before.
@@ -232,11 +232,11 @@ class CourtService:
 
 @dataclass(frozen=True, slots=True)
 class CachedResponse:
-    """How a request was answered that may come again.
+    """Stored answer to a request that may come again.
 
     Attributes:
         given: The verdict.
-        own: What the response said of the request besides, its id and its timings aside, as it is sent.
+        own: Part of the response about the request, its id and its timings aside, as it is sent.
         whose: The namespace of the content that the trial was held for, which that tells.
     """
 
@@ -246,7 +246,7 @@ class CachedResponse:
 
     @classmethod
     def of(cls, given: CachedAnswer, own: wire.JudgeResponse) -> CachedResponse:
-        """Of an answer, and what was said of its request."""
+        """Stores an answer, and the part of the response about its request."""
         rest = wire.JudgeResponse()
         rest.CopyFrom(own)
         rest.ClearField("request_id")
@@ -254,13 +254,15 @@ class CachedResponse:
         return cls(given, rest.SerializeToString(), own.reused_from.content.namespace)
 
     def with_its_own(self, request_id: str, seconds: float) -> bytes:
-        """What the response to another such request says of it, as it is sent."""
+        """Serialises the response to another such request, with its own id and timing."""
         timings = wire.Timings(total=duration(seconds), picture=_NONE, text=_NONE, precedents=_NONE)
         return self.own + wire.JudgeResponse(request_id=request_id, timings=timings).SerializeToString()
 
 
 def likeness(request: wire.JudgeRequest) -> bytes | None:
-    """The same for requests that differ by their id alone; None for large ones, which are not digested where calls run.
+    """Digests requests that differ by their id alone to equal values.
+
+    None for large ones, too slow to digest where calls run.
 
     Not the same in the next version of protobuf, perhaps: it is for keeping in memory.
     """

@@ -40,10 +40,10 @@ async def judge_stream(
     Whatever ends the requests, those that were read are still answered first; unless the caller takes no answers.
 
     Args:
-        context: Of the call.
-        memory: What requests are read into.
-        of: For :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
-        tried: What tries the meme of a request; raises what is wrong with the request.
+        context: Context of the call.
+        memory: Memory budget for requests.
+        of: Name of the service for :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
+        tried: Function that judges the meme of a request; raises the fault of the request.
         most: Requests that are tried or wait at once; no more is read until one is answered. As the answer must have
             been taken by the caller, one that is slow to read is also slow to be read.
         idle_s: Seconds in which the caller must take an answer. While it waits to be taken, an answer has the memory of
@@ -51,7 +51,8 @@ async def judge_stream(
         told: Is told of each answer: the google.rpc code of a failure, or 0.
 
     Raises:
-        BadRequest: What came is no request; or nothing came, or no answer was taken, for as long as the server waits.
+        BadRequest: A message is no request; or no request came, or no answer was taken, for as long as the server
+            waits.
         Unauthenticated, Unavailable: The token is not what it was; as :func:`check_in_force`.
         Busy, Unavailable: As :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
     """

@@ -82,7 +82,7 @@ def summary_of(line: DocketLine) -> wire.TrialSummary:
 
 
 def review_of(event: VerdictReviewed) -> wire.VerdictReview:
-    """What a person made of a verdict."""
+    """Builds the wire form of a review."""
     review = wire.VerdictReview(
         outcome=wire.ReviewOutcome.Value(f"REVIEW_OUTCOME_{event.outcome}"),
         label=wire.Label.Value(f"LABEL_{event.label}"),
@@ -112,7 +112,7 @@ def which_of(asked: wire.TrialFilter) -> TrialFilter:
 
     Raises:
         BadRequest: A part of it is malformed, or of no meaning to this version.
-        NotAllowed: It names a namespace that is not the caller's business.
+        NotAllowed: The filter names a namespace that is not the caller's.
     """
     if asked.HasField("namespace"):
         check_namespace(within(asked.namespace, _LONGEST_NAME, "filter.namespace"), "filter.namespace")
@@ -140,7 +140,7 @@ def token_of(place: Place, which: TrialFilter) -> str:
 
 
 def place_of(token: str, which: TrialFilter) -> Place | None:
-    """Where a page begins; None for the first.
+    """Returns the start of a page; None for the first.
 
     Raises:
         BadRequest: The token is none of ours, was altered, or was given for another filter.
@@ -174,7 +174,7 @@ def where_of(asked: wire.PrecedentFilter) -> Filter:
 
     Raises:
         BadRequest: A part of it is malformed.
-        NotAllowed: It names a namespace that is not the caller's business.
+        NotAllowed: The filter names a namespace that is not the caller's.
     """
     sources, splits, namespaces, policies = (
         few(names, _MOST_NAMES, _LONGEST_NAME, f"filter.{field}")

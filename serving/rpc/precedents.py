@@ -46,7 +46,7 @@ read by; trials must not wait for it."""
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """What calls are answered with."""
+    """State of the precedents service while it is open."""
 
     house: TrialExecutor
     decoders: DecodingPool
@@ -93,7 +93,7 @@ class PrecedentsService:
         self._writing.close()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """What a server is to be given."""
+        """Returns the gRPC handler for a server."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
@@ -139,7 +139,7 @@ class PrecedentsService:
             )
 
     async def get_library(self, _: wire.GetLibraryRequest, __: Context) -> wire.GetLibraryResponse:
-        """What the library is."""
+        """Describes the library."""
         with self._session.call() as court:
             account = await _finder(court.house).account()
             of = account.identity
@@ -197,8 +197,8 @@ class PrecedentsService:
 
         Raises:
             BadRequest: No id is given, or the change does not fit what is there.
-            NoSuchPrecedent: It is not there, or is another's.
-            NotAllowed: It is nobody's in particular, and the caller is kept to some namespaces.
+            NoSuchPrecedent: The precedent does not exist, or belongs to another caller.
+            NotAllowed: The precedent belongs to no namespace, and the caller is limited to some.
         """
         required(id_, _MOST_ID, "id")
         caller = current()

@@ -33,7 +33,7 @@ _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
 class Service(Protocol):
-    """What a server can be given."""
+    """Service of a server."""
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Its methods."""
@@ -46,9 +46,9 @@ async def make_server(
     """A server with these services, health and reflection, not yet listening; its health says NOT_SERVING.
 
     Args:
-        services: Of :mod:`memecourt.v1`.
-        reflect: Whether it tells what calls there are.
-        tokens: Of its callers; None for a server that knows none.
+        services: Services of :mod:`memecourt.v1`.
+        reflect: True to enable reflection.
+        tokens: Tokens of its callers; None for a server that knows none.
         telemetry: Is told of every call.
     """
     health = Health()

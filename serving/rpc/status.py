@@ -69,7 +69,7 @@ def status_of(error: CourtError) -> status_pb2.Status:
 
 
 def failure_of(error: CourtError) -> wire.Failure:
-    """The same as a value, for a response in a stream."""
+    """Converts an error to a value, for a response in a stream."""
     root, code = _root(error), _code_of(error)
     return wire.Failure(
         code=code,
@@ -82,7 +82,7 @@ def failure_of(error: CourtError) -> wire.Failure:
 
 
 def _cut(text: str, most: int) -> str:
-    """As much of a text as has at most so many bytes."""
+    """Cuts a text to at most so many bytes."""
     return text.encode(errors="replace")[:most].decode(errors="ignore")
 
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: so many trials at once, so many callers waiting, and no namespace before its share.
+"""Admission control: limits running trials and waiting callers, and shares slots fairly between namespaces.
 
 Turns are given by start-time fair queueing (Goyal, Vin and Cheng, 1996) with every turn counting one: namespaces that
 wait take turns with each other, whoever comes new to the queue is as near to its head as those that were served last,
@@ -30,10 +30,10 @@ _MOST_FINISHED = 10_000
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """Who waits.
+    """Waiting caller.
 
     Attributes:
-        patient: Whether it waits however many wait.
+        patient: True if it waits no matter how many wait.
         turn: Done when it has its turn, with the time at which that began.
     """
 
@@ -43,13 +43,13 @@ class _Waiter:
 
 @dataclass(slots=True, eq=False)
 class _NamespaceQueue:
-    """Those of one namespace who wait; never empty.
+    """Waiting callers of one namespace; never empty.
 
     Attributes:
         start: Its next turn in virtual time: that of all who wait with the smallest is given first.
-        number: Of the line; those made first go first where the start is the same.
-        waiters: Who waits, who came first first.
-        impatient: How many of them wait only where there is room.
+        number: Number of the queue; where the start is equal, lower ones go first.
+        waiters: Waiting callers in order of arrival.
+        impatient: Number of them that wait only while there is room.
     """
 
     start: float
@@ -62,7 +62,7 @@ class Admission:
     """Gives turns. Used from one event loop."""
 
     def __init__(self, most: int, most_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nobody is here yet.
+        """Starts with no caller.
 
         Args:
             most: Turns that may be taken at once.
@@ -104,13 +104,13 @@ class Admission:
         """A turn, for as long as the block lasts; waits for it. Who is cancelled while waiting leaves at once.
 
         Args:
-            namespace: Whose turn it is.
+            namespace: Namespace of the caller.
             within_s: Seconds that the caller has; who can't be served in them is refused at once.
-            patient: Whether it waits however many wait: for what is held up elsewhere when there is no room, as a
-                stream is.
+            patient: True to wait no matter how many wait: for work that is held up elsewhere when there is no room,
+                such as a stream.
 
         Raises:
-            Busy: As many wait as may, or there is no turn in time; its ``retry_after`` is when there should be.
+            Busy: The queue is full, or no slot is free in time; ``retry_after`` is when one should be.
             Unavailable: The court closes.
         """
         if self._closed:
@@ -205,7 +205,9 @@ class Admission:
         return self._most / max(mean, 1e-6)
 
     def _delay(self) -> float:
-        """When to come again, in seconds: when those who wait, and those who were told so before, have had their turn.
+        """Returns the retry delay in seconds.
+
+        By then the waiting callers, and those already sent away, have had their turn.
 
         Callers that were refused together are so called back one by one, as turns come free.
         """

@@ -1,4 +1,4 @@
-"""Who sees to which request, and which trial is to answer a meme: what all servers agree on, by what the docket holds.
+"""Idempotency leases: which server handles which request, and which trial answers a meme, agreed through the docket.
 
 A request is claimed under its name, for a trial and by a server. So is a meme that has no verdict yet, under the key
 that it will be known by: of all servers that are asked about it at once, under whatever request ids, one holds its
@@ -32,7 +32,7 @@ class LeaseTable:
         """Claims nothing yet.
 
         Args:
-            leases: Of all servers.
+            leases: Leases of all servers.
             trials: Records of the trials that they name.
             pulse: Tells which servers live, and what this one is called.
         """
@@ -50,10 +50,10 @@ class LeaseTable:
         """A claim to be made.
 
         Args:
-            name: Of the request.
+            name: Name of the request.
             payload: Digest of what it asks.
             trial_id: The trial.
-            owner: Who sees to the trial; this server where it is left out.
+            owner: Server that runs the trial; this one if left out.
         """
         return Lease(name, payload, trial_id, owner or self.owner())
 
@@ -62,7 +62,7 @@ class LeaseTable:
 
         Raises:
             RequestConflict: The request of that name is another one.
-            Unavailable: It could not be kept now.
+            Unavailable: The claim can't be stored now.
         """
         return await self._leases.claim(
             wanted.name, payload=wanted.payload, trial_id=wanted.trial_id, owner=wanted.owner
@@ -86,7 +86,7 @@ class LeaseTable:
             await self.take_over(claim, owner=f"{_NOBODY}/0")
 
     async def standing(self, claim: Lease) -> Lease:
-        """What stands in the place of a claim by now."""
+        """Returns the current lease in the place of a claim."""
         return await self._leases.claim_of(claim.name) or claim
 
     async def ruling(self, claim: Lease, record: TrialRecord | None) -> Lease:
@@ -107,9 +107,9 @@ class LeaseTable:
         """The trial that is to answer a meme of which no verdict is known.
 
         Args:
-            wanted: As :meth:`wanted_lead` makes it. The claim may stand, and wait for its trial to be begun, also where
+            wanted: Claim from :meth:`wanted_lead`. The claim may stand, and wait for its trial to be begun, also if
                 this raises.
-            answers: Whether a trial that has ended may answer requests for the meme.
+            answers: True if a trial that has ended may answer requests for the meme.
 
         Returns:
             The claim that stands; the one that was wanted, if this has made it.
@@ -148,21 +148,21 @@ class LeaseTable:
         return lock
 
     def left_alone(self, ruling: Lease, record: TrialRecord | None) -> bool:
-        """Whether no server is at a trial that has no verdict and is not held here."""
+        """True if no server is running a trial that has no verdict and is not in flight here."""
         if record is not None and record.state is TrialState.FAILED:
             return True
         return self.gone(server_of(ruling))
 
     def gone(self, server: str) -> bool:
-        """Whether a server does not hold what is not held here: it is this one, has left it, or is dead."""
+        """True if a server runs none of its trials any more: it is this one, has left the trial, or is dead."""
         return server in (self._pulse.server, _NOBODY) or self._pulse.dead(server)
 
     def lives(self, server: str) -> bool:
-        """Whether a server was seen to count, and counts on."""
+        """True if a server's heartbeat was seen, and advances."""
         return self._pulse.lives(server)
 
     def own(self, claim: Lease) -> bool:
-        """Whether this server sees to it."""
+        """True if the lease belongs to this server."""
         return server_of(claim) == self._pulse.server
 
 

@@ -27,8 +27,8 @@ class Decoded:
     """A picture that was decoded.
 
     Attributes:
-        picture: What it shows.
-        seconds: That this took whoever had it decoded; 0 for those who waited for the same file.
+        picture: Decoded picture.
+        seconds: Seconds that decoding took its first caller; 0 for those who waited for the same file.
     """
 
     picture: Picture
@@ -50,7 +50,7 @@ class DecodingPool:
         """Decodes nothing yet.
 
         Args:
-            pictures: What decodes.
+            pictures: Reader of pictures.
             quarantine: Remembers the files that killed it.
             most: Files that are decoded at once.
             telemetry: Is told how long each took.
@@ -64,7 +64,7 @@ class DecodingPool:
         self._decoding: dict[bytes, SingleFlight[Decoded]] = {}
 
     def at(self, file: bytes) -> bool:
-        """Whether a file of that digest is being decoded, or waits for that."""
+        """True if a file of that digest is being decoded, or waits for decoding."""
         return file in self._decoding
 
     async def read(self, data: bytes, file: bytes, namespace: str) -> Decoded:
@@ -73,11 +73,11 @@ class DecodingPool:
         Args:
             data: The file.
             file: SHA-256 of it.
-            namespace: Whose turn it is.
+            namespace: Namespace of the caller.
 
         Raises:
-            BadPicture: It can't be read, is beyond the limits, or in quarantine.
-            Unavailable: It could not be tried; the same bytes may do later.
+            BadPicture: The picture can't be read, exceeds the limits, or is in quarantine.
+            Unavailable: The picture could not be tried; the same bytes may do later.
         """
         self._quarantine.require(file, text_given=True)
         while True:

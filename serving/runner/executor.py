@@ -21,7 +21,7 @@ from serving.runner.request import TrialRequest
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What came of it.
+    """Result of a trial.
 
     Attributes:
         record: The whole trial.
@@ -63,10 +63,10 @@ class TrialExecutor:
         """Decodes, tries and keeps.
 
         Args:
-            ask: What to try.
+            ask: Request to try.
             within_s: Seconds until the caller's deadline; None where there is none.
             trial_id: Names the trial; None for a new name.
-            picture: That of the ask, where it has been decoded.
+            picture: Decoded picture of the request, if it has been decoded.
 
         Raises:
             BadInput: The picture or the text can't be tried; nothing is recorded.
@@ -104,12 +104,12 @@ class TrialExecutor:
         Args:
             trial_id: Which.
             within_s: Seconds until the caller's deadline; None where there is none.
-            ask: For whom, if for anybody.
+            ask: Request that the trial answers, if there is one.
 
         Raises:
             TrialUnknown: There is none of that id.
-            CantResume: It is over, or was begun with other versions than are loaded now.
-            TrialAborted: It failed again.
+            CantResume: The trial is over, or was begun with other versions than are loaded now.
+            TrialAborted: The trial failed again.
         """
         record = await self.docket.trials.record(trial_id)
         kept = await self.docket.trials.frames(record.opened.meme.pixels_sha256)

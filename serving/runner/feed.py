@@ -74,7 +74,7 @@ class EventFeed:
                 self._following = None
 
     def watching_reviews(self, log: TransparencyLog) -> AbstractContextManager[asyncio.Event]:
-        """The same for reviews, of whatever trials."""
+        """Subscribes to reviews of any trials."""
         return self.watching(_REVIEWED, log)
 
     async def _follow(self, log: TransparencyLog) -> None:

@@ -30,7 +30,7 @@ class Heartbeat:
     """Counts for one server, and watches the others.
 
     Attributes:
-        server: What this one is called.
+        server: Name of this server.
         beat_s: Between two counts, in seconds.
     """
 
@@ -47,11 +47,11 @@ class Heartbeat:
         """Counts nothing yet.
 
         Args:
-            store: Where servers count.
-            server: What this one is called.
+            store: Store of the servers' heartbeats.
+            server: Name of this server.
             beat_s: Between two counts, in seconds; None for the usual.
-            dead_s: For how long a count must stand still, in seconds; None for the usual.
-            forget_s: For how long it must until it is removed, in seconds.
+            dead_s: Seconds without a heartbeat after which a server is dead; None for the default.
+            forget_s: Seconds without a heartbeat after which a server is removed.
             clock: Monotonic, in seconds.
         """
         self._store = store
@@ -105,11 +105,11 @@ class Heartbeat:
         await self._store.retire(self.server)
 
     def dead(self, server: str) -> bool:
-        """Whether a server's count has stood still for long enough; that of a new one, from now on."""
+        """True if a server's heartbeat has stood still for long enough; for a new server, counted from now on."""
         return self._still.setdefault(server, 0.0) >= self._dead_s
 
     def lives(self, server: str) -> bool:
-        """Whether a server's count was seen to move, and has not stood still for too long since."""
+        """True if a server's heartbeat was seen to advance, and has not stood still for too long since."""
         return server in self._moved and not self.dead(server)
 
     async def run(self) -> None:

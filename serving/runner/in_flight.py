@@ -33,10 +33,10 @@ _log = logging.getLogger("memecourt.service")
 
 @dataclass(frozen=True, slots=True)
 class UnstoredEnd:
-    """What may have to be put right.
+    """End of a trial that may not be stored.
 
     Attributes:
-        claims: That this server made for the trial, or wanted to, of requests and of the meme.
+        claims: Claims on requests and on the meme that this server made for the trial, or wanted to.
         cause: Why it ended; None where it was never begun.
     """
 
@@ -45,7 +45,7 @@ class UnstoredEnd:
 
 
 class UnstoredEnds:
-    """What the reaper has to see to, by trial id."""
+    """Queue for the reaper, by trial id."""
 
     def __init__(self) -> None:
         self._ends: dict[str, UnstoredEnd] = {}
@@ -85,11 +85,11 @@ class RunningTrial(SingleFlight[TrialRecord]):
     """A trial of this server that callers wait for.
 
     Attributes:
-        trial_id: Of the trial.
+        trial_id: Id of the trial.
         begun_by: The call whose deadline it keeps to; None where nobody's.
-        claims: That this server made for it, or wanted to, of requests and of the meme.
+        claims: Claims on requests and on the meme that this server made for it, or wanted to.
         file: SHA-256 of its picture file; empty until it is known.
-        events: What has been stored of it.
+        events: Stored events of the trial.
     """
 
     def __init__(self, trial_id: str, unneeded: Callable[[], object]) -> None:
@@ -103,7 +103,7 @@ class RunningTrial(SingleFlight[TrialRecord]):
 
     @property
     def record(self) -> TrialRecord | None:
-        """What has been kept of it, without asking the docket; None where that is nothing."""
+        """Record of the events stored so far, without reading the docket; None if there are none."""
         return TrialRecord.of(self.events) if self.events else None
 
 
@@ -121,7 +121,7 @@ class TrialsInFlight:
         """Holds none yet.
 
         Args:
-            house: Where trials are held and kept.
+            house: Executor that runs and stores trials.
             known: Learns of files that were decoded, and of verdicts.
             quarantine: Says what is not tried again.
             telemetry: Is told of trials that were taken up.
@@ -150,8 +150,8 @@ class TrialsInFlight:
         """A trial that callers can enter. It is struck off when it is over, or when nobody is left to begin it.
 
         Args:
-            trial_id: Of the trial.
-            key: That its meme will be known by; empty where it answers its own request alone.
+            trial_id: Id of the trial.
+            key: Key under which its meme will be known; empty if it answers its own request alone.
         """
 
         def strike() -> None:
@@ -189,7 +189,7 @@ class TrialsInFlight:
         flight.events.append(event)
 
     def resumable(self, record: TrialRecord) -> bool:
-        """Whether a trial without a verdict may go on, as far as can be told without trying."""
+        """True if a trial without a verdict may be resumed, as far as can be told without trying."""
         if self._unresumable.get(record.trial_id):
             return False
         failed = record.last(TrialFailed)
@@ -213,9 +213,9 @@ class TrialsInFlight:
         """The picture of a call.
 
         Args:
-            call: Whose.
-            place: Where it is decoded in turn, and held: that of the call, or of the trial that it began. No turn is
-                needed where somebody else has the same file decoded.
+            call: Call whose picture is decoded.
+            place: Slot under which it is decoded and held: that of the call, or of the trial that it began. No slot is
+                needed if another call has the same file decoded.
         """
         place = place or call.place
         if place.picture is not None:

@@ -74,14 +74,14 @@ _REMEMBERED: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class StoredFingerprint:
-    """What is kept of a meme's look.
+    """Stored fingerprint of a meme's picture.
 
     Attributes:
         pixels_sha256: Digest of its pixels, under which the docket has its frames.
-        namespace: Whose content it is.
+        namespace: Namespace of the content.
         words: Its text.
-        hashes: Of all representative frames, with and without borders: uint8 of shape (n, 32); none where there is too
-            little in the picture to go by.
+        hashes: Hashes of all representative frames, with and without borders: uint8 of shape (n, 32); empty if the
+            picture has too little to go by.
     """
 
     pixels_sha256: str
@@ -90,7 +90,7 @@ class StoredFingerprint:
     hashes: Hashes
 
     def to_bytes(self) -> bytes:
-        """As it is stored: format, hashes, then what is held in memory."""
+        """Serialises the fingerprint: format, hashes, then the values held in memory."""
         return bytes([_FORMAT, len(self.hashes)]) + self.hashes.tobytes() + self.held()
 
     def held(self) -> bytes:
@@ -112,7 +112,7 @@ _HEAD: Final = struct.Struct(">B32s8sH")
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What is held of a trial: packed, for there may be a million. Unpacked a field at a time."""
+    """In-memory row of a trial: packed, for there may be a million. Unpacked a field at a time."""
 
     trial_id: str
     packed: bytes
@@ -229,9 +229,9 @@ class NearDuplicateIndex:
             fingerprints: Fingerprints of the pictures of trials.
             trials: Records and pictures of trials.
             index: Labels of trials.
-            settings: Whose memes are seen (``reuse``: other namespaces' only where it is ``everywhere``), and whether a
-                verdict may be given again for what is nearly the same (``reuse_near``).
-            nearness: What counts as near and as the same, instead of the default.
+            settings: Settings: which memes are visible (``reuse``: other namespaces' only if it is ``everywhere``), and
+                whether a verdict may be reused for a near-duplicate (``reuse_near``).
+            nearness: Thresholds of near and same, instead of the default.
             most: Looks that are held in memory; of more, the latest.
         """
         self._fingerprints = fingerprints
@@ -278,7 +278,7 @@ class NearDuplicateIndex:
         self._done = number
 
     async def near(self, picture: Picture, text: str, text_read: bool, namespace: str) -> Sequence[NearDuplicate]:
-        """As :meth:`court.ports.DuplicateFinder.near`.
+        """Finds near-duplicates; see :meth:`court.ports.DuplicateFinder.near`.
 
         Cited are the nearest five of those found harmful and the nearest five of the rest, those with the same text
         before others. Pictures are laid over each other only where the texts agree, and of the nearest three; of the
@@ -315,12 +315,13 @@ class NearDuplicateIndex:
         """The trial whose verdict may be given again for this meme: hash near, texts alike and no tile different.
 
         Args:
-            picture: Of the meme.
-            text: Of the meme; empty where it has none.
-            text_read: Whether it was read off the picture.
-            namespace: Whose content it is.
-            usable: Whether the trial of an id will do, e.g. was held with the same versions; asked before pictures are
-                compared. A trial without a verdict, or whose verdict was overruled, never will.
+            picture: Picture of the meme.
+            text: Text of the meme; empty if it has none.
+            text_read: True if the text was read off the picture.
+            namespace: Namespace of the content.
+            usable: Function that tells whether the trial of an id will do, such as one run with the same versions;
+                called before pictures are compared. A trial without a verdict, or whose verdict was overruled, never
+                will.
 
         Returns:
             Its id; None where there is none, and always where the settings do not allow it.
@@ -350,7 +351,7 @@ class NearDuplicateIndex:
         would never be found. Where it takes long, it goes on behind the caller's back, and the log says so.
 
         Raises:
-            Unavailable: It could not be kept now.
+            Unavailable: The fingerprint can't be stored now.
         """
         hashes = await self._hashes_of(picture)
         upright = np.ascontiguousarray(hashes[:, 0])
@@ -381,7 +382,7 @@ class NearDuplicateIndex:
         return await self._aside(lambda: self._search(shelf, hashes, words, namespace))
 
     def _search(self, shelf: _Shelf, hashes: Hashes, words: MemeText, namespace: str) -> list[_Candidate]:
-        """Those that are near in picture, the same text first, then the nearest, then the latest."""
+        """Finds trials with a near picture: equal texts first, then the nearest, then the latest."""
         near = shelf.index.near(hashes.reshape(-1, BYTES), self._nearness.radius)
         if not near:
             return []
@@ -394,7 +395,7 @@ class NearDuplicateIndex:
         return [_Candidate(row.trial_id, row.pixels_sha256, bits, agreement) for agreement, bits, _, row in weighed]
 
     async def _hashes_of(self, picture: Picture) -> Hashes:
-        """Of all frames with and without borders, in eight positions: uint8 of shape (n, 8, 32)."""
+        """Hashes all frames with and without borders, in eight positions: uint8 of shape (n, 8, 32)."""
         known = self._hashes.get(picture.pixels_sha256)
         if known is None:
             known = await self._aside(lambda: _hashes_of(picture))
@@ -404,7 +405,7 @@ class NearDuplicateIndex:
         return known
 
     async def _is_same_picture(self, known: _Candidate, picture: Picture) -> bool:
-        """Whether no tile differs in any frame; not, where the docket has lost the picture."""
+        """True if no tile differs in any frame; False if the docket has lost the picture."""
         frames = await self._trials.frames(known.pixels_sha256)
         return bool(frames) and await self._aside(
             lambda: _look_the_same(frames, picture, self._nearness, known.agreement)
@@ -428,7 +429,7 @@ class NearDuplicateIndex:
 
 
 def _told(keeping: asyncio.Future[None]) -> None:
-    """Of a look that nobody waits for any more."""
+    """Retrieves the error of a search without waiters, so that it is not reported as lost."""
     if not keeping.cancelled() and (error := keeping.exception()):
         _log.error("a look could not be kept: %s", type(error).__qualname__)
 

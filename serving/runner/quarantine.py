@@ -1,4 +1,4 @@
-"""What is not tried again: pictures that killed what looked at them, and trials that killed the model server."""
+"""Quarantine of pictures that killed the process decoding them, and of trials that killed the model server."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Quarantine:
             _blame(self._unread, file, at_once=reason == _UNREAD)
 
     def text_read(self, file: bytes) -> None:
-        """The same of the text on it."""
+        """Clears a file whose text was read."""
         _clear(self._unread, file)
 
     async def require_pixels(self, pixels_sha256: str, procedure: Procedure) -> None:
@@ -78,12 +78,12 @@ class Quarantine:
         meanwhile: those that are under no suspicion do not wait for it.
 
         Args:
-            place: Where the trial has its turn. That of a suspect holds no decoded picture any more.
-            pixels_sha256: Of the picture.
-            procedure: How it is tried.
+            place: Slot of the trial. That of a suspect holds no decoded picture any more.
+            pixels_sha256: SHA-256 of the picture's pixels.
+            procedure: Procedure of the trial.
 
         Raises:
-            BadPicture: It has killed a model server twice.
+            BadPicture: The picture has killed a model server twice.
             Unavailable: The docket can't say; or there is no turn again.
         """
         await place.take()
@@ -117,7 +117,7 @@ def _clear(files: LRUCache[bytes, bool], file: bytes) -> None:
 
 
 def _deaths(failures: Sequence[Failure]) -> int:
-    """How often a model server must have died for trials to have failed so, in the order in which they did.
+    """Counts the model server deaths that explain failures in this order.
 
     Of trials that were held at once all fail when it dies once, and a picture that many ask for is on trial often.
     """

@@ -1,4 +1,4 @@
-"""What a server could not bring to its end: trials whose failure could not be kept, requests that nobody sees to.
+"""Reaper: finishes trials whose failure could not be stored, and releases requests without a server.
 
 A trial that ends without a verdict writes that down itself; but the docket may be away just then. And a caller may
 leave while its request is claimed, or before its trial is begun, which says to other servers that this one is at it.
@@ -39,12 +39,12 @@ class Reaper:
         now: Callable[[], datetime],
         feed: EventFeed,
     ) -> None:
-        """Nothing is done before :meth:`run`.
+        """Prepares the reaper; :meth:`run` starts it.
 
         Args:
             writer: Stores ends.
-            leases: Of all servers.
-            claims: Of this server.
+            leases: Leases of all servers.
+            claims: Claims of this server.
             in_flight: The trials of this server, and the ends that they could not store.
             now: The time, UTC.
             feed: Is told of each trial's end that is stored here.

@@ -26,12 +26,12 @@ class CachedAnswer:
     """A verdict that was given again, and what it takes to give it to a request that asks the same once more.
 
     Attributes:
-        ask: What was asked, without its picture.
+        ask: Request without its picture.
         file: SHA-256 of the picture file.
         payload: Digest of what was asked.
-        key: By which the meme is known.
-        held: What trials were held with then: see :meth:`serving.runner.verdict_cache.VerdictCache.held`.
-        trial_id: Whose verdict it is.
+        key: Key under which the meme is known.
+        held: Versions object of the time: see :meth:`serving.runner.verdict_cache.VerdictCache.held`.
+        trial_id: Id of the trial with the verdict.
     """
 
     ask: TrialRequest
@@ -44,16 +44,16 @@ class CachedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a request that has a verdict.
+    """Answer to a request that has a verdict.
 
     Attributes:
         record: The whole trial that the verdict is from.
         picture_seconds: Time that decoding the picture took; 0 where this call decoded none.
         total_seconds: From the ask to the answer.
-        name: What the request is known by: the caller's id for it, or one that was made up.
-        reused: Whether the trial was held for another request.
-        near: Whether it was held for a meme that is only nearly this one.
-        given: Where it was at hand: what :meth:`serving.runner.runner.TrialRunner.again` takes.
+        name: Name of the request: the caller's id for it, or a generated one.
+        reused: True if the trial was run for another request.
+        near: True if the trial was run for a near-duplicate.
+        given: Cached answer, if there was one: input of :meth:`serving.runner.runner.TrialRunner.again`.
     """
 
     record: TrialRecord
@@ -87,8 +87,8 @@ class AdmissionSlot:
     Only who is admitted holds a decoded picture: as many are in memory as may run, however many wait.
 
     Attributes:
-        admission: Where the call waits; None where it needs no admission.
-        namespace: Whose slot it is.
+        admission: Admission control that the call waits at; None if it needs none.
+        namespace: Namespace of the slot.
         within_s: Seconds that the caller had when it came; None where there is no deadline.
         patient: True if the caller waits however many wait, as a stream does.
         memory: Accounts for the bytes of the picture.
@@ -143,14 +143,14 @@ class Call:
     """A request on its way.
 
     Attributes:
-        ask: What is asked.
-        name: What the request is known by: the caller's id for it, or one that was made up.
+        ask: Request of the call.
+        name: Name of the request: the caller's id for it, or a generated one.
         file: SHA-256 of the picture file.
-        place: Where it waits for its turn.
-        began: When it came, by the performance counter.
+        place: Admission slot of the call.
+        began: Arrival time by the performance counter, in seconds.
         clock: Ends it at the caller's deadline.
-        deadline: By the event loop's clock; None where there is none.
-        picture_seconds: What decoding its picture took.
+        deadline: Deadline by the event loop's clock, in seconds; None if there is none.
+        picture_seconds: Seconds that decoding its picture took.
     """
 
     ask: TrialRequest
@@ -187,7 +187,7 @@ def request_fingerprint(ask: TrialRequest, file: bytes) -> str:
     """Digest of all that makes a request the one that it is: the same id may stand for no other.
 
     Args:
-        ask: What is asked.
+        ask: Request to digest.
         file: SHA-256 of its picture file.
     """
     pins, policy = ask.pins, ask.policy
@@ -238,19 +238,19 @@ class RequiredPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TrialRequest:
-    """What a caller asks for, checked in form but not yet in substance.
+    """Request for a trial, checked in form but not yet in substance.
 
     Attributes:
         image: The picture file.
-        text: Of the meme; None to have it read off the picture.
+        text: Text of the meme; None to have it read off the picture.
         language: BCP 47 tag or empty.
-        procedure: How to try it.
+        procedure: Procedure of the trial.
         request_id: The caller's name for the request, or empty.
-        namespace: Whose content it is.
-        content_id: What the caller calls it.
+        namespace: Namespace of the content.
+        content_id: Caller's id of the content.
         trace_id: 32 hex digits, or empty for a new one.
-        pins: What it must be tried with.
-        try_anew: Whether it is tried also where the verdict of an earlier trial would serve.
+        pins: Versions that it must be tried with.
+        try_anew: True to try it even if the verdict of an earlier trial would serve.
         policy: The policy that it must be tried by; None for whichever is loaded.
     """
 
@@ -270,8 +270,8 @@ class TrialRequest:
         """Raises NotLoaded if this is to be tried with something else.
 
         Args:
-            versions: What a trial is or would be held with.
-            policy: What it is held by.
+            versions: Versions that a trial is or would be run with.
+            policy: Policy of the trial.
             library: Digest of the library that precedents were found in, where they were: it may have been changed
                 after the trial began. That of the versions if not given.
         """

@@ -64,7 +64,7 @@ class TrialRunner:
     """Answers requests, holding a trial only where one is needed. Safe to call concurrently, within one event loop.
 
     Attributes:
-        decoders: What decodes pictures, those of its trials and others.
+        decoders: Pool that decodes pictures, of its trials and others.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class TrialRunner:
         """Answers nothing yet: see :meth:`__aenter__`.
 
         Args:
-            house: Where trials are held and kept.
-            settings: Whose verdicts are given again.
+            house: Executor that runs and stores trials.
+            settings: Settings: whose verdicts are reused.
             telemetry: Is told what was given again.
             pulse: Tells which servers live, and what this one is called.
-            admission: Where callers wait to be let in; None for one of the size that the settings give.
+            admission: Admission control; None for one of the size in the settings.
             memory: Accounts for the bytes of decoded pictures; None where nothing bounds them.
         """
         self._house = house
@@ -161,7 +161,7 @@ class TrialRunner:
         A call that is cancelled leaves; a trial goes on for as long as one call waits for it, and no longer.
 
         Args:
-            ask: What to try.
+            ask: Request to try.
             within_s: Seconds until the caller's deadline; None where there is none.
             patient: True if the caller waits however many wait, as a stream does.
 
@@ -169,7 +169,7 @@ class TrialRunner:
             BadInput: The picture or the text can't be tried, or is in quarantine; nothing is recorded.
             NotLoaded: The procedure or a version that it is pinned to is not available; nothing is recorded.
             RequestConflict: Another request was asked under this name.
-            Busy: As many trials run, and callers wait, as may; nothing is written down for it.
+            Busy: The limits of running trials and waiting callers are reached; nothing is stored for it.
             Unavailable: Something needed is not there now. What has been kept is taken up when it is asked again.
             TrialAborted: The trial began and failed; its record is kept.
         """
@@ -336,7 +336,7 @@ class TrialRunner:
         """The key of what is asked, tried with what is loaded now; empty where it gets a trial of its own.
 
         Raises:
-            NotLoaded: That is not what the ask is pinned to.
+            NotLoaded: The court does not have the versions that the request pins.
         """
         self._require(call.ask)
         return self._known.key(call.ask, pixels_sha256) if self._reuse and not call.ask.try_anew else ""
@@ -465,7 +465,7 @@ class TrialRunner:
             raise TrialAborted(stopped, record) from None
 
     def _goes_on(self, call: Call, flight: RunningTrial, error: CourtError) -> bool:
-        """Whether this call looks again for what answers it, after a trial that it waited for has failed."""
+        """True if the call looks again for an answer, after a trial that it waited for has failed."""
         if error.reason == "EVENT_EXISTS" or isinstance(error, CantResume):
             return True  # another server has taken it up, or it must be held anew
         # The deadline was another caller's, or the pins were.
@@ -525,7 +525,7 @@ class TrialRunner:
         return None if trial_id is None else found[trial_id]
 
     async def _is_near(self, call: Call, record: TrialRecord) -> bool:
-        """Whether a trial was held for another picture than that of the call."""
+        """True if the trial's picture differs from the caller's."""
         meme = record.opened.meme
         if meme.bytes_sha256 == call.file.hex():
             return False
@@ -534,7 +534,7 @@ class TrialRunner:
     # Claims and trials.
 
     async def _look(self, call: Call, claim: Lease) -> TrialRecord | Lease | None:
-        """What the docket holds of a trial that is not held at this server now.
+        """Reads a trial that is not in flight at this server from the docket.
 
         Returns:
             Its record, if it has a verdict; the claim to follow, if it could be taken up or has changed; None where
@@ -580,7 +580,7 @@ class TrialRunner:
             Whether nothing is left to do: False where it is not known yet if its server lives.
 
         Raises:
-            Unavailable: It could not be begun now, and stands open as before.
+            Unavailable: The trial could not be begun now, and stays open as before.
             As :meth:`court.trial.Court.resume`.
         """
         record = await self._claims.record(claim.trial_id)
@@ -621,7 +621,7 @@ class TrialRunner:
 
 
 def _fits(ask: TrialRequest, record: TrialRecord) -> bool:
-    """Whether a trial was held with what is asked for."""
+    """True if a trial was run with everything that the request pins."""
     if ask.pins == ANY_VERSIONS and ask.policy is None:
         return True
     try:

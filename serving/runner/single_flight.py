@@ -38,7 +38,7 @@ class SingleFlight(Generic[T]):
 
     @property
     def ending(self) -> bool:
-        """Whether there is nothing to wait for but the end."""
+        """True if only the end of the work is left."""
         return self._is_over or (self.task is not None and (self.task.done() or self.task.cancelling() > 0))
 
     def __enter__(self) -> Self:
@@ -64,7 +64,9 @@ class SingleFlight(Generic[T]):
         self.task.add_done_callback(self._over)
 
     async def result(self) -> T:
-        """What the work comes to. A caller that is cancelled meanwhile is just gone.
+        """Waits for the result of the work.
+
+        A caller that is cancelled meanwhile just leaves.
 
         Raises:
             Ended: The work was cancelled.
@@ -101,7 +103,7 @@ class LRUCache(Generic[K, V]):
         self._kept: OrderedDict[K, V] = OrderedDict()
 
     def get(self, key: K) -> V | None:
-        """What is kept under a key, or None."""
+        """Returns the value of a key, or None."""
         value = self._kept.get(key)
         if value is not None:
             self._kept.move_to_end(key)

@@ -31,7 +31,7 @@ _MOST_PICTURES = 8192
 
 
 def reusable(record: TrialRecord) -> bool:
-    """Whether a trial's verdict may answer another request.
+    """True if a trial's verdict may answer another request.
 
     It was given, and not overruled, in a trial that was whole.
     """
@@ -44,7 +44,7 @@ def reusable(record: TrialRecord) -> bool:
 
 
 def whole(record: TrialRecord) -> bool:
-    """Whether a trial came to a verdict with all the time it needed, and with one library.
+    """True if a trial reached its verdict with all the time it needed, and with one library.
 
     Where that was changed after the trial began, it was held with neither.
     """
@@ -90,8 +90,8 @@ class VerdictCache:
         Args:
             keys: Which trial answers which key.
             trials: Records of those trials.
-            court: What trials are held with.
-            settings: Whose verdicts are given again.
+            court: Court that runs the trials.
+            settings: Settings: whose verdicts are reused.
             clock: Monotonic, in seconds.
         """
         self._keys = keys
@@ -105,11 +105,11 @@ class VerdictCache:
         self._at_hand: LRUCache[str, _AtHand] = LRUCache(_MOST_RECORDS)
 
     def versions(self, procedure: Procedure) -> Versions:
-        """What a trial that began now would be held with."""
+        """Returns the versions with which a trial that began now would be run."""
         return self._now(procedure).versions
 
     def held(self, procedure: Procedure) -> object:
-        """The same object for as long as a trial that began would be held with the same."""
+        """Returns the same object for as long as a new trial would be run with the same versions."""
         return self._now(procedure)
 
     def pixels_of(self, file: bytes) -> str | None:
@@ -145,11 +145,11 @@ class VerdictCache:
         )
 
     def answers(self, record: TrialRecord, key: str) -> bool:
-        """Whether a trial's verdict may answer other requests whose meme is known by a key."""
+        """True if a trial's verdict may answer other requests whose meme has that key."""
         return reusable(record) and self.key_of(record) == key
 
     def held_alike(self, record: TrialRecord, ask: TrialRequest) -> bool:
-        """Whether a trial was held with what one of this ask would be held with now, its meme aside."""
+        """True if a trial was run with what a trial of this request would be run with now, its meme aside."""
         text = record.text
         token = _token(record.opened.versions, record.opened.policy.digest, record.opened.procedure)
         return token == self._now(ask.procedure).token and text is not None and text.language == ask.language

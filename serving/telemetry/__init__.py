@@ -1,4 +1,4 @@
-"""What an operator sees of a running court: metrics, traces and logs.
+"""Telemetry of a running court: metrics, traces and logs.
 
 None of them holds anything of a meme, but for traces of an operator who wants it
 (:mod:`serving.telemetry.span_contents`).
@@ -46,9 +46,9 @@ class Telemetry:
         """Listens.
 
         Args:
-            metrics: Where to count; None to count nothing.
-            tracing: Where spans go; None for none.
-            log: Whether to log a line for each event of a trial.
+            metrics: Metrics to count with; None to count nothing.
+            tracing: Sink of spans; None for no tracing.
+            log: True to log a line for each event of a trial.
         """
         self._metrics = metrics
         self._tracing = tracing
@@ -57,7 +57,7 @@ class Telemetry:
 
     @property
     def metrics_port(self) -> int | None:
-        """Where metrics are served; None where they are not."""
+        """Port of the metrics; None if they are not served."""
         return self._metrics.port if self._metrics else None
 
     def interceptor(self) -> grpc.aio.ServerInterceptor:
@@ -126,7 +126,7 @@ class Telemetry:
         Args:
             running: Trials that are being held.
             waiting: Requests that wait their turn.
-            bytes: Of requests and decoded pictures in memory.
+            bytes: Bytes of requests and decoded pictures in memory.
             library: Memes in the library that is searched.
         """
         if self._metrics:
@@ -163,7 +163,7 @@ SILENT = Telemetry()
 
 @asynccontextmanager
 async def open_telemetry(settings: Settings) -> AsyncIterator[Telemetry]:
-    """What the settings ask for, until the block is left; spans that wait are then exported.
+    """Opens telemetry by the settings until the block is left; waiting spans are then exported.
 
     Raises:
         BadRequest: Metrics can't be served at that address.

@@ -34,8 +34,8 @@ def set_up(log_format: Literal["text", "json"], stream: TextIO | None = None) ->
     """Has all that this process logs, warns of, or drops in a thread, written by our rules; ours from INFO on.
 
     Args:
-        log_format: How.
-        stream: Where to; standard error if not given.
+        log_format: Format of the log.
+        stream: Stream of the log; standard error if not given.
     """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
@@ -93,7 +93,7 @@ def _second(created: float) -> str:
 
 
 def fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    """What a message's template names with ``key=%s``, by key."""
+    """Returns the values that a message's template names with ``key=%s``, by key."""
     arguments = record.args if isinstance(record.args, tuple) else ()
     keys = _keys(str(record.msg)) if arguments else ()
     if len(keys) != len(arguments):
@@ -103,12 +103,12 @@ def fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=256)
 def _keys(template: str) -> tuple[str | None, ...]:
-    """What stands before each placeholder; the same few templates come again and again."""
+    """Returns the key before each placeholder; cached, as the same few templates recur."""
     return tuple(match["key"] for match in _PLACEHOLDER.finditer(template))
 
 
 def told(record: logging.LogRecord) -> tuple[str, str]:
-    """What a record may say: its message, and the place of the exception that comes with it."""
+    """Returns the parts of a log record that may be shown: its message, and the place of its exception."""
     where = ""
     if record.exc_info and record.exc_info[1]:
         where = _place(record.exc_info[1])

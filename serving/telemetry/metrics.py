@@ -77,8 +77,8 @@ class Metrics:
     """All metrics of one server, in a registry of their own.
 
     Attributes:
-        registry: Where they are.
-        port: Where they are served over HTTP, once they are.
+        registry: Registry of the metrics.
+        port: Port on which they are served over HTTP, once they are.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -190,7 +190,7 @@ class Metrics:
         """Tells whoever asks over HTTP at ``host:port``; what is returned ends it.
 
         Raises:
-            BadRequest: That can't be listened on.
+            BadRequest: The address can't be listened on.
         """
         host, _, port = address.rpartition(":")
         try:
@@ -219,7 +219,7 @@ class Metrics:
         self._series(self._in_progress, service, method).inc()
 
     def ended(self, service: str, method: str, code: str, seconds: float) -> None:
-        """It ended, with the name of a gRPC status code."""
+        """Counts the end of a call, with the name of a gRPC status code."""
         self._series(self._in_progress, service, method).dec()
         self._series(self._requests, service, method, code).inc()
         self._series(self._request_s, service, method).observe(seconds)
@@ -255,7 +255,7 @@ class Metrics:
         held_bytes: Callable[[], float] | None,
         library: Callable[[], float] | None,
     ) -> None:
-        """Where to look for what is now."""
+        """Registers the sources of current values."""
         for gauge, look in (
             (self._running, running),
             (self._waiting, waiting),

@@ -1,4 +1,4 @@
-"""What was said in a trial, as attributes of spans: only where an operator asks for it.
+"""Contents of a trial as attributes of spans: only if an operator asks for them.
 
 In both dialects that viewers read: OpenTelemetry's conventions for generative AI (``gen_ai.*``) and OpenInference
 (https://github.com/Arize-ai/openinference, ``spec/semantic_conventions.md``), which Phoenix and others show. Pictures
@@ -34,11 +34,11 @@ _NO_LINK = "picture sha256:{}"
 
 
 def of_call(record: TrialRecord, event: AnyEvent, call: ModelCall, console: str) -> dict[str, Any]:
-    """What a call of a model was told and said.
+    """Returns the messages and the reply of a model call as attributes.
 
     Args:
         record: Up to the event.
-        event: That tells of the call.
+        event: Event of the call.
         call: The call.
         console: Address of the console, or empty.
 
@@ -75,7 +75,7 @@ def of_search(event: PrecedentsCited) -> dict[str, Any]:
 
 
 def of_trial(event: AnyEvent) -> dict[str, Any]:
-    """What an event adds to the span of its trial: the text that is judged, and the verdict."""
+    """Returns an event's contribution to the span of its trial: the judged text, and the verdict."""
     if isinstance(event, TextRead):
         return {"input.value": event.text, "input.mime_type": "text/plain"}
     if isinstance(event, VerdictGiven):
@@ -84,7 +84,7 @@ def of_trial(event: AnyEvent) -> dict[str, Any]:
 
 
 def link_of(picture: PictureShown, record: TrialRecord, console: str) -> str:
-    """Where the console shows a picture veiled; empty where there is no console."""
+    """Returns the console's address of a veiled picture; empty if there is no console."""
     if not console:
         return ""
     place, what = 0, f"precedent:{picture.whose}"
@@ -126,7 +126,7 @@ def _joined(parts: Sequence[str | PictureShown]) -> Iterator[str | PictureShown]
 
 
 def _said(event: AnyEvent, call: ModelCall) -> str:
-    """What came of a reply, as JSON: the record keeps that, and not the reply's own letters."""
+    """Returns the parsed reply as JSON: the record stores that, and not the reply's own letters."""
     match event:
         case Described():
             return _json({"description": event.description})

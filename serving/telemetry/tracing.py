@@ -63,7 +63,7 @@ def open_tracing(*, contents: bool = False, console: str = "") -> Tracing:
     """Exports as the ``OTEL_`` variables say; the service's name is theirs where they have one.
 
     Args:
-        contents: Whether what was said goes along.
+        contents: True to include the contents of messages and replies.
         console: Address of the console whose veiled pictures are linked to then; empty for no links.
     """
     told = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")

@@ -1,4 +1,4 @@
-"""What is remembered of a trial while it runs, so that each of its events can be counted for what it is."""
+"""State of a running trial, from which its events are counted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ObservedModelCall:
 
     Attributes:
         call: Its figures.
-        task: What was asked: the last part of the prompt's id, or ``odds``.
-        calls: How many there were: two where a reply was asked for again, or where odds were.
+        task: Task of the call: the last part of the prompt's id, or ``odds``.
+        calls: Number of requests: two where a reply was requested again, or where odds were.
     """
 
     call: ModelCall
@@ -33,14 +33,14 @@ class ObservedTrial:
 
     Attributes:
         trial_id: Its own.
-        procedure: How it is held; UNKNOWN where its beginning was not told of.
+        procedure: Procedure of the trial; UNKNOWN if its beginning was not observed.
         request_id: The caller's name for it.
-        trace_id: Of its record, 32 hex digits or empty.
+        trace_id: Trace id of its record, 32 hex digits or empty.
         models: Model per role, as they are asked for.
-        began: When what is told of began: its opening, or its being resumed.
+        began: Start of the observed part: the trial's opening, or its being resumed.
         ahead: Summaries that were told of before their turn, by side and round: their calls are counted.
         span: Its span, where it is traced.
-        events: What it has told so far, where traces hold what was said.
+        events: Observed events, if traces include contents.
     """
 
     trial_id: str

@@ -29,7 +29,7 @@ def blurred(frame: bytes) -> bytes:
     Only some 400 numbers of the picture are in it: there is nothing to be brought back by whoever has the file.
 
     Raises:
-        Unavailable: It is no picture.
+        Unavailable: The bytes are no picture.
     """
     try:
         with Image.open(io.BytesIO(frame), formats=("PNG", "JPEG")) as opened:
@@ -50,14 +50,14 @@ def blurred(frame: bytes) -> bytes:
 
 @cache
 def empty() -> bytes:
-    """What stands in the place of a picture that is not kept: nothing, as a PNG."""
+    """Returns the placeholder for a picture that is not stored: an empty PNG."""
     out = io.BytesIO()
     Image.new("LA", (4, 3), (0, 0)).save(out, "PNG")
     return out.getvalue()
 
 
 def media_type(frame: bytes) -> str:
-    """Of a frame that we keep: all are PNG, but for precedents kept small as JPEG."""
+    """Returns the media type of a stored frame: PNG, but JPEG for small pictures of precedents."""
     return "image/jpeg" if frame.startswith(b"\xff\xd8") else "image/png"
 
 

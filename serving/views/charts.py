@@ -20,7 +20,7 @@ class Point:
     Attributes:
         round: Counted from 1.
         bits: Its entropy.
-        counts: Whether the round counts; one that was held ahead, when the side had already rested, does not.
+        counts: True if the round counts; one that was run ahead, after the side had already stopped, does not.
     """
 
     round: int
@@ -32,11 +32,11 @@ def curve(side: Side, points: Sequence[Point], *, lowest: float, highest: float,
     """Entropy by round, of one side.
 
     Args:
-        side: Whose.
+        side: Side of the curve.
         points: In order of rounds.
-        lowest: Of the scale, in bits: the same for both sides, so that they can be compared.
-        highest: Of the scale.
-        rounds: Of the scale.
+        lowest: Lower end of the scale, in bits: the same for both sides, so that they can be compared.
+        highest: Upper end of the scale, in bits.
+        rounds: Number of rounds on the scale.
     """
     low, high = (lowest, highest) if highest - lowest >= 0.2 else (lowest - 0.1, highest + 0.1)
 
@@ -87,10 +87,10 @@ def bar(begin: float, length: float, *, whole: float, kind: str, cached: float =
     """One bar of a waterfall.
 
     Args:
-        begin: When it begins, in seconds.
-        length: How long it is, in seconds.
-        whole: How long all is, in seconds.
-        kind: Whose it is, a class of the page.
+        begin: Start of the bar, in seconds.
+        length: Length of the bar, in seconds.
+        whole: Length of the whole, in seconds.
+        kind: Owner of the bar, a class of the page.
         cached: Share of it that is drawn lighter: of its tokens, those that the model server had in its cache.
     """
     if whole <= 0:

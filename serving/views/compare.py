@@ -25,10 +25,10 @@ class Row:
     """One line of a comparison.
 
     Attributes:
-        name: Of what is compared.
+        name: Name of the compared value.
         left: In the first trial.
         right: In the second.
-        words: Whether these are texts, to be compared word by word.
+        words: True if the values are texts, to be compared word by word.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def same(self) -> bool:
-        """Whether there is no difference."""
+        """True if there is no difference."""
         return self.left == self.right
 
     @property
@@ -67,7 +67,7 @@ class Group:
 
     @property
     def differing(self) -> int:
-        """How many rows differ."""
+        """Number of rows that differ."""
         return sum(not row.same for row in self.rows)
 
 

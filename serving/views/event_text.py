@@ -1,4 +1,4 @@
-"""What an event says, piece by piece, for people to read it in a terminal or on paper."""
+"""Text of an event, piece by piece, for terminals and paper."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from court.precedents import Precedent
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """What all else of the event explains."""
+    """Headline of an event, which the rest of it explains."""
 
     text: str
 
@@ -29,7 +29,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """What somebody said, as long as it is."""
+    """Quoted speech, in full length."""
 
     text: str
 
@@ -101,7 +101,7 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
 
 
 def similarities(precedent: Precedent) -> str:
-    """How near a precedent is to the meme, in text and in picture; a dash where either has none."""
+    """Formats the similarity of a precedent in text and in picture; a dash where either has none."""
     return "  ".join(
         f"{name} {'–' if value is None else format(value, '.3f')}"
         for name, value in (("text", precedent.text_similarity), ("picture", precedent.picture_similarity))
@@ -188,7 +188,7 @@ def _given(event: e.VerdictGiven) -> Iterator[Piece]:
 
 
 def _unused(unused: e.Unused | None) -> Iterator[Piece]:
-    """What calls cost that no event tells of; nothing where there were none."""
+    """Yields the cost of calls that no other event reports; nothing if there were none."""
     if unused is not None and (unused.calls or unused.unanswered):
         tokens = f"{unused.tokens_in:,} tokens in, {unused.tokens_out:,} out"
         yield Fact("unused", f"{unused.calls} more calls ({tokens}); {unused.unanswered} not answered")

@@ -46,7 +46,7 @@ class PictureShown:
     """A picture in a message.
 
     Attributes:
-        sha256: Of its PNG file as it was sent, in hex; empty where the record does not say.
+        sha256: SHA-256 of the PNG file as it was sent, in hex; empty if the record does not say.
         whose: ``meme``, or the id of a precedent.
         frame: Index of the frame in the meme's file; 0 for a precedent.
     """
@@ -62,7 +62,7 @@ class Request:
 
     Attributes:
         system: The system message.
-        parts: Of the user message, in order.
+        parts: Parts of the user message, in order.
     """
 
     system: str
@@ -71,13 +71,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class CallMessages:
-    """What one call on record sent.
+    """Messages of one recorded call.
 
     Attributes:
         call: The call.
         requests: One; two where a reply was asked for again, or where odds were asked for. None where they can't be
             made again.
-        exact: Whether their digest is the one that was kept when they were sent.
+        exact: True if their digest equals the one stored when they were sent.
         why: Why they are not exact, in a sentence; empty where they are.
     """
 
@@ -95,7 +95,7 @@ def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...
     """The messages of the calls that an event tells of: two calls for a verdict with odds, none where none was made.
 
     Args:
-        record: That the event stands in.
+        record: Record with the event.
         event: One of its events.
     """
     told = _Told(record, event)
@@ -146,7 +146,7 @@ def _why_not(digest: str, call: ModelCall, asked: Messages[Any]) -> str:
 
 
 class _Told:
-    """What a record tells of what was sent, up to one of its events."""
+    """Content of a record up to one of its events, from which messages are rebuilt."""
 
     def __init__(self, record: TrialRecord, event: AnyEvent) -> None:
         self._record = record
@@ -156,7 +156,7 @@ class _Told:
         self.fence = Fence(self._mark(event) or _NOT_KEPT)
 
     def _mark(self, event: AnyEvent) -> str:
-        """Of the fences when an event's call was made: a trial that is taken up again has new ones."""
+        """Returns the fence mark at the time of an event's call: a resumed trial has new fences."""
         made = event.seq
         if isinstance(event, Summarised):
             early = self._find(SummarisedAhead, event.side, event.round)
@@ -181,7 +181,7 @@ class _Told:
         return asking.answer(self._frames, self.fence, question, self.settings.reply_chars)
 
     def argue(self, task: str, side: Side, rounds: int) -> Messages[PictureShown]:
-        """What a side was asked after so many rounds."""
+        """Rebuilds the messages to a side after a number of rounds."""
         stanced = task == "summarise" or self.settings.stance_at == "start"
         history = [
             Exchange(self._one(QuestionAsked, side, number).question, self._one(AnswerGiven, side, number).answer)
@@ -192,7 +192,7 @@ class _Told:
         return make(str(side).lower() if stanced else "none", history, self.settings.reply_chars)
 
     def bench(self) -> JudgeBrief[PictureShown]:
-        """What lay before the Judge."""
+        """Rebuilds the brief for the Judge."""
         accuser, defender = (self._justification(side) for side in Side)
         if self.settings.swap_sides:
             accuser, defender = defender, accuser

@@ -1,4 +1,4 @@
-"""What a record says and can be worked out again: entropies, why a side rested, the vote, the verdict's label.
+"""Recomputed values of a record: entropies, stop reasons, the vote, the verdict's label.
 
 It is worked out again whenever a trial is shown, and where it comes out otherwise the page says so, where it stands.
 """
@@ -24,10 +24,10 @@ class Difference:
     """Something that stands in a record and comes out otherwise.
 
     Attributes:
-        seq: Of the event.
+        seq: Number of the event.
         what: Is different.
-        kept: As it stands there.
-        found: As it comes out.
+        kept: Recorded value.
+        found: Recomputed value.
     """
 
     seq: int
@@ -57,7 +57,7 @@ def _entropies(record: TrialRecord) -> Iterator[Difference]:
 
 
 def _rests(record: TrialRecord) -> Iterator[Difference]:
-    """Whether each side rested where the stop says (docs/trials.md)."""
+    """Checks that each side stopped where the stop rule says (docs/trials.md)."""
     settings = record.opened.settings
     epsilon, least = settings.get("epsilon"), settings.get("rounds_min")
     if not isinstance(epsilon, int | float) or not isinstance(least, int):

@@ -1,4 +1,4 @@
-"""What templates turn values into: text of strangers made safe, moments, durations and counts for people."""
+"""Template filters: untrusted text made safe; moments, durations and counts for people."""
 
 from __future__ import annotations
 

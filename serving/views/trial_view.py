@@ -42,12 +42,12 @@ _TELLS: Mapping[Label, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a trial came to.
+    """Outcome of a trial.
 
     Attributes:
         title: In words.
         kind: ``harmful``, ``benign``, ``doubt`` or ``open``: a class of the page.
-        overruled: Whether a person found otherwise than the court.
+        overruled: True if a person decided otherwise than the court.
         review: The last one, or None.
     """
 
@@ -62,13 +62,13 @@ class Step:
     """A row of the waterfall.
 
     Attributes:
-        seq: Of the event that it led to.
-        name: What was done.
-        kind: Whose it was, a class of the page.
+        seq: Number of the event that the step led to.
+        name: Name of the step.
+        kind: Owner of the step, a class of the page.
         begin: Seconds from the trial's beginning.
-        seconds: How long it took.
-        call: Of a model; None where none was asked.
-        counts: Whether the verdict rests on it; a round that was held ahead may turn out superfluous.
+        seconds: Duration in seconds.
+        call: Model call of the step; None if there was none.
+        counts: True if the verdict rests on it; a round that was run ahead may turn out superfluous.
         bar: Drawn.
     """
 
@@ -84,7 +84,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What all calls of a trial cost together, those that no event tells of by itself aside."""
+    """Total cost of a trial's calls, without those that no other event reports."""
 
     calls: int
     tokens_in: int
@@ -103,16 +103,16 @@ class TrialView:
     """A trial as its page tells it.
 
     Attributes:
-        record: As it is kept.
+        record: Stored record.
         told: Laid out.
-        outcome: What it came to.
+        outcome: Outcome of the trial.
         curves: Entropy by round, per side that was examined.
         steps: In order of time.
         costs: All of them.
-        differences: What comes out otherwise than it stands in the record, by event.
-        readings: What the Judge made of each precedent, by its id.
+        differences: Values that come out otherwise than recorded, by event.
+        readings: The Judge's reading of each precedent, by its id.
         steering: Signs of steering, by the event that they stand in.
-        live: Whether the trial may still go on.
+        live: True if the trial may still go on.
     """
 
     record: TrialRecord
@@ -138,7 +138,7 @@ class TrialView:
 
     @property
     def examined(self) -> bool:
-        """Whether any side asked anything."""
+        """True if any side asked a question."""
         return bool(self.told.rounds)
 
 
@@ -169,7 +169,7 @@ def view_of(record: TrialRecord) -> TrialView:
 
 
 def outcome_of(record: TrialRecord) -> Outcome:
-    """What a trial came to: the reviewer's word where there is one."""
+    """Returns the outcome of a trial: the reviewer's word if there is one."""
     review = record.last(VerdictReviewed)
     verdict = record.verdict
     if verdict is None:
@@ -293,5 +293,5 @@ def _name(side: Side) -> str:
 
 
 def interrupted(record: TrialRecord) -> bool:
-    """Whether the trial was cut off and taken up again: times between its steps then say nothing."""
+    """True if the trial was interrupted and resumed: times between its steps then mean nothing."""
     return bool(record.all(TrialResumed))

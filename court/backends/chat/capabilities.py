@@ -40,11 +40,12 @@ _GREY = Frame(
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What was found out.
+    """Findings of a start check of a model server.
 
     Attributes:
-        capabilities: What the server can do; the model has them from now on.
-        sentences: What it can't do, and how the court gets along without; empty where there is nothing to say.
+        capabilities: Capabilities of the server, which the model has from now on.
+        sentences: One sentence for each missing capability and its consequence for the court; empty if nothing is
+            missing.
     """
 
     capabilities: Capabilities
@@ -56,12 +57,12 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
 
     Args:
         model: Nothing else should be asked of it meanwhile.
-        pictures: How many a prompt of ours shows at most.
+        pictures: Largest number of pictures that one of our prompts shows.
         within_s: Seconds that one request may take; the first may have to wait for the server to warm up.
 
     Raises:
         ModelRefused: The server does not have the model, or wants another key.
-        Unavailable: It does not answer, or stopped doing so meanwhile.
+        Unavailable: The server does not answer, or stopped answering meanwhile.
     """
     sentences = []
     listed = await _listed(model, within_s)
@@ -125,8 +126,11 @@ async def _log_probs(model: ChatCompletions, found: Capabilities, _: int, within
 
 
 async def _picture_ids(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
-    """Whether pictures are kept by our ids. A server that takes an id it can't know judges without the picture: that
-    one must send 400, or ids are not used at all."""  # noqa: D205, D209
+    """True if the server caches pictures by our ids.
+
+    A server that accepts an id it can't know would judge without the picture: that one must answer 400, or ids are not
+    used at all.
+    """
     if found.pictures < 1:
         return found
     # Another picture than the one above, as far as its digest goes: bytes after the end of a PNG are not looked at.
@@ -151,11 +155,11 @@ async def _picture_ids(model: ChatCompletions, found: Capabilities, _: int, with
 
 
 async def _can(model: ChatCompletions, ask: Callable[[], Awaitable[object]], within_s: float) -> bool:
-    """Whether the server can do something.
+    """True if the server can do something.
 
     Raises:
-        Unavailable: It is too busy to tell, or no longer there.
-        ModelRefused: It no longer takes our key.
+        Unavailable: The server is too busy to tell, or no longer there.
+        ModelRefused: The server no longer accepts our key.
     """
     try:
         return bool(await ask())

@@ -37,8 +37,8 @@ class ChatCompletions:
     """A :class:`~court.ports.ReplicatedModel`; safe to call concurrently, within one event loop.
 
     Attributes:
-        capabilities: What the server can do. Set them, or have :func:`~court.backends.chat.capabilities.probe` find
-        out.
+        capabilities: Capabilities of the server. Set them, or have
+            :func:`~court.backends.chat.capabilities.probe` find them.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class ChatCompletions:
         """Connects to nothing yet.
 
         Args:
-            base_url: Of the API, usually ending in ``/v1``.
+            base_url: Address of the API, usually ending in ``/v1``.
             model: Its name at the server.
-            api_key: Where the server wants one. It is not looked for in the environment.
-            capabilities: What the server can do.
-            attempts: How often a call is made at most.
+            api_key: Key of the API, if the server wants one. The environment is not searched for it.
+            capabilities: Capabilities of the server.
+            attempts: Largest number of attempts per call.
             pause_s: Longest pause before the second attempt, in seconds; doubles with each further one.
             pause_max_s: Longest pause before any attempt, in seconds; a server's ``Retry-After`` comes on top.
             http: A pool to share; whoever made it closes it. A pool of its own otherwise.
@@ -96,16 +96,16 @@ class ChatCompletions:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Of the servers; the first is the one that is asked first."""
+        """Addresses of the servers; the first is asked first."""
         return tuple(server.url for server in self._servers)
 
     @property
     def answered_at(self) -> float:
-        """When it last answered anybody's chat at one of its servers, by the monotonic clock, in seconds."""
+        """Time of the last answer from one of the model's servers, in seconds of the monotonic clock."""
         return max(server.answered_at for server in self._servers)
 
     def apart(self) -> Sequence[Self]:
-        """The same model at each of its servers by itself."""
+        """Returns the model once for each of its servers, each bound to one."""
         alone = [copy.copy(self) for _ in self._servers]
         for model, server in zip(alone, self._servers, strict=True):
             model._at = 0
@@ -113,7 +113,7 @@ class ChatCompletions:
         return alone
 
     def pinned(self, key: str) -> Self:
-        """The same model, for a trial that keeps to one server; see :meth:`court.ports.ReplicatedModel.pinned`.
+        """Returns the model bound to one server for a trial; see :meth:`court.ports.ReplicatedModel.pinned`.
 
         Servers stand in the order of their weights for the key (rendezvous hashing, Thaler and Ravishankar 1998): where
         one is taken away, only the keys that it was first for go elsewhere, evenly.
@@ -124,7 +124,7 @@ class ChatCompletions:
         return pinned
 
     def room(self) -> bool:
-        """Whether the server that is asked now would work on one more call at once."""
+        """True if the server that is asked now would work on one more call at once."""
         return self._servers[self._at].load.room()
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
@@ -139,7 +139,7 @@ class ChatCompletions:
         return replace(reply, schema_in_words=True) if told else reply
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        """How likely each option is to be the first token; see :meth:`court.ports.ChatModel.odds`.
+        """Asks for the probability of each option as first token; see :meth:`court.ports.ChatModel.odds`.
 
         On vLLM the probabilities of exactly these tokens are asked for, as they are before anything shapes them; no
         other token is masked, for under a mask a server set to tell processed probabilities would tell them
@@ -176,7 +176,7 @@ class ChatCompletions:
         """The answer as the server gave it, for those who want to see more of it than a reply.
 
         Args:
-            request: What to ask.
+            request: Request to send.
             within_s: Seconds that it may take, retries included.
             extra: Further fields of the body.
 

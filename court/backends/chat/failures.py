@@ -1,4 +1,4 @@
-"""What a failed call to a model server means: the court's error for it, and whether asking again makes sense.
+"""Maps a failed call to a model server to the court's error, and to whether a retry makes sense.
 
 Nothing that a server or the SDK wrote goes into a message: servers echo prompts, and exceptions hold addresses.
 """
@@ -21,7 +21,7 @@ _GONE = "MODEL_GONE"
 
 
 class Again(Enum):
-    """Whether a call that failed may be made again."""
+    """Retry advice for a call that failed."""
 
     NEVER = "never"
     ONCE = "once"
@@ -34,12 +34,12 @@ class Failure(Exception):
     """A call that failed. It never leaves the backend: what leaves is its ``error``, see :meth:`told`.
 
     Attributes:
-        error: What the court is told.
-        again: Whether it may be tried again.
-        after_s: How long the server asked to be left alone, in seconds; 0 where it did not say.
-        broke_off: Whether the connection broke when the request had been sent: the server may have died of it.
-        unreached: Whether no connection came about.
-        stumbled: Whether the server said that it made a mistake, which vLLM does of which an engine has just died.
+        error: Error that the court raises.
+        again: Retry advice.
+        after_s: Seconds for which the server asked to be left alone; 0 if it did not say.
+        broke_off: True if the connection broke after the request had been sent: the server may have died of it.
+        unreached: True if no connection was made.
+        stumbled: True if the server reported a fault of its own, as vLLM does just after its engine has died.
     """
 
     broke_off = False
@@ -54,7 +54,7 @@ class Failure(Exception):
 
     @property
     def gone(self) -> bool:
-        """Whether the server can't be reached or broke off, so that another one is worth asking."""
+        """True if the server can't be reached or broke off, so that another one is worth asking."""
         return self.error.reason == _GONE
 
     def told(self) -> CourtError:
@@ -68,7 +68,7 @@ class Failure(Exception):
 
 
 def overrun() -> Overrun:
-    """There was no reply in the time given."""
+    """Builds the error for a reply that did not come within its time."""
     return Overrun(
         "The model did not answer in the time that was left. Allow more time, or try when the server is less busy.",
         reason="MODEL_TOO_SLOW",
@@ -83,7 +83,7 @@ def garbled() -> Failure:
 
 
 def gone(again: Again) -> Failure:
-    """There is no connection, or it broke."""
+    """Builds the failure for a connection that could not be made, or broke."""
     message = "The model server can't be reached, or broke off. See whether it runs; try again later."
     return Failure(Unavailable(message, reason=_GONE), again)
 
@@ -174,5 +174,5 @@ MAPPED: Mapping[type, Callable[[openai.OpenAIError], Failure]] = {
 
 
 def _never_sent(cause: BaseException | None) -> bool:
-    """Whether the request can't have reached the server: no connection came about."""
+    """True if the request can't have reached the server because no connection was made."""
     return isinstance(cause, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout | httpx2.ProxyError)

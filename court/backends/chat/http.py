@@ -39,7 +39,7 @@ def http_client(connections: int = 1024, *, base_url: str = "") -> httpx2.AsyncC
 
     Args:
         connections: At once, at most; up to 31 more where they can't be divided evenly.
-        base_url: What addresses without a host are relative to.
+        base_url: Base address for addresses without a host.
     """
     pools = max(1, min(_POOLS, connections // _LEAST))
     each = math.ceil(connections / pools)
@@ -64,10 +64,10 @@ class Spread(httpx2.AsyncBaseTransport):
         self._in_flight = [0] * len(pools)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """As the pool does it, the answer bounded.
+        """Sends a request through the pool and bounds the answer.
 
         Raises:
-            UnreadableAnswer: It is compressed.
+            UnreadableAnswer: The answer is compressed.
             httpx2.TransportError: There is none.
         """
         # A few bytes may stand for gigabytes: nothing of ours is worth that.
@@ -147,7 +147,7 @@ class Load:
     """
 
     def __init__(self, concurrency: int) -> None:
-        """Nothing is in flight yet.
+        """Starts with no call in flight.
 
         Args:
             concurrency: Calls that the server works on at once without any of them waiting (vLLM: ``--max-num-seqs``
@@ -164,7 +164,7 @@ class Load:
         return self._in_flight
 
     def room(self) -> bool:
-        """Whether one more call would be worked on at once."""
+        """True if one more call would be worked on at once."""
         return self._in_flight < self._concurrency
 
     @contextmanager

@@ -27,8 +27,8 @@ class ScriptedCall:
     """One call.
 
     Attributes:
-        request: What was asked.
-        options: Whose odds were asked for; None for a reply.
+        request: Request of the call.
+        options: Options whose odds were requested; None for a reply.
         within_s: Seconds that it was given.
     """
 
@@ -45,7 +45,7 @@ class ScriptedModel:
 
     Attributes:
         asked: Every call, in the order in which they came.
-        cancelled: How many were cancelled while they ran.
+        cancelled: Number of calls that were cancelled while they ran.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ScriptedModel:
         Args:
             script: Lines, or a function that has a reply to everything.
             odds: The masses of options; without it, the model can't say them.
-            name: Of the model.
+            name: Name of the model.
             delay_s: Time that each call takes, in seconds.
         """
         self.asked: list[ScriptedCall] = []
@@ -90,7 +90,7 @@ class ScriptedModel:
         return self._reply(request, says if isinstance(says, str) else json.dumps(says, ensure_ascii=False))
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        """What ``odds`` says."""
+        """Returns the scripted ``odds``."""
         self.asked.append(ScriptedCall(request, tuple(options), within_s))
         await self._take_time(within_s)
         masses = self._odds(request, tuple(options)) if self._odds else None

@@ -27,20 +27,21 @@ class ChatServer:
     """A server, as one model is asked there; safe to call concurrently, within one event loop.
 
     Attributes:
-        url: Of its API, as it was configured: it names the server among others, and in records.
+        url: Configured address of its API; identifies the server among others, and in records.
         load: Counts the calls in flight.
         known: Digests of pictures that it is thought to have, the last used last.
         token_ids: Ids of words that are single tokens.
-        answered_at: When a chat was last answered, by the monotonic clock, in seconds; minus infinity before the first.
-            Not with the load, which models share: of several at one URL each has an engine of its own that may die.
+        answered_at: Time of the last answered chat, in seconds of the monotonic clock; minus infinity before the first.
+            It is not stored with the load, which models share: several models at one URL each have an engine that may
+            die.
     """
 
     def __init__(self, url: str, api_key: str | None, http: httpx2.AsyncClient, load: Load) -> None:
         """Connects to nothing yet.
 
         Args:
-            url: Of the API, usually ending in ``/v1``.
-            api_key: Where the server wants one.
+            url: Address of the API, usually ending in ``/v1``.
+            api_key: Key of the API, if the server wants one.
             http: The connections.
             load: Counts the calls in flight, together with those of others that it is given to.
         """
@@ -76,9 +77,9 @@ class ChatServer:
         """The answer to a request. Streamed, so that a reply that broke off can be told from one that never began.
 
         Args:
-            request: What to ask.
+            request: Request to send.
             model: Its name at the server.
-            capabilities: What the server can do.
+            capabilities: Capabilities of the server.
             known: Digests of pictures that are named and not sent.
             fields: Further fields of the body.
 

@@ -26,7 +26,7 @@ _TOKEN_ID = "token_id:"  # how vLLM writes a token when asked for ids
 
 
 class LogProbs(StrEnum):
-    """How a server tells the log-probabilities of a token; the weakest first."""
+    """Format of a server's log-probabilities, the weakest first."""
 
     NONE = "NONE"
     """Not at all."""
@@ -38,15 +38,17 @@ class LogProbs(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a server can do beyond answering.
+    """Capabilities of a model server beyond answering.
 
     Attributes:
-        json_schema: It keeps a reply to a JSON schema; otherwise the schema is told in words, after everything else.
+        json_schema: True if the server enforces a JSON schema; otherwise the schema is described in words, after
+            everything else.
         pictures: In one prompt, at most; a request with more is refused here, and never sent without some of them.
-        log_probs: How it tells them.
-        picture_ids: It keeps pictures by an id of ours (vLLM's ``uuid``), so that each has to be sent only once. The id
-            is the SHA-256 of the PNG and nothing else: a server answers for a known id whatever it has under it.
-        cached_tokens: It says how many tokens of a prompt it found in its prefix cache; otherwise 0 is recorded.
+        log_probs: Format of the log-probabilities.
+        picture_ids: True if the server caches pictures by an id of ours (vLLM's ``uuid``), so that each has to be sent
+            only once. The id is the SHA-256 of the PNG and nothing else: a server answers for a known id whatever it
+            has under it.
+        cached_tokens: True if the server reports prompt tokens found in its prefix cache; otherwise 0 is recorded.
     """
 
     json_schema: bool = True
@@ -57,7 +59,7 @@ class Capabilities:
 
 
 def weakest(found: Sequence[Capabilities]) -> Capabilities:
-    """What all of some servers can do."""
+    """Returns the capabilities that all of the servers share."""
     worth = list(LogProbs)
     return Capabilities(
         json_schema=all(each.json_schema for each in found),
@@ -153,7 +155,7 @@ class Answer(_Strict):
 
     @property
     def says_cached(self) -> bool:
-        """Whether it tells what was found in the prefix cache."""
+        """True if the answer reports tokens found in the prefix cache."""
         details = self.usage.prompt_tokens_details if self.usage else None
         return details is not None and details.cached_tokens is not None
 

@@ -75,10 +75,11 @@ class Line(NamedTuple):
     """A line of text.
 
     Attributes:
-        text: As it was recognised.
+        text: Recognised text.
         confidence: In [0, 1].
         box: Corners, beginning with the upper left one of the picture.
-        turned: Whether it was recognised the other way round: from right to left, or from the bottom to the top.
+        turned: True if the line was recognised turned by 180 degrees: from right to left, or from the bottom to the
+            top.
     """
 
     text: str
@@ -164,7 +165,7 @@ class Engine:
         return [np.asarray(box, dtype=np.float32) for box in boxes], signs
 
     def _recognise_either_way(self, pixels: _Pixels, boxes: Sequence[_Box]) -> list[Line]:
-        """What stands in each box, the other way round where recognition is sure of that and not of the first."""
+        """Recognises the text in each box, turned by 180 degrees where recognition is sure of that reading alone."""
         lines = self._recognise(pixels, boxes)
         unsure = [number for number, line in enumerate(lines) if line.confidence < _SURE]
         others = self._recognise(pixels, [boxes[number] for number in unsure], turn=True)
@@ -175,7 +176,7 @@ class Engine:
         return lines
 
     def _recognise(self, pixels: _Pixels, boxes: Sequence[_Box], *, turn: bool = False) -> list[Line]:
-        """What stands in each box, read from left to right and from top to bottom, or the other way round."""
+        """Recognises the text in each box, from left to right and from top to bottom, or turned by 180 degrees."""
         if not boxes:
             return []
         crops = [get_rotate_crop_image(pixels, box.copy()) for box in boxes]
@@ -189,7 +190,7 @@ class Engine:
 
 
 def _runs_down(box: _Box) -> bool:
-    """Whether RapidOCR turns what is in a box before it is read: its right side comes to lie on top."""
+    """True if RapidOCR turns the content of a box before it reads it, so that its right side comes to lie on top."""
     wide = max(np.linalg.norm(box[0] - box[1]), np.linalg.norm(box[2] - box[3]))
     high = max(np.linalg.norm(box[0] - box[3]), np.linalg.norm(box[1] - box[2]))
     return int(high) >= _VERTICAL * int(wide)

@@ -76,7 +76,7 @@ class OcrTextReader:
 
         Args:
             workers: Processes at most; each holds the models.
-            threads: Of each process.
+            threads: Threads of each process.
             cpu_s: CPU time of one frame, all threads together, in seconds.
             wall_s: Time of one frame on the clock, in seconds.
             watch: Is shown what each frame cost.
@@ -104,7 +104,7 @@ class OcrTextReader:
 
         Raises:
             Overrun: There was no time.
-            Unavailable: It could not be read now.
+            Unavailable: The text can't be read now.
         """
         frames = await asyncio.gather(*(self._read(frame) for frame in picture.frames))
         return Reading(lines=tuple(line for lines in frames for line in lines))
@@ -113,7 +113,7 @@ class OcrTextReader:
         """Starts a process and runs a drawn word through it, so that the first meme does not wait for the models.
 
         Raises:
-            Unavailable: It can't read; what it read is not what was drawn.
+            Unavailable: The reader does not work: it did not read the word that was drawn.
         """
         lines = await self._read(Frame(png=base64.b64decode(_WORD), width=160, height=160))
         if [line.text.lower() for line in lines] != ["court"]:
@@ -174,7 +174,7 @@ def in_reading_order(lines: Iterable[TextLine]) -> list[TextLine]:
 
 
 def _quarters(lines: Iterable[TextLine]) -> int:
-    """By how many quarters clockwise most of the text is turned: in 0 to 3, longer lines counting for more."""
+    """Returns the number of clockwise quarter turns of most of the text, 0 to 3; longer lines count for more."""
     lengths = [0.0] * 4
     for line in lines:
         (x0, y0), (x1, y1) = line.box[:2]

@@ -80,7 +80,7 @@ class Still:
     Attributes:
         index: Which frame of the file.
         image: Normalised.
-        digest: Of size and pixels.
+        digest: SHA-256 of size and pixels.
         legible: The same larger, where the picture is long and was scaled down; else None.
     """
 
@@ -119,7 +119,7 @@ def digest_of(still: Image.Image) -> bytes:
 
 
 def as_png(still: Image.Image) -> bytes:
-    """The same bytes for the same pixels, which are RGB; no metadata.
+    """Encodes RGB pixels as a PNG without metadata; equal pixels give equal bytes.
 
     Every line is told by how it differs from the one above. Pillow tries five ways for each, and takes two to three
     times as long to save a thirtieth in photographs and a sixth in drawings.
@@ -185,7 +185,10 @@ def _ground(still: Image.Image, alpha: Image.Image) -> int:
 
 
 def _turn(opened: Image.Image) -> Image.Transpose | None:
-    """By the EXIF block alone, as browsers have it: an orientation in other metadata is not shown to people either."""
+    """Reads the orientation from the EXIF block alone, as browsers do.
+
+    Orientation in other metadata turns no picture for people either.
+    """
     exif = opened.info.get("exif")
     return _TURNS.get(_orientation(exif)) if isinstance(exif, bytes) else None
 
@@ -262,7 +265,10 @@ def _fit(still: Image.Image, side: int) -> Image.Image:
 
 
 def _in_srgb(still: Image.Image, profile: bytes | None) -> Image.Image:
-    """By its colour profile where that is valid and of its kind, otherwise as it is."""
+    """Converts to sRGB by the picture's colour profile where that is valid and of its kind.
+
+    Else leaves colours as they are.
+    """
     if profile and len(profile) <= _PROFILE_MOST:
         try:
             source = ImageCms.ImageCmsProfile(BytesIO(profile))
@@ -301,7 +307,7 @@ def pixels_sha256(frames: Sequence[bytes]) -> str:
 
 
 def _bare(png: bytes) -> bool:
-    """Whether a PNG file holds pixels and nothing else, as those do that we write."""
+    """True if a PNG file holds pixels and nothing else, as ours do."""
     place, kinds = len(b"\x89PNG\r\n\x1a\n"), []
     while place + 12 <= len(png):
         length = int.from_bytes(png[place : place + 4], "big")

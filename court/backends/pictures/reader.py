@@ -80,7 +80,7 @@ class GuardedPictureReader:
         """Starts nothing yet.
 
         Args:
-            limits: What a picture may be at most.
+            limits: Limits of a picture.
             workers: Processes at most; each may hold 256 MiB.
             wall_s: Time for one picture on the clock, in seconds. Far above its CPU time, so that it ends only what a
                 busy machine or a stopped process holds up: that is nobody's fault, and may be tried again.
@@ -102,7 +102,7 @@ class GuardedPictureReader:
         """The picture in ``data``.
 
         Raises:
-            BadPicture: It can't be read or is beyond the limits.
+            BadPicture: The picture can't be read or exceeds the limits.
             Overrun: There was no time; the same bytes may do later.
             Unavailable: There was no process, or it was killed from outside; the same bytes may do later.
         """
@@ -137,8 +137,8 @@ class GuardedPictureReader:
         """The picture in a reply.
 
         Raises:
-            BadPicture: It says that the picture is refused, or it is no honest reply, which only a file that has
-                taken the worker over can bring about.
+            BadPicture: The reply refuses the picture, or is no honest reply, which only a file that has taken the
+                worker over can cause.
         """
         try:
             if "refused" in reply.body:

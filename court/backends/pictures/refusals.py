@@ -59,7 +59,7 @@ class Refused(Exception):
 
     Attributes:
         reason: One of ``REASONS``.
-        figures: For the words of that reason.
+        figures: Figures for the message of the reason.
     """
 
     def __init__(self, reason: str, **figures: int) -> None:

@@ -33,14 +33,14 @@ _GIF_BLOCKS_MOST = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What a file claims to hold.
+    """Claims of a file about its content, read without decoding.
 
     Attributes:
-        format: By its first bytes.
-        width: Of the canvas, in pixels.
-        height: Of the canvas, in pixels.
+        format: Format, told from the first bytes.
+        width: Width of the canvas, in pixels.
+        height: Height of the canvas, in pixels.
         frames: At least 1.
-        data: What the decoder is to be shown.
+        data: Bytes for the decoder.
         bits: Per channel, where the format is PNG.
     """
 
@@ -132,7 +132,7 @@ def _png(data: bytes, limits: Limits) -> Structure:
 
 
 def _is_profile(body: memoryview) -> bool:
-    """Whether a colour profile can be unpacked to a reasonable size."""
+    """True if a colour profile unpacks to a reasonable size."""
     name, _, packed = bytes(body).partition(b"\0")
     unpacker = zlib.decompressobj()
     try:
@@ -187,7 +187,7 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
 
 
 def _is_needed(marker: int, begins: bytes) -> bool:
-    """Whether a segment is needed to decode the picture, turn it upright and see its colours; an MPO's index is not."""
+    """True if a segment is needed to decode the picture, turn it upright or show its colours; an MPO's index isn't."""
     if marker == 0xFE or (0xE3 <= marker <= 0xEF and marker != 0xEE):
         return False
     return marker not in (0xE1, 0xE2) or any(marker == kind and begins.startswith(name) for kind, name in _JPEG_KEPT)

@@ -59,7 +59,7 @@ def _read(data: bytes, limits: Limits) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def _open(structure: Structure, limits: Limits) -> Image.Image:
-    """With the one decoder that fits the first bytes; nothing is decoded yet."""
+    """Opens the file with the one decoder that fits its first bytes, without decoding."""
     # The file shown to Pillow is the only copy of it from here on.
     opened = Image.open(BytesIO(structure.data), formats=[structure.format.value])
     try:

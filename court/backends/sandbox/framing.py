@@ -1,4 +1,4 @@
-"""How a guarded worker and its parent speak: length-prefixed JSON, followed by binary payloads.
+"""Wire format between a guarded worker and its parent: length-prefixed JSON, followed by binary payloads.
 
 ::
 

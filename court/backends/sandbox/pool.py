@@ -45,8 +45,8 @@ class GuardedWorkers:
 
         Args:
             module: Run as ``__main__``; calls :func:`court.backends.sandbox.child.serve`.
-            guard: What each process may use.
-            name: What the pool is called in messages, such as "picture reader".
+            guard: Resource limits of each process.
+            name: Name of the pool in messages, such as "picture reader".
             workers: Processes at most; further jobs wait.
             watch: Is shown every reply, for what it cost.
         """
@@ -68,7 +68,7 @@ class GuardedWorkers:
         Raises:
             WorkerDied: In the middle of it.
             JobFailed: The worker says so.
-            Overrun: It took longer than ``wall_s``.
+            Overrun: The job took longer than ``wall_s``.
             Unavailable: The pool is closed, or no process could be started.
         """
         held = await self._idle.get()

@@ -26,7 +26,7 @@ _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHU
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What a worker may use.
+    """Resource limits of a worker process.
 
     Attributes:
         cpu_s: CPU time of one job, in seconds.
@@ -37,7 +37,7 @@ class Guard:
         start_s: Time on the clock until a new process is ready, in seconds.
         jobs_per_process: After so many jobs the process is replaced, so that nothing piles up in it.
         environment: Variables of the process; it has no others.
-        settings: What else the module needs to know when it starts; no secret, for it stands on the command line.
+        settings: Further settings of the module; no secret, for they are passed on the command line.
     """
 
     cpu_s: float
@@ -52,7 +52,7 @@ class Guard:
 
 
 class Death(StrEnum):
-    """How a worker ended in the middle of a job."""
+    """Cause of a worker's death in the middle of a job."""
 
     CPU_SPENT = "CPU_SPENT"
     CRASHED = "CRASHED"
@@ -66,7 +66,7 @@ class WorkerDied(Exception):
     """A worker ended in the middle of a job. The next job gets a new one.
 
     Attributes:
-        death: How.
+        death: Cause of death.
     """
 
     def __init__(self, death: Death, detail: str) -> None:
@@ -76,12 +76,12 @@ class WorkerDied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a worker answered.
+    """Reply of a worker to one job.
 
     Attributes:
         body: Unchecked but for being JSON.
         payloads: Unchecked but for their size.
-        cpu_s: What the job took, in seconds.
+        cpu_s: CPU time of the job, in seconds.
         peak_bytes: The most memory that was resident since the process began.
     """
 
@@ -141,7 +141,7 @@ class WorkerProcess:
 
     @property
     def fit(self) -> bool:
-        """Whether it may be given another job."""
+        """True if the worker may be given another job."""
         return self._process.returncode is None and self._jobs < self._guard.jobs_per_process
 
     async def greet(self) -> None:
@@ -217,7 +217,7 @@ class WorkerProcess:
 
 
 def ending(code: int) -> str:
-    """Of the return code of a process: its exit status, or the signal, which need not be one that has a name."""
+    """Describes the return code of a process: its exit status, or the signal, which need not have a name."""
     if code >= 0:
         return f"exit status {code}"
     try:

@@ -20,7 +20,7 @@ MIDDLE = 1000.0
 
 
 class NotRanked(CourtError):
-    """There are no finite ratings: some models were never beaten by any of the others.
+    """Raised where there are no finite ratings: some models were never beaten by any of the others.
 
     Attributes:
         groups: Models that can be rated among themselves; those of a group have never lost to those of the next one,
@@ -46,9 +46,9 @@ class Battles:
         models: Their names; everything else refers to them by their place.
         left: Place of one model, int of shape (battles,).
         right: Place of the other, likewise.
-        score: Of the left one: 1 won, 0.5 tied, 0 lost; float of shape (battles,).
+        score: Score of the left one: 1 won, 0.5 tied, 0 lost; float of shape (battles,).
         meme: Place of the meme, int of shape (battles,): battles over one meme are no independent ones.
-        weight: What a battle counts, float of shape (battles,); 1 where it is like any other.
+        weight: Weight of a battle, float of shape (battles,); 1 for an ordinary one.
     """
 
     models: tuple[str, ...]
@@ -76,7 +76,7 @@ class Battles:
 
     @property
     def memes(self) -> int:
-        """How many places of memes there are; some may have no battle."""
+        """Number of places for memes; some may have no battle."""
         return int(self.meme.max()) + 1 if len(self) else 0
 
 
@@ -103,7 +103,7 @@ def battles(
 
 
 def wins(table: Battles) -> Floats:
-    """How often each model beat each other, ties half a win each; float of shape (models, models)."""
+    """Counts the wins of each model over each other, ties half a win each; float of shape (models, models)."""
     n = len(table.models)
     pair = table.left * n + table.right
     won = np.bincount(pair, weights=table.weight * table.score, minlength=n * n).reshape(n, n)
@@ -112,7 +112,7 @@ def wins(table: Battles) -> Floats:
 
 
 def wins_by_meme(table: Battles) -> Floats:
-    """As :func:`wins`, by meme; float of shape (memes, models, models)."""
+    """Counts wins by meme, as :func:`wins`; float of shape (memes, models, models)."""
     n, memes = len(table.models), table.memes
     pair = (table.meme * n + table.left) * n + table.right
     won = np.bincount(pair, weights=table.weight * table.score, minlength=memes * n * n).reshape(memes, n, n)
@@ -124,7 +124,7 @@ def win_rates(won: Floats) -> tuple[Floats, Floats]:
     """Counted, not derived from ratings.
 
     Args:
-        won: As :func:`wins` gives it.
+        won: Wins from :func:`wins`.
 
     Returns:
         Of each model over all its battles, float of shape (models,), and against each other, (models, models); NaN
@@ -152,7 +152,7 @@ def reaches(won: Floats) -> NDArray[np.bool_]:
 
 
 def connected(won: Floats) -> NDArray[np.bool_]:
-    """Whether every model reaches every other, so that there are finite ratings; bool of shape (…)."""
+    """True where every model reaches every other, so that there are finite ratings; bool of shape (…)."""
     return np.asarray(reaches(won).all(axis=(-1, -2)))
 
 
@@ -170,7 +170,7 @@ def rated(theta: Floats, anchor: int | None) -> Floats:
 
     Args:
         theta: float of shape (…, models).
-        anchor: Whose rating is 1000; None where the mean is.
+        anchor: Model whose rating is 1000; None to fix the mean.
     """
     zero = theta.mean(axis=-1, keepdims=True) if anchor is None else theta[..., anchor : anchor + 1]
     return np.asarray(MIDDLE + SCALE * (theta - zero))

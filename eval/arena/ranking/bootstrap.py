@@ -1,4 +1,4 @@
-"""How sure ratings are: 95 % intervals by bootstrap over memes.
+"""Bootstrap over memes: 95 % intervals of ratings.
 
 Battles over one meme share its difficulty and its guideline. Resampling battles as if they were independent gives
 intervals that are too narrow; whole memes are drawn instead (a cluster bootstrap: Davison & Hinkley 1997, §3.8). Few
@@ -29,10 +29,11 @@ class Spread:
     """Ratings over resamples.
 
     Attributes:
-        low: Of the 95 % intervals, float of shape (models,); None where they have no end that could be told.
-        high: Likewise.
-        resamples: How many were drawn.
-        without: How many of them have no finite ratings: somebody was undefeated in them.
+        low: Lower ends of the 95 % intervals, float of shape (models,); None if they have no end that could be
+            computed.
+        high: Upper end of the interval.
+        resamples: Number of resamples.
+        without: Number of resamples without finite ratings, in which a model was undefeated.
         draws: The ratings, float of shape (resamples that have them, models).
     """
 
@@ -44,7 +45,7 @@ class Spread:
 
 
 def draw_memes(memes: int, resamples: int, seed: int) -> Ints:
-    """How often each meme is drawn; int of shape (resamples, memes), each row adding up to ``memes``."""
+    """Draws memes; int of shape (resamples, memes), each row the count of each meme and adding up to ``memes``."""
     drawn = np.random.default_rng(seed).integers(0, memes, (resamples, memes), dtype=np.int32)
     place = drawn + np.arange(resamples, dtype=np.int64)[:, None] * memes
     return np.asarray(np.bincount(place.ravel(), minlength=resamples * memes).reshape(resamples, memes))
@@ -60,13 +61,13 @@ def tails(memes: int) -> tuple[float, float]:
 
 
 def spread(table: Battles, *, anchor: int | None = None, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
-    """Of Bradley-Terry ratings, over memes drawn with replacement.
+    """Computes the spread of Bradley-Terry ratings over memes drawn with replacement.
 
     Args:
         table: Battles.
         anchor: Place of the model whose rating is 1000; None where the mean is.
-        resamples: How many.
-        seed: Of the generator.
+        resamples: Number of resamples.
+        seed: Seed of the generator.
 
     Raises:
         NotRanked: The table itself has no finite ratings.
@@ -79,7 +80,7 @@ def spread(table: Battles, *, anchor: int | None = None, resamples: int = RESAMP
 
 
 def spread_over_rows(table: Battles, *, anchor: int | None = None, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
-    """As :func:`spread`, over battles instead of memes: too narrow where a meme has several; kept to show that."""
+    """Computes the spread over battles instead of memes: too narrow if a meme has several; exists for comparison."""
     rows = Battles(
         models=table.models,
         left=table.left,
@@ -92,7 +93,7 @@ def spread_over_rows(table: Battles, *, anchor: int | None = None, resamples: in
 
 
 def spread_of_elo(table: Battles, *, k: float = K, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
-    """Of Elo ratings: memes are drawn with replacement and come in the order in which they were drawn."""
+    """Computes the spread of Elo ratings: memes are drawn with replacement and come in the order of the draw."""
     rng = np.random.default_rng(seed)
     present = np.unique(table.meme)
     of_meme = [np.flatnonzero(table.meme == meme) for meme in present]
@@ -112,7 +113,7 @@ def spread_of_elo(table: Battles, *, k: float = K, resamples: int = RESAMPLES, s
 def spread_styled(
     table: Battles, covariates: Floats, *, anchor: int | None = None, resamples: int = 200, seed: int = 0
 ) -> tuple[Spread, Spread]:
-    """Of ratings with covariates held equal, and of the covariates' effects."""
+    """Computes the spread of ratings with covariates held equal, and of the covariates' effects."""
     places = np.unique(table.meme, return_inverse=True)[1]
     memes = int(places.max()) + 1
     found = []

@@ -86,7 +86,7 @@ class Styled:
     """Ratings beside what style is worth.
 
     Attributes:
-        ratings: With the covariates held equal; float of shape (models,).
+        ratings: Ratings with the covariates held equal; float of shape (models,).
         effects: Points for one unit of each covariate; float of shape (covariates,).
     """
 
@@ -101,7 +101,7 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
         table: Battles.
         covariates: Left minus right, float of shape (battles, covariates); a column that is 0 throughout has no effect.
         anchor: Place of the model whose rating is 1000; None where the mean is.
-        weight: What each battle counts, instead of the table's own; 0 for those that are not in a resample.
+        weight: Weight of each battle, instead of the table's own; 0 for those that are not in a resample.
 
     Raises:
         NotRanked: Not every model reaches every other one by wins.

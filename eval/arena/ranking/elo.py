@@ -17,7 +17,7 @@ def elo(table: Battles, *, k: float = K, initial: float = MIDDLE) -> Floats:
     Args:
         table: Battles; a weight counts so many times K.
         k: Points that a rating moves by at most.
-        initial: What everyone begins with.
+        initial: Initial rating of every model.
     """
     rating = [initial] * len(table.models)
     columns = (table.left.tolist(), table.right.tolist(), table.score.tolist(), table.weight.tolist())
@@ -34,8 +34,8 @@ def elo_of_orders(table: Battles, orders: Ints, *, k: float = K, initial: float 
     Args:
         table: Battles.
         orders: Which battles are fought, one after the other; int of shape (orders, steps), −1 for none.
-        k: As for :func:`elo`.
-        initial: Likewise.
+        k: Step size of a battle, see :func:`elo`.
+        initial: Initial rating of every model.
 
     Returns:
         float of shape (orders, models).

@@ -16,14 +16,14 @@ from eval.arena.ranking.bradley_terry import fit
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Where battles come from.
+    """Source of simulated battles.
 
     Attributes:
-        strengths: Of the models, in log-odds.
+        strengths: Strengths of the models, in log-odds.
         meme_effect: Standard deviation of how much a meme suits a model, in log-odds.
         ties: Share of battles that are tied whoever is better.
-        memes: How many.
-        tasks: Of each meme; three models meet in each, all pairs.
+        memes: Number of memes.
+        tasks: Number of tasks of each meme; three models meet in each, all pairs.
     """
 
     strengths: tuple[float, ...] = (0.8, 0.4, 0.1, -0.3, -1.0)
@@ -74,12 +74,12 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How often 95 % intervals held the truth.
+    """Coverage of 95 % intervals.
 
     Attributes:
         memes: Share of the intervals by bootstrap over memes.
         rows: Share of those by bootstrap over battles.
-        tables: How many tables were drawn.
+        tables: Number of tables drawn.
     """
 
     memes: float

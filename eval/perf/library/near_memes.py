@@ -92,7 +92,7 @@ def _drawn(scene: str) -> Picture:
 
 
 class _Docket(FingerprintStore, TrialReader, TrialIndex):
-    """As many fingerprints as there are, made when they are asked for; one of their pictures is given."""
+    """Generates fingerprints on demand; one of their pictures is real."""
 
     def __init__(self, known: int, picture: Hash) -> None:
         self._known = known

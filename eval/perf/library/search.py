@@ -67,7 +67,7 @@ def drawn(count: int, seed: int, into: Floats | None = None) -> Floats:
     Args:
         count: Number of rows.
         seed: Another seed, other rows around the same centres.
-        into: Where they are written, such as a file in memory; a new array if None.
+        into: Target of the vectors, such as a file in memory; a new array if None.
     """
     centres = np.random.default_rng(1).standard_normal((2, _CLUSTERS, DIM), dtype=np.float32)
     random = np.random.default_rng([2, seed])
@@ -103,7 +103,7 @@ class KnownVectors(Halves):
 
 
 def drawn_meme(number: int) -> LabelledMeme:
-    """What a library says of a drawn meme: a label, and a text of a dozen words."""
+    """Builds the stored description of a drawn meme: a label, and a text of a dozen words."""
     # Not validated: a million of them are written, and each is validated when it is read.
     return LabelledMeme.model_construct(
         id=f"meme-{number}",

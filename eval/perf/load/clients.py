@@ -36,19 +36,19 @@ _LONGEST_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be asked.
+    """Job of the clients.
 
     Attributes:
         address: ``host:port`` of the server.
         requests: Files of requests, asked in turn.
-        clients: How many; each has a connection of its own.
-        seconds: How long, the time for warming up not counted.
-        warm_s: For so long before that, in seconds.
+        clients: Number of clients; each has a connection of its own.
+        seconds: Seconds of the load, without warming up.
+        warm_s: Seconds of warming up before.
         most: Requests at most, those for warming up not counted; 0 for as many as there is time for.
         rate: Requests a second, evenly spaced and whether or not there are answers; 0 to have each client ask again as
             soon as it has its answer.
-        named: Whether each request has an id of its own.
-        text: What stands before the number in texts that are all different; empty to leave the text as it is.
+        named: True if each request has an id of its own.
+        text: Words before the number in texts that are all different; empty to leave the text as it is.
     """
 
     address: str
@@ -64,15 +64,15 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it.
+    """Outcome of a job.
 
     Attributes:
-        codes: How often each gRPC status came.
-        seconds: That it took, from the first request to the last answer.
+        codes: Number of answers by gRPC status.
+        seconds: Seconds from the first request to the last answer.
         p50_ms: Median time of an answer, from when it was due to be asked for.
-        p99_ms: That which one in a hundred exceeded.
-        p95_ms: That which one in twenty exceeded.
-        answer_bytes: Of the last answer.
+        p99_ms: 99th percentile of the latency, in milliseconds.
+        p95_ms: 95th percentile of the latency, in milliseconds.
+        answer_bytes: Size of the last answer, in bytes.
         cpu_s: Time of the clients on a processor, the warming up included.
         first_ms: The longest answer while they warmed up: over connections that were new.
     """
@@ -93,7 +93,7 @@ class Outcome:
 
     @property
     def rate(self) -> float:
-        """Those, a second."""
+        """Answered requests a second."""
         return self.answered / self.seconds
 
     def require_all_answered(self) -> Outcome:
@@ -157,7 +157,7 @@ class _Clients:
         self.took.append(time.perf_counter() - began)
 
     async def closed(self, seconds: float, most: int = 0) -> None:
-        """Each client asks again as soon as it has its answer."""
+        """Runs a closed loop: each client asks again as soon as it has its answer."""
         end = time.perf_counter() + seconds
         left = iter(range(most)) if most else itertools.repeat(0)
 
@@ -180,7 +180,7 @@ class _Clients:
         await asyncio.gather(*tasks)
 
     async def asks(self, seconds: float, most: int = 0) -> None:
-        """As the job says."""
+        """Runs the job."""
         await (self.open(seconds) if self.job.rate else self.closed(seconds, most))
 
 

@@ -195,7 +195,7 @@ def _canvas_beyond_all(chance: random.Random) -> bytes:
 
 
 def _pixels_that_never_come(chance: random.Random) -> bytes:
-    """As large as is taken, of which the last lines are missing: all the others are decoded for nothing."""
+    """Builds a picture of the largest size without its last lines: all others are decoded for nothing."""
     return _head(_SIDE, _SIDE) + _noted(chance) + _chunk(b"IDAT", _most_lines()) + _chunk(b"IEND", b"")
 
 

@@ -72,13 +72,13 @@ class _Callers:
     Attributes:
         address: Address of the server.
         timeout_s: Seconds that a caller waits for a verdict.
-        began: When they began, in seconds of the monotonic clock.; set anew by each load.
-        answered: When each verdict came, in seconds since.
+        began: Start of the load, in seconds of the monotonic clock; set anew by each load.
+        answered: Time of each verdict, in seconds since the start.
         errors: Requests that ended in an error, by status.
         attempts: Attempts of their clients.
         calls: Requests.
         refused: Requests that were refused because there was no room.
-        with_delay: Of these, those that were told when to come again.
+        with_delay: Number of refusals with a retry delay.
         request: Makes the request of each number.
     """
 
@@ -96,7 +96,7 @@ class _Callers:
     )
 
     async def again_and_again(self, seconds: float, callers: int) -> None:
-        """So many callers ask again as soon as they are answered."""
+        """Runs that many callers in a closed loop."""
 
         async def caller(client: AsyncClient) -> None:
             while time.monotonic() - self.began < seconds:
@@ -108,7 +108,7 @@ class _Callers:
         self.answered = [at for at in self.answered if at <= seconds]
 
     async def at_rate(self, seconds: float, rate: float) -> None:
-        """So many requests a second, whatever has become of those before."""
+        """Sends that many requests a second, regardless of the outcome of those before."""
         self.began = time.monotonic()
         async with AsyncClient(self.address, metadata=self._attempt) as client, asyncio.TaskGroup() as group:
             for number in range(round(rate * seconds)):
@@ -146,7 +146,7 @@ def overload(
         trials: Trials at once.
         waiting: Callers that may wait.
         seconds: Length of each load.
-        times: How many times the best rate is offered.
+        times: Factor of the offered rate over the best.
         timeout_s: Seconds that a caller waits.
     """
     with _served_full(Speed(call_s=0.05, output_token_s=0.001), trials, "--waiting-trials", waiting) as server:
@@ -204,7 +204,7 @@ def _overloaded(load: Callable[[], _Callers], trials: int, seconds: float, times
 
 @dataclass(slots=True)
 class _Told:
-    """What the callers of the soak were told, by request."""
+    """Answers to the callers of the soak, by request."""
 
     verdicts: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)

@@ -58,7 +58,7 @@ class Process:
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def held(self) -> Held:
-        """What it holds now."""
+        """Returns the resources of the process."""
         place = Path(f"/proc/{self.pid}")
         return Held(
             memory=resident_bytes(self.pid) / _MIB,
@@ -69,12 +69,12 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds, its children not counted.
+    """Resources of a process, without its children.
 
     Attributes:
         memory: In main memory, in MiB.
         handles: Open files and sockets.
-        threads: Of the operating system.
+        threads: Number of threads.
     """
 
     memory: float
@@ -87,12 +87,12 @@ def served(home: Path, *options: object, environment: Mapping[str, str] | None =
     """``memecourt serve``, ready; it is stopped with SIGTERM at the end.
 
     Args:
-        home: Where its docket and its libraries are, and its log, ``serve.log``.
+        home: Directory of its docket and libraries, and of its log, ``serve.log``.
         options: More of them, as on the command line.
         environment: Settings, by name of variable; goes before the options' defaults.
 
     Raises:
-        RuntimeError: It ended before it was ready, or did not end by itself.
+        RuntimeError: The server ended before it was ready, or did not end by itself.
     """
     home.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "serving.cli", "serve", "--address", "127.0.0.1:0", *map(str, options)]
@@ -127,9 +127,9 @@ def served_known(
 
     Args:
         memes: Number of memes.
-        options: As of :func:`served`.
-        environment: As of :func:`served`.
-        directory: Where its folder is made; the system's place for temporary files if None.
+        options: Options as of :func:`served`.
+        environment: Environment as of :func:`served`.
+        directory: Directory in which its folder is made; the system's place for temporary files if None.
     """
     with TemporaryDirectory(prefix="memecourt-known-", dir=directory) as folder:
         requests = known_memes(Path(folder), memes)
@@ -177,7 +177,7 @@ def picture(number: int, *, size: tuple[int, int] = (640, 480)) -> bytes:
 
 
 def settled(process: Process, *, most_s: float = 10.0) -> Held:
-    """What a process holds once it has stopped working for a second, or after so many seconds."""
+    """Returns the resources of a process after a second without work, or after so many seconds."""
     end = time.monotonic() + most_s
     before = process.cpu_s()
     while time.monotonic() < end:

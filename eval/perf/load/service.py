@@ -49,7 +49,7 @@ _NEW = 50
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """How fast a server answers, and the time on a processor that an answer costs the server and the clients."""
+    """Rate of a server's answers, and CPU time of an answer at the server and at the clients."""
 
     requests_s: float
     cpu_ms: float
@@ -223,7 +223,7 @@ def memory(*, early: int = 10_000, late: int = 100_000, memes: int = 64) -> Resu
 
 
 def _after(server: Process, requests: list[str], count: int) -> Held:
-    """What the server holds when so many more have been answered and their callers have gone."""
+    """Returns the server's resources after that many more answers, when the callers have left."""
     new = count // _NEW
     for number, text in ((count - new, ""), (new, "A new text with number")):
         if number:

@@ -1,4 +1,4 @@
-"""What a stand-in model server can be told to do wrong, by rate or call by call.
+"""Faults that a stand-in model server can be made to have, by rate or call by call.
 
 A fault is written ``KIND[:SECONDS][@RATE]``, for example ``503``, ``429:2`` (with ``Retry-After: 2``), ``slow:1.5@0.1``
 (one call in ten answers 1.5 s later), ``reset@0.02``. ``ok`` is the absence of one.
@@ -14,7 +14,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What goes wrong."""
+    """Kind of fault."""
 
     OK = "ok"
     STATUS = "status"
@@ -59,9 +59,9 @@ class Fault:
     """One thing that goes wrong.
 
     Attributes:
-        kind: What.
+        kind: Kind of the fault.
         status: HTTP status, where ``kind`` is STATUS.
-        seconds: As ``kind`` says.
+        seconds: Seconds, as ``kind`` says.
         rate: Share of the calls that it happens to, in [0, 1].
     """
 
@@ -108,7 +108,7 @@ class Faults:
         self._script.extend([Fault.parse(text) for text in faults])
 
     def next(self) -> Fault:
-        """What happens to the call that just came in."""
+        """Returns the fault of the current call."""
         if self._script:
             return self._script.popleft()
         drawn = self._random.random()

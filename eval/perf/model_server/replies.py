@@ -1,4 +1,4 @@
-"""What a stand-in model server says: words, instances of JSON schemas, log-probabilities, and its prefix cache.
+"""Replies of a stand-in model server: words, instances of JSON schemas, log-probabilities, and its prefix cache.
 
 Words are its tokens. The same prompt and seed always give the same reply, in whatever order calls come.
 """
@@ -55,7 +55,7 @@ def prompt_tokens(messages: Sequence[Mapping[str, Any]], picture_tokens: int) ->
 
 
 def picture_digest(part: Mapping[str, Any]) -> str:
-    """What stands for a picture: its id if it has one, else a digest of what was sent."""
+    """Returns a stand-in for a picture: its id if it has one, else a digest of its bytes."""
     if part.get("uuid"):
         return str(part["uuid"])
     return hashlib.sha256(part["image_url"]["url"].encode()).hexdigest()
@@ -70,7 +70,7 @@ class PrefixCache:
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
 
     def cached(self, tokens: Sequence[str]) -> int:
-        """How many tokens of the beginning are known. Never all of them: the last is always worked on."""
+        """Counts the known tokens at the beginning. Never all of them: the last is always computed."""
         count = 0
         for key in _chain(tokens[:-1]):
             if key not in self._blocks:
@@ -106,9 +106,9 @@ class Speaker:
 
         Args:
             seed: Another seed, other replies.
-            words: Of a reply, and of each string in one.
-            values: What properties of these names get, wherever they stand in a schema, e.g. ``{"harmful": "WEAK"}``;
-                passed over where the schema does not allow it.
+            words: Number of words of a reply, and of each string in one.
+            values: Values of properties by name, wherever they stand in a schema, e.g. ``{"harmful": "WEAK"}``; ignored
+                if the schema does not allow them.
         """
         self._seed = seed
         self._words = words

@@ -49,8 +49,8 @@ class FakeModelServer:
     """The server.
 
     Attributes:
-        stats: What it has seen.
-        faults: What goes wrong; may be scripted at any time.
+        stats: Counters of the server.
+        faults: Faults of the server; may be scripted at any time.
         requests: The bodies of the calls, in the order in which they came, where they are kept.
     """
 
@@ -65,8 +65,8 @@ class FakeModelServer:
         """Listens to nothing yet.
 
         Args:
-            settings: How it behaves.
-            keep: Whether to keep the bodies of all calls.
+            settings: Behaviour of the server.
+            keep: True to keep the bodies of all calls.
             answer: Makes the text of a reply from the body of a call; None to have it made up.
             odds: Makes the probabilities of first tokens likewise; None for those of the settings.
         """
@@ -89,7 +89,7 @@ class FakeModelServer:
         self._room = asyncio.Semaphore(self.settings.capacity)
 
     def application(self) -> web.Application:
-        """What answers requests."""
+        """Returns the web application."""
         app = web.Application(client_max_size=256 * 1024 * 1024)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)

@@ -1,4 +1,4 @@
-"""How a stand-in model server behaves, and what it counts."""
+"""Behaviour of a stand-in model server, and its counters."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ FEATURES = frozenset({"json_schema", "log_probs", "chosen_log_probs", "picture_i
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the stand-in behaves.
+    """Behaviour of the stand-in.
 
     Attributes:
         model: Its name.
-        api_key: What it wants to see, if anything.
+        api_key: Expected API key, if any.
         features: Which of :data:`FEATURES` it has.
         ignores_schemas: Without ``json_schema``: whether it passes over schemas instead of refusing them.
         pictures: In one prompt, at most.
-        picture_tokens: Of one picture.
+        picture_tokens: Number of tokens of one picture.
         context: Tokens of prompt and reply together, at most.
         call_s: Time of every call, in seconds.
         prompt_token_s: Time of every token of a prompt that is not in the prefix cache, in seconds.
         output_token_s: Time of every token of a reply, in seconds.
         capacity: Calls that it works on at once; the others wait.
         queue: Calls that may wait; one more is answered 503.
-        words: Of a reply, and of each string in one that obeys a schema.
-        play: What it plays instead of making replies up: ``rounds`` for :mod:`eval.perf.model_server.replies`,
+        words: Number of words of a reply, and of each string in one that obeys a schema.
+        play: Script of its replies, instead of random ones: ``rounds`` for :mod:`eval.perf.model_server.replies`,
         ``synthetic`` for the
             oracle of :mod:`eval.synthetic`; empty for nothing.
         values: See :class:`~eval.perf.model_server.replies.Speaker`.
         odds: Probability of first tokens, for calls that ask for log-probabilities.
         seed: Another seed, other replies and faults.
-        faults: What goes wrong by rate, as :mod:`eval.perf.model_server.faults` writes it.
-        script: What goes wrong with the first calls.
+        faults: Faults by rate, as :mod:`eval.perf.model_server.faults` writes them.
+        script: Faults of the first calls.
     """
 
     model: str = "stand-in"
@@ -62,20 +62,20 @@ class Settings:
 
 @dataclass(slots=True)
 class Stats:
-    """What the stand-in has seen.
+    """Counters of the stand-in.
 
     Attributes:
         calls: Chat completions that were asked for, whatever became of them.
-        answered: Those whose answer was sent whole.
-        refused: Those that were answered with an error, faults included.
-        disconnects: Those whose client went away before the answer was sent whole.
+        answered: Number of calls whose answer was sent whole.
+        refused: Number of calls answered with an error, faults included.
+        disconnects: Number of calls whose client went away before the answer was sent whole.
         waiting: Calls in the queue now.
         running: Calls that it works on now.
         max_running: The most at once so far.
         pictures_sent: Pictures whose bytes were sent.
-        prompt_tokens: Of all prompts that were worked on.
-        cached_tokens: Of those, found in the prefix cache.
-        output_tokens: Of all replies.
+        prompt_tokens: Number of tokens of all computed prompts.
+        cached_tokens: Number of those found in the prefix cache.
+        output_tokens: Number of tokens of all replies.
     """
 
     calls: int = 0

@@ -1,1 +1,1 @@
-"""How well and how fast text is read off pictures."""
+"""Benchmark of reading text off pictures: errors and speed."""

@@ -162,7 +162,7 @@ def _small_beside_large(choose: random.Random) -> _Drawn:
 
 
 def _turned(choose: random.Random) -> _Drawn:
-    """As a whole, by one, two or three quarters."""
+    """Turns a picture as a whole, by one, two or three quarters."""
     picture, lines, _ = _outlined(choose)
     return picture.rotate(choose.choice([90, 180, 270]), expand=True), lines, None
 

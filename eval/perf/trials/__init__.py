@@ -1,1 +1,1 @@
-"""What the court adds to the time of its model calls."""
+"""Benchmarks of the court's overhead over the time of its model calls."""

@@ -1,4 +1,4 @@
-"""What the court adds to the time of its model calls, before a stand-in server of known speed.
+"""Overhead of the court over its model calls, before a stand-in server of known speed.
 
 ``trial-floor``: how near a trial comes to the shortest time that its calls allow. The floor is ``D + R (q + a) + s +
 J`` with the time that the server, by its own settings and its own count of tokens, worked on each of these calls; what

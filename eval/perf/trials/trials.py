@@ -56,13 +56,13 @@ _WAIT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast a stand-in is.
+    """Speed of a stand-in.
 
     Attributes:
         call_s: Time of every call, in seconds.
         prompt_token_s: Time of every token of a prompt that is not in its cache, in seconds.
         output_token_s: Time of every token of a reply, in seconds.
-        repairs: Whether a call that had to be made twice counts, as both; otherwise it is an error.
+        repairs: True to count a repeated call as both; otherwise it is an error.
     """
 
     call_s: float = 0.0
@@ -74,8 +74,8 @@ class Speed:
         """Seconds that the server works on a call, by its own settings and the tokens that it counted.
 
         Args:
-            call: As it stands in the record.
-            calls: How many it sums up.
+            call: Call as recorded.
+            calls: Number of calls that it sums up.
         """
         if call.fault:
             if not self.repairs:
@@ -86,7 +86,7 @@ class Speed:
 
     @property
     def flags(self) -> list[str]:
-        """As a stand-in is told."""
+        """Returns the speed as options of a stand-in."""
         return [
             *("--call-s", str(self.call_s), "--prompt-token-s", str(self.prompt_token_s)),
             *("--output-token-s", str(self.output_token_s)),
@@ -103,7 +103,7 @@ class Examined:
 
     @property
     def rounds(self) -> int:
-        """That count."""
+        """Number of rounds that count."""
         return len(self.questions)
 
 
@@ -115,7 +115,7 @@ class Times:
         describe: D.
         sides: q, a and s of every round.
         judge: J.
-        score: Of the one-token calls for the score, together.
+        score: Seconds of the one-token calls for the score, together.
     """
 
     describe: float
@@ -210,10 +210,10 @@ async def bar(
     """A court before a server.
 
     Args:
-        address: Of the server.
+        address: Address of the server.
         concurrency: Calls that it works on at once.
-        settings: Of trials.
-        finder: Of precedents.
+        settings: Trial settings.
+        finder: Finder of precedents.
     """
     load = Load(concurrency)
     async with http_client() as http:
@@ -231,10 +231,10 @@ def court_of(
     """A court in which one model has all roles.
 
     Args:
-        model: That one.
-        settings: Of trials.
-        finder: Of precedents.
-        temperature: Of all roles.
+        model: Chat model of all roles.
+        settings: Trial settings.
+        finder: Finder of precedents.
+        temperature: Temperature of all roles.
     """
     chair = RoleModel(model, temperature, servers=model)
     return Court(
@@ -271,8 +271,8 @@ class KnownFinder:
     """Finds the same three precedents for every meme, in a time that may be set.
 
     Attributes:
-        find_s: Of a search, in seconds.
-        pictures_s: Of reading their pictures, in seconds.
+        find_s: Duration of a search, in seconds.
+        pictures_s: Duration of reading pictures, in seconds.
         frames: The pictures.
     """
 
@@ -284,7 +284,7 @@ class KnownFinder:
 
     @property
     def library(self) -> LibraryIdentity:
-        """What is searched."""
+        """Identity of the library that is searched."""
         return LibraryIdentity(name="known", digest="sha256:0", size=3, encoder="none", with_picture=3)
 
     async def find(self, **_: object) -> Findings:
@@ -314,7 +314,7 @@ class KnownFinder:
         )
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
-        """Theirs."""
+        """Returns the pictures of the precedents."""
         await asyncio.sleep(self.pictures_s)
         return self.frames[: len(ids)]
 

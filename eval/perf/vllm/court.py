@@ -36,11 +36,11 @@ class Asked:
     """A call as it was made.
 
     Attributes:
-        request: What was asked.
-        is_odds: Whether it was for the score.
+        request: Request to the server.
+        is_odds: True if it was for the score.
         answer: The server's own.
-        sent: When, in seconds of the monotonic clock.
-        answered: When the answer was here, by the same clock.
+        sent: Time of sending, in seconds of the monotonic clock.
+        answered: Time of the answer, by the same clock.
     """
 
     request: ChatRequest
@@ -51,7 +51,7 @@ class Asked:
 
     @property
     def reply(self) -> ChatReply:
-        """What the court is given."""
+        """Reply as the court gets it."""
         return self.answer.reply(self.answered - self.sent)
 
 
@@ -69,7 +69,7 @@ class Recorded(ChatCompletions):
         self.asked: list[Asked] = []
 
     async def answer(self, request: ChatRequest, *, within_s: float, extra: dict[str, Any] | None = None) -> Answer:
-        """As every client's; the call is kept."""
+        """Answers as every client does, and stores the call."""
         sent = time.monotonic()
         self.begun.append(request)
         answer = await super().answer(request, within_s=within_s, extra=extra)
@@ -91,9 +91,9 @@ async def court_before(
     """A court before a vLLM and the client that it asks through, which knows by a probe what that vLLM can do.
 
     Args:
-        server: That answers.
-        settings: Of trials.
-        temperature: Of all roles.
+        server: Server that answers.
+        settings: Trial settings.
+        temperature: Temperature of all roles.
     """
     load = Load(_CONCURRENCY)
     async with http_client() as http:

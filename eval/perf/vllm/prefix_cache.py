@@ -86,8 +86,8 @@ async def prompts_sent(root_url: str, model: str, asked: Sequence[Asked]) -> lis
     """Calls as the prefix cache saw them.
 
     Args:
-        root_url: Of the vLLM.
-        model: What it calls its model.
+        root_url: Root URL of the vLLM.
+        model: Model name at the server.
         asked: The calls.
 
     Raises:
@@ -116,9 +116,9 @@ class Prompt:
 
     Attributes:
         tokens: All of them.
-        cached: How many of them the server says it had.
-        sent: When, in seconds of any one clock.
-        answered: When the answer was here, by the same clock.
+        cached: Number of its tokens that the server reports as cached.
+        sent: Time of sending, in seconds of any one clock.
+        answered: Time of the answer, by the same clock.
     """
 
     tokens: Sequence[Placed]
@@ -134,7 +134,8 @@ class Share:
     Attributes:
         prompts: All.
         reached: Served from the cache.
-        possible: That could have been: whole blocks of what a prompt begins with in common with one sent before it.
+        possible: Number of tokens that could have been cached: whole blocks of a prompt's beginning in common with one
+            sent before it.
         settled: The same, with only those prompts that had been answered by then.
     """
 
@@ -145,7 +146,7 @@ class Share:
 
 
 def share(asked: Sequence[Prompt], past: Sequence[Prompt], block: int) -> Share:
-    """What of prompts was served from the cache, and what could have been.
+    """Computes the tokens of prompts that the cache served, and those that it could have served.
 
     Args:
         asked: The prompts that count.
@@ -168,7 +169,7 @@ def share(asked: Sequence[Prompt], past: Sequence[Prompt], block: int) -> Share:
 
 
 def tokenize_body(model: str, request: ChatRequest) -> dict[str, Any]:
-    """What vLLM's ``/tokenize`` is asked for a prompt as its engine is given it: by the template, pictures in full."""
+    """Builds the ``/tokenize`` request for a prompt as vLLM's engine gets it: by the template, pictures in full."""
     return {"model": model, "messages": wire.messages(request, Capabilities(), {})}
 
 
@@ -176,8 +177,8 @@ def placed(tokens: Iterable[int], request: ChatRequest, picture_token: int) -> l
     """Tokens with the pictures that they stand for. Raises ValueError if there are more or fewer than in the request.
 
     Args:
-        tokens: As vLLM tells them.
-        request: That they are the prompt of.
+        tokens: Tokens as vLLM returns them.
+        request: Request whose prompt they are.
         picture_token: Id of :data:`PICTURE_TOKEN`.
     """
     names = [wire.digest(part) for part in request.parts if isinstance(part, Frame)]

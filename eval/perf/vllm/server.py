@@ -1,4 +1,4 @@
-"""How the real vLLM is started on a CPU, and what it counts."""
+"""Starts the real vLLM on a CPU, and reads its counters."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def vllm_python() -> Path:
 
 
 def settings(python: Path, model: Path) -> VllmSettings:
-    """For a vLLM on the CPU.
+    """Returns settings for a vLLM on the CPU.
 
     Args:
-        python: That has vLLM.
+        python: Python with vLLM installed.
         model: Folder of the tiny model.
     """
     return VllmSettings(
@@ -71,7 +71,7 @@ def settings(python: Path, model: Path) -> VllmSettings:
 
 @asynccontextmanager
 async def tiny_vllm(python: Path) -> AsyncIterator[VllmServer]:
-    """One that answers, with the tiny model; ended with the context. Raises as :class:`VllmServer` does."""
+    """Yields an answering server with the tiny model; ends with the context. Raises as :class:`VllmServer` does."""
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder) / NAME)
         async with VllmServer(settings(python, model)) as server:
@@ -79,7 +79,7 @@ async def tiny_vllm(python: Path) -> AsyncIterator[VllmServer]:
 
 
 async def metrics(server: VllmServer) -> str:
-    """What ``/metrics`` says."""
+    """Returns the text of ``/metrics``."""
     async with httpx2.AsyncClient(trust_env=False, timeout=30) as client:
         answer = await client.get(f"{server.root_url}/metrics")
         answer.raise_for_status()
@@ -90,9 +90,9 @@ def figure(text: str, name: str, **labels: str) -> float:
     """A figure of ``/metrics``, over all series with these labels; 0 if there is none.
 
     Args:
-        text: What ``/metrics`` says.
-        name: Of the figure, in full.
-        labels: That a series must have.
+        text: Text of ``/metrics``.
+        name: Full name of the figure.
+        labels: Labels that a series must have.
     """
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
     return sum(

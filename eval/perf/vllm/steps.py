@@ -43,8 +43,8 @@ class Held:
 
     Attributes:
         wall_s: From its beginning to its verdict, in seconds.
-        steps: That the engine took meanwhile.
-        tokens: Of all replies.
+        steps: Number of engine steps meanwhile.
+        tokens: Number of tokens of all replies.
     """
 
     wall_s: float
@@ -128,7 +128,7 @@ async def _pairs(count: int) -> list[Pair]:
 
 
 async def _counted(server: VllmServer, trial: Awaitable[T]) -> tuple[T, Held]:
-    """What a trial gives, and what it took."""
+    """Runs a trial; returns its result and its use of the engine."""
     before = await _counters(server)
     began = time.perf_counter()
     given = await trial

@@ -1,4 +1,4 @@
-"""Where a database is: an address that can be passed around and printed, and whose password can't."""
+"""Database address that can be passed around and printed without its password."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Address:
 
     @staticmethod
     def named_by(given: object) -> bool:
-        """Whether this names a database and no directory."""
+        """True if the value is a database address and no directory."""
         return isinstance(given, str) and given.partition("://")[0] in _SCHEMES and "://" in given
 
     def parameters(self) -> dict[str, Any]:
-        """For connecting, the password among them. Raises BadRequest."""
+        """Returns connection parameters, the password among them. Raises BadRequest."""
         from psycopg import ProgrammingError
         from psycopg.conninfo import conninfo_to_dict
 

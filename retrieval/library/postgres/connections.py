@@ -168,7 +168,7 @@ class Connections:
 
 
 def translated(error: psycopg.Error) -> CourtError:
-    """What the database says, in the court's words; without addresses, names of users or SQL."""
+    """Converts a database error to the court's, without addresses, names of users or SQL."""
     from psycopg import errors
 
     if isinstance(error, errors.LockNotAvailable):

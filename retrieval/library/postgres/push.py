@@ -31,13 +31,13 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What became of it.
+    """Result of a push.
 
     Attributes:
         identity: The library in the database, by the same name and digest as the one on disk.
-        was_there: Whether it was there already, and nothing was done.
-        replaced: What was searched until now, if that is another one.
-        changes_lost: How many changes were recorded in that and not in this.
+        was_there: True if it was there already, and nothing was done.
+        replaced: Library that was searched until now, if that is another one.
+        changes_lost: Number of changes that were recorded in that library and not in this.
     """
 
     identity: LibraryIdentity
@@ -54,9 +54,9 @@ def push_library(
     Searches go on in what was there, and from the end of it on search this. If it breaks off, nothing has happened.
 
     Args:
-        library: What to copy; it has been checked.
-        address: Of the database; pgvector must be in it.
-        replace: Whether a library that is there gives way, with all that was changed in it there.
+        library: Library to copy; it has been checked.
+        address: Address of the database, which must have pgvector.
+        replace: True to replace an existing library, with all changes made to it there.
         progress: Told how far it is.
 
     Raises:
@@ -178,7 +178,7 @@ def values_of(row: int, meme: LabelledMeme) -> tuple[Any, ...]:
 
 
 def kept_of(jpeg: bytes | None) -> KeptPicture | None:
-    """How a meme says that it keeps this picture."""
+    """Returns a meme's reference to its stored picture."""
     return None if not jpeg else KeptPicture(offset=0, size=len(jpeg), sha256=hashlib.sha256(jpeg).hexdigest())
 
 

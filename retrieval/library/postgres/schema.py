@@ -1,4 +1,4 @@
-"""How a library lies in the database.
+"""Schema of a library in the database.
 
 ::
 
@@ -44,7 +44,7 @@ LIBRARY = "memecourt.precedent_library"
 
 
 class About(BaseModel):
-    """What is said of a library as a whole, as its manifest has it."""
+    """Description of a library as a whole, as its manifest has it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -64,13 +64,13 @@ class State:
     """The row of ``precedent_library``.
 
     Attributes:
-        shelf: Whose tables hold.
+        shelf: Shelf whose tables are in use.
         head: Stands for all that they hold: the digest of the library that was pushed, in hex, and with each change
             since the SHA-256 of it and the one before (:func:`retrieval.library.journal.next_head`).
-        about: What is said of it.
-        counts: How many memes there are.
-        rows: How many rows there were ever: the next meme goes in behind them, since one that was taken out may come
-            back to where it stood.
+        about: Description of the library.
+        counts: Number of memes.
+        rows: Number of rows there ever were: the next meme goes behind them, since a removed one may come back to its
+            row.
         changes: Number of the last change.
     """
 
@@ -83,7 +83,7 @@ class State:
 
     @cached_property
     def identity(self) -> LibraryIdentity:
-        """By what a record names it: as the library on disk that it was made from, until it is changed here."""
+        """Identity for records: that of the library on disk that it was made from, until it is changed here."""
         return LibraryIdentity(
             name=self.about.name,
             digest=f"sha256:{self.head}",
@@ -118,7 +118,7 @@ def read_state(connection: Connection, before: State | None = None) -> State:
 
     Args:
         connection: In a transaction.
-        before: What there was when somebody last looked; if it is the same, it is not read again.
+        before: State at the last look; if it is unchanged, it is not read again.
 
     Raises:
         BadLibrary: There is none, or one of another format.
@@ -130,7 +130,7 @@ def read_state(connection: Connection, before: State | None = None) -> State:
 
 
 def state_or_none(connection: Connection, before: State | None = None) -> State | None:
-    """As :func:`read_state`; None where there is none."""
+    """Reads the state as :func:`read_state`; None if there is none."""
     from psycopg.rows import dict_row
 
     if before is not None:
@@ -211,7 +211,7 @@ def create_shelf(connection: Connection, state: State) -> None:
 
 
 def finish_shelf(connection: Connection, state: State) -> None:
-    """What is better done once the tables are full. Raises psycopg's UniqueViolation if an id stands twice."""
+    """Builds indexes once the tables are full. Raises psycopg's UniqueViolation if an id stands twice."""
     connection.execute(f"ALTER TABLE {state.precedents} ADD PRIMARY KEY (row)")
     connection.execute(f"ALTER TABLE {state.precedents} ADD UNIQUE (id)")
     connection.execute(f"ALTER TABLE {state.vectors} ADD PRIMARY KEY (row)")

@@ -52,26 +52,26 @@ class PostgresView:
 
     @property
     def identity(self) -> LibraryIdentity:
-        """By what a record names it."""
+        """Identity for records."""
         return self._state.identity
 
     @property
     def tuning(self) -> Tuning:
-        """How it is searched and how its precedents vote."""
+        """Settings of search and vote."""
         return self._state.about.tuning
 
     @property
     def counts(self) -> Counts:
-        """How many memes there are."""
+        """Number of memes."""
         return self._state.counts
 
     def rows_of(self, ids: Collection[str]) -> list[int]:
-        """Where the memes of these ids stand; ids that are not there are passed over."""
+        """Returns the rows of memes by id; unknown ids are skipped."""
         asked = f"SELECT row FROM {self._state.precedents} WHERE id = ANY(%s) ORDER BY row"
         return [row for (row,) in self._connection.execute(asked, (storable(ids),))]
 
     def count(self, where: Filter) -> int:
-        """How many memes this lets through."""
+        """Counts the memes that a filter admits."""
         condition, values = _condition(where, None)
         asked = f"SELECT count(*) FROM {self._state.precedents} WHERE {condition}"
         row = self._connection.execute(asked, values).fetchone()
@@ -87,7 +87,7 @@ class PostgresView:
         return [found[row] for row in rows]
 
     def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """As :meth:`retrieval.library.ports.LibraryView.halves`. Raises BadLibrary."""
+        """Returns both halves of rows, as :meth:`retrieval.library.ports.LibraryView.halves`. Raises BadLibrary."""
         asked = f"SELECT row, vector FROM {self._state.vectors} WHERE row = ANY(%s)"
         found = {row: vector.to_numpy() for row, vector in self._connection.execute(asked, (list(rows),))}
         if found.keys() != set(rows):
@@ -100,7 +100,7 @@ class PostgresView:
         """The JPEG that is kept of the meme with this id; None where there is none.
 
         Raises:
-            BadLibrary: It is not what it was when it was put there.
+            BadLibrary: The picture was altered.
         """
         asked = (
             f"SELECT meme, jpeg FROM {self._state.precedents} LEFT JOIN {self._state.pictures} USING (row) "
@@ -127,7 +127,7 @@ class PostgresView:
         where: Filter | None = None,
         harmful: bool | None = None,
     ) -> Hits:
-        """As :meth:`~retrieval.index.exact.FusedIndex.search`, among what ``where`` lets through or of one label."""
+        """Searches as :meth:`~retrieval.index.exact.FusedIndex.search`, within ``where`` or one label."""
         encoder = self._state.about.encoder
         # An index of no rows checks what is asked for as any other, and finds nothing.
         nothing = FusedIndex(np.zeros((0, encoder.dim), np.float32), encoder.text_dim)
@@ -195,12 +195,12 @@ def parsed(meme: str) -> LabelledMeme:
 
 
 def storable(names: Iterable[str]) -> list[str]:
-    """Those of these names that the database can hold: it takes no NUL, and no half of a surrogate pair."""
+    """Returns the names that the database can store: without NUL or half of a surrogate pair."""
     return [name for name in names if "\0" not in name and not any(0xD800 <= ord(sign) < 0xE000 for sign in name)]
 
 
 def _condition(where: Filter | None, harmful: bool | None) -> tuple[str, dict[str, Any]]:
-    """What a row of the table of precedents must satisfy, as SQL, and the values in it."""
+    """Builds the SQL condition on a row of the table of precedents, and its values."""
     conditions = ["true"]
     values: dict[str, Any] = {}
     if harmful is not None:

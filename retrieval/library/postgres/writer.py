@@ -47,12 +47,12 @@ class PostgresWriter:
 
     @property
     def identity(self) -> LibraryIdentity:
-        """By what a record names the library as it is now. Raises BadLibrary or Unavailable."""
+        """Identity of the current library for records. Raises BadLibrary or Unavailable."""
         return self._connections.reading(read_state).identity
 
     @property
     def encoder(self) -> EncoderIdentity:
-        """What the library was made with. Raises BadLibrary or Unavailable."""
+        """Identity of the encoder that made the library. Raises BadLibrary or Unavailable."""
         return self._connections.reading(read_state).about.encoder
 
     def __enter__(self) -> Self:
@@ -94,7 +94,7 @@ class PostgresWriter:
         return self._made(lambda now: plan_revoke(now, number, who=who, why=why))
 
     def forget(self) -> None:
-        """What was taken out is lost for good, on the shelf before too; the history still says who took out what.
+        """Deletes removed memes for good, on the previous shelf too; the history still says who removed which.
 
         Raises:
             BadLibrary: There is none, or it is damaged.
@@ -279,7 +279,7 @@ class _Draft:
 
 
 def _live(connection: Connection, state: State, id_: str) -> tuple[int, LabelledMeme] | None:
-    """Where the meme of this id stands that can be found, and the meme; None where there is none."""
+    """Returns the row of a visible meme and the meme; None if there is none."""
     asked = f"SELECT row, meme FROM {state.precedents} WHERE id = ANY(%s)"
     found = connection.execute(asked, (storable([id_]),)).fetchone()
     return None if found is None else (found[0], parsed(found[1]))

@@ -104,7 +104,7 @@ async def _figure(request: Request, record: TrialRecord, what: str, *, frames: i
 
 
 def changed_since(record: TrialRecord, what: str, frames: Sequence[bytes]) -> bool:
-    """Whether the picture of a precedent is another now than the one that the Judge was shown, where that is known."""
+    """True if a precedent's picture differs now from the one that the Judge was shown, where that is known."""
     given = record.last(VerdictGiven)
     readings = given.ruling.precedents if given and given.ruling else ()
     then = next((one.picture for one in readings if f"{_PRECEDENT}{one.id}" == what), "")
@@ -122,8 +122,8 @@ async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequenc
     """The frames of the meme, or the picture of a precedent that was cited in the trial.
 
     Raises:
-        TrialUnknown: It is not kept, or not of this trial.
-        BadRequest: That is no picture's name.
+        TrialUnknown: The picture is not stored, or not of this trial.
+        BadRequest: The name is none of a picture.
     """
     if what == MEME:
         frames = await console_of(request).trials.frames(record.opened.meme.pixels_sha256)

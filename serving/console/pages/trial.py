@@ -65,7 +65,7 @@ async def trial(request: Request) -> Response:
 
 
 async def _stored(request: Request, error: TrialErased | DocketError) -> Response:
-    """What is stored of a record that was erased, or that can't be read: what was altered shows in what does not fit.
+    """Shows the stored entries of a record that was erased, or that can't be read, so that tampering becomes visible.
 
     Whose content it is can't be told any more, so it is shown to those alone who may see everybody's.
     """
@@ -87,7 +87,7 @@ async def _stored(request: Request, error: TrialErased | DocketError) -> Respons
 
 
 async def news(request: Request) -> Response:
-    """What has changed since an event: the parts of the page anew, to be put in the place of the former.
+    """Returns the parts of the page that changed since an event, to replace the former ones.
 
     A part that has not changed is not sent, so that what a reader has unfolded there stays so.
     """
@@ -142,7 +142,7 @@ async def _values(request: Request, record: TrialRecord) -> dict[str, Any]:
 
 
 async def _kept(trials: TrialReader, digest: str) -> str:
-    """How the picture of a trial is kept: ``same``, ``other`` where it is not the one that was judged, or empty."""
+    """Compares a trial's stored picture with the judged one: ``same``, ``other``, or empty if there is none."""
     frames = await trials.frames(digest)
     if not frames:
         return ""

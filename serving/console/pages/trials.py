@@ -68,7 +68,7 @@ async def _lines(request: Request, which: TrialFilter, after: tuple[datetime, st
 
 
 def _tells(which: TrialFilter) -> bool:
-    """Whether a filter tells what the court said of those that it lets through."""
+    """True if a filter reveals the verdicts of the trials that pass it."""
     return bool(which.labels) or which.needs_review is not None
 
 

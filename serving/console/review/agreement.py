@@ -1,4 +1,4 @@
-"""How far reviewers agree, among themselves and with the court."""
+"""Page of the agreement of reviewers among themselves and with the court."""
 
 from __future__ import annotations
 

@@ -197,13 +197,13 @@ def _status(fault: CourtError | None) -> int:
 
 
 def clauses_of(record: TrialRecord) -> tuple[Clause, ...]:
-    """Of the policy of a trial; none where its words are not known here."""
+    """Returns the clauses of a trial's policy; empty if their words are not known here."""
     policy = policy_of(record)
     return policy.clauses if policy else ()
 
 
 def _choices(record: TrialRecord, *, shown: bool) -> list[tuple[Label, str, str]]:
-    """What can be found: the label, what the choice says, and its key."""
+    """Returns the possible findings: the label, the words of the choice, and its key."""
     names = {Label.HARMFUL: ("harmful", "h"), Label.NOT_HARMFUL: ("not harmful", "n")}
     verdict = record.verdict
     if not shown or verdict is None:
@@ -215,7 +215,7 @@ def _choices(record: TrialRecord, *, shown: bool) -> list[tuple[Label, str, str]
 
 
 def _pictures(request: Request, record: TrialRecord) -> Mapping[str, str]:
-    """What a sharp picture may be fetched with in this very answer, where one was asked for without script."""
+    """Returns the keys that unblur pictures in this very answer, where one was requested without script."""
     key = request.query_params.get("shown", "")
     grant = session_of(request).granted(key, console_of(request).sessions.now()) if key else None
     usable = grant is not None and grant.trial_id == record.trial_id and not grant.fetched

@@ -1,4 +1,4 @@
-"""What the desk's pages work with, and what they don't show before a reviewer has decided."""
+"""Dependencies of the review pages, and the content that they hide before a reviewer has decided."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def review_queue_of(request: Request) -> ReviewQueue:
 
 
 def rulings_of(request: Request) -> Corrections | None:
-    """What makes precedents of overrulings; None where the library can't be changed from here."""
+    """Returns the maker of precedents from overrulings; None if the library can't be changed from here."""
     rulings = console_of(request).parts.get(RULINGS)
     return rulings if isinstance(rulings, Corrections) else None
 
 
 def near_of(request: Request) -> NearDuplicateIndex | None:
-    """What finds memes by their looks; None where nothing does here."""
+    """Returns the index of near-duplicates; None if there is none here."""
     near = console_of(request).parts.get(NEAR)
     return near if isinstance(near, NearDuplicateIndex) else None
 
@@ -60,12 +60,12 @@ def tell_reviewed(request: Request, event: VerdictReviewed) -> None:
 
 
 def blind_first(request: Request) -> bool:
-    """Whether reviewers decide before the verdict is shown."""
+    """True if reviewers decide before the verdict is shown."""
     return bool(console_of(request).parts.get(BLIND_FIRST, True))
 
 
 async def behind(request: Request) -> int:
-    """How many entries of the log the desk still has to read, where it is not done yet; 0 where it is."""
+    """Returns the number of log entries that the queue still has to read; 0 if it is up to date."""
     reviews = review_queue_of(request)
     return 0 if await reviews.catch_up() else await reviews.behind()
 
@@ -78,7 +78,7 @@ def kept_blind(request: Request) -> str:
 
 
 async def hidden_ids(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
-    """Of these trials, those whose verdict this visitor is not shown yet."""
+    """Returns those of the trials whose verdict is hidden from this visitor."""
     who = kept_blind(request)
     return (
         await review_queue_of(request).kept_from(who, trial_ids, visitor_of(request).namespaces) if who else frozenset()
@@ -86,7 +86,7 @@ async def hidden_ids(request: Request, trial_ids: Collection[str]) -> frozenset[
 
 
 async def hidden_and_noted(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
-    """As :func:`hidden_ids`, of trials that have a verdict; that the others' are shown is noted."""
+    """Returns the hidden trials as :func:`hidden_ids`, and notes that the other verdicts are shown."""
     hidden = await hidden_ids(request, trial_ids)
     await note_shown(request, {*trial_ids} - hidden)
     return hidden

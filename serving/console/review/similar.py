@@ -23,10 +23,10 @@ class Similar:
     """A trial that is like another.
 
     Attributes:
-        case: It.
-        picture: How near the pictures are, in words; empty where they are not.
-        text: Whether the texts agree.
-        bits: Of 256, those in which the pictures' hashes differ; None where they were not compared by these.
+        case: Similar case.
+        picture: Similarity of the pictures, in words; empty if they are not similar.
+        text: True if the texts agree.
+        bits: Number of the 256 bits in which the pictures' hashes differ; None if they were not compared by these.
     """
 
     case: Case

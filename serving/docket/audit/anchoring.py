@@ -98,7 +98,7 @@ def open_witness(named: str) -> CheckpointWitness:
     """The place that a setting names: a file, or an http or https address.
 
     Raises:
-        BadRequest: It can't be one.
+        BadRequest: The place can't be a witness.
     """
     if "://" not in named:
         return FileWitness(Path(named))

@@ -41,7 +41,7 @@ _TRIALS = [
 
 
 class Rows(Kept):
-    """What stands in the tables; of use while the connection is."""
+    """Rows of the tables, valid while the connection is open."""
 
     def __init__(self, connection: Connection) -> None:
         """Reads over a connection whose reads all see one moment."""
@@ -184,7 +184,7 @@ class Auditor:
         """Reads nothing yet.
 
         Args:
-            transactions: Of the docket.
+            transactions: Transactions of the docket.
             trials: Its records and pictures.
             log: Its log.
             signer: Gives the docket's private key, by its public one.
@@ -210,7 +210,7 @@ class Auditor:
         All rows are of one moment; the docket may go on being written to. Pictures are looked at afterwards.
 
         Raises:
-            Unavailable: It can't be read now.
+            Unavailable: The docket can't be read now.
         """
         derived = FromEntries()
 
@@ -237,8 +237,8 @@ class Auditor:
         """Writes one trial with its proofs and its signed count, as the text of a file.
 
         Args:
-            trial_id: Of the trial.
-            with_access: Whether it is told who looked at its picture.
+            trial_id: Id of the trial.
+            with_access: True to include who looked at its picture.
             anchors: Checkpoints that the receiver has: the log is shown to continue them.
 
         Raises:

@@ -27,7 +27,7 @@ class Anchor:
     """Checkpoints from one place outside.
 
     Attributes:
-        name: Of the place, for whoever reads what was found.
+        name: Name of the place, for readers of the findings.
         notes: The signed checkpoints, unchecked.
     """
 
@@ -39,7 +39,7 @@ def read_anchor(path: Path) -> Anchor:
     """The checkpoints in a file: notes one after the other, or JSON with ``checkpoint`` in it (a receipt, a bundle).
 
     Raises:
-        BadNote: It can't be read, or there is none in it.
+        BadNote: The file can't be read, or contains no checkpoint.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -85,7 +85,7 @@ def _in_text(text: str) -> Iterator[str]:
 
 
 def _in_json(text: str) -> Iterator[str]:
-    """What stands under ``checkpoint`` anywhere; of JSON lines, in any line."""
+    """Yields every value under ``checkpoint`` in JSON, or in any line of JSON lines."""
     try:
         values = [json.loads(text)]
     except ValueError:

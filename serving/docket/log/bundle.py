@@ -52,12 +52,12 @@ def bundle(
     """A bundle, as the text of a file.
 
     Args:
-        trial_id: Of the trial.
+        trial_id: Id of the trial.
         entries: All of the trial, by number.
-        parts: Those that hold what the trial quotes, by number.
+        parts: Parts with what the trial quotes, by number.
         checkpoint: The signed checkpoint that they are shown against.
-        size: Of that.
-        count: As :func:`signed_count` gives it.
+        size: Number of entries under the checkpoint.
+        count: Count from :func:`signed_count`.
         read: Gives nodes of the tree.
         known: Size and note of checkpoints that the receiver has from earlier: the log is shown to continue them.
         withheld: Kinds whose bodies stay here; that they were logged is shown all the same.

@@ -56,7 +56,8 @@ def canonical_bytes(value: Any) -> bytes:
     """The canonical JSON of a value, in UTF-8.
 
     Raises:
-        TypeError: It holds something that is neither None, bool, int, float, str, list, tuple, nor dict with text keys.
+        TypeError: The value contains something other than None, bool, int, float, str, list, tuple, or dict with text
+            keys.
     """
     unlike: list[Any] = []
     made = _made(value, unlike)
@@ -67,10 +68,10 @@ def canonical_bytes(value: Any) -> bytes:
 
 
 def canonical_plain(value: Mapping[str, str | int]) -> bytes:
-    """The same, quicker, for text and small whole numbers under keys in ASCII: nothing is marked, nothing checked.
+    """Encodes text and small whole numbers under ASCII keys as canonical JSON, quicker and without checks.
 
     Args:
-        value: With its keys in order.
+        value: Values with their keys in order.
     """
     return orjson.dumps(value)
 
@@ -87,7 +88,7 @@ def from_canonical(value: Any) -> Any:
     """The value that :func:`to_canonical` was given.
 
     Raises:
-        ValueError: It was not made by it.
+        ValueError: The bytes are not canonical JSON.
     """
     if isinstance(value, list):
         return [from_canonical(one) for one in value]
@@ -105,7 +106,7 @@ def parse(text: str) -> Any:
 
 
 def _made(value: Any, unlike: list[Any]) -> Any:
-    """What is written for a value.
+    """Returns the JSON form of a value.
 
     orjson writes RFC 8785 many times as fast as a library in Python, but for very large and very small numbers and the
     order of keys beyond ASCII: what it would write otherwise is put into ``unlike``.

@@ -36,12 +36,12 @@ class Entry:
 
     Attributes:
         number: Its place in the log, counted from 0 without gaps.
-        kind: Of the event, or one of our own (:data:`OWN_KINDS`).
+        kind: Kind of the event, or one of our own (:data:`OWN_KINDS`).
         trial_id: The trial it belongs to, or empty.
         seq: Its place among the events of that trial, counted from 0 without gaps; -1 where it is no event.
-        at: When, as text: ISO 8601, UTC.
+        at: Time of the event as text: ISO 8601, UTC.
         commitment: HMAC-SHA256 of the body under the salt, 32 bytes.
-        body: What happened, as canonical JSON; None once it is erased.
+        body: Content of the event as canonical JSON; None once it is erased.
         salt: 32 random bytes; None once the body is erased.
     """
 
@@ -55,7 +55,7 @@ class Entry:
     salt: bytes | None
 
     def header(self) -> bytes:
-        """What is logged of it for ever: canonical JSON, the data of the leaf."""
+        """Header of the entry, which is logged for ever: canonical JSON, the data of the leaf."""
         return canonical_plain(
             {
                 "at": self.at,
@@ -74,7 +74,7 @@ class Entry:
 
     @property
     def erased(self) -> bool:
-        """Whether the body is gone."""
+        """True if the body was erased."""
         return self.body is None and self.salt is None
 
 
@@ -113,7 +113,7 @@ OWN_KINDS = frozenset({"PictureShown", "Erased", "Part"})
 
 
 def commitment_to(body: bytes, salt: bytes) -> bytes:
-    """What the header holds of a body in UTF-8."""
+    """Returns the commitment in the header to a body in UTF-8."""
     return hmac.digest(salt, body, sha256)
 
 
@@ -123,7 +123,7 @@ def check(entry: Entry) -> None:
     An erased body is right here: whether it was erased by an entry that says so shows only in the whole log.
 
     Raises:
-        BadEntry: It is not; the message says why.
+        BadEntry: The entry is inconsistent; the message says how.
     """
     if entry.erased:
         return
@@ -145,7 +145,7 @@ def event_of(body: str) -> AnyEvent:
 
 
 def erased_of(body: str) -> Erased:
-    """What a body of that kind says. Raises BadEntry if it does not."""
+    """Parses the body of an erasure entry. Raises BadEntry if it is none."""
     try:
         return Erased.model_validate(parse(body))
     except (ValueError, RecursionError):

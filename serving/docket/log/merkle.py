@@ -103,7 +103,7 @@ class Frontier:
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> Frontier:
-        """What :meth:`to_bytes` gave. Raises BadProof if it did not."""
+        """Restores a frontier from :meth:`to_bytes`. Raises BadProof if the bytes are none."""
         if len(stored) < 8 or (len(stored) - 8) % HASH_SIZE:
             raise BadProof("What is stored of the log's tree is damaged. Restore the docket from a copy.")
         return cls(int.from_bytes(stored[:8], "big"), _split(stored[8:]))
@@ -114,8 +114,8 @@ class TileUpdate:
     """Hashes that continue a tile.
 
     Attributes:
-        level: Of the tile: its nodes are at ``level * 8`` in the tree.
-        index: Of the tile in its level.
+        level: Level of the tile: its nodes are at ``level * 8`` in the tree.
+        index: Index of the tile in its level.
         first: Place in the tile of the first of these hashes, 0 to 255.
         hashes: One or more, joined.
     """
@@ -127,7 +127,7 @@ class TileUpdate:
 
 
 def tile_updates(nodes: Iterable[Node]) -> list[TileUpdate]:
-    """What newly complete nodes, in the order in which they became so, add to the stored tiles; ordered by tile."""
+    """Computes the changes to stored tiles from newly complete nodes, in order of completion; ordered by tile."""
     found: dict[tuple[int, int], tuple[int, list[bytes]]] = {}
     for node in nodes:
         if node.level % TILE_HEIGHT == 0:
@@ -176,12 +176,12 @@ def inclusion_proof(number: int, size: int, read: ReadNode) -> list[bytes]:
     """The audit path of a leaf (RFC 6962 §2.1.1), the leaf's sibling first.
 
     Args:
-        number: Of the leaf, counted from 0.
+        number: Number of the leaf, counted from 0.
         size: Leaves of the tree that it is to be shown in.
         read: Gives nodes.
 
     Raises:
-        BadProof: That tree has no such leaf.
+        BadProof: The tree has no such leaf.
     """
     if not 0 <= number < size:
         raise BadProof(f"A log of {size} entries has no entry {number}.")
@@ -205,14 +205,14 @@ def verify_inclusion(number: int, size: int, leaf: bytes, proof: Sequence[bytes]
     """Checks an audit path (RFC 9162 §2.1.3.2, which words what RFC 6962 leaves to the reader).
 
     Args:
-        number: Of the leaf.
+        number: Number of the leaf.
         size: Leaves of the tree.
         leaf: Hash of the leaf.
-        proof: As :func:`inclusion_proof` gives it.
-        root: Of the tree.
+        proof: Proof from :func:`inclusion_proof`.
+        root: Root hash of the tree.
 
     Raises:
-        BadProof: It does not show that the leaf is in that tree at that place.
+        BadProof: The proof does not show that the leaf is in that tree at that place.
     """
     if not 0 <= number < size:
         raise BadProof(f"A log of {size} entries has no entry {number}.")
@@ -263,7 +263,7 @@ def _range(part: tuple[int, int], read: ReadNode) -> bytes:
 
 
 def _split_at(start: int, end: int) -> int:
-    """Where RFC 6962 divides leaves ``[start, end)``: after the largest power of two smaller than their count."""
+    """Returns the split of leaves ``[start, end)`` by RFC 6962: after the largest power of two below their count."""
     return start + (1 << (end - start - 1).bit_length() - 1)
 
 

@@ -36,7 +36,7 @@ class VerifierKey:
     """A public key that signatures are checked with.
 
     Attributes:
-        name: Whose it is: of a log, its origin.
+        name: Name of the key's owner: of a log, its origin.
         public: 32 bytes (RFC 8032).
     """
 
@@ -67,7 +67,7 @@ class VerifierKey:
         return key
 
     def verifies(self, message: bytes, signature: bytes) -> bool:
-        """Whether a signature of this key over these bytes is right."""
+        """True if a signature of this key over these bytes is valid."""
         try:
             Ed25519PublicKey.from_public_bytes(self.public).verify(signature, message)
         except InvalidSignature:
@@ -84,7 +84,7 @@ class SigningKey:
         """Takes a key up.
 
         Args:
-            name: Whose it is.
+            name: Name of the key's owner.
             seed: 32 bytes (RFC 8032), the private key.
         """
         if len(seed) != 32:
@@ -112,7 +112,7 @@ class SigningKey:
 
     @property
     def name(self) -> str:
-        """Whose it is."""
+        """Name of the key."""
         return self.verifier.name
 
     def secret(self) -> str:
@@ -126,12 +126,12 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is signed of a log.
+    """Signed statement about a log.
 
     Attributes:
         origin: Names the log.
         size: Its entries.
-        root: Of the tree over them.
+        root: Root hash of the tree over them.
     """
 
     origin: str
@@ -140,7 +140,7 @@ class Checkpoint:
 
     @property
     def text(self) -> str:
-        """What is signed."""
+        """Text that is signed."""
         return f"{self.origin}\n{self.size}\n{_encoded(self.root)}\n"
 
 
@@ -157,7 +157,7 @@ def open_note(note: str, keys: Iterable[VerifierKey]) -> str:
     Signatures of other keys are passed over; one that names a trusted key and is wrong makes the whole note bad.
 
     Raises:
-        BadNote: It is malformed, or not signed by one of the keys.
+        BadNote: The note is malformed, or not signed by one of the keys.
     """
     text, signatures = split_note(note)
     trusted = {(key.name, key.id): key for key in keys}
@@ -178,7 +178,7 @@ def split_note(note: str) -> tuple[str, list[tuple[str, bytes, bytes]]]:
     """Text and signatures (name, id of the key, signature) of a note, unchecked.
 
     Raises:
-        BadNote: It is malformed.
+        BadNote: The note is malformed.
     """
     if len(note) > _MOST_BYTES:
         raise BadNote("This is no signed note: it is too long.")
@@ -197,19 +197,20 @@ def sign_checkpoint(key: SigningKey, origin: str, size: int, root: bytes) -> str
     """A signed checkpoint.
 
     Args:
-        key: Of the log; by custom its name is the origin.
+        key: Key of the log; by custom its name is the origin.
         origin: Names the log.
         size: Its entries.
-        root: Of the tree over them.
+        root: Root hash of the tree over them.
     """
     return sign_note(_checked(Checkpoint(origin, size, root)).text, [key])
 
 
 def open_checkpoint(note: str, keys: Iterable[VerifierKey]) -> Checkpoint:
-    """What a checkpoint says, once its signature is checked.
+    """Checks the signature of a checkpoint and returns its content.
 
     Raises:
-        BadNote: It is malformed, not signed by one of the keys, or signed by a key of another name than its log's.
+        BadNote: The note is malformed, not signed by one of the keys, or signed by a key of another name than its
+            log's.
     """
     keys = list(keys)
     checkpoint = read_checkpoint(open_note(note, keys))
@@ -222,10 +223,10 @@ def open_checkpoint(note: str, keys: Iterable[VerifierKey]) -> Checkpoint:
 
 
 def read_checkpoint(text: str) -> Checkpoint:
-    """What the text of a checkpoint says; lines that others may have added are passed over.
+    """Parses the text of a checkpoint; extra lines, which others may have added, are ignored.
 
     Raises:
-        BadNote: It is the text of no checkpoint.
+        BadNote: The text is no checkpoint.
     """
     lines = text.removesuffix("\n").split("\n")
     if len(lines) < 3 or not all(lines):

@@ -31,7 +31,7 @@ Row = Mapping[str, Any]
 
 
 class Kept(Protocol):
-    """What is kept of a docket, row by row as it stands there, all of the same moment. Nothing in it is trusted."""
+    """Stored content of a docket, row by row, all of the same moment. Nothing in it is trusted."""
 
     def entries(self) -> Iterator[Entry]:
         """All entries by number. A body that can't be unpacked is an empty one."""
@@ -50,11 +50,11 @@ class Kept(Protocol):
         ...
 
     def parts(self) -> Iterator[tuple[bytes, int, str]]:
-        """Of each text that events quote, the key that it is found again by, its entry and its precedent."""
+        """Yields the key, the entry and the precedent of each text that events quote."""
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """What the docket says of its log as a whole: empty where it does not."""
+        """Statement of the docket about its log as a whole; empty where it has none."""
         ...
 
 
@@ -79,7 +79,7 @@ class Derived(Protocol):
 
 
 class Fault(StrEnum):
-    """What can be wrong with a docket."""
+    """Kind of fault in a docket."""
 
     ENTRY_MISSING = "ENTRY_MISSING"
     ENTRY_MISPLACED = "ENTRY_MISPLACED"
@@ -113,8 +113,8 @@ class Finding:
     """Something that is wrong.
 
     Attributes:
-        fault: Of which kind.
-        text: What is wrong, in a sentence.
+        fault: Kind of the fault.
+        text: Fault in a sentence.
         entry: Number of the entry that it is about; None where it is about none.
     """
 
@@ -129,21 +129,21 @@ MOST_FINDINGS = 1000
 
 @dataclass(slots=True)
 class Report:
-    """What a check came to.
+    """Result of a check.
 
     Attributes:
         size: Entries.
         root: Over them.
-        checkpoints: That are kept in the docket and agree with it.
+        checkpoints: Number of stored checkpoints that agree with the docket.
         trials: In the listing.
-        pictures: That are kept.
+        pictures: Number of stored pictures.
         bodies: Entries whose body was checked.
         erased: Entries whose body was erased.
         anchors: Checkpoints from outside that agree with the docket.
         anchored: Entries that the newest of those speaks for.
-        findings: What is wrong, the first :data:`MOST_FINDINGS`.
+        findings: Faults, the first :data:`MOST_FINDINGS`.
         counts: All that is wrong, by kind.
-        unchecked: What could not be checked, in sentences.
+        unchecked: Checks that could not be made, in sentences.
     """
 
     size: int = 0
@@ -161,7 +161,7 @@ class Report:
 
     @property
     def violated(self) -> bool:
-        """Whether anything is wrong."""
+        """True if anything is wrong."""
         return bool(self.counts)
 
     @property
@@ -192,7 +192,7 @@ def verify(
 
     Args:
         kept: The docket's rows.
-        keys: What its checkpoints have to be signed with, from a place outside of the docket.
+        keys: Keys that must have signed its checkpoints, from a place outside of the docket.
         derived: Makes anew what follows from entries; nothing has been added to it.
         anchors: Checkpoints kept outside.
         progress: Is told of every 1,000 entries.
@@ -236,7 +236,7 @@ async def verify_pictures(
         wanted: Digests of those that must be kept.
         frames: Gives the frames of a picture as PNG files; none where it is not there.
         pixels: The digest of a picture's frames; raises ValueError where they are no pictures.
-        still_wanted: Whether there is a trial of a picture now: all of them may have been erased meanwhile.
+        still_wanted: True if a trial of the picture exists now: all of them may have been erased meanwhile.
         report: Is added to.
         patience_s: Seconds after which what is wrong is looked at again, once for all of them: what an erasure took
             away while a new trial of the same picture was opened is put back.
@@ -333,7 +333,7 @@ class _Signed:
                 self._report.wrong(Fault.CHECKPOINT_DIFFERS, text)
 
     def close(self) -> None:
-        """What is left was signed over more entries than there are."""
+        """Reports checkpoints left over, which were signed over more entries than there are."""
         size = self._report.size
         for larger in sorted(self._kept):
             text = f"{larger} entries were signed, and {size} are there."
@@ -434,7 +434,7 @@ def _body(entry: Entry, derived: Derived, report: Report) -> None:
 
 
 def _check_agreement(entry: Entry, body: str) -> None:
-    """Whether a body tells of the event that the header names."""
+    """Checks that a body tells of the event that the header names."""
     wrong = BadEntry(
         f"The body of entry {entry.number} tells of something else than its header.", reason="BODY_DISAGREES"
     )
@@ -542,7 +542,7 @@ def _parts(kept: Iterable[tuple[bytes, int, str]], expected: Mapping[bytes, tupl
 def _state(
     state: Mapping[str, Any], *, frontier: Frontier, erased: int, keys: Sequence[VerifierKey], report: Report
 ) -> None:
-    """What the docket goes on from when it adds to its log."""
+    """Checks the state from which the docket extends its log."""
     if state.get("key") not in ({str(key) for key in keys} if report.size else {str(key) for key in keys} | {""}):
         report.wrong(Fault.KEY_DIFFERS, "The docket names another key as its own than the one that was given.")
     found = {"size": frontier.size, "frontier": frontier.to_bytes(), "erased": erased}

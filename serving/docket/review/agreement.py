@@ -1,4 +1,4 @@
-"""How far reviewers agree, among themselves and with the court, beyond what chance would give.
+"""Agreement of reviewers among themselves and with the court, beyond chance.
 
 Cohen's kappa for two who judged the same memes (Cohen 1960, with the asymptotic variance of Fleiss, Cohen and Everitt
 1969), Fleiss' kappa for more of them (Fleiss 1971). Where a kappa is not defined, there is none: it is never 0 or 1
@@ -44,7 +44,7 @@ def cohen(pairs: Sequence[tuple[str, str]]) -> Kappa:
     """Cohen's kappa of two judges.
 
     Args:
-        pairs: What the first and the second found the same meme to be, one pair a meme.
+        pairs: Labels by the first and the second reviewer, one pair a meme.
     """
     n = len(pairs)
     if not n:
@@ -74,7 +74,7 @@ def fleiss(memes: Sequence[Sequence[str]]) -> Kappa:
     its share of agreeing pairs, and its shares of labels.
 
     Args:
-        memes: What was found of each meme, in any order; those with fewer than two judgements are left out.
+        memes: Labels of each meme, in any order; memes with fewer than two judgements are left out.
     """
     judged = [Counter(labels) for labels in memes if len(labels) > 1]
     n = len(judged)
@@ -95,15 +95,15 @@ def fleiss(memes: Sequence[Sequence[str]]) -> Kappa:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far reviewers agree.
+    """Agreement of reviewers.
 
     Attributes:
         reviewed: Memes with a judgement that counts here.
-        judgements: Of reviewers, over all of these.
+        judgements: Number of reviewers' judgements over all of these.
         all: Among all reviewers: Fleiss' kappa.
-        pairs: Of each two who judged at least one meme in common: Cohen's kappa.
-        court: Of each reviewer with the court, where the court had a label; Cohen's kappa.
-        court_all: Of all judgements with the court's labels, taken together; Cohen's kappa.
+        pairs: Cohen's kappa of each two reviewers who judged at least one meme in common.
+        court: Cohen's kappa of each reviewer with the court, where the court had a label.
+        court_all: Cohen's kappa of all judgements with the court's labels, taken together.
         undecided: Judgements of memes on which the court was undecided: they are in no figure with the court.
     """
 
@@ -120,8 +120,8 @@ def agreement(said: Mapping[K, Mapping[str, str]], court: Mapping[K, str], *, un
     """The figures.
 
     Args:
-        said: By meme, what each reviewer found it to be.
-        court: By meme, the court's label.
+        said: Label of each reviewer, by meme.
+        court: Label of the court, by meme.
         undecided: The court's word for no label.
     """
     reviewers = sorted({who for words in said.values() for who in words})

@@ -41,7 +41,7 @@ class Overrulings(StrEnum):
 
 
 def name_of(trial_id: str) -> str:
-    """What the precedent is called that the overruling of this trial makes, and where it comes from."""
+    """Returns the id and source of the precedent that an overruling of this trial makes."""
     return f"trial:{trial_id}"
 
 
@@ -69,7 +69,7 @@ class Corrections:
         self.overrulings = overrulings
 
     def wanted(self, *, chosen: bool) -> bool:
-        """Whether an overruling is to become a precedent, where its reviewer has chosen so or not."""
+        """True if an overruling becomes a precedent, given its reviewer's choice."""
         return self.overrulings is Overrulings.ALWAYS or (chosen and self.overrulings is Overrulings.CHOSEN)
 
     async def of(self, trial_id: str) -> LabelledMeme | None:
@@ -85,9 +85,9 @@ class Corrections:
         last, the library is as the last review says.
 
         Args:
-            record: Of the trial.
+            record: Record of the trial.
             review: The last one.
-            chosen: Whether its reviewer wants a precedent of it.
+            chosen: True if its reviewer wants a precedent of it.
 
         Returns:
             The change; None where there was nothing to change.
@@ -188,9 +188,9 @@ async def forget(opened: Opened, trial_id: str, *, who: str, why: str) -> bool:
 
     Args:
         opened: Opens what changes the library.
-        trial_id: Of the trial.
+        trial_id: Id of the trial.
         who: Erases it.
-        why: For what reason; stands in the history.
+        why: Reason for the removal; stands in the history.
 
     Returns:
         Whether there was anything of it.
@@ -202,7 +202,7 @@ async def forget(opened: Opened, trial_id: str, *, who: str, why: str) -> bool:
 
 
 async def forget_precedent(opened: Opened, name: str, *, who: str, why: str) -> bool:
-    """As :func:`forget`, for any precedent: ``name`` is its id."""
+    """Removes any precedent by its id, as :func:`forget`."""
 
     def work(writer: Writer) -> bool:
         if writer.meme(name) is not None:
@@ -224,7 +224,7 @@ def policy_of(record: TrialRecord) -> Policy | None:
 
 
 def _categories(record: TrialRecord, review: VerdictReviewed) -> tuple[str, ...]:
-    """Of the clause that a finding of harm rests on."""
+    """Returns the categories of the clause that a finding of harm rests on."""
     policy = policy_of(record)
     if review.label is not Label.HARMFUL or policy is None:
         return ()

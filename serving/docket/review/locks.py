@@ -1,4 +1,4 @@
-"""Whose a case is: one person's at a time, for a while, and until they have said what they found.
+"""Case locks: one reviewer at a time, for a while, and until they have decided.
 
 What they say is kept in the transaction that gives the case back: of two who send at once, or of one who sends twice,
 one is heard.
@@ -47,7 +47,7 @@ class CaseTaken(CaseError):
 
 
 class CaseClosed(CaseError):
-    """Nobody has to look at this case any more: it was reviewed meanwhile, or never needed to be."""
+    """Raised where a case needs no review any more: it was reviewed meanwhile, or never needed to be."""
 
     default_reason = "CASE_CLOSED"
 
@@ -65,14 +65,14 @@ class NotHeld(CaseError):
 
 
 class SaidBefore(CaseError):
-    """The same was sent twice; it was kept the first time, and once."""
+    """Raised where a review was sent twice; it is stored once."""
 
     default_reason = "SAID_BEFORE"
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """Who looks at a case, and until when (UTC)."""
+    """Lock on a case: its holder and its end (UTC)."""
 
     holder: str
     until: datetime
@@ -83,8 +83,8 @@ class LockedReview:
     """Something that is to be kept if the case is the speaker's, who then gives it back.
 
     Attributes:
-        said: What is said; its number is given when it is kept.
-        now: What time it is, UTC.
+        said: Review to store; its number is assigned when it is stored.
+        now: Current time, UTC.
     """
 
     said: Said
@@ -164,7 +164,7 @@ def _not_held(connection: Connection, trial_id: str, who: str, now: datetime) ->
 
 
 def _said(connection: Connection, trial_id: str, kind: type[S]) -> Sequence[S]:
-    """What was said of a trial in one way, in order."""
+    """Returns the reviews of one kind of a trial, in order."""
     entry = tables.entries.c
     own = (entry.trial_id == trial_id, tables.IS_EVENT, entry.kind == kind.__name__, entry.body.is_not(None))
     bodies = connection.execute(select(entry.body).where(*own).order_by(entry.seq)).scalars().all()
@@ -177,7 +177,7 @@ def _speaker(said: Said) -> str:
 
 
 def _same(one: Said, other: Said) -> bool:
-    """Whether two sayings differ in nothing but when they were sent, and what was shown by then."""
+    """True if two reviews differ in nothing but their time and the verdict's visibility by then."""
     left = {"seq", "at", "blind"}
     return one.model_dump(exclude=left) == other.model_dump(exclude=left)
 

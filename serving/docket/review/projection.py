@@ -1,4 +1,4 @@
-"""What the desk knows of a trial, drawn from the entries of the log: whether a person should look, and why."""
+"""Review projection: what the queue knows of a trial, derived from the log: whether a person should look, and why."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ _VOTES = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What brings a verdict to the desk that does not ask for it itself. They hold for verdicts read from then on.
+    """Rules that bring a verdict to review without its asking.
+
+    They apply to verdicts read from then on.
 
     Attributes:
         sure: A score that puts the probability of the given label below this is low; in (0.5, 1).
@@ -113,7 +115,7 @@ Reasons = tuple[tuple[ReviewPriority, str], ...]
 
 
 def is_sampled(trial_id: str, share: float) -> bool:
-    """Whether chance picks a trial: by its id, so that every process says the same, and a larger share picks more."""
+    """True if a trial is in the random sample: by its id, so that processes agree and a larger share adds to it."""
     digest = hashlib.sha256(b"memecourt desk\0" + trial_id.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8]) < share * 2**64
 
@@ -154,7 +156,7 @@ def folded(text: str) -> str:
 
 
 def same_letters(text: str) -> str:
-    """What texts share that differ in case and spaces alone; empty where there is no text."""
+    """Returns the form that texts share if they differ in case and spaces alone; empty for no text."""
     letters = folded(text)
     return hashlib.sha256(letters.encode("utf-8", "surrogatepass")).hexdigest() if letters else ""
 
@@ -275,7 +277,7 @@ class _Case:
 
 
 def _last_words(connection: Connection, trial_id: str) -> Mapping[str, str]:
-    """What each reviewer last found a trial's meme to be."""
+    """Returns the last finding of each reviewer of a trial's meme."""
     row = t.reviews.c
     query = select(row.reviewer, row.label).where(row.trial_id == trial_id).order_by(row.number)
     return {reviewer: label for reviewer, label in connection.execute(query)}

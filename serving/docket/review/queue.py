@@ -60,22 +60,22 @@ class Case:
     Attributes:
         trial_id: Opens the record.
         opened_at: UTC.
-        namespace: Whose content it is.
-        content_id: What the caller calls it.
-        pixels_sha256: Of its picture.
-        models: That were asked; none where no model is.
-        text: Of the meme.
-        state: Where the trial stands.
+        namespace: Namespace of the content.
+        content_id: Caller's id of the content.
+        pixels_sha256: SHA-256 of its picture's pixels.
+        models: Models of the trial; empty if no model was asked.
+        text: Text of the meme.
+        state: State of the trial.
         label: The court's; None where there is no verdict.
         holds: The label that holds: the last reviewer's, or the court's.
-        outcome: Of the last review; None where there was none.
+        outcome: Outcome of the last review; None if there was none.
         score: P(harmful), where the verdict has one.
-        category: Of the harm that the court found; empty where it found none.
+        category: Category of the harm that the court found; empty if it found none.
         reasons: Why a person should look, or should have, the most urgent first, each with a sentence.
-        waiting: Whether a person should look now.
-        asked_by: Who wants a second opinion; empty where nobody does.
-        erased: Whether all that was said in it is gone.
-        lock: Who looks at it now.
+        waiting: True if a person should look now.
+        asked_by: Reviewer who wants a second opinion; empty if nobody does.
+        erased: True if the content of the trial was erased.
+        lock: Current lock on the case; None if it is free.
     """
 
     trial_id: str
@@ -105,14 +105,14 @@ class Search:
 
     Attributes:
         text: Words that all occur in the meme's text, its description or the rationale.
-        label: That holds.
+        label: Label in force.
         since: Opened then or later.
         until: Opened before then.
-        namespace: Whose content; None for everybody's, the empty one is a namespace too.
-        model: That was asked.
-        category: Of the harm that was found.
-        reviewer: Who has reviewed it.
-        why: For what reason it came to the desk.
+        namespace: Namespace of the content; None for all, the empty one is a namespace too.
+        model: Model of the trial.
+        category: Category of the harm found.
+        reviewer: Reviewer of the case.
+        why: Reason for which it came to review.
     """
 
     text: str = ""
@@ -142,10 +142,10 @@ class ReviewQueue:
         """Reads nothing yet.
 
         Args:
-            transactions: Of the docket whose trials are reviewed.
+            transactions: Transactions of the docket whose trials are reviewed.
             trials: Its records.
             log: Its log.
-            rules: What brings a verdict here that does not ask for it itself.
+            rules: Rules that bring a verdict to review without its asking.
             clock: Says what time it is, UTC. Consoles on several machines must agree within a minute, for locks.
             patience_s: Seconds that a caller waits at most until what the log holds is drawn.
         """
@@ -187,7 +187,7 @@ class ReviewQueue:
         return True
 
     async def behind(self) -> int:
-        """How many entries of the log the desk does not know yet."""
+        """Returns the number of log entries that the queue has not read yet."""
         return max(0, await self._log.size() - await self._transactions.read(_next))
 
     async def _draw(self, number: int) -> None:
@@ -226,10 +226,10 @@ class ReviewQueue:
 
         Args:
             who: Asks; those on which their word stands already wait for another's.
-            limit: How many at most.
+            limit: Largest number of cases.
             after: ``place`` of the case after which to go on.
             why: Only those that came here for this reason.
-            namespaces: Whose content they may see; None for everybody's.
+            namespaces: Namespaces that the reviewer may see; None for all.
         """
         await self.catch_up()
         own = exists().where(t.reviews.c.trial_id == _case.trial_id, t.reviews.c.reviewer == who)
@@ -240,7 +240,7 @@ class ReviewQueue:
         return await self._cases(query)
 
     async def counts(self, namespaces: frozenset[str] | None = None) -> Mapping[ReviewPriority, int]:
-        """How many cases wait, by the most urgent reason of each."""
+        """Counts waiting cases by the most urgent reason of each."""
         await self.catch_up()
         query = select(_case.urgency, func.count()).where(_case.waiting, *_seen_by(namespaces)).group_by(_case.urgency)
         rows = await self._transactions.read(lambda connection: connection.execute(query).all())
@@ -259,14 +259,14 @@ class ReviewQueue:
         """Trials that are looked for, the last opened first.
 
         Args:
-            which: Those that all of this holds for.
-            limit: How many at most.
+            which: Search conditions, all of which must hold.
+            limit: Largest number of cases.
             after: ``opened_at`` as it is kept and ``trial_id`` of the case after which to go on.
-            namespaces: Whose content may be seen; None for everybody's.
+            namespaces: Namespaces that may be seen; None for all.
             blind: From whom verdicts are kept that wait for their word: no such trial is found by what the court said.
 
         Raises:
-            BadRequest: It asks for too many words.
+            BadRequest: The query has too many words.
         """
         await self.catch_up()
         place = (_case.opened_at, _case.trial_id)
@@ -311,12 +311,12 @@ class ReviewQueue:
         ]
 
     async def known(self, column: str, namespaces: frozenset[str] | None = None, *, blind: str = "") -> Sequence[str]:
-        """What there is to choose from: the values of ``namespace``, ``category``, ``models`` or ``reviewer``.
+        """Lists the values of ``namespace``, ``category``, ``models`` or ``reviewer`` to choose from.
 
         Args:
-            column: Of which.
-            namespaces: Of whose trials; None for everybody's.
-            blind: As for :meth:`find`.
+            column: Column whose values are listed.
+            namespaces: Namespaces of the trials; None for all.
+            blind: Reviewer to keep blind, as for :meth:`find`.
         """
         await self.catch_up()
         query = select(t.reviews.c.reviewer if column == "reviewer" else _case[column]).distinct().limit(1000)
@@ -373,14 +373,14 @@ class ReviewQueue:
         Args:
             trial_id: Which.
             who: Takes it.
-            again: Whether it may be one that nobody has to look at, or on which their word stands already.
+            again: True to accept a case that needs no review, or that this reviewer has decided already.
 
         Raises:
             TrialUnknown: There is none of that id.
             NotDecided: There is no verdict.
             CaseTaken: Somebody else has it.
             CaseClosed: Nobody has to look at it any more.
-            AnotherWanted: It waits for another person's word.
+            AnotherWanted: The case waits for another reviewer.
         """
         await self.catch_up()
         now = self._clock()
@@ -426,7 +426,7 @@ class ReviewQueue:
     async def kept_from(
         self, who: str, trial_ids: Collection[str], namespaces: frozenset[str] | None = None
     ) -> frozenset[str]:
-        """Of these trials, those whose verdict somebody must not be told yet.
+        """Returns those of the trials whose verdict must stay hidden from a reviewer.
 
         See :mod:`serving.docket.review.blinding`.
         """
@@ -435,11 +435,11 @@ class ReviewQueue:
         return await self._transactions.read(lambda c: frozenset(c.execute(query).scalars()))
 
     async def has_seen(self, trial_id: str, who: str) -> bool:
-        """Whether somebody was shown the verdict, or has said what they found."""
+        """True if a reviewer saw the verdict, or gave their own."""
         return trial_id in await self.seen_of([trial_id], who)
 
     async def seen_of(self, trial_ids: Sequence[str], who: str) -> frozenset[str]:
-        """Of these trials, those of which somebody was shown the verdict, or has said what they found."""
+        """Returns those of the trials whose verdict a reviewer saw, or for which they gave their own."""
         shown = select(t.seen.c.trial_id).where(t.seen.c.trial_id.in_(trial_ids), t.seen.c.who == who)
         said = select(t.reviews.c.trial_id).where(t.reviews.c.trial_id.in_(trial_ids), t.reviews.c.reviewer == who)
         return await self._transactions.read(lambda c: frozenset(c.execute(shown.union(said)).scalars()))
@@ -457,7 +457,7 @@ class ReviewQueue:
             BadRequest: Clause or reason is missing, or UNDECIDED was found of a verdict that is not.
             NotHeld: The case was not taken by this person, or is not any more.
             SaidBefore: The very same was kept already: it was sent twice.
-            Unavailable: It could not be kept now.
+            Unavailable: The review can't be stored now.
         """
         clause, reason = clause.strip(), reason.strip()
         if not 0 < len(clause) <= 200:
@@ -521,7 +521,7 @@ class ReviewQueue:
         drawn: bool = False,
         namespaces: frozenset[str] | None = None,
     ) -> Agreement:
-        """How far reviewers agree among themselves and with the court.
+        """Computes the agreement of reviewers among themselves and with the court.
 
         What counts is what each reviewer said first of a meme: what they say later may follow from having talked.
 
@@ -531,7 +531,7 @@ class ReviewQueue:
             blind: Only those of reviewers who had not been shown the verdict.
             drawn: Only of trials that chance picked: these alone stand for all verdicts, the others came to the desk
                 because something was doubtful.
-            namespaces: Whose content; None for everybody's.
+            namespaces: Namespaces of the content; None for all.
         """
         await self.catch_up()
         row = t.reviews.c
@@ -556,7 +556,7 @@ class ReviewQueue:
     # The database
 
     async def _may_be_told(self, category: str, who: str, namespaces: frozenset[str] | None) -> bool:
-        """Whether there is a case of that category whose verdict somebody may know."""
+        """True if there is a case of that category whose verdict the reviewer may know."""
         # One by one: the first case found mostly answers, where all of them together would have to be looked at.
         told = (_case.category == category, ~is_blinded(who, namespaces), *_seen_by(namespaces))
         query = select(_case.trial_id).where(*told).limit(1)
@@ -579,13 +579,16 @@ class ReviewQueue:
 
 
 def _heard(drawing: asyncio.Task[None]) -> None:
-    """What it ended in is told to those who wait for it; where nobody does any more, the next call draws again."""
+    """Retrieves the outcome of a finished read, so that waiters get its error.
+
+    Without waiters the next call reads again.
+    """
     if not drawing.cancelled():
         drawing.exception()
 
 
 def place_of(case: Case) -> tuple[int, str, str]:
-    """Where a case stands in the queue."""
+    """Returns the position of a case in the queue."""
     return case.urgency, stamp(case.opened_at) if case.opened_at else "", case.trial_id
 
 

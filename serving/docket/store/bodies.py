@@ -1,4 +1,4 @@
-"""How bodies of entries are kept: compressed, and without what belongs to somebody else's meme.
+"""Storage of entry bodies: compressed, and without content of other people's memes.
 
 The record of a trial quotes precedents. Their texts, and the digests of their pictures, are entries of their own, of
 the kind ``Part``, and the event that quotes one holds ``{"part": NUMBER}`` in its place. A precedent that is erased is
@@ -99,7 +99,7 @@ def part_body(part: Part) -> bytes:
 
 
 def part_value(body: str) -> str:
-    """What the entry of a part holds. Raises ValueError if it is none."""
+    """Returns the content of a part's entry. Raises ValueError if it is none."""
     value = parse(body)
     if not isinstance(value, dict) or value.get("kind") != PART or not isinstance(value.get("value"), str):
         raise ValueError("this is no part")
@@ -110,7 +110,7 @@ def bodies(events: Sequence[AnyEvent], numbers: Callable[[Sequence[Part]], Mappi
     """The bodies of the entries of events, of whatever trials.
 
     Args:
-        events: Of whatever trials.
+        events: Events of any trials.
         numbers: Is asked, once at most, for the numbers of the entries of all parts.
     """
     values = [event.model_dump(mode="json") for event in events]
@@ -133,8 +133,8 @@ def event_in(body: str, parts: Mapping[int, str]) -> AnyEvent:
     """The event in a body. Raises ValueError if it is none.
 
     Args:
-        body: Of its entry.
-        parts: What the entries of its parts hold, by number; one that is not among them, or empty, was erased.
+        body: Body of its entry.
+        parts: Content of the part entries, by number; a missing or empty one was erased.
     """
     if '{"part":' not in body and '"$' not in body:
         return parse_event(body)
@@ -146,7 +146,7 @@ def event_in(body: str, parts: Mapping[int, str]) -> AnyEvent:
 
 
 def _slots(value: Any) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Where an event may quote a precedent: the object, the field of it, and the precedent's id.
+    """Yields the places where an event may quote a precedent: the object, its field, and the precedent's id.
 
     Of a value that is no event, those places that are as they should be.
     """

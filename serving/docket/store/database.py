@@ -20,7 +20,7 @@ class Database(Protocol):
         """A transaction that writes: kept when it ends, on the disk, or not at all where it raises.
 
         Raises:
-            RolledBack: It was not kept, and another try may succeed.
+            RolledBack: The write was rolled back, and another try may succeed.
         """
         ...
 

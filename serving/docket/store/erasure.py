@@ -1,4 +1,4 @@
-"""What erasing a trial, or a precedent, takes out of a docket, and what it leaves.
+"""Erasure: removes a trial, or a precedent, from a docket and keeps what the log needs.
 
 Entries lose body and salt: what is left of them, numbers, times and kinds, is what the log is signed over, and tells
 nothing of the meme. The trial stays in listings as erased. A picture outside of the database goes after the record:
@@ -47,11 +47,11 @@ class _Erasure:
 
     Attributes:
         trial_id: The trial; empty where only precedents are meant.
-        who: Who wants it.
+        who: Person or system that requests the erasure.
         why: Why.
-        at: When.
+        at: Time of the request.
         precedents: Precedents whose texts go from all records that quote them: those that this trial was made into.
-        outside: Whether pictures are kept outside of the database.
+        outside: True if pictures are stored outside of the database.
     """
 
     trial_id: str

@@ -33,7 +33,7 @@ Write = Callable[[Connection], T]
 
 
 class RolledBack(Exception):
-    """Nothing of a transaction was kept, for a reason that may have passed already; its cause says which."""
+    """Raised where nothing of a transaction was stored. The reason may have passed already; its cause says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Batch(Generic[A, T]):
     Attributes:
         rank: Lower ones are done first in a commit. The same order everywhere keeps processes from waiting for each
             other in a circle.
-        write: What is asked for becomes as many outcomes; an error as an outcome is heard by that asker alone, and
-            the rest is kept.
+        write: Function that writes a group of requests and returns as many outcomes; an error as an outcome goes to
+            that caller alone, and the rest is stored.
     """
 
     rank: int
@@ -80,10 +80,10 @@ class GroupCommit:
 
         Args:
             transaction: Opens one, committed at the end. Where it raises :class:`RolledBack`, all is done once more.
-            translated: What a caller hears where a write fails. Where that is Unavailable, the fault is the
-                database's, and all writes of the commit have failed; else each is tried alone.
+            translated: Error that callers get for a failed write. If it is Unavailable, the fault is the database's,
+                and all writes of the commit have failed; else each is tried alone.
             around: Is entered before the writes of a transaction, and left after them and before the commit.
-            name: Of the thread.
+            name: Name of the thread.
         """
         self._around = around
         self._transaction = transaction
@@ -141,7 +141,7 @@ class GroupCommit:
                 return
 
     def _committed(self, group: Sequence[_Item]) -> Sequence[tuple[_Item, Any]]:
-        """Each item with its outcome; an exception as an outcome is to be raised."""
+        """Commits a group and returns each item with its outcome; an exception as an outcome is to be raised."""
         if not group:
             return []
         try:
@@ -203,7 +203,7 @@ def sqlite_engine(path: Path, patience: float, *, create: bool = True, pages: in
     Args:
         path: The file; its directory must be there.
         patience: Seconds to wait for another process that is writing.
-        create: Whether a connection makes the file where it is not there.
+        create: True if a connection makes the file when it is missing.
         pages: In the log beside the file (of 4 KiB) from which on whoever commits moves them over into the file: each
             time costs two more flushes.
     """

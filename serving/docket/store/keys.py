@@ -13,7 +13,7 @@ from serving.docket.ports import DocketError
 
 
 class KeyFile:
-    """Where the key is. It is read, and made where the docket has none yet, when something is first signed."""
+    """File of the signing key. It is read, or made where the docket has none yet, at the first signature."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,7 +26,7 @@ class KeyFile:
             known: The public key that the docket's checkpoints are checked with; empty where none has been signed.
 
         Raises:
-            DocketError: It is not there, can't be read, or is another one than the docket's.
+            DocketError: The key is missing, can't be read, or is another one than the docket's.
         """
         if self._key is None:
             self._key = self._read(make=not known)

@@ -189,7 +189,7 @@ def _labels(connection: Connection, trial_ids: Sequence[str]) -> Mapping[str, La
 
 
 def _filled(ids: Sequence[str]) -> Sequence[str]:
-    """The same ids, the last of them as often as it takes to a power of two: drivers keep statements, by their text."""
+    """Pads the ids with the last one to a power of two in number: drivers cache statements by their text."""
     return [*ids, *[ids[-1]] * ((1 << (len(ids) - 1).bit_length()) - len(ids))]
 
 

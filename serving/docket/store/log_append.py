@@ -27,7 +27,7 @@ Signer = Callable[[str], SigningKey]
 
 @dataclass(frozen=True, slots=True)
 class EntryDraft:
-    """What is to become an entry; as :class:`serving.docket.log.entries.Entry`, with the body in UTF-8."""
+    """Draft of an entry: as :class:`serving.docket.log.entries.Entry`, with the body in UTF-8."""
 
     kind: str
     trial_id: str
@@ -105,7 +105,7 @@ class LogAppender:
         """Keeps how far the log is.
 
         Args:
-            signer: Whose key signs it; None leaves it unsigned, for whoever comes next.
+            signer: Signer of the checkpoint; None leaves the end unsigned, for the next writer.
         """
         self.write_tiles()
         values = {"size": self.size, "frontier": self._frontier.to_bytes(), "erased": self.erased}

@@ -1,4 +1,4 @@
-"""What is read of the log: entries, checkpoints, and what proofs are made of. Whoever calls sees one moment."""
+"""Queries of the log: entries, checkpoints, and the parts of proofs. A caller sees one moment."""
 
 from __future__ import annotations
 

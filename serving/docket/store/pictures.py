@@ -85,7 +85,7 @@ class ObjectPictures:
         self._threads.shutdown()
 
     def keep_now(self, pictures: Sequence[tuple[str, Sequence[bytes]]]) -> None:
-        """As :meth:`keep`, for many, in the thread that asks."""
+        """Stores many pictures in the calling thread, as :meth:`keep`."""
         self._find()
         put = [
             _path(pixels, place)
@@ -101,7 +101,7 @@ class ObjectPictures:
                 _flush(folder)
 
     def frames_now(self, pixels_sha256: str) -> list[bytes]:
-        """As :meth:`frames`, in the thread that asks."""
+        """Reads a picture's frames in the calling thread, as :meth:`frames`."""
         frames: list[bytes] = []
         self._find()
         while _NAME.fullmatch(pixels_sha256):

@@ -206,7 +206,10 @@ class PostgresDatabase(Database):
         return number, life
 
     def _was_kept(self, number: str, life: str) -> bool | None:
-        """What became of a transaction whose connection broke in the commit; None where nobody can say, or in time."""
+        """Finds out whether a transaction was stored whose connection broke in the commit.
+
+        None if that can't be known in time.
+        """
         until = time.monotonic() + self._patience
         while time.monotonic() < until:
             try:

@@ -32,13 +32,13 @@ metadata = MetaData()
 
 
 class Words(TypeDecorator[str]):
-    """What strangers wrote, to be searched. PostgreSQL takes no NUL, which nobody looks for: it becomes a space."""
+    """Column of searchable text from strangers. PostgreSQL takes no NUL: it becomes a space."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """As it is kept."""
+        """Returns the stored form."""
         return None if value is None else value.replace("\0", " ").encode("utf-8", "replace").decode()
 
 

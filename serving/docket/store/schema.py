@@ -50,7 +50,7 @@ def upgrade(connection: Connection, found: int, schema: str | None = None, *, to
         to: The format to bring it to.
 
     Raises:
-        DocketError: What it holds is no docket's.
+        DocketError: The database contains something else than a docket.
     """
     # Imported only where there is something to do: it takes as long as everything else of a start.
     from alembic import command

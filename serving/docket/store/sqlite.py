@@ -56,7 +56,7 @@ class _Mover:
         self._thread: threading.Thread | None = None
 
     def committed(self) -> None:
-        """There is something to be moved."""
+        """Notes that there is something to move."""
         with self._wanted:
             self._committed = True
             if self._thread is None:
@@ -90,7 +90,7 @@ class _Mover:
                     self._committed = True
 
     def _moved(self) -> bool:
-        """Whether all was moved; readers who still see what was before keep some of it where it is."""
+        """Moves committed pages to the main file; True if all were, which readers of an earlier state prevent."""
         try:
             with self._engine.connect() as connection:
                 _, pages, moved = connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").one()

@@ -33,19 +33,19 @@ WORD = String().with_variant(String(collation="C"), "postgresql")
 
 
 class Name(TypeDecorator[str]):
-    """What strangers call things: any text. PostgreSQL takes no NUL: it is written as a backslash and a zero."""
+    """Column of names from strangers: any text. PostgreSQL takes no NUL: it is written as a backslash and a zero."""
 
     impl = WORD
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """As it is kept."""
+        """Returns the stored form."""
         if value is None or ("\\" not in value and "\0" not in value):
             return value
         return value.replace("\\", "\\\\").replace("\0", "\\0")
 
     def process_result_value(self, value: Any | None, dialect: Dialect) -> str | None:
-        """As it was."""
+        """Returns the original text."""
         if value is None or "\\" not in value:
             return value
         return re.sub(r"\\(.)", lambda found: "\0" if found[1] == "0" else "\\", value)

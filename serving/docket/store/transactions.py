@@ -50,7 +50,7 @@ class Transactions:
         """Starts the threads that write.
 
         Args:
-            database: Where the tables lie.
+            database: Database with the tables.
             signer: Gives the key that checkpoints are signed with.
         """
         self.database = database
@@ -97,7 +97,7 @@ class Transactions:
         return await asyncio.to_thread(self._read_now, read)
 
     async def read_batched(self, read: Callable[[Connection], T]) -> T:
-        """As :meth:`read`, for what is found at once."""
+        """Reads as :meth:`read`, in one transaction with other waiting reads."""
         if self._batched is None:
             return await self.read(read)
         self.check_open()

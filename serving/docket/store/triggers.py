@@ -1,4 +1,4 @@
-"""What the database itself refuses: to change or remove what was logged, but for salts and bodies that are erased.
+"""Database triggers that refuse to change or remove log entries, except salts and bodies that are erased.
 
 They stop mistakes, and software that does not know better. Whoever may alter tables can drop them: against that stand
 the Merkle tree and its signed checkpoints.

@@ -1,4 +1,4 @@
-"""What Alembic runs: the steps, in the transaction that :mod:`serving.docket.store.schema` hands over."""
+"""Entry point of Alembic: runs the steps in the transaction that :mod:`serving.docket.store.schema` passes."""
 
 from alembic import context
 

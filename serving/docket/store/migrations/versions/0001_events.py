@@ -5,4 +5,4 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Nothing: no docket is made of this format any more."""
+    """Does nothing: no docket is made in this format any more."""
