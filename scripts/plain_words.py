@@ -1,6 +1,6 @@
 """Checks that docstrings open plainly: with a verb or a noun phrase, and no description of an argument with a fragment.
 
-A first line such as "What came of it." tells a reader nothing, and "Of the meme." only beside the name that it explains.
+A first line such as "What came of it." tells nothing, and "Of the meme." only beside the name that it explains.
 """
 
 from __future__ import annotations
