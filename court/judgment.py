@@ -199,7 +199,7 @@ def steering_in(events: Iterable[AnyEvent]) -> tuple[SteeringFound, ...]:
     return tuple(
         SteeringFound(event=event.seq, precedent=precedent, **signal.model_dump())
         for event in events
-        for precedent, text in _said(event)
+        for precedent, text in _untrusted_texts(event)
         for signal in find_injection_signals(text)
     )
 
@@ -215,7 +215,7 @@ def with_review(verdict: Verdict, found: Sequence[SteeringFound]) -> Verdict:
     return verdict.model_copy(update={"review": (*verdict.review, review)})
 
 
-def _said(event: AnyEvent) -> Iterator[tuple[str, str]]:
+def _untrusted_texts(event: AnyEvent) -> Iterator[tuple[str, str]]:
     """Id of a precedent, or nothing, and a text that somebody else than the court's own sides wrote."""
     match event:
         case TextRead():

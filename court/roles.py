@@ -190,7 +190,7 @@ class Speaker:
         reply = await self._within_deadline(partial(self.model.model.reply, request))
         self.deadline.tally.answered(reply)
         self.deadline.took(reply.latency_s)
-        if prompts.given_away(reply.text):
+        if prompts.contains_secret(reply.text):
             # Whoever made it do that had it in hand: it is not asked again, and none of it is kept.
             raise ReplyUnusable(role, asked.task, "SYSTEM_LEAKED", "it gave its instructions away")
         return reply

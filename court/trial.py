@@ -141,7 +141,7 @@ class Court:
         fence = Fence(self.fence_mark)
         beginning = [EventDraft(TrialOpened, self._opening(case, fence))]
         if case.meme.text is not None:
-            beginning.append(_given_text(case.meme, case.meme.text))
+            beginning.append(_text_of_caller(case.meme, case.meme.text))
         return await self._to_its_end(case, clerk, fence, *beginning)
 
     async def resume(
@@ -331,7 +331,7 @@ class Court:
         }
 
 
-def _given_text(meme: Meme, text: str) -> EventDraft:
+def _text_of_caller(meme: Meme, text: str) -> EventDraft:
     """Drafts the event about the caller's text."""
     source = TextSource.CALLER if text.strip() else TextSource.NONE
     return EventDraft(TextRead, {"text": text, "source": source, "language": meme.language or ""})

@@ -43,13 +43,13 @@ class UsageMeter:
 
     def told(self, event: Event) -> None:
         """An event that was kept tells of its calls."""
-        self._told.update(_told(event))
+        self._told.update(_reported_by(event))
 
     def unused(self, *last: Event) -> Unused | None:
         """Returns the usage that neither stored nor these last events report; None where no model was asked."""
         if not self._made:
             return None
-        return Unused(**(self._made - self._told - sum(map(_told, last), Counter())))
+        return Unused(**(self._made - self._told - sum(map(_reported_by, last), Counter())))
 
 
 _OF_TRIAL: ContextVar[UsageMeter | None] = ContextVar("tally of the trial", default=None)
@@ -66,7 +66,7 @@ def broke_off(times: int) -> None:
         tally.broke_off = max(tally.broke_off, times)
 
 
-def _told(event: Event) -> Counter[str]:
+def _reported_by(event: Event) -> Counter[str]:
     told: Counter[str] = Counter()
     call: ModelCall | None = getattr(event, "call", None)
     if call is not None:

@@ -20,7 +20,7 @@ def _leading(ok: Array) -> int:
     return len(ok) if ok.all() else int(np.argmin(ok))
 
 
-def _near(strip: Array, colour: Array) -> Array:
+def _within_tolerance(strip: Array, colour: Array) -> Array:
     """Which pixels of a strip, int16 of shape (lines, pixels, 3), have about this colour, shape (3,)."""
     hit: Array = np.abs(strip[..., 0] - colour[0]) <= _TOLERANCE
     for channel in (1, 2):
@@ -57,7 +57,7 @@ def peeled(a: Array, box: Box) -> Box:
         cut, step = 0, 12
         while cut < limit:  # step by step: most pictures have no border at all
             chunk = lines[cut : min(cut + step, limit)]
-            got = _leading(_near(chunk, colour).mean(axis=1) >= 0.98)
+            got = _leading(_within_tolerance(chunk, colour).mean(axis=1) >= 0.98)
             cut += got
             if got < len(chunk):
                 break
@@ -87,7 +87,7 @@ def _trim_caption_bars(a: Array, box: Box) -> Box:
         colour = _middle(np.concatenate([lines[:3, :m].reshape(-1, 3), lines[:3, -m:].reshape(-1, 3)]))
         if not (colour.min() >= 225 or colour.max() <= 30):
             continue
-        near = _near(lines, colour)
+        near = _within_tolerance(lines, colour)
         share = near.mean(axis=1)
         margin = np.maximum(near[:, :m].mean(axis=1), near[:, -m:].mean(axis=1))
         run = _leading((share >= 0.3) & (margin >= 0.9))

@@ -20,7 +20,7 @@ from retrieval.embed.encoder import Encoder, TextEmbeddings
 from retrieval.library.embedding_cache import EmbeddingCache
 from retrieval.library.library import Library, refuse_place
 from retrieval.library.manifest import USUAL, LabelledMeme, Safeguards, Tuning
-from retrieval.library.picture_import import Seen, Wanted, embed_pictures_of
+from retrieval.library.picture_import import ImportedPicture, Wanted, embed_pictures_of
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Problem, Provenance, Row, Source, SourceFormat
 from retrieval.library.thumbnails import ThumbnailWriter
@@ -234,7 +234,7 @@ async def _gather(
     wanted, problems, notes = await asyncio.to_thread(_read_all, sources, reader is not None, taken)
     read = len(wanted) + len(problems)
     _refuse_losses(read, problems, max_lost)
-    seen: dict[int, Seen] = {}
+    seen: dict[int, ImportedPicture] = {}
     without: dict[int, Problem] = {}
     spool = None
     if reader is not None:
@@ -372,7 +372,7 @@ def _texts(texts: Sequence[str], encoder: Encoder, remembered: EmbeddingCache) -
 
 
 def _labelled(
-    row: Row, seen: Seen | None, has_text: bool, has_picture: bool, known: Provenance, added: datetime
+    row: Row, seen: ImportedPicture | None, has_text: bool, has_picture: bool, known: Provenance, added: datetime
 ) -> LabelledMeme:
     return LabelledMeme(
         id=row.id,

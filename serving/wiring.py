@@ -88,7 +88,7 @@ async def open_court(
         docket = await asyncio.to_thread(open_docket, settings)
         stack.push_async_callback(docket.close)
         await docket.log.sign()  # before the first trial: without the right key nothing could be kept of it
-        near = _near_duplicates(docket, settings) if duplicates else None
+        near = _duplicate_index(docket, settings) if duplicates else None
         if near is not None:
             stack.push_async_callback(near.close)
         pictures = GuardedPictureReader(workers=settings.picture_workers)
@@ -204,7 +204,7 @@ async def open_library(
     raise Unavailable("Another process is still making the starter library. Ask again in a minute.")
 
 
-def _near_duplicates(docket: Docket, settings: Settings) -> NearDuplicateIndex:
+def _duplicate_index(docket: Docket, settings: Settings) -> NearDuplicateIndex:
     """Searches the fingerprints of a docket."""
     return NearDuplicateIndex(
         fingerprints=docket.fingerprints, trials=docket.trials, index=docket.index, settings=settings
@@ -249,7 +249,7 @@ async def parts_alone(docket: Docket, settings: Settings) -> AsyncIterator[Mappi
     """
     from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, RULINGS
 
-    near = _near_duplicates(docket, settings.model_copy(update={"reuse": "everywhere"}))
+    near = _duplicate_index(docket, settings.model_copy(update={"reuse": "everywhere"}))
     parts: dict[str, object] = {
         BLIND_FIRST: settings.blind_first,
         REVIEW_QUEUE: docket.review_queue(rules_of(settings)),

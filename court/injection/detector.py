@@ -143,8 +143,8 @@ def _read(view: _Reading) -> Iterator[_Found]:
         for rule in _RULES:
             if rule.needs <= places.keys():
                 within = rule.within // 3 if language == _CHINESE else rule.within
-                if piece := _near([places[meaning] for meaning in rule.meanings], within):
-                    kept = kept or (range(len(words)) if view.glued else _kept(view.text))
+                if piece := _first_close([places[meaning] for meaning in rule.meanings], within):
+                    kept = kept or (range(len(words)) if view.glued else _word_positions(view.text))
                     yield rule.kind, *view.span(kept[piece[0]], kept[piece[1] - 1] + 1)
 
 
@@ -174,7 +174,7 @@ def _word_end(text: str, place: int) -> int:
     return next((i for i in range(place, last) if text[i] == " " or _runs_on(text[i])), last)
 
 
-def _near(spans: Sequence[Sequence[tuple[int, int]]], within: int) -> tuple[int, int] | None:
+def _first_close(spans: Sequence[Sequence[tuple[int, int]]], within: int) -> tuple[int, int] | None:
     """The first place where one span of each list stands at most so many characters from that of the first list."""
     for start, end in spans[0]:
         low, high = start, end
@@ -294,7 +294,7 @@ def _words(text: str) -> str:
     return _BETWEEN.sub(" ", text.replace("_", " "))
 
 
-def _kept(text: str) -> list[int]:
+def _word_positions(text: str) -> list[int]:
     """Returns the position in a text of each character of its words."""
     kept: list[int] = []
     place = 0

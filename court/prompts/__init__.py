@@ -70,7 +70,7 @@ def load(role: str, version: int = 1) -> Prompt:
     return Prompt(tomllib.loads((files(__name__) / f"{role}.{version}.toml").read_text("utf-8")))
 
 
-def given_away(reply: str) -> bool:
+def contains_secret(reply: str) -> bool:
     """True if a reply contains the secret of a system message, be it spaced out, escaped or in other letters.
 
     It finds instructions that are repeated as they stand, not a model that tells them in other words.

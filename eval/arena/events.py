@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from court.prompts import Prompt
 from eval.arena.words import Relevance, Setting, Verdict
-from eval.models.metered import MeteredModel, Said
+from eval.models.metered import MeteredModel, ParsedReply
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class Call(_Stored):
     """Why the first reply could not be used."""
 
 
-def call_of(chair: MeteredModel, prompt: Prompt, task: str, said: Said[T]) -> Call:
+def call_of(chair: MeteredModel, prompt: Prompt, task: str, said: ParsedReply[T]) -> Call:
     """Computes the cost of a reply."""
     return Call(
         chair=chair.name,

@@ -48,7 +48,7 @@ class MemeEntry(_Stored):
     pixels_sha256: str
 
 
-class GivenTask(_Stored):
+class FixedTask(_Stored):
     """A question that comes with a set, instead of being written by the controller; one line of ``--tasks``."""
 
     meme: str

@@ -33,9 +33,9 @@ from eval.arena.events import (
     Study,
     TaskFormulated,
 )
-from eval.arena.folder import ArenaFolder, GivenTask, HumanReference, Spent
+from eval.arena.folder import ArenaFolder, FixedTask, HumanReference, Spent
 from eval.arena.settings import ArenaSettings
-from eval.arena.speakers import Given, Speaker, style_of
+from eval.arena.speakers import FixedQuestion, Speaker, style_of
 from eval.arena.words import Relevance, Setting
 from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
@@ -64,7 +64,7 @@ class Plan:
     memes: tuple[ShownMeme, ...]
     chairs: Mapping[str, MeteredModel]
     seed: int = 0
-    given: Mapping[str, tuple[GivenTask, ...]] = field(default_factory=dict)
+    given: Mapping[str, tuple[FixedTask, ...]] = field(default_factory=dict)
     references: Mapping[str, HumanReference] = field(default_factory=dict)
     concurrency: int = 4
 
@@ -177,7 +177,7 @@ class _Meme:
 
         return await _all(formulate(number, relevance) for number, relevance in enumerate(Relevance))
 
-    def _given(self, number: int, given: GivenTask) -> _Task:
+    def _given(self, number: int, given: FixedTask) -> _Task:
         task = self._formulated(number, None, rounds=given.rounds, language=given.language, call=None)
         return _Task(
             number=task.number,
@@ -215,7 +215,7 @@ class _Meme:
             if one in there and other in there
         )
 
-    async def _answer(self, name: str, task: _Task) -> Given | None:
+    async def _answer(self, name: str, task: _Task) -> FixedQuestion | None:
         speaker = self._speaker(name)
         calls: tuple[Call, ...]
         if self._plan.given:
@@ -224,13 +224,13 @@ class _Meme:
                 self._unanswered(name, task, spoken)
                 return None
             rounds, calls = spoken
-            given = Given("", rounds)
+            given = FixedQuestion("", rounds)
         else:
             said = await self._said(speaker.answer(task.rounds[0]))
             if isinstance(said, str):
                 self._unanswered(name, task, said)
                 return None
-            given, calls = Given(said[0].background_knowledge, (said[0].reasoning,)), (said[1],)
+            given, calls = FixedQuestion(said[0].background_knowledge, (said[0].reasoning,)), (said[1],)
         self._keep(
             Answered(
                 meme=self._meme.id,
@@ -247,7 +247,7 @@ class _Meme:
     def _unanswered(self, name: str, task: _Task, reason: str) -> None:
         self._keep(NotAnswered(meme=self._meme.id, task=task.number, target=name, reason=reason))
 
-    async def _fuse(self, task: _Task, answers: Mapping[str, Given]) -> Given | None:
+    async def _fuse(self, task: _Task, answers: Mapping[str, FixedQuestion]) -> FixedQuestion | None:
         """Algorithm 1: what the panel's views come to; None where no judge has an answer to start from."""
         rng = self._random("fusion", task.number)
         able = [name for name in self._settings.judges if name in answers]
@@ -268,7 +268,7 @@ class _Meme:
                 self._keep(FusionFailed.model_validate({**about, "reason": said}))
                 continue
             fused, call = said
-            guideline = Given(fused.background_knowledge, (fused.reasoning,))
+            guideline = FixedQuestion(fused.background_knowledge, (fused.reasoning,))
             self._keep(
                 FusionRound.model_validate(
                     {
@@ -290,7 +290,7 @@ class _Meme:
         return list(itertools.combinations(self._met[task.number], 2))
 
     async def _fight(
-        self, task: _Task, one: str, other: str, answers: Mapping[str, Given], guideline: Given | None
+        self, task: _Task, one: str, other: str, answers: Mapping[str, FixedQuestion], guideline: FixedQuestion | None
     ) -> None:
         rng = self._random("judges", task.number, *sorted((one, other)))
         judges = list(self._settings.judges)
@@ -301,7 +301,9 @@ class _Meme:
         written = self._written(task)
         setting = Setting.FUSED if guideline else Setting.HUMAN if self._plan.given and written else Setting.NONE
         reference = guideline or (written if setting is Setting.HUMAN else None)
-        asked: list[tuple[str, Setting, Given | None, Study]] = [(name, setting, reference, "arena") for name in chosen]
+        asked: list[tuple[str, Setting, FixedQuestion | None, Study]] = [
+            (name, setting, reference, "arena") for name in chosen
+        ]
         if self._settings.bias and task.overall < self._settings.bias_tasks:
             shown = {Setting.FUSED: guideline, Setting.HUMAN: written}
             for judge, look in itertools.product(self._settings.judges, Setting):
@@ -310,21 +312,21 @@ class _Meme:
                     asked.append((judge, look, measure, "bias"))
         await _all(self._judge(task, one, other, answers, *how) for how in asked)
 
-    def _written(self, task: _Task) -> Given | None:
+    def _written(self, task: _Task) -> FixedQuestion | None:
         if task.reference:
-            return Given("", (task.reference,))
+            return FixedQuestion("", (task.reference,))
         human = self._plan.references.get(self._meme.id)
-        return Given(human.background, (human.reasoning,)) if human else None
+        return FixedQuestion(human.background, (human.reasoning,)) if human else None
 
     async def _judge(
         self,
         task: _Task,
         one: str,
         other: str,
-        answers: Mapping[str, Given],
+        answers: Mapping[str, FixedQuestion],
         judge: str,
         setting: Setting,
-        reference: Given | None,
+        reference: FixedQuestion | None,
         study: Study,
     ) -> None:
         # The same order in every setting, so that what differs is the reference alone.

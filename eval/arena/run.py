@@ -17,7 +17,7 @@ from court.meme import LIMITS
 from eval.arena.folder import (
     CALLS,
     ArenaFolder,
-    GivenTask,
+    FixedTask,
     HumanReference,
     Manifest,
     MemeEntry,
@@ -93,7 +93,7 @@ async def run(
         BadRequest: The files can't be read, or the folder holds something else than this arena.
         CourtError: The arena can't be run; see :func:`eval.arena.hold.hold` and :func:`eval.models.open.open_chairs`.
     """
-    given = read_lines(ask.tasks, GivenTask) if ask.tasks else ()
+    given = read_lines(ask.tasks, FixedTask) if ask.tasks else ()
     references = read_lines(ask.references, HumanReference) if ask.references else ()
     asked_about = {task.meme for task in given}
     with _alone(ask.out):
@@ -123,7 +123,7 @@ async def run(
             if chairs is None:
                 most = LIMITS.representative_frames
                 chairs = await open_chairs(ask.specs, store, stack, tell, pictures=most, run_seed=ask.seed)
-            by_meme: dict[str, tuple[GivenTask, ...]] = {}
+            by_meme: dict[str, tuple[FixedTask, ...]] = {}
             for task in given:
                 by_meme[task.meme] = (*by_meme.get(task.meme, ()), task)
             plan = Plan(
@@ -139,7 +139,7 @@ async def run(
         folder.write_manifest(manifest.model_copy(update={"finished": datetime.now(UTC)}))
 
 
-def _manifest(ask: Ask, shown: Shown, given: Sequence[GivenTask], references: Sequence[HumanReference]) -> Manifest:
+def _manifest(ask: Ask, shown: Shown, given: Sequence[FixedTask], references: Sequence[HumanReference]) -> Manifest:
     def digest_of(lines: Sequence[BaseModel]) -> str:
         return digest([line.model_dump(mode="json") for line in lines]) if lines else ""
 

@@ -19,7 +19,7 @@ from eval.arena.replies import Answer, Profiles
 from eval.arena.words import Verdicts
 from eval.models import prompts
 from eval.models.memes import ShownMeme
-from eval.models.metered import MeteredModel, Said
+from eval.models.metered import MeteredModel, ParsedReply
 
 _PACKAGE = "eval.arena.prompts"
 ROLES = ("controller", "target", "fuser", "judge")
@@ -31,7 +31,7 @@ def prompt_of(role: str) -> Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class FixedQuestion:
     """An answer as it goes on: to be merged, or to be compared.
 
     Attributes:
@@ -123,7 +123,7 @@ class Speaker:
             parts.append(prompt.task("round", question=fenced, answer=self.fence.around(said.value)))
         return tuple(answers), tuple(calls)
 
-    async def fuse(self, question: str, first: Given, second: Given) -> tuple[Answer, Call]:
+    async def fuse(self, question: str, first: FixedQuestion, second: FixedQuestion) -> tuple[Answer, Call]:
         """Two texts made one."""
         prompt = prompt_of("fuser")
         values = {
@@ -142,7 +142,7 @@ class Speaker:
         return said.value, call_of(self.chair, prompt, "fuse", said)
 
     async def compare(
-        self, rounds: Sequence[str], reference: Given | None, a: Given, b: Given, *, levels: int
+        self, rounds: Sequence[str], reference: FixedQuestion | None, a: FixedQuestion, b: FixedQuestion, *, levels: int
     ) -> tuple[Verdicts, Call]:
         """Which of two answers is better, in each dimension.
 
@@ -160,7 +160,7 @@ class Speaker:
             parts.append(prompt.task("reference", reference=self._laid_out(prompt, reference)))
         parts.append(prompt.task("answers", a=self._laid_out(prompt, a), b=self._laid_out(prompt, b)))
         parts.append(prompt.task("verdicts", words=prompt.task("three" if levels == 3 else "five")))
-        said: Said[Verdicts] = await self.chair.say(
+        said: ParsedReply[Verdicts] = await self.chair.say(
             prompt,
             "verdicts",
             parts,
@@ -174,7 +174,7 @@ class Speaker:
         """The picture first, as it stays the same from call to call."""
         return [*self.meme.frames, prompt.task("meme", text=self.fence.around(self.meme.text))]
 
-    def _laid_out(self, prompt: Prompt, given: Given) -> str:
+    def _laid_out(self, prompt: Prompt, given: FixedQuestion) -> str:
         if given.background:
             return prompt.task(
                 "parts", background=self.fence.around(given.background), reasoning=self.fence.around(_joined(given))
@@ -182,7 +182,7 @@ class Speaker:
         return prompt.task("plain", answer=self.fence.around(_joined(given)))
 
 
-def _joined(given: Given) -> str:
+def _joined(given: FixedQuestion) -> str:
     if len(given.rounds) == 1:
         return given.rounds[0]
     return "\n\n".join(f"{number}. {text}" for number, text in enumerate(given.rounds, 1))

@@ -73,7 +73,7 @@ def arena(**given: Any) -> None:
     out: Path = given["out"]
     try:
         if not given["only_report"]:
-            _hold(_asked(given))
+            _hold(_options_of(given))
         humans = read_lines(given["humans"], HumanVerdict) if given["humans"] else ()
         board = leaderboard(out, humans)
         page = _page(board, out)
@@ -124,7 +124,7 @@ def _hold(ask: Ask) -> None:
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _asked(given: dict[str, Any]) -> Ask:
+def _options_of(given: dict[str, Any]) -> Ask:
     from court.errors import BadRequest
     from eval.arena.run import Ask
     from eval.arena.settings import arena_settings

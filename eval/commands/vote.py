@@ -91,7 +91,7 @@ def vote(
             scores = measure_left_out(
                 library, twins_too=not keep_twins, protocol=how, drop_precedents=drop_precedents, seed=seed
             )
-            _told(scores, {}, as_json)
+            _print_scores(scores, {}, as_json)
             return
         source = Source(path=file, pictures=pictures)
         report = asyncio.run(measure_vote(library, source, protocol=how, drop_precedents=drop_precedents, seed=seed))
@@ -104,7 +104,7 @@ def vote(
         "text alone": f"{report.without_picture:,} were judged without their picture",
         "left out": f"{len(report.problems):,} rows can't be used; --json lists them",
     }
-    _told(report.scores, remarks, as_json, asdict(report))
+    _print_scores(report.scores, remarks, as_json, asdict(report))
 
 
 def _plain_votes(library: Path, source: Source, ks: str, without_near: bool, seed: int, as_json: bool) -> None:
@@ -135,7 +135,9 @@ def _plain_votes(library: Path, source: Source, ks: str, without_near: bool, see
         click.echo(f"left out     {len(report.problems):,} rows can't be used; --json lists them")
 
 
-def _told(scores: Scores, remarks: dict[str, str], as_json: bool, report: dict[str, object] | None = None) -> None:
+def _print_scores(
+    scores: Scores, remarks: dict[str, str], as_json: bool, report: dict[str, object] | None = None
+) -> None:
     if as_json:
         click.echo(json.dumps(report or {"scores": asdict(scores)}))
         return

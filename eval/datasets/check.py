@@ -101,7 +101,7 @@ class DatasetCheck:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _FoundMeme:
     """A row and its picture."""
 
     split: str
@@ -156,7 +156,7 @@ async def check(
     return DatasetCheck(dataset.id, tuple(splits), tuple(findings), reader is not None)
 
 
-def _split(dataset: Dataset, data: Path, split: Split, findings: list[Finding]) -> tuple[SplitCheck, list[_Seen]]:
+def _split(dataset: Dataset, data: Path, split: Split, findings: list[Finding]) -> tuple[SplitCheck, list[_FoundMeme]]:
     files = files_of(dataset, data, split)
     if files is None:
         what = f"{expected(dataset, split.files)} is not there; it is had from {dataset.source_url}"
@@ -176,7 +176,7 @@ def _split(dataset: Dataset, data: Path, split: Split, findings: list[Finding]) 
         )
         findings.append(Finding(kind=Kind.ROW_DAMAGED, split=split.name, what=reason, count=len(problems), where=where))
     folder = pictures_of(dataset, data, files.rows, (row.image for row in rows.good))
-    seen = [_Seen(split.name, row, picture_path(folder, row.image) if folder else None) for row in rows.good]
+    seen = [_FoundMeme(split.name, row, picture_path(folder, row.image) if folder else None) for row in rows.good]
     for one in seen:
         if one.path is not None and not one.path.is_file():
             one.path = None
@@ -227,17 +227,17 @@ def _in_words(classes: Mapping[str, int]) -> str:
 
 
 async def _pictures(
-    seen: Sequence[_Seen], reader: PictureReader | None, findings: list[Finding], progress: Progress
+    seen: Sequence[_FoundMeme], reader: PictureReader | None, findings: list[Finding], progress: Progress
 ) -> None:
     """Gives each picture that is at hand what it is compared by; finds those that can't be read."""
     there = [one for one in seen if one.path is not None]
     if reader is None:
-        await asyncio.to_thread(_digest_alike, there)
+        await asyncio.to_thread(_equal_digests, there)
         return
     gate, done = asyncio.Semaphore(_AT_ONCE), 0
-    refused: list[tuple[_Seen, str]] = []
+    refused: list[tuple[_FoundMeme, str]] = []
 
-    async def decode(one: _Seen) -> None:
+    async def decode(one: _FoundMeme) -> None:
         nonlocal done
         async with gate:
             assert one.path is not None
@@ -262,7 +262,7 @@ async def _pictures(
         findings.append(Finding(kind=Kind.PICTURE_UNREADABLE, split=split, what=reason, count=len(where), where=where))
 
 
-def _digest_alike(there: Iterable[_Seen]) -> None:
+def _equal_digests(there: Iterable[_FoundMeme]) -> None:
     """Digests of pictures that are as large as another: only those can be the same."""
     by_size = _grouped(there, lambda one: one.path.stat().st_size if one.path else 0)
     for alike in by_size.values():
@@ -273,7 +273,7 @@ def _digest_alike(there: Iterable[_Seen]) -> None:
 
 
 def _twice(
-    seen: Sequence[_Seen], kind: Kind, what: str, key: Callable[[_Seen], Hashable], findings: list[Finding]
+    seen: Sequence[_FoundMeme], kind: Kind, what: str, key: Callable[[_FoundMeme], Hashable], findings: list[Finding]
 ) -> None:
     """Finds values that occur more than once, grouped by the splits in which they occur."""
     groups = [group for value, group in _grouped(seen, key).items() if value and len(group) > 1]
@@ -289,7 +289,7 @@ def _twice(
         findings.append(Finding(kind=kind, split=splits, what=told, count=len(alike), where=where))
 
 
-def _conflicts(seen: Sequence[_Seen], findings: list[Finding]) -> None:
+def _conflicts(seen: Sequence[_FoundMeme], findings: list[Finding]) -> None:
     """Memes that are the same in picture and text and labelled differently: one of the labels must be wrong.
 
     The same text under another picture is not one of them: FHM has such on purpose.

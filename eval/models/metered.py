@@ -104,7 +104,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Said(Generic[T]):
+class ParsedReply(Generic[T]):
     """Parsed reply of a model.
 
     Attributes:
@@ -299,7 +299,7 @@ class MeteredModel:
         schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
         seed: int = 0,
-    ) -> Said[T]:
+    ) -> ParsedReply[T]:
         """A reply that is read strictly; where it can't be, it is asked for once more, with the fault named.
 
         Args:
@@ -334,7 +334,7 @@ class MeteredModel:
 
         first = await self.ask(instructions, parts, **given)
         try:
-            return Said(read(first), (first,))
+            return ParsedReply(read(first), (first,))
         except UnusableReply as fault:
             why = fault.what
         self.usage.repaired += 1
@@ -342,7 +342,7 @@ class MeteredModel:
         again = (*parts, shown, court_prompts.load("repair").task("repair", fault=why))
         second = await self.ask(instructions, again, **given)
         try:
-            return Said(read(second), (first, second), why)
+            return ParsedReply(read(second), (first, second), why)
         except UnusableReply as fault:
             raise self._unusable(task, fault.reason, fault.what) from None
 

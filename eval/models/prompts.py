@@ -26,5 +26,5 @@ def load(package: str, name: str, version: int = 1) -> Prompt:
 
 
 def gave_away(prompt: Prompt, reply: str) -> bool:
-    """True if a reply contains the secret of its system message; see :func:`court.prompts.given_away`."""
+    """True if a reply contains the secret of its system message; see :func:`court.prompts.contains_secret`."""
     return bare(prompt.secret) in secrets_in(reply)

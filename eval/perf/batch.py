@@ -56,7 +56,7 @@ _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SessionCost:
     """A job that was held to its end.
 
     Attributes:
@@ -131,8 +131,8 @@ def _make(data: Path, memes: int) -> None:
 
 def _pair(place: Path, procedure: str, memes: int) -> dict[str, float]:
     """Figures of a job that is left alone and of one that is killed."""
-    ideal, busy = _held(place, procedure, memes, ())
-    killed, _ = _held(place, procedure, memes, KILLED_AT)
+    ideal, busy = _run_session(place, procedure, memes, ())
+    killed, _ = _run_session(place, procedure, memes, KILLED_AT)
     figures: dict[str, float] = {
         f"{procedure}_over_ideal": killed.wall_s / ideal.wall_s,
         f"{procedure}_memory": ideal.end / ideal.tenth,
@@ -148,7 +148,7 @@ def _pair(place: Path, procedure: str, memes: int) -> dict[str, float]:
     return figures
 
 
-def _held(place: Path, procedure: str, memes: int, killed_at: Sequence[float]) -> tuple[Held, float]:
+def _run_session(place: Path, procedure: str, memes: int, killed_at: Sequence[float]) -> tuple[SessionCost, float]:
     """The job, and seconds that the server worked on it."""
     name = f"{procedure}-{'killed' if killed_at else 'alone'}"
     job = Job(place / name, memes, {**os.environ, "MEMECOURT_HOME": str(place / f"home-{name}")})
@@ -276,7 +276,7 @@ class Job:
 
     def held(
         self, new: Sequence[object], servers: Sequence[str], counting: Counting | None, killed_at: Sequence[float]
-    ) -> Held:
+    ) -> SessionCost:
         """Held to its end.
 
         Args:
@@ -305,7 +305,7 @@ class Job:
         # A short job may go on to more than that between two looks: the first one after it has to do.
         tenth = [used for share, used in after_tenth if share < 0.15] or [used for _, used in after_tenth[:1]]
         end = [used for done, used in self._memory if done / self.memes >= 0.95]
-        return Held(
+        return SessionCost(
             wall_s=wall,
             restart_s=sum(self._first) / max(len(self._first), 1),
             asked=asked,

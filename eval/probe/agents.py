@@ -93,7 +93,7 @@ class NoReply(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class ProbeModels:
     """The models of a probe.
 
     Attributes:
@@ -118,7 +118,7 @@ class Bench:
         return self.senior.fence("probe", subject.id if subject else "")
 
 
-async def sort(bench: Bench, subject: Subject, taxonomy: Taxonomy, number: int) -> replies.Sorting:
+async def sort(bench: ProbeModels, subject: Subject, taxonomy: Taxonomy, number: int) -> replies.Sorting:
     """Asks one of three Miners for its vote. Raises NoReply."""
     prompt, fence = prompt_of("miner"), bench.fence(subject)
     parts: tuple[str | Frame, ...] = (
@@ -141,7 +141,7 @@ async def sort(bench: Bench, subject: Subject, taxonomy: Taxonomy, number: int) 
     )
 
 
-async def examine(bench: Bench, subject: Subject, category: Category) -> replies.Presence:
+async def examine(bench: ProbeModels, subject: Subject, category: Category) -> replies.Presence:
     """Asks whether a proposed category is present in a meme. Raises NoReply."""
     prompt, fence = prompt_of("examiner"), bench.fence(subject)
     parts: tuple[str | Frame, ...] = (
@@ -162,7 +162,7 @@ async def examine(bench: Bench, subject: Subject, category: Category) -> replies
     )
 
 
-async def keeps(bench: Bench, subject: Subject, text: str, misbelief: str) -> replies.Keeping:
+async def keeps(bench: ProbeModels, subject: Subject, text: str, misbelief: str) -> replies.Keeping:
     """Asks whether a meme with another text spreads the same misbelief. Raises NoReply."""
     prompt, fence = prompt_of("examiner"), bench.fence(subject)
     parts: tuple[str | Frame, ...] = (
@@ -183,7 +183,7 @@ async def keeps(bench: Bench, subject: Subject, text: str, misbelief: str) -> re
     )
 
 
-async def admit(bench: Bench, category: Category, taxonomy: Taxonomy) -> replies.Admission:
+async def admit(bench: ProbeModels, category: Category, taxonomy: Taxonomy) -> replies.Admission:
     """Asks whether a proposed category is distinct and of the right grain. Raises NoReply."""
     prompt, fence = prompt_of("judge"), bench.fence(None)
     task = prompt.task("admit", taxonomy=fence.around(taxonomy.text), category=fence.around(category.line))
@@ -200,7 +200,7 @@ async def admit(bench: Bench, category: Category, taxonomy: Taxonomy) -> replies
     )
 
 
-async def narrate(bench: Bench, subject: Subject, category: Category) -> str:
+async def narrate(bench: ProbeModels, subject: Subject, category: Category) -> str:
     """The misbelief behind a meme. Raises NoReply."""
     prompt, fence = prompt_of("narrator"), bench.fence(subject)
     parts: tuple[str | Frame, ...] = (
@@ -222,14 +222,14 @@ async def narrate(bench: Bench, subject: Subject, category: Category) -> str:
     return said.misbelief
 
 
-async def refer(bench: Bench, subject: Subject, text: str, category: Category, number: int) -> ChatReply:
+async def refer(bench: ProbeModels, subject: Subject, text: str, category: Category, number: int) -> ChatReply:
     """One of three drafts of a reference: the question that the target is asked, at temperature 1. Raises NoReply."""
     return await _explain(
         bench, bench.voice(number), subject=subject, text=text, category=category, temperature=1.0, seed=number
     )
 
 
-async def merge(bench: Bench, subject: Subject, text: str, category: Category, drafts: Sequence[str]) -> str:
+async def merge(bench: ProbeModels, subject: Subject, text: str, category: Category, drafts: Sequence[str]) -> str:
     """The senior's reference out of the drafts. Raises NoReply."""
     prompt, fence = prompt_of("senior"), bench.fence(subject)
     parts: tuple[str | Frame, ...] = (
@@ -252,13 +252,13 @@ async def merge(bench: Bench, subject: Subject, text: str, category: Category, d
     return said.answer
 
 
-async def answer(bench: Bench, subject: Subject, text: str, category: Category) -> ChatReply:
+async def answer(bench: ProbeModels, subject: Subject, text: str, category: Category) -> ChatReply:
     """Returns the target's answer; it may be cut off. Raises NoReply."""
     return await _explain(bench, bench.target, subject=subject, text=text, category=category)
 
 
 async def score(
-    bench: Bench, subject: Subject, text: str, category: Category, reference: str, answered: str
+    bench: ProbeModels, subject: Subject, text: str, category: Category, reference: str, answered: str
 ) -> tuple[int | None, str]:
     """The score of an answer, and what the Scorer says of it; no score where the answer declined.
 
@@ -287,7 +287,7 @@ async def score(
 
 
 async def rewrite(
-    bench: Bench, subject: Subject, misbelief: str, scored: int, examples: Sequence[Example]
+    bench: ProbeModels, subject: Subject, misbelief: str, scored: int, examples: Sequence[Example]
 ) -> replies.Rewriting:
     """Another text for a meme. Examples come sorted by score. Raises NoReply."""
     prompt, fence = prompt_of("refiner"), bench.fence(subject)
@@ -315,7 +315,7 @@ async def rewrite(
 
 
 async def _explain(
-    bench: Bench,
+    bench: ProbeModels,
     chair: MeteredModel,
     subject: Subject,
     text: str,

@@ -39,7 +39,8 @@ def by_category(rows: Sequence[Row], threshold: int, name: str) -> str | None:
         axes.grid(visible=True, axis="x")
         figure.legend(loc="outside upper left", ncols=2)
         told = "; ".join(
-            f"{row.name}: {_told(row.before.mean)} as they are, {_told(row.after.mean)} rewritten" for row in shown
+            f"{row.name}: {_value_text(row.before.mean)} as they are, {_value_text(row.after.mean)} rewritten"
+            for row in shown
         )
         return themed(figure, name, f"Mean score by category. {told}.")
 
@@ -78,7 +79,7 @@ def by_step(rows: Sequence[StepRow], threshold: int, name: str) -> str | None:
         axes.grid(visible=True, axis="y")
         figure.legend(loc="outside upper left", ncols=2)
         told = "; ".join(
-            f"step {row.number}: {row.before:.1f} as they are, {_told(row.after.mean)} rewritten" for row in rows
+            f"step {row.number}: {row.before:.1f} as they are, {_value_text(row.after.mean)} rewritten" for row in rows
         )
         return themed(figure, name, f"Mean score by step. {told}.")
 
@@ -101,7 +102,7 @@ def _mark(axes: Axes, means: Sequence[Estimate | None], shift: float, ink: str, 
     )
 
 
-def _told(mean: Estimate | None) -> str:
+def _value_text(mean: Estimate | None) -> str:
     return "none" if mean is None else f"{mean.value:.1f}"
 
 

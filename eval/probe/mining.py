@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from court.deadline import gather_or_cancel
 from eval.probe import agents
-from eval.probe.agents import VOICES, Bench, NoReply, Subject
+from eval.probe.agents import VOICES, NoReply, ProbeModels, Subject
 from eval.probe.folder import Mined, Pair, Proposal, Sorted
 from eval.probe.replies import Sorting
 from eval.probe.taxonomy import Category, Taxonomy
@@ -22,7 +22,7 @@ _MAJORITY = VOICES // 2 + 1
 
 
 async def mine(
-    bench: Bench,
+    bench: ProbeModels,
     subjects: Sequence[Subject],
     taxonomy: Taxonomy,
     *,
@@ -56,7 +56,7 @@ async def mine(
 
 
 async def narrate(
-    bench: Bench,
+    bench: ProbeModels,
     subjects: Sequence[Subject],
     mined: Sequence[Mined],
     taxonomy: Taxonomy,
@@ -90,7 +90,7 @@ async def narrate(
     )
 
 
-async def _votes(bench: Bench, subject: Subject, taxonomy: Taxonomy) -> tuple[Sorting | NoReply, ...]:
+async def _votes(bench: ProbeModels, subject: Subject, taxonomy: Taxonomy) -> tuple[Sorting | NoReply, ...]:
     """Collects the vote of each Miner, or why it could not be read."""
 
     async def one(number: int) -> Sorting | NoReply:
@@ -108,7 +108,9 @@ def _require_taken(votes: Sequence[Sorting | NoReply]) -> None:
         raise refused[0]
 
 
-async def _decide(bench: Bench, subject: Subject, voted: Sequence[Sorting | NoReply], taxonomy: Taxonomy) -> Mined:
+async def _decide(
+    bench: ProbeModels, subject: Subject, voted: Sequence[Sorting | NoReply], taxonomy: Taxonomy
+) -> Mined:
     read = [vote for vote in voted if isinstance(vote, Sorting)]
     count = Counter(name for vote in read for name in vote.categories)
     categories = [name for name in taxonomy.names if count[name] >= _MAJORITY]
@@ -138,7 +140,7 @@ async def _decide(bench: Bench, subject: Subject, voted: Sequence[Sorting | NoRe
     )
 
 
-async def _proposed(bench: Bench, subject: Subject, category: Category, taxonomy: Taxonomy) -> Proposal:
+async def _proposed(bench: ProbeModels, subject: Subject, category: Category, taxonomy: Taxonomy) -> Proposal:
     """Decides on a proposed category: an unreadable reply counts as no agreement."""
     there = category.name in taxonomy
     try:

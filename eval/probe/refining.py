@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from eval.probe import agents
-from eval.probe.agents import Bench, Example, NoReply, Subject
+from eval.probe.agents import Example, NoReply, ProbeModels, Subject
 from eval.probe.folder import Outcome, Scored, Step, StepOutcome
 from eval.probe.scoring import score_text
-from eval.probe.similarity import most_alike
+from eval.probe.similarity import most_similar
 from eval.probe.taxonomy import Category
 
 
@@ -76,7 +76,7 @@ def chosen_seeds(scored: Sequence[Scored], most: int, draw: int) -> tuple[Scored
 
 
 async def refine(
-    bench: Bench,
+    bench: ProbeModels,
     category: Category,
     scored: Sequence[Scored],
     subjects: Mapping[str, Subject],
@@ -142,19 +142,19 @@ async def refine(
 
 def _next(meme: Scored, pool: list[Scored]) -> Scored | None:
     """Takes the most similar one out of the pool; None where that is empty."""
-    found = most_alike(meme.misbelief, [one.misbelief for one in pool], 1)
+    found = most_similar(meme.misbelief, [one.misbelief for one in pool], 1)
     return pool.pop(found[0]) if found else None
 
 
 def _examples(meme: Scored, history: Sequence[_Known], most: int) -> list[_Known]:
     """The most similar ones, lowest score first; of equal scores, the more similar first."""
     others = [one for one in history if one.meme != meme.meme]
-    places = most_alike(meme.misbelief, [one.misbelief for one in others], most)
+    places = most_similar(meme.misbelief, [one.misbelief for one in others], most)
     return sorted((others[place] for place in places), key=lambda one: one.score)
 
 
 async def _step(
-    bench: Bench,
+    bench: ProbeModels,
     category: Category,
     seed: str,
     number: int,

@@ -24,7 +24,7 @@ from court.ports import TextReader
 from eval.datasets.known import Dataset
 from eval.models.memes import Shown, ShownMeme, shown_memes
 from eval.models.metered import MeteredModel
-from eval.probe.agents import Bench, Subject, prompt_digests
+from eval.probe.agents import ProbeModels, Subject, prompt_digests
 from eval.probe.erasing import erase
 from eval.probe.folder import (
     MINED,
@@ -111,7 +111,7 @@ async def probe(
         BudgetSpent: A model may not be asked any more, likewise.
     """
     progress = progress or Progress()
-    bench = Bench(chairs[plan.target], tuple(chairs[name] for name in plan.controllers))
+    bench = ProbeModels(chairs[plan.target], tuple(chairs[name] for name in plan.controllers))
     folder = ProbeFolder(plan.out)
     with _alone(plan.out):
         shown = await shown_memes(plan.dataset, plan.data, plan.split, limit=plan.limit, seed=plan.seed)
@@ -135,7 +135,7 @@ async def probe(
 
 
 async def _go_through(
-    plan: Plan, folder: ProbeFolder, bench: Bench, subjects: Sequence[Subject], progress: Progress
+    plan: Plan, folder: ProbeFolder, bench: ProbeModels, subjects: Sequence[Subject], progress: Progress
 ) -> None:
     taxonomy = Taxonomy(plan.taxonomy)
     with _lines(folder, MINED, progress, len(subjects)) as line:
@@ -242,7 +242,7 @@ async def _prepare(folder: ProbeFolder, number: int, meme: ShownMeme, reader: Te
     return prepared
 
 
-def usage_of(bench: Bench) -> tuple[ModelUsage, ...]:
+def usage_of(bench: ProbeModels) -> tuple[ModelUsage, ...]:
     """Returns the usage of each model of a probe, in the order of the bench; one with two roles is listed once."""
     chairs = {chair.name: chair for chair in (bench.target, *bench.controllers)}
     return tuple(
@@ -262,7 +262,7 @@ def usage_of(bench: Bench) -> tuple[ModelUsage, ...]:
     )
 
 
-def _manifest(plan: Plan, shown: Shown, bench: Bench, reader: TextReader) -> Manifest:
+def _manifest(plan: Plan, shown: Shown, bench: ProbeModels, reader: TextReader) -> Manifest:
     chairs = {chair.name: chair for chair in (bench.target, *bench.controllers)}
     return Manifest(
         created=datetime.now(UTC),

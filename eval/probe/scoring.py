@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from court.deadline import gather_or_cancel
 from court.ports import ChatReply, FinishReason
 from eval.probe import agents
-from eval.probe.agents import VOICES, Bench, NoReply, Subject
+from eval.probe.agents import VOICES, NoReply, ProbeModels, Subject
 from eval.probe.folder import Outcome, Pair, Scored, Scoring
 from eval.probe.taxonomy import Category, Taxonomy
 
 
-async def score_text(bench: Bench, subject: Subject, text: str, category: Category) -> Scoring:
+async def score_text(bench: ProbeModels, subject: Subject, text: str, category: Category) -> Scoring:
     """Scores the target's explanation of a meme with this text.
 
     The picture is shown without its text, so that it may be the meme's own text or another.
@@ -53,7 +53,7 @@ async def score_text(bench: Bench, subject: Subject, text: str, category: Catego
 
 
 async def score_all(
-    bench: Bench,
+    bench: ProbeModels,
     subjects: Mapping[str, Subject],
     pairs: Sequence[Pair],
     taxonomy: Taxonomy,
@@ -87,14 +87,16 @@ async def score_all(
     return await gather_or_cancel(*(one(pair) for pair in pairs))
 
 
-async def _draft(bench: Bench, subject: Subject, text: str, category: Category, number: int) -> ChatReply | NoReply:
+async def _draft(
+    bench: ProbeModels, subject: Subject, text: str, category: Category, number: int
+) -> ChatReply | NoReply:
     try:
         return await agents.refer(bench, subject, text=text, category=category, number=number)
     except NoReply as none:
         return none
 
 
-async def _answer(bench: Bench, subject: Subject, text: str, category: Category) -> ChatReply | NoReply:
+async def _answer(bench: ProbeModels, subject: Subject, text: str, category: Category) -> ChatReply | NoReply:
     try:
         return await agents.answer(bench, subject, text, category)
     except NoReply as none:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import bm25s  # type: ignore[import-untyped]  # ships no types
 
 
-def most_alike(asked: str, sentences: Sequence[str], most: int) -> tuple[int, ...]:
+def most_similar(asked: str, sentences: Sequence[str], most: int) -> tuple[int, ...]:
     """Places of the sentences that are most like one, the most alike first.
 
     Sentences that share no word with it come last, and those of equal likeness in the order in which they stand: the

@@ -273,7 +273,7 @@ async def gather(
     """
     if not results:
         raise BadRequest("A report needs at least one run.", reason="RUN_MISSING")
-    labels = _told_apart(results)
+    labels = _unique_labels(results)
     views = [
         await _view(one, f"run-{number}", label=label, records=records, pictures=pictures)
         for number, (one, label) in enumerate(zip(results, labels, strict=True), 1)
@@ -305,7 +305,7 @@ def runs_below(path: Path) -> tuple[Path, ...]:
     return found
 
 
-def _told_apart(results: Sequence[Results]) -> list[str]:
+def _unique_labels(results: Sequence[Results]) -> list[str]:
     """A label for each run: its name, with its folder's where several are called the same, else a number."""
     names = Counter(one.name for one in results)
     labels = [

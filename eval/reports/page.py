@@ -64,7 +64,7 @@ def render(template: str, *, package: str = _OURS, style: str = "", **values: An
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(
-        seen=_seen,
+        seen=_visible_text,
         plain=words.plain,
         data_uri=_data_uri,
         digest=_digest,
@@ -89,7 +89,7 @@ def render(template: str, *, package: str = _OURS, style: str = "", **values: An
     )
 
 
-def _seen(text: object) -> Any:
+def _visible_text(text: object) -> Any:
     """Text of strangers, escaped, with invisible characters made visible."""
     from markupsafe import Markup
 

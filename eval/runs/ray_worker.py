@@ -180,7 +180,7 @@ class Driver:
         return ""
 
 
-class _CallsAtDesk(CallCache):
+class _CallsAtDriver(CallCache):
     """The store of calls as a worker sees it."""
 
     def __init__(self, desk: Any, fence_key: bytes) -> None:
@@ -370,7 +370,7 @@ class Judge:
             )
         return Attempt(
             house=replace(house, court=court),
-            calls=None if told.fence_key is None else _CallsAtDesk(self._desk, told.fence_key),
+            calls=None if told.fence_key is None else _CallsAtDriver(self._desk, told.fence_key),
             dataset=told.dataset,
             procedure=told.procedure,
             seed=told.seed,

@@ -42,7 +42,7 @@ from eval.runs.attempt import PICTURE_MISSING, Attempt, may_pass
 from eval.runs.controls import Control, with_control
 from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, STAND_IN, Excluded, RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
-from eval.runs.progress import Progress, Tally
+from eval.runs.progress import Progress, RunTally
 from retrieval.library.sources import Source
 from serving.runner.executor import TrialExecutor
 from serving.settings import ModelSettings, RoleName, Settings
@@ -474,7 +474,7 @@ class _Judging:
             retry_failed=plan.retry_failed,
         )
         self._trials: Mapping[str, Sequence[str]] = {}
-        self._tally = Tally(plan.protocols[0], total=len(material.memes))
+        self._tally = RunTally(plan.protocols[0], total=len(material.memes))
         self._failures = 0  # in a row, for want of something
 
     async def all(self) -> None:

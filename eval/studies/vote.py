@@ -88,7 +88,7 @@ async def measure_vote(
         BadRequest: The source can't be read, nothing of it is left, or its labels don't fit the protocol.
     """
     rows = read_source(source)
-    kept = [row for row in rows.good if _kept(row.source_label, protocol)]
+    kept = [row for row in rows.good if _keeps_label(row.source_label, protocol)]
     if not kept:
         raise BadRequest(f"No meme of {source.path.name} is left to be judged under the protocol {protocol}.")
     encoder = await asyncio.to_thread(load_encoder_for, place)
@@ -301,7 +301,7 @@ def _left_out(library: Library, twins_too: bool, protocol: Protocol, seed: int) 
         safeguards=tuning.safeguards,
     )
     probabilities = safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards).tolist()
-    kept = [_kept(library.memes[row].source_label, protocol) for row in near.rows.tolist()]
+    kept = [_keeps_label(library.memes[row].source_label, protocol) for row in near.rows.tolist()]
     gold = [label for label, keep in zip(near.labels.tolist(), kept, strict=True) if keep]
     probabilities = [p for p, keep in zip(probabilities, kept, strict=True) if keep]
     if not gold:
@@ -309,7 +309,7 @@ def _left_out(library: Library, twins_too: bool, protocol: Protocol, seed: int) 
     return score(gold, [p >= tuning.vote.threshold for p in probabilities], probabilities, seed=seed)
 
 
-def _kept(source_label: str, protocol: Protocol) -> bool:
+def _keeps_label(source_label: str, protocol: Protocol) -> bool:
     """True if the protocol keeps memes of this label. Raises BadRequest if it knows no such label."""
     if protocol is not Protocol.EXTREME:
         return True
@@ -323,7 +323,7 @@ def _kept(source_label: str, protocol: Protocol) -> bool:
 @contextmanager
 def _voters(library: Library, protocol: Protocol, drop: bool) -> Iterator[Library]:
     """The library, or what is left of it without the labels that the protocol drops, calibrated anew."""
-    places = [row for row, meme in enumerate(library.memes) if not drop or _kept(meme.source_label, protocol)]
+    places = [row for row, meme in enumerate(library.memes) if not drop or _keeps_label(meme.source_label, protocol)]
     if len(places) == len(library.memes):
         yield library
         return

@@ -541,7 +541,7 @@ def _same_log(trial: Trial, other: Checkpoint) -> None:
             raise Violated(f"The docket has signed two different logs of {one.size} entries.")
 
 
-def _told(trial: Trial) -> Iterator[str]:
+def _bundle_lines(trial: Trial) -> Iterator[str]:
     checkpoint = trial.checkpoint
     yield f"trial     {_shown(trial.trial_id)}"
     yield f"log       {checkpoint.origin}, {checkpoint.size} entries, root {base64.b64encode(checkpoint.root).decode()}"
@@ -602,7 +602,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if _is_bundle(text):
             trial = verify_bundle(text, keys)
             agreed = _against_receipts(trial, _read(given.receipt), keys) if given.receipt else 0
-            print(*_told(trial), sep="\n")
+            print(*_bundle_lines(trial), sep="\n")
             if given.receipt:
                 print(f"receipts  {agreed} agree")
             if given.anchor:

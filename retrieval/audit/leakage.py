@@ -27,7 +27,7 @@ from court.ports import PictureReader
 from retrieval.embed.encoder import Encoder
 from retrieval.library.library import Library
 from retrieval.library.manifest import LabelledMeme
-from retrieval.library.picture_import import Seen, Wanted, embed_pictures_of
+from retrieval.library.picture_import import ImportedPicture, Wanted, embed_pictures_of
 from retrieval.library.sources import Row
 from retrieval.library.thumbnails import ThumbnailWriter
 from retrieval.text import text_key
@@ -137,13 +137,13 @@ async def find_leaks(
         tell("judged texts", start + len(part), len(judged))
     for place, one in seen.items():
         vectors[place, encoder.identity.text_dim :] = one.vector
-    return await asyncio.to_thread(_near, library, judged, seen=seen, vectors=vectors, nearness=nearness)
+    return await asyncio.to_thread(_find_near, library, judged, seen=seen, vectors=vectors, nearness=nearness)
 
 
-def _near(
+def _find_near(
     whole: Library,
     judged: Sequence[Row],
-    seen: Mapping[int, Seen],
+    seen: Mapping[int, ImportedPicture],
     vectors: NDArray[np.float32],
     nearness: LeakThresholds,
 ) -> Leaks:

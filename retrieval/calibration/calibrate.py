@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from court.precedents import MinSimilarity, RiskCurve, RiskPoint, VoteSettings
 from retrieval.calibration.leave_one_out import GROUP, Neighbours, leave_one_out_neighbours, silent_memes
-from retrieval.calibration.regression import MOST, STRENGTHS, fit, held_out_log_odds
+from retrieval.calibration.regression import MOST, STRENGTHS, cross_validated_log_odds, fit
 from retrieval.calibration.thresholds import ERROR, choose_sure_range, settled
 from retrieval.library.manifest import Calibration, LabelledMeme, Regression, Safeguards, Tuning
 
@@ -47,7 +47,7 @@ class _Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class _HeldOut:
+class _LeftOut:
     """Held-out log-odds of harm of the memes that were tried, by one alpha.
 
     Attributes:
@@ -112,7 +112,7 @@ def calibrate(
     x_of, held_out = {}, {}
     for alpha in {choice.alpha for choice in chosen.values()}:
         x_of[alpha] = _features(rows, text_dim, alpha)
-        held_out[alpha] = _held_out(x_of[alpha], memes, tried[alpha], guarded)
+        held_out[alpha] = _left_out(x_of[alpha], memes, tried[alpha], guarded)
     best = chosen[None]
     scales = {left: _scale(held_out[choice.alpha], left) for left, choice in chosen.items()}
 
@@ -213,14 +213,14 @@ def _features(rows: NDArray[np.float32], text_dim: int, alpha: float) -> NDArray
     return x
 
 
-def _held_out(
+def _left_out(
     x: NDArray[np.float64], memes: Sequence[LabelledMeme], near: Neighbours, safeguards: Safeguards
-) -> _HeldOut:
+) -> _LeftOut:
     sample, heard = _sample(memes, safeguards, near.rows)
     labels = np.array([memes[row].harmful for row in sample.tolist()])
     used = x[sample][:, x.any(axis=0)]
-    z = held_out_log_odds(used, labels, _folds(sample), heard)
-    return _HeldOut(near, _folds(near.rows), z[:, np.searchsorted(sample, near.rows)])
+    z = cross_validated_log_odds(used, labels, _folds(sample), heard)
+    return _LeftOut(near, _folds(near.rows), z[:, np.searchsorted(sample, near.rows)])
 
 
 def _sample(
@@ -233,7 +233,7 @@ def _sample(
     return sample, ~silent[sample]
 
 
-def _scale(held: _HeldOut, left: int | None) -> tuple[int, float, float]:
+def _scale(held: _LeftOut, left: int | None) -> tuple[int, float, float]:
     """Number of the likeliest strength, and intercept and slope that calibrate it, chosen without a fold."""
     others = held.fold != left
     z, labels = held.regression[:, others], held.near.labels[others]

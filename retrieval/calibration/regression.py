@@ -60,7 +60,7 @@ def fit(x: NDArray[np.float64], y: NDArray[np.bool_], strength: float) -> Fitted
     return Fitted(w[:-1], float(w[-1]))
 
 
-def held_out_log_odds(
+def cross_validated_log_odds(
     x: NDArray[np.float64],
     y: NDArray[np.bool_],
     folds: NDArray[np.int64],

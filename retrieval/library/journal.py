@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from retrieval.library.changes import Change, Effect
-from retrieval.library.manifest import JOURNAL, MAX_KEPT_BYTES, KeptPicture
+from retrieval.library.manifest import JOURNAL, MAX_KEPT_BYTES, StoredPicture
 from retrieval.library.storage import damaged
 
 _SIZES = struct.Struct("<II")
@@ -45,7 +45,7 @@ class Entry:
 
     change: Change
     vector: NDArray[np.float32] | None = None
-    kept: KeptPicture | None = None
+    kept: StoredPicture | None = None
 
 
 def frame_of(change: Change, vector: NDArray[np.float32] | None, picture: bytes | None) -> bytes:
@@ -57,11 +57,11 @@ def frame_of(change: Change, vector: NDArray[np.float32] | None, picture: bytes 
     return b"".join((_SIZES.pack(len(header), len(picture or b"")), header, data, picture or b""))
 
 
-def picture_of_frame(frame: bytes, start: int, picture: bytes | None) -> KeptPicture | None:
+def picture_of_frame(frame: bytes, start: int, picture: bytes | None) -> StoredPicture | None:
     """Returns the place of the picture of an entry that begins at ``start``."""
     if not picture:
         return None
-    return KeptPicture(
+    return StoredPicture(
         offset=start + len(frame) - len(picture), size=len(picture), sha256=hashlib.sha256(picture).hexdigest()
     )
 

@@ -37,7 +37,7 @@ class _Stored(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class KeptPicture(_Stored):
+class StoredPicture(_Stored):
     """Place of a picture in ``pictures.bin``, or in the journal if its meme is there."""
 
     offset: int = Field(ge=0)
@@ -64,7 +64,7 @@ class LabelledMeme(_Stored):
     """Whether there is a text half to compare."""
     has_picture: bool
     """Whether there is a picture half to compare."""
-    kept: KeptPicture | None = None
+    kept: StoredPicture | None = None
     """Its picture, small, to be shown; None where it was not at hand."""
     split: str = ""
     """Of its data set; empty where that has none."""

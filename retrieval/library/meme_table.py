@@ -32,8 +32,8 @@ from retrieval.library.manifest import (
     MEMES,
     PICTURES,
     VERIFIED,
-    KeptPicture,
     LabelledMeme,
+    StoredPicture,
 )
 from retrieval.library.storage import damaged
 
@@ -310,7 +310,7 @@ class MemeTable:
                 pixels_sha256=_unpacked(pixels_sha256),
                 has_text=bool(flags & HAS_TEXT),
                 has_picture=bool(flags & HAS_PICTURE),
-                kept=None if size is None else KeptPicture(offset=offset, size=size, sha256=_unpacked(sha256)),
+                kept=None if size is None else StoredPicture(offset=offset, size=size, sha256=_unpacked(sha256)),
             )
         except (ValidationError, ValueError, TypeError, KeyError, OverflowError) as error:
             raise damaged(f"row {row} of {MEMES} can't be understood") from error

@@ -18,7 +18,7 @@ from court.meme import LIMITS, Picture
 from court.ports import PictureReader
 from retrieval.embed.encoder import Encoder
 from retrieval.library.embedding_cache import EmbeddedPicture, EmbeddingCache
-from retrieval.library.manifest import KeptPicture
+from retrieval.library.manifest import StoredPicture
 from retrieval.library.sources import Problem, Row
 from retrieval.library.thumbnails import ThumbnailWriter, shrink
 
@@ -46,7 +46,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ImportedPicture:
     """Embedded picture.
 
     Attributes:
@@ -59,7 +59,7 @@ class Seen:
     bytes_sha256: str
     pixels_sha256: str
     vector: NDArray[np.float32]
-    kept: KeptPicture
+    kept: StoredPicture
 
 
 class _NoPicture(Exception):
@@ -73,7 +73,7 @@ async def embed_pictures_of(
     spool: ThumbnailWriter,
     progress: Callable[[int, int], None],
     remembered: EmbeddingCache | None = None,
-) -> tuple[dict[int, Seen], dict[int, Problem]]:
+) -> tuple[dict[int, ImportedPicture], dict[int, Problem]]:
     """The pictures, and what was wrong with those that can't be had, both by place in ``wanted``.
 
     What is ``remembered`` is not decoded and embedded again, and what is, is remembered.
@@ -83,7 +83,7 @@ async def embed_pictures_of(
     """
     gate = asyncio.Semaphore(_AT_ONCE)
     places = [place for place, item in enumerate(wanted) if item.row.scene or (item.row.image and item.folder)]
-    seen: dict[int, Seen] = {}
+    seen: dict[int, ImportedPicture] = {}
     problems: dict[int, Problem] = {}
 
     async def fetch(item: Wanted) -> Picture | EmbeddedPicture | str:
@@ -110,7 +110,7 @@ async def embed_pictures_of(
                 row = wanted[place].row
                 problems[place] = Problem(row.source, row.line, row.id, result, kept=bool(row.text.strip()))
         if pictures:
-            new = await asyncio.to_thread(_look, list(pictures.values()), encoder, remembered)
+            new = await asyncio.to_thread(_embed, list(pictures.values()), encoder, remembered)
             found |= zip(pictures, new, strict=True)
         return {place: found[place] for place in batch if place in found}
 
@@ -131,7 +131,7 @@ async def embed_pictures_of(
     return seen, problems
 
 
-def _look(pictures: Sequence[Picture], encoder: Encoder, remembered: EmbeddingCache | None) -> list[EmbeddedPicture]:
+def _embed(pictures: Sequence[Picture], encoder: Encoder, remembered: EmbeddingCache | None) -> list[EmbeddedPicture]:
     vectors = encoder.embed_pictures([[frame.png for frame in picture.frames] for picture in pictures])
     found = [
         EmbeddedPicture(picture.bytes_sha256, picture.pixels_sha256, vector, shrink(picture.frames[0]))
@@ -142,9 +142,9 @@ def _look(pictures: Sequence[Picture], encoder: Encoder, remembered: EmbeddingCa
     return found
 
 
-def _keep(found: Mapping[int, EmbeddedPicture], spool: ThumbnailWriter) -> dict[int, Seen]:
+def _keep(found: Mapping[int, EmbeddedPicture], spool: ThumbnailWriter) -> dict[int, ImportedPicture]:
     return {
-        place: Seen(one.bytes_sha256, one.pixels_sha256, one.vector, spool.append(one.jpeg))
+        place: ImportedPicture(one.bytes_sha256, one.pixels_sha256, one.vector, spool.append(one.jpeg))
         for place, one in found.items()
     }
 

@@ -17,7 +17,7 @@ from typing import Protocol, Self
 from PIL import Image
 
 from court.meme import Frame
-from retrieval.library.manifest import MAX_KEPT_BYTES, KeptPicture
+from retrieval.library.manifest import MAX_KEPT_BYTES, StoredPicture
 from retrieval.library.storage import GENERATIONS, damaged
 
 SIDE = 512
@@ -60,7 +60,7 @@ def frame_of(data: bytes) -> Frame:
 class ThumbnailStore(Protocol):
     """Store of the library's pictures."""
 
-    def read(self, kept: KeptPicture) -> bytes:
+    def read(self, kept: StoredPicture) -> bytes:
         """The picture that stands there. Raises BadLibrary if it is not what it was; OSError if it can't be read."""
         ...
 
@@ -87,7 +87,7 @@ class PictureFile:
         """In bytes."""
         return os.fstat(self._handle).st_size
 
-    def read(self, kept: KeptPicture) -> bytes:
+    def read(self, kept: StoredPicture) -> bytes:
         """The picture that stands there.
 
         Raises:
@@ -117,7 +117,7 @@ class JoinedPictures:
         self._journal = journal
         self._size = file.size
 
-    def read(self, kept: KeptPicture) -> bytes:
+    def read(self, kept: StoredPicture) -> bytes:
         """Reads a picture as :meth:`PictureFile.read`."""
         if kept.offset < self._size:
             return self._file.read(kept)
@@ -136,13 +136,13 @@ class ThumbnailWriter(PictureFile):
             super().__init__(os.dup(file.fileno()))
         self._end = 0
 
-    def append(self, data: bytes) -> KeptPicture:
+    def append(self, data: bytes) -> StoredPicture:
         """Appends a picture and returns its place. Raises OSError."""
         if len(data) > MAX_KEPT_BYTES:
             raise ValueError(f"a picture of {len(data)} bytes is larger than any that is kept")
         rest = memoryview(data)
         while rest:
             rest = rest[os.pwrite(self._handle, rest, self._end + len(data) - len(rest)) :]
-        kept = KeptPicture(offset=self._end, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        kept = StoredPicture(offset=self._end, size=len(data), sha256=hashlib.sha256(data).hexdigest())
         self._end += len(data)
         return kept

@@ -21,7 +21,7 @@ from PIL import Image
 from court.meme import Picture
 from retrieval.borders import Box, peeled
 from retrieval.near_duplicates.pdq import QUALITY_FLOOR, Hash, Position, distance, hashes_of, turned
-from retrieval.near_duplicates.tiles import Comparison, Seen, Tolerance, compare
+from retrieval.near_duplicates.tiles import Comparison, TileOutcome, Tolerance, compare
 from retrieval.text import text_key
 
 Pixels = NDArray[np.uint8]
@@ -225,7 +225,7 @@ def _differing(
     for one, other in zip(known.frames, new.frames, strict=True):
         ways = [way for way in _ways(one, other, radius) if way[0] is position][:_TRIES]
         seen = [compare(a.pixels, turned(b.pixels, position), tiles) for _, a, b in ways]
-        yield None if any(each.seen is Seen.SAME for each in seen) else _why(seen)
+        yield None if any(each.seen is TileOutcome.SAME for each in seen) else _why(seen)
 
 
 def _why(seen: Sequence[Comparison]) -> Difference:

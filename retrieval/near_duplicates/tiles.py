@@ -45,7 +45,7 @@ _OFF_AT_MOST: Final = 900.0
 """What one pixel may say against a blur, in squared levels: a caption that is another says no more of it."""
 
 
-class Seen(StrEnum):
+class TileOutcome(StrEnum):
     """Outcome of a comparison."""
 
     SAME = "SAME"
@@ -85,7 +85,7 @@ class Comparison:
         cut: Largest share of height or width that lies outside the other on one side; likewise.
     """
 
-    seen: Seen
+    seen: TileOutcome
     worst: float | None = None
     cut: float | None = None
 
@@ -94,14 +94,14 @@ def compare(known: Pixels, new: Pixels, tolerance: Tolerance = Tolerance()) -> C
     """Compares two pictures tile by tile. Deterministic: equal pixels give equal answers."""
     side = min(SIDE, max(known.shape[:2]), max(new.shape[:2]))
     if side < SMALLEST or min(*known.shape[:2], *new.shape[:2]) < 16:
-        return Comparison(Seen.TOO_SMALL)
+        return Comparison(TileOutcome.TOO_SMALL)
     known, new = _scaled(known, side), _scaled(new, side)
     over = _laid_over(known, new)
     if over is None:
-        return Comparison(Seen.CANT_BE_LAID)
+        return Comparison(TileOutcome.CANT_BE_LAID)
     cut = max(_lacking(over, known, new), _lacking(_back(over), new, known))
     if cut > tolerance.cut:
-        return Comparison(Seen.CUT_OFF, cut=cut)
+        return Comparison(TileOutcome.CUT_OFF, cut=cut)
     height, width = known.shape[:2]
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     laid = np.asarray(
@@ -111,10 +111,10 @@ def compare(known: Pixels, new: Pixels, tolerance: Tolerance = Tolerance()) -> C
     there = cv2.erode(there.astype(np.uint8), np.ones((3, 3), np.uint8)) > 0
     worst, blur = _worst(known, laid, there, tolerance.tile)
     if worst > tolerance.tile:
-        return Comparison(Seen.TILE_DIFFERS, worst, cut)
+        return Comparison(TileOutcome.TILE_DIFFERS, worst, cut)
     if blur > tolerance.blur:
-        return Comparison(Seen.TOO_SMALL, worst, cut)
-    return Comparison(Seen.SAME, worst, cut)
+        return Comparison(TileOutcome.TOO_SMALL, worst, cut)
+    return Comparison(TileOutcome.SAME, worst, cut)
 
 
 def _scaled(pixels: Pixels, side: int) -> Pixels:
@@ -206,14 +206,14 @@ def _worst(known: Pixels, laid: Pixels, there: _Array, enough: float) -> tuple[f
     grey copy follows from its original, not the other way round.
     """
     samples = np.flatnonzero(there.ravel())[::_SPARSE]
-    one, other, blur = _alike_blurred(known, laid, samples)
+    one, other, blur = _equally_blurred(known, laid, samples)
     worst = _worst_tile(one, other, samples, there)
     if worst > enough:
         worst = min(worst, _worst_tile(other, one, samples, there))
     return worst, blur
 
 
-def _alike_blurred(known: Pixels, laid: Pixels, samples: _Array) -> tuple[_Array, _Array, float]:
+def _equally_blurred(known: Pixels, laid: Pixels, samples: _Array) -> tuple[_Array, _Array, float]:
     """Both, the sharper one blurred as far as makes it most like the other; and how far, in pixels."""
     one, other = _blurred(known, _SHARPEST), _blurred(laid, _SHARPEST)
     best, off, blur_of_best = (one, other), _colours(one, other, samples)[0], 0.0

@@ -150,7 +150,7 @@ class _Snapshot:
         return None if kept is None else frame_of(kept)
 
 
-class _Given:
+class _IssuedIds:
     """Which precedents were found of late in which lineage: in another library an id may mean another meme."""
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ class LibraryFinder:
     def __init__(self, library: Library, encoder: Encoder) -> None:
         """Raises BadLibrary if the library was made with another encoder."""
         self._encoder = encoder
-        self._given = _Given()
+        self._given = _IssuedIds()
         self._snapshot = self._ready(library, None)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="precedents")
 

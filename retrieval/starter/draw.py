@@ -145,7 +145,7 @@ def _dog(c: _Canvas) -> None:
     c.dot(88, 84, 5, c.pick(*_BRIGHT))
 
 
-def _desk(c: _Canvas) -> None:
+def _office(c: _Canvas) -> None:
     c.fade((225, 228, 235), (205, 210, 220))
     c.box(8, 18, x1=36, y1=50, fill=_WHITE)
     c.box(10, 20, x1=34, y1=48, fill=(150, 205, 240))
@@ -241,7 +241,7 @@ def _talk(c: _Canvas) -> None:
         c.dot(59 + i * 4, 35, 1.1, (120, 120, 130))
 
 
-def _crowd(c: _Canvas) -> None:
+def _people(c: _Canvas) -> None:
     c.fade((185, 215, 235), (230, 235, 240))
     first, second = c.rng.sample(_BRIGHT, 2)
     c.box(48.5, 16, x1=50, y1=80, fill=(110, 110, 120))
@@ -403,8 +403,8 @@ _PAINTERS: dict[str, Callable[[_Canvas], None]] = {
     "cat": _cat,
     "classroom": _classroom,
     "coffee": _coffee,
-    "crowd": _crowd,
-    "desk": _desk,
+    "crowd": _people,
+    "desk": _office,
     "dog": _dog,
     "football": _football,
     "landscape": _landscape,

@@ -155,7 +155,7 @@ def add(path: Path, name: str, scopes: Sequence[Scope], namespaces: Sequence[str
         BadRequest: The file or the name can't be used; nothing was written.
     """
     token = _PREFIX + secrets.token_urlsafe(32)
-    with _held(path):
+    with _locked(path):
         before = read_all([path], WHAT)[0].decode() if path.exists() else _HEAD
         after = before.rstrip("\n") + "\n\n" + _toml(_entry(name, hash_of(token), scopes, namespaces))
         parse(after.encode())
@@ -177,7 +177,7 @@ def remove(path: Path, name: str, number: str | None = None) -> Sequence[Entry]:
     Raises:
         BadRequest: The file can't be used, or there is no such token in it.
     """
-    with _held(path):
+    with _locked(path):
         entries = read(path)
         gone = [entry for entry in entries if entry.name == name and entry.sha256.startswith(number or "")]
         if not gone:
@@ -207,7 +207,7 @@ def _toml(entry: Entry) -> str:
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     """Keeps others who add or remove from losing what this one writes. The folder is held: the file is replaced."""
     try:
         folder = os.open(path.resolve().parent, os.O_RDONLY)

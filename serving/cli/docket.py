@@ -70,7 +70,7 @@ def verify(
     except click.ClickException as error:
         click.echo(f"not checked: {error.message}", err=True)
         context.exit(EXIT_UNCHECKED)
-    click.echo(json.dumps(_as_json(report), indent=2) if as_json else "\n".join(_told(report, bool(anchors))))
+    click.echo(json.dumps(_as_json(report), indent=2) if as_json else "\n".join(_report_lines(report, bool(anchors))))
     context.exit(EXIT_VIOLATED if report.violated else EXIT_UNCHECKED if report.unchecked else EXIT_CLEAN)
 
 
@@ -236,7 +236,7 @@ def _progress(entries: int) -> None:
         tell(f"{entries:,} entries checked …")
 
 
-def _told(report: Report, with_anchor: bool) -> list[str]:
+def _report_lines(report: Report, with_anchor: bool) -> list[str]:
     """The report for people to read."""
     import base64
 

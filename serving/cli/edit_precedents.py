@@ -79,7 +79,7 @@ def add_one(
     change, cut = run(_add_one(place, id_, label=label, text=text, picture=picture, asked=encoder, **known))
     if cut:
         tell("The text is longer than the encoder reads; its end is not compared.")
-    _told(change, as_json)
+    _print_change(change, as_json)
 
 
 @click.command()
@@ -89,7 +89,7 @@ def add_one(
 @_json
 def remove(place: Path | Address, id_: str, who: str, why: str, as_json: bool) -> None:
     """Takes the precedent ID out of a LIBRARY. It can be brought back until `compact --forget`."""
-    _told(_done(place, lambda writer: writer.remove(id_, who=who, why=why)), as_json)
+    _print_change(_done(place, lambda writer: writer.remove(id_, who=who, why=why)), as_json)
 
 
 @click.command()
@@ -100,7 +100,7 @@ def remove(place: Path | Address, id_: str, who: str, why: str, as_json: bool) -
 @_json
 def relabel(place: Path | Address, id_: str, label: str, who: str, why: str, as_json: bool) -> None:
     """Gives the precedent ID of a LIBRARY another LABEL, which counts as verified."""
-    _told(_done(place, lambda writer: writer.relabel(id_, _label(label), who=who, why=why)), as_json)
+    _print_change(_done(place, lambda writer: writer.relabel(id_, _label(label), who=who, why=why)), as_json)
 
 
 @click.command()
@@ -110,7 +110,7 @@ def relabel(place: Path | Address, id_: str, label: str, who: str, why: str, as_
 @_json
 def revoke(place: Path | Address, number: int, who: str, why: str, as_json: bool) -> None:
     """Undoes a CHANGE of a LIBRARY, named by its number in the history, by another change."""
-    _told(_done(place, lambda writer: writer.revoke(number, who=who, why=why)), as_json)
+    _print_change(_done(place, lambda writer: writer.revoke(number, who=who, why=why)), as_json)
 
 
 @click.command()
@@ -207,7 +207,7 @@ async def _add_one(
         await reader.aclose()
 
 
-def _told(change: Change, as_json: bool) -> None:
+def _print_change(change: Change, as_json: bool) -> None:
     if as_json:
         click.echo(change.model_dump_json())
     else:

@@ -176,7 +176,7 @@ def _filter(options: dict[str, Any]) -> TrialFilter:
 async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, Any]) -> bytes:
     import asyncio
 
-    from serving.export.source import Kept, Pictures, gather
+    from serving.export.source import ExportSource, Pictures, gather
     from serving.export.trial_file import TrialForm, write_trial
     from serving.views.blur import LibraryPictures
 
@@ -184,7 +184,7 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
     library = LibraryPictures((options["library"],)) if options["library"] else None
     async with docket_in(settings) as store:
         if form == "dsa":  # which needs no receipt, and so no key
-            kept = Kept(await store.trials.record(trial_id))
+            kept = ExportSource(await store.trials.record(trial_id))
         else:
             kept = await gather(trial_id, trials=store.trials, log=store.log, pictures=wanted, library=library)
         if wanted is Pictures.SHARP:

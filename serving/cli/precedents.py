@@ -219,7 +219,7 @@ def build(
             max_lost=max_lost,
         )
     )
-    _told(library, report, as_json)
+    _print_report(library, report, as_json)
 
 
 @precedents.command()
@@ -262,7 +262,7 @@ def add(
             max_lost,
         )
     )
-    _told(library, report, as_json)
+    _print_report(library, report, as_json)
 
 
 @precedents.command()
@@ -520,7 +520,7 @@ def _progress() -> Callable[[str, int, int], None]:
     return progress
 
 
-def _told(library: Library, report: BuildReport, as_json: bool) -> None:
+def _print_report(library: Library, report: BuildReport, as_json: bool) -> None:
     if as_json:
         problems = [
             {"source": p.source, "line": p.line, "id": p.id, "reason": p.reason, "kept": p.kept}

@@ -96,7 +96,7 @@ def resume_record(
 
 async def show_event(event: AnyEvent) -> None:
     """A watcher that prints each event as it happens, on standard error."""
-    click.echo("\n".join([f"{event.seq:>3}  {event.at:%H:%M:%S}  {event.kind}", *_told(event), ""]), err=True)
+    click.echo("\n".join([f"{event.seq:>3}  {event.at:%H:%M:%S}  {event.kind}", *_event_lines(event), ""]), err=True)
 
 
 def render(record: TrialRecord) -> str:
@@ -108,14 +108,14 @@ def render(record: TrialRecord) -> str:
     for event in record.events:
         after = (event.at - opened.at).total_seconds()
         lines.append(f"{event.seq:>3}  +{after:7.3f} s  {event.kind}")
-        lines += _told(event)
+        lines += _event_lines(event)
         lines.append("")
     if record.state is TrialState.OPEN:
         lines.append("The record ends here: the trial is still running, or was cut off before there was a verdict.")
     return "\n".join(lines).rstrip()
 
 
-def _told(event: AnyEvent) -> Iterator[str]:
+def _event_lines(event: AnyEvent) -> Iterator[str]:
     """The body of one event, indented."""
     from court.precedents import Precedent
     from serving.views.event_text import Fact, Headline, Speech, pieces_of, similarities

@@ -107,7 +107,7 @@ class _Files(StaticFiles):
 async def _refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, CourtError)
     status = next((code for kind, code in _STATUS if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
-    return _told(request, status, error.message)
+    return _error_page(request, status, error.message)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -117,8 +117,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
         HTTPStatus.NOT_FOUND: "There is no such page.",
         HTTPStatus.INTERNAL_SERVER_ERROR: "Something went wrong here; the log of the console says what.",
     }.get(status, f"{status.phrase}.")
-    return _told(request, status, said)
+    return _error_page(request, status, said)
 
 
-def _told(request: Request, status: HTTPStatus, said: str) -> Response:
+def _error_page(request: Request, status: HTTPStatus, said: str) -> Response:
     return render(request, "error.html", status=status, title=status.phrase, said=said)

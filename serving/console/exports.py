@@ -17,7 +17,7 @@ from court.verdict import Label
 from serving.console.pages.pictures import note
 from serving.console.registry import Page, console_of, form_of, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import note_shown, note_told
+from serving.console.review.parts import note_shown, note_verdict_shown
 from serving.console.visitors import Role
 from serving.docket.ports import TrialFilter, TrialUnknown
 from serving.export.source import Pictures, gather
@@ -64,7 +64,7 @@ async def _file(request: Request, pictures: Pictures) -> Response:
     if pictures is Pictures.SHARP:
         for what in ("meme", *(f"precedent:{id_}" for id_ in kept.precedents)):
             await note(request, record, what)
-    await note_told(request, kept.record)  # who has read a verdict can't review it blind any more
+    await note_verdict_shown(request, kept.record)  # who has read a verdict can't review it blind any more
     fonts = console.parts.get(FONTS, ())
     assert isinstance(fonts, Sequence)
     data = await asyncio.to_thread(lambda: write_trial(kept, form, pictures=pictures, fonts=fonts))

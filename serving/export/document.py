@@ -17,14 +17,14 @@ from court.errors import BadRequest
 from court.events import VerdictGiven, VerdictReviewed, parse_event
 from court.record import TrialRecord
 from court.verdict import Label
-from serving.export.source import Kept, Pictures
+from serving.export.source import ExportSource, Pictures
 from serving.views.blur import blurred
 from serving.views.messages import PictureShown, messages_of
 
 FORMAT = "memecourt-trial/1"
 
 
-def document(kept: Kept, *, pictures: Pictures = Pictures.NONE, messages: bool = False) -> dict[str, Any]:
+def document(kept: ExportSource, *, pictures: Pictures = Pictures.NONE, messages: bool = False) -> dict[str, Any]:
     """A trial, fit to be written as JSON.
 
     Args:
@@ -76,7 +76,7 @@ def document(kept: Kept, *, pictures: Pictures = Pictures.NONE, messages: bool =
     return told
 
 
-def write_document(kept: Kept, *, pictures: Pictures = Pictures.NONE, messages: bool = False) -> str:
+def write_document(kept: ExportSource, *, pictures: Pictures = Pictures.NONE, messages: bool = False) -> str:
     """Writes the document as indented text with a line break at its end."""
     return json.dumps(document(kept, pictures=pictures, messages=messages), indent=1, ensure_ascii=False) + "\n"
 

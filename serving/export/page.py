@@ -14,7 +14,7 @@ from importlib.resources import files
 from markupsafe import Markup
 
 from court.events import Side
-from serving.export.source import Kept, Pictures, data_uri
+from serving.export.source import ExportSource, Pictures, data_uri
 from serving.views.blur import blurred
 from serving.views.messages import PictureShown, messages_of
 from serving.views.text import environment
@@ -22,7 +22,7 @@ from serving.views.trial_view import view_of
 
 
 def page(
-    kept: Kept, *, pictures: Pictures = Pictures.VEILED, messages: bool = True, now: datetime | None = None
+    kept: ExportSource, *, pictures: Pictures = Pictures.VEILED, messages: bool = True, now: datetime | None = None
 ) -> str:
     """The file's text, to be written as UTF-8.
 

@@ -16,7 +16,7 @@ from court.display import split_hidden, word
 from court.errors import BadRequest, NotLoaded
 from court.events import AnyEvent, NearDuplicatesFound, PrecedentsCited, SecondOpinionAsked, Side, VerdictReviewed
 from court.precedents import Precedent
-from serving.export.source import Kept, Pictures
+from serving.export.source import ExportSource, Pictures
 from serving.views.blur import blurred
 from serving.views.event_text import Fact, Headline, Piece, Speech, pieces_of, similarities
 from serving.views.messages import PictureShown, messages_of
@@ -34,7 +34,7 @@ _INK, _SOFT, _MARK = (29, 27, 25), (93, 88, 82), (150, 90, 0)
 
 
 def pdf(
-    kept: Kept,
+    kept: ExportSource,
     *,
     pictures: Pictures = Pictures.VEILED,
     messages: bool = False,
@@ -166,7 +166,7 @@ class _Paper:
             self.pdf.write(size * 0.5, f"[{piece}]" if ours else piece)
 
 
-def _tell(paper: _Paper, kept: Kept, told: TrialView, *, pictures: Pictures, now: datetime) -> None:
+def _tell(paper: _Paper, kept: ExportSource, told: TrialView, *, pictures: Pictures, now: datetime) -> None:
     record, opened = kept.record, kept.record.opened
     paper.heading(told.outcome.title, 0)
     paper.fact("Trial", record.trial_id)
@@ -203,7 +203,7 @@ def _tell(paper: _Paper, kept: Kept, told: TrialView, *, pictures: Pictures, now
             ("Evidence of none", told.told.ruling.harmless_evidence),
         ):
             paper.heading(name, 2)
-            _all_said(paper, said)
+            _messages_page(paper, said)
         for id_, reading in told.readings.items():
             paper.fact(f"Precedent {id_} supports", reading)
     _costs(paper, told)
@@ -220,7 +220,7 @@ def _tell(paper: _Paper, kept: Kept, told: TrialView, *, pictures: Pictures, now
     )
 
 
-def _all_said(paper: _Paper, said: Iterable[str]) -> None:
+def _messages_page(paper: _Paper, said: Iterable[str]) -> None:
     empty = True
     for one in said:
         paper.said(one)
@@ -264,7 +264,7 @@ def _costs(paper: _Paper, told: TrialView) -> None:
         paper.line(f"{step.seq:>3}  {step.name}: at {step.begin:.1f} s for {seconds(step.seconds)}{tokens}", soft=True)
 
 
-def _messages(paper: _Paper, kept: Kept) -> None:
+def _messages(paper: _Paper, kept: ExportSource) -> None:
     paper.pdf.add_page()
     paper.heading("The messages sent to models")
     for event in kept.record.events:
@@ -286,7 +286,7 @@ def _picture(shown: PictureShown) -> str:
     return f"(picture of {whose}, sha256:{shown.sha256 or 'not kept'})"
 
 
-def _sharp(paper: _Paper, kept: Kept) -> None:
+def _sharp(paper: _Paper, kept: ExportSource) -> None:
     """Prints each judged picture unveiled, on a page of its own behind one that says so."""
     shown = [("the meme", png) for png in kept.frames]
     shown += [(f"precedent {id_}", png) for id_, png in kept.precedents.items()]

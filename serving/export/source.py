@@ -34,7 +34,7 @@ class PictureSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ExportSource:
     """One trial, to be exported.
 
     Attributes:
@@ -67,7 +67,7 @@ async def gather(
     log: TransparencyLog,
     pictures: Pictures,
     library: PictureSource | None = None,
-) -> Kept:
+) -> ExportSource:
     """A trial with its pictures.
 
     Args:
@@ -84,13 +84,13 @@ async def gather(
     record = await trials.record(trial_id)
     receipt = None if record.verdict is None else await log.receipt(trial_id)
     if pictures is Pictures.NONE:
-        return Kept(record, receipt=receipt)
+        return ExportSource(record, receipt=receipt)
     frames = tuple(await trials.frames(record.opened.meme.pixels_sha256))
     cited = record.precedents
     ids = [exhibit.id for exhibit in cited.findings.exhibits] if cited else []
     found = await library.pictures(ids) if library is not None and ids else ()
     shown = {id_: frame.png for id_, frame in zip(ids, found, strict=False) if frame is not None}
-    return Kept(record, frames, shown, receipt)
+    return ExportSource(record, frames, shown, receipt)
 
 
 def data_uri(picture: bytes) -> str:

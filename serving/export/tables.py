@@ -18,7 +18,7 @@ from court.events import ModelCall, Summarised, SummarisedAhead, TrialFailed, Ve
 from court.record import TrialRecord
 from serving.docket.ports import TrialErased, TrialFilter, TrialIndex, TrialReader
 from serving.export.document import document, holds
-from serving.export.source import Kept
+from serving.export.source import ExportSource
 
 if TYPE_CHECKING:
     import pyarrow
@@ -36,7 +36,7 @@ class Form(StrEnum):
     PARQUET = "parquet"
 
 
-async def _nobody(_: Sequence[str]) -> None:
+async def _ignore(_: Sequence[str]) -> None:
     """Is told of what is given where nobody has to know."""
 
 
@@ -53,7 +53,7 @@ class Selection:
         index: TrialIndex,
         trials: TrialReader,
         which: TrialFilter = _ALL,
-        noted: Callable[[Sequence[str]], Awaitable[None]] = _nobody,
+        noted: Callable[[Sequence[str]], Awaitable[None]] = _ignore,
     ) -> None:
         """Has read nothing yet.
 
@@ -99,7 +99,7 @@ class Selection:
 
     async def _jsonl(self) -> AsyncIterator[bytes]:
         async for record in self.records():
-            yield json.dumps(document(Kept(record)), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+            yield json.dumps(document(ExportSource(record)), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
     async def _parquet(self) -> AsyncIterator[bytes]:
         pa, pq = _arrow()

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from serving.export.source import Kept, Pictures
+from serving.export.source import ExportSource, Pictures
 
 
 class TrialForm(StrEnum):
@@ -22,7 +22,7 @@ class TrialForm(StrEnum):
 
 
 def write_trial(
-    kept: Kept,
+    kept: ExportSource,
     form: TrialForm,
     *,
     pictures: Pictures,

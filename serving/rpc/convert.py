@@ -141,7 +141,7 @@ def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
             frame_count=opened.meme.frame_count,
             frames_judged=opened.meme.frames_used,
         ),
-        near_duplicates=[_near_duplicate(duplicate) for duplicate in near.duplicates] if near else [],
+        near_duplicates=[_duplicate_message(duplicate) for duplicate in near.duplicates] if near else [],
     )
     response.decided_at.FromDatetime(given.at)
     if verdict.harm_score is not None and verdict.harm_score_meaning is not None:
@@ -183,7 +183,7 @@ def _timings(took: TrialResult | Answer, record: TrialRecord | None) -> wire.Tim
     )
 
 
-def _near_duplicate(duplicate: NearDuplicate) -> wire.NearDuplicate:
+def _duplicate_message(duplicate: NearDuplicate) -> wire.NearDuplicate:
     return wire.NearDuplicate(
         verdict_id=duplicate.trial_id,
         label=wire.Label.Value(f"LABEL_{duplicate.label}"),

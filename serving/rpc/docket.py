@@ -57,7 +57,7 @@ class DocketService:
         self._session: Session[Docket] = Session()
         self._telemetry = telemetry
         self._memory = memory
-        self._overruled: Callable[[str], None] = _nobody
+        self._overruled: Callable[[str], None] = _ignore
         self._rulings: Corrections | None = None
         self._hub = EventFeed()
 
@@ -75,7 +75,7 @@ class DocketService:
                 again, that one must not be given any more.
             rulings: Brings the library of precedents in line with reviews; None where nothing does.
         """
-        self._overruled = overruled or _nobody
+        self._overruled = overruled or _ignore
         self._rulings = rulings
         self._session.open(house.docket)
 
@@ -104,7 +104,7 @@ class DocketService:
     async def get_trial(self, request: wire.GetTrialRequest, _: Context) -> wire.GetTrialResponse:
         """One trial with all of its events."""
         with self._session.call() as docket:
-            return wire.GetTrialResponse(trial=trial_of(await _seen(docket.trials, request.trial_id)))
+            return wire.GetTrialResponse(trial=trial_of(await _visible_record(docket.trials, request.trial_id)))
 
     async def list_trials(self, request: wire.ListTrialsRequest, _: Context) -> wire.ListTrialsResponse:
         """Trials, the last opened first, page by page.
@@ -166,7 +166,7 @@ class DocketService:
             reason = required(request.reason, MOST_WHY, "reason")
             clause = within(request.clause, _MOST_CLAUSE, "clause")
             reviewer = signed(request.reviewer, "reviewer")
-            record = await _seen(docket.trials, request.trial_id)
+            record = await _visible_record(docket.trials, request.trial_id)
             # Once a verdict is given it stays; the docket itself sees to it that reviews don't get in each other's way.
             label = _label(request, outcome, record)
             try:
@@ -218,11 +218,11 @@ class DocketService:
                 yield response
 
 
-def _nobody(_: str) -> None:
+def _ignore(_: str) -> None:
     """Is told of what was overruled where nobody gives verdicts again."""
 
 
-async def _seen(trials: TrialReader, trial_id: str) -> TrialRecord:
+async def _visible_record(trials: TrialReader, trial_id: str) -> TrialRecord:
     """The record of a trial that the caller may see.
 
     Raises:

@@ -363,7 +363,7 @@ class NearDuplicateIndex:
         if keeping.done():
             keeping.result()
             return
-        keeping.add_done_callback(_told)
+        keeping.add_done_callback(_retrieve_error)
         _log.warning("trial %s: its look is not kept yet; its verdict does not wait for that", trial_id)
 
     async def close(self) -> None:
@@ -408,7 +408,7 @@ class NearDuplicateIndex:
         """True if no tile differs in any frame; False if the docket has lost the picture."""
         frames = await self._trials.frames(known.pixels_sha256)
         return bool(frames) and await self._aside(
-            lambda: _look_the_same(frames, picture, self._nearness, known.agreement)
+            lambda: _equal_tiles(frames, picture, self._nearness, known.agreement)
         )
 
     async def _stands(self, trial_id: str) -> bool:
@@ -428,7 +428,7 @@ class NearDuplicateIndex:
             raise Unavailable("The court is closing. Ask again later.", reason="CLOSING") from None
 
 
-def _told(keeping: asyncio.Future[None]) -> None:
+def _retrieve_error(keeping: asyncio.Future[None]) -> None:
     """Retrieves the error of a search without waiters, so that it is not reported as lost."""
     if not keeping.cancelled() and (error := keeping.exception()):
         _log.error("a look could not be kept: %s", type(error).__qualname__)
@@ -460,7 +460,7 @@ def _hashes_of(picture: Picture) -> Hashes:
     return np.stack(views) if views else np.empty((0, 8, BYTES), np.uint8)
 
 
-def _look_the_same(frames: Sequence[bytes], picture: Picture, nearness: MatchThresholds, agreement: Agreement) -> bool:
+def _equal_tiles(frames: Sequence[bytes], picture: Picture, nearness: MatchThresholds, agreement: Agreement) -> bool:
     nothing = MemeText("", read=False)
     known = fingerprint_pixels([_decoded(png) for png in frames], nothing)
     return pictures_differ(known, fingerprint(picture, nothing), nearness, agreement) is None

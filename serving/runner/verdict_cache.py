@@ -68,7 +68,7 @@ class _AtHand:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _VersionsKey:
     library: str
     versions: Versions
     token: str
@@ -100,7 +100,7 @@ class VerdictCache:
         self._everywhere = settings.reuse == "everywhere"
         self._off = settings.reuse == "off"
         self._clock = clock
-        self._held: dict[Procedure, _Held] = {}
+        self._held: dict[Procedure, _VersionsKey] = {}
         self._pixels: LRUCache[bytes, str] = LRUCache(_MOST_PICTURES)
         self._at_hand: LRUCache[str, _AtHand] = LRUCache(_MOST_RECORDS)
 
@@ -180,7 +180,7 @@ class VerdictCache:
             if known.asked_for and known.checking is None and now - known.checked > FRESH_S / 4
         }
         checking = asyncio.create_task(self._check(due))
-        checking.add_done_callback(_heard)
+        checking.add_done_callback(_run_versions)
         for known in due.values():
             known.checking = checking
         return checking
@@ -232,18 +232,18 @@ class VerdictCache:
     def _key(self, *, token: str, namespace: str, pixels_sha256: str, text: str | None, language: str) -> str:
         return digest([token, None if self._everywhere else namespace, pixels_sha256, text, language])
 
-    def _now(self, procedure: Procedure) -> _Held:
+    def _now(self, procedure: Procedure) -> _VersionsKey:
         """Versions are made once for each library: they take longer than all else about a known meme."""
         library = self._court.finder.library.digest
         held = self._held.get(procedure)
         if held is None or held.library != library:
             versions = self._court.versions(procedure)
-            held = _Held(versions.library, versions, _token(versions, self._court.policy.digest, procedure))
+            held = _VersionsKey(versions.library, versions, _token(versions, self._court.policy.digest, procedure))
             self._held[procedure] = held
         return held
 
 
-def _heard(checking: asyncio.Task[None]) -> None:
+def _run_versions(checking: asyncio.Task[None]) -> None:
     if not checking.cancelled():
         checking.exception()  # who waited for it has been told; if nobody did, the next one asks again
 

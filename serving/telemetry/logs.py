@@ -57,7 +57,7 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, and the lines of a fault's place below it."""
-        message, where = told(record)
+        message, where = safe_parts(record)
         line = f"{_second(record.created // 1)},{int(record.msecs):03d} {record.levelname} {record.name} {message}"
         if not where and line.isprintable():
             return line
@@ -70,7 +70,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line of JSON."""
-        message, where = told(record)
+        message, where = safe_parts(record)
         told_of: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -107,7 +107,7 @@ def _keys(template: str) -> tuple[str | None, ...]:
     return tuple(match["key"] for match in _PLACEHOLDER.finditer(template))
 
 
-def told(record: logging.LogRecord) -> tuple[str, str]:
+def safe_parts(record: logging.LogRecord) -> tuple[str, str]:
     """Returns the parts of a log record that may be shown: its message, and the place of its exception."""
     where = ""
     if record.exc_info and record.exc_info[1]:

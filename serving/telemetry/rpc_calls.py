@@ -124,10 +124,10 @@ class _Call:
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
             left = self._context.time_remaining()
             return "DEADLINE_EXCEEDED" if left is not None and left <= _CLOCKS_S else "CANCELLED"
-        return _told(self._context) or ("UNKNOWN" if error else "OK")
+        return _status_name(self._context) or ("UNKNOWN" if error else "OK")
 
 
-def _told(context: _Context) -> str:
+def _status_name(context: _Context) -> str:
     """The name of the status that the answering has set, or empty."""
     code: Any = context.code()
     number = code.value[0] if isinstance(code, grpc.StatusCode) else code

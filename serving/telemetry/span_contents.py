@@ -50,7 +50,7 @@ def of_call(record: TrialRecord, event: AnyEvent, call: ModelCall, console: str)
     told: dict[str, Any] = {"memecourt.messages_exact": bool(made and made.exact)}
     if made is not None and made.requests:
         told |= _request(made.requests[-1], record, console)
-    said = _said(event, call)
+    said = _reply_json(event, call)
     finish = [{"role": "assistant", "parts": [{"type": "text", "content": said}], "finish_reason": "stop"}]
     return told | {
         "gen_ai.output.messages": _json(finish),
@@ -125,7 +125,7 @@ def _joined(parts: Sequence[str | PictureShown]) -> Iterator[str | PictureShown]
             yield from group
 
 
-def _said(event: AnyEvent, call: ModelCall) -> str:
+def _reply_json(event: AnyEvent, call: ModelCall) -> str:
     """Returns the parsed reply as JSON: the record stores that, and not the reply's own letters."""
     match event:
         case Described():

@@ -73,7 +73,7 @@ class Group:
 
 def compare(first: TrialRecord, second: TrialRecord) -> tuple[Group, ...]:
     """Everything that two trials can differ in, in the order in which a trial is read."""
-    left, right = ({name: dict(rows) for name, rows in _told(record)} for record in (first, second))
+    left, right = ({name: dict(rows) for name, rows in _sections(record)} for record in (first, second))
     groups = []
     for name in dict.fromkeys((*left, *right)):
         one, other = left.get(name, {}), right.get(name, {})
@@ -89,7 +89,7 @@ def compare(first: TrialRecord, second: TrialRecord) -> tuple[Group, ...]:
 _Rows = Iterator[tuple[str, tuple[str, bool]]]
 
 
-def _told(record: TrialRecord) -> Iterator[tuple[str, _Rows]]:
+def _sections(record: TrialRecord) -> Iterator[tuple[str, _Rows]]:
     told = transcript(record)
     yield "Verdict", _verdict(record, told)
     yield "Meme", _meme(record, told)

@@ -79,7 +79,7 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
         case e.SideRested():
             yield Fact(word(event.side), f"after {event.rounds} rounds: {word(event.reason)}")
         case e.VerdictGiven():
-            yield from _given(event)
+            yield from _verdict_pieces(event)
         case e.TrialFailed():
             yield Fact("at step", event.step)
             yield from _unused(event.unused)
@@ -164,7 +164,7 @@ def _cited(event: e.PrecedentsCited) -> Iterator[Piece]:
             yield Fact("regression", f"{vote.by_regression:.3f}; both together {vote.probability:.3f}")
 
 
-def _given(event: e.VerdictGiven) -> Iterator[Piece]:
+def _verdict_pieces(event: e.VerdictGiven) -> Iterator[Piece]:
     verdict = event.verdict
     yield Headline(str(verdict.label).replace("_", " "))
     if found := verdict.finding:

@@ -98,7 +98,7 @@ def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...
         record: Record with the event.
         event: One of its events.
     """
-    told = _Told(record, event)
+    told = _RecordedSoFar(record, event)
     calls: list[tuple[ModelCall, Callable[[], Sequence[Messages[PictureShown]]]]] = []
     match event:
         case Described():
@@ -117,7 +117,9 @@ def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...
     return tuple(_made_again(told, call, asked) for call, asked in calls)
 
 
-def _made_again(told: _Told, call: ModelCall, asked: Callable[[], Sequence[Messages[PictureShown]]]) -> CallMessages:
+def _made_again(
+    told: _RecordedSoFar, call: ModelCall, asked: Callable[[], Sequence[Messages[PictureShown]]]
+) -> CallMessages:
     try:
         sent = list(asked())
     except _Missing as missing:
@@ -145,7 +147,7 @@ def _why_not(digest: str, call: ModelCall, asked: Messages[Any]) -> str:
     return "These are not what was sent: the record was altered, a part of it erased, or the software is another."
 
 
-class _Told:
+class _RecordedSoFar:
     """Content of a record up to one of its events, from which messages are rebuilt."""
 
     def __init__(self, record: TrialRecord, event: AnyEvent) -> None:

@@ -38,7 +38,7 @@ class Difference:
 
 def differences(record: TrialRecord) -> tuple[Difference, ...]:
     """Everything that comes out otherwise than it stands in the record; nothing where all is as it should be."""
-    return (*_entropies(record), *_rests(record), *_vote(record), *_verdict(record))
+    return (*_entropies(record), *_stop_reasons(record), *_vote(record), *_verdict(record))
 
 
 def _entropies(record: TrialRecord) -> Iterator[Difference]:
@@ -56,7 +56,7 @@ def _entropies(record: TrialRecord) -> Iterator[Difference]:
             before = bits
 
 
-def _rests(record: TrialRecord) -> Iterator[Difference]:
+def _stop_reasons(record: TrialRecord) -> Iterator[Difference]:
     """Checks that each side stopped where the stop rule says (docs/trials.md)."""
     settings = record.opened.settings
     epsilon, least = settings.get("epsilon"), settings.get("rounds_min")

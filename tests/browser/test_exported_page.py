@@ -4,7 +4,7 @@ import pytest
 
 from court.record import TrialRecord
 from serving.export.page import page
-from serving.export.source import Kept, Pictures
+from serving.export.source import ExportSource, Pictures
 from tests.support.hostile_trials import PAYLOADS, hostile
 from tests.support.shown_trials import drawn, full_trial
 
@@ -43,7 +43,7 @@ def test_nothing_that_stands_in_a_trial_runs_or_is_fetched(opened):
         turned = [*PAYLOADS[first:], *PAYLOADS[:first]]
         record = TrialRecord.of(hostile("one", turned))
         ids = [exhibit.id for exhibit in record.precedents.findings.exhibits]
-        made = page(Kept(record, (SHARP,), dict.fromkeys(ids, SHARP)), pictures=Pictures.SHARP)
+        made = page(ExportSource(record, (SHARP,), dict.fromkeys(ids, SHARP)), pictures=Pictures.SHARP)
         tab, asked, said = opened(made)
         tab.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
         tab.mouse.move(200, 200)
@@ -54,7 +54,7 @@ def test_nothing_that_stands_in_a_trial_runs_or_is_fetched(opened):
 
 
 def test_a_picture_is_not_seen_before_it_is_asked_for_also_without_scripts(opened):
-    made = page(Kept(record_of(), (SHARP,)), pictures=Pictures.SHARP)
+    made = page(ExportSource(record_of(), (SHARP,)), pictures=Pictures.SHARP)
     tab, _, said = opened(made, java_script_enabled=False)
     sharp = tab.locator("details.sharp img")
     assert sharp.count() == 1 and not sharp.is_visible()
@@ -66,7 +66,7 @@ def test_a_picture_is_not_seen_before_it_is_asked_for_also_without_scripts(opene
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone_and_is_readable_for_all(opened, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    made = page(Kept(record_of(), (SHARP,)), pictures=Pictures.SHARP)
+    made = page(ExportSource(record_of(), (SHARP,)), pictures=Pictures.SHARP)
     # The page lets no script run; the checker is one.
     tab, _, _ = opened(made, viewport={"width": 390, "height": 800}, color_scheme=scheme, bypass_csp=True)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390

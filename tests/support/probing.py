@@ -13,7 +13,7 @@ from court.backends.chat.scripted import ScriptedModel
 from court.meme import Frame
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import Limit, MeteredModel, Price
-from eval.probe.agents import PROMPTS, Bench, Subject, prompt_of
+from eval.probe.agents import PROMPTS, ProbeModels, Subject, prompt_of
 from eval.probe.folder import Outcome, Scored, Scoring
 from retrieval.starter.draw import draw_meme
 from tests.support.pictures import encode
@@ -125,7 +125,7 @@ def at_a_bench(path: Path, world: World, scene, *, controllers=1, limit=None, ta
             chairs = {"target": MeteredModel("target", probed, store=store, price=price, limit=limit or Limit())}
             for number, model in enumerate(others):
                 chairs[f"c{number}"] = MeteredModel(f"c{number}", model, store=store, price=price)
-            bench = Bench(chairs["target"], tuple(chair for name, chair in chairs.items() if name != "target"))
+            bench = ProbeModels(chairs["target"], tuple(chair for name, chair in chairs.items() if name != "target"))
             came = await scene(bench, chairs)
             return came, sum(len(model.asked) for model in (probed, *others))
         finally:

@@ -27,7 +27,7 @@ from eval.arena.events import (
     NotJudged,
     TaskFormulated,
 )
-from eval.arena.folder import GivenTask, HumanReference, line, read_lines
+from eval.arena.folder import FixedTask, HumanReference, line, read_lines
 from eval.arena.leaderboard import leaderboard
 from eval.arena.run import Ask, run
 from eval.arena.settings import ArenaSettings, arena_settings
@@ -355,9 +355,9 @@ def test_five_levels_both_orders_and_an_anchor(tmp_path):
 def test_questions_that_come_with_a_set_go_the_same_way_in_rounds_and_languages(tmp_path):
     given = {
         "m0": (
-            GivenTask(meme="m0", rounds=("Who is shown?", "And what follows?"), language="de", reference="A guest."),
+            FixedTask(meme="m0", rounds=("Who is shown?", "And what follows?"), language="de", reference="A guest."),
         ),
-        "m1": (GivenTask(meme="m1", rounds=("What is it about?",)), GivenTask(meme="m1", rounds=("For whom?",))),
+        "m1": (FixedTask(meme="m1", rounds=("What is it about?",)), FixedTask(meme="m1", rounds=("For whom?",))),
     }
     arena = Arena(tmp_path, memes=2, strengths=THREE, judges=["ash", "beech"], plan={"given": given})
     arena.hold()

@@ -12,7 +12,7 @@ from court.errors import BadRequest
 from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.verdict import Label, ReviewReason, Strength
 from serving.docket.ports import NotDecided, TrialUnknown
-from serving.docket.review.locks import LOCK_MINUTES, AnotherWanted, CaseClosed, CaseTaken, NotHeld
+from serving.docket.review.locks import LOCK_MINUTES, AnotherWanted, CaseClosed, CaseTaken, NotLocked
 from serving.docket.review.projection import ReviewPriority, Rules, folded, is_sampled, reasons_of
 from serving.docket.review.queue import Search, place_of
 from serving.docket.store import review_tables as desk_tables
@@ -212,7 +212,7 @@ def test_a_case_is_one_reviewer_s_at_a_time(at):
         again = await it.desk.take("a", "ada")  # renews
         await it.desk.release("a", "bea")  # that is not bea's to give back
         await it.desk.renew("a", "ada")
-        with pytest.raises(NotHeld):
+        with pytest.raises(NotLocked):
             await it.desk.renew("a", "bea")
         with pytest.raises(CaseTaken):
             await it.desk.take("a", "bea")
@@ -231,9 +231,9 @@ def test_a_lock_ends_by_itself_and_what_was_written_meanwhile_is_not_kept(at):
         it.clock.turn(minutes=LOCK_MINUTES + 1)
         free = (await it.desk.case("a")).lock
         await it.desk.take("a", "bea")
-        with pytest.raises(NotHeld):
+        with pytest.raises(NotLocked):
             await it.desk.review("a", "ada", label=H, clause="4", reason="late")
-        with pytest.raises(NotHeld):
+        with pytest.raises(NotLocked):
             await it.desk.review("a", "cy", label=H, clause="4", reason="never took it")
         await it.desk.review("a", "bea", label=N, clause="none", reason="I looked.")
         return free, (await it.docket.trials.record("a")).all(VerdictReviewed)
@@ -301,7 +301,7 @@ def test_whatever_happens_in_whatever_order_a_case_has_one_holder_and_reviews_ar
                     await getattr(it.desk, act)(name, who)
                 counts[act, "done"] += 1
                 assert works, (act, who, name)
-            except (CaseTaken, NotHeld):
+            except (CaseTaken, NotLocked):
                 counts[act, "refused"] += 1
                 assert not works, (act, who, name)
                 continue

@@ -28,7 +28,7 @@ from retrieval.near_duplicates.match import (
     texts_agree,
 )
 from retrieval.near_duplicates.pdq import PdqIndex, Position, distance, hashes_of, turned
-from retrieval.near_duplicates.tiles import Seen, Tolerance, compare
+from retrieval.near_duplicates.tiles import TileOutcome, Tolerance, compare
 from tests.support.drawn_memes import CAPTIONS, COPIES, Caption, drawn
 from tests.support.pictures import decode, encode, exif
 
@@ -220,32 +220,32 @@ def test_tiles_tell_one_word_from_another(base, bar):
     other = Caption("My aunt told me", "Blueland", "bring soap to the neighbours", "in spring", bar)
     changed = drawn(base, other)
     for edit in ("the same", "JPEG, quality 40", "half the size", "grey"):
-        assert compare(pixels(known), pixels(COPIES[edit](known))).seen is Seen.SAME
+        assert compare(pixels(known), pixels(COPIES[edit](known))).seen is TileOutcome.SAME
         found = compare(pixels(known), pixels(COPIES[edit](changed)))
-        assert found.seen is Seen.TILE_DIFFERS and found.worst > Tolerance().tile
+        assert found.seen is TileOutcome.TILE_DIFFERS and found.worst > Tolerance().tile
         assert found == compare(pixels(known), pixels(COPIES[edit](changed)))
 
 
 def test_what_is_too_small_or_blurred_to_be_read_is_not_the_same(meme):
     small = meme.resize((150, 100))
-    assert compare(pixels(meme), pixels(small)).seen is Seen.TOO_SMALL
+    assert compare(pixels(meme), pixels(small)).seen is TileOutcome.TOO_SMALL
     assert compare(pixels(meme), pixels(meme.filter(ImageFilter.GaussianBlur(6)))).seen in (
-        Seen.TOO_SMALL,
-        Seen.TILE_DIFFERS,
+        TileOutcome.TOO_SMALL,
+        TileOutcome.TILE_DIFFERS,
     )
 
 
 def test_a_caption_that_is_cut_off_is_missed(meme):
     below = meme.crop((0, meme.height // 8, meme.width, meme.height))
-    assert compare(pixels(meme), pixels(below)).seen is Seen.CUT_OFF
-    assert compare(pixels(below), pixels(meme)).seen is Seen.CUT_OFF
+    assert compare(pixels(meme), pixels(below)).seen is TileOutcome.CUT_OFF
+    assert compare(pixels(below), pixels(meme)).seen is TileOutcome.CUT_OFF
 
 
 def test_what_has_nothing_to_hold_on_to_can_t_be_laid():
     blank = np.full((300, 400, 3), 200, np.uint8)
-    assert compare(blank, blank).seen is Seen.CANT_BE_LAID
+    assert compare(blank, blank).seen is TileOutcome.CANT_BE_LAID
     noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
-    assert compare(noise, noise[::-1]).seen is not Seen.SAME
+    assert compare(noise, noise[::-1]).seen is not TileOutcome.SAME
 
 
 def test_a_word_in_the_border_is_not_trimmed_away(meme):

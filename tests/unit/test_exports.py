@@ -25,7 +25,7 @@ from serving.docket.ports import DocketError, DocketLine, TrialErased, TrialFilt
 from serving.export import tables
 from serving.export.document import document, holds, read_document, write_document
 from serving.export.page import page
-from serving.export.source import Kept, Pictures, gather
+from serving.export.source import ExportSource, Pictures, gather
 from serving.export.tables import Form, Selection
 from serving.views.blur import blurred
 from serving.views.messages import messages_of
@@ -98,7 +98,7 @@ class Parts(HTMLParser):
 
 
 def test_a_page_needs_nothing_and_runs_nothing(hostile):
-    made = page(Kept(hostile, (SHARP,), {"p0": SHARP}), pictures=Pictures.SHARP)
+    made = page(ExportSource(hostile, (SHARP,), {"p0": SHARP}), pictures=Pictures.SHARP)
     found = Parts(made)
     kinds = {tag for tag, _, _ in found.tags}
     assert not kinds & {"script", "link", "iframe", "object", "embed", "base", "form", "video", "audio", "source"}
@@ -114,7 +114,7 @@ def test_a_page_needs_nothing_and_runs_nothing(hostile):
 
 
 def test_whatever_was_said_stands_in_the_page_with_hidden_characters_shown(hostile):
-    made = page(Kept(hostile))
+    made = page(ExportSource(hostile))
     words = "".join(Parts(made).text)
     plain = HOSTILE.replace("\u202e", "U+202E").replace("\u202c", "U+202C").replace("\u200b", "U+200B")
     # Text, description, two rounds of two sides (question, answer, summary), two justifications, three precedents …
@@ -126,7 +126,7 @@ def test_whatever_was_said_stands_in_the_page_with_hidden_characters_shown(hosti
 
 def test_pictures_are_veiled_in_a_file_that_holds_no_more_of_them_than_that():
     record = held(Cast(rounds=2), found=SHOWN)
-    kept = Kept(record, (SHARP,), {"p1": SHARP})
+    kept = ExportSource(record, (SHARP,), {"p1": SHARP})
     shown = page(kept)
     images = [a["src"] for tag, a, _ in Parts(shown).tags if tag == "img"]
     assert images == [f"data:image/png;base64,{base64.b64encode(blurred(SHARP)).decode()}"] * 2
@@ -141,20 +141,24 @@ def test_pictures_are_veiled_in_a_file_that_holds_no_more_of_them_than_that():
 def test_a_precedent_s_picture_that_is_another_now_is_told_of():
     record = held(Cast(rounds=2), found=SHOWN)
     then = b"picture of p0"  # what the cast's library has
-    assert not Kept(record, (), {"p0": then}).changed("p0")
-    assert Kept(record, (), {"p0": SHARP}).changed("p0")
-    assert "has another picture for it now" in page(Kept(record, (), {"p0": SHARP}))
-    assert "has another picture for it now" not in page(Kept(record, (SHARP,)))
+    assert not ExportSource(record, (), {"p0": then}).changed("p0")
+    assert ExportSource(record, (), {"p0": SHARP}).changed("p0")
+    assert "has another picture for it now" in page(ExportSource(record, (), {"p0": SHARP}))
+    assert "has another picture for it now" not in page(ExportSource(record, (SHARP,)))
 
 
 def test_what_does_not_agree_with_itself_is_said_in_the_page():
     record = held(Cast(rounds=3))
-    assert "Worked out again" not in page(Kept(record))
+    assert "Worked out again" not in page(ExportSource(record))
     place = place_of(record, Summarised, side=Side.ACCUSER, round=2)
     worse = altered(record, place, summary="zzzz")
-    assert "Worked out again" in page(Kept(worse)) and "not shown to be as sent" not in page(Kept(worse))
+    assert "Worked out again" in page(ExportSource(worse)) and "not shown to be as sent" not in page(
+        ExportSource(worse)
+    )
     other = altered(record, place_of(record, QuestionAsked), question="Something else?")
-    assert "Worked out again" not in page(Kept(other)) and "not shown to be as sent" in page(Kept(other))
+    assert "Worked out again" not in page(ExportSource(other)) and "not shown to be as sent" in page(
+        ExportSource(other)
+    )
 
 
 def test_a_trial_comes_with_its_pictures_or_without(tmp_path):
@@ -176,7 +180,7 @@ def test_a_trial_comes_with_its_pictures_or_without(tmp_path):
 
 
 def test_a_document_gives_the_same_record_back(hostile):
-    kept = Kept(hostile, (SHARP,))
+    kept = ExportSource(hostile, (SHARP,))
     for text in (
         write_document(kept),
         write_document(kept, pictures=Pictures.SHARP, messages=True),
@@ -352,7 +356,7 @@ def test_a_pdf_says_what_was_said_and_marks_what_can_not_be_seen(monkeypatch, ca
     text = f"{scripts} \u202eexe 中文 <b>"
     record = held(Cast(rounds=2, describe={"description": "An arrow → a flag."}), text=text, found=SHOWN)
     with caplog.at_level(logging.WARNING):
-        data, said = pdf_of(Kept(record, (SHARP,)), monkeypatch)
+        data, said = pdf_of(ExportSource(record, (SHARP,)), monkeypatch)
     assert data.startswith(b"%PDF-") and data.rstrip().endswith(b"%%EOF")
     assert "missing" not in caplog.text, "a character went into the file in a font that does not have it"
     assert f"{scripts.replace(chr(0xFE0F), '')} [U+202E]exe [U+4E2D][U+6587] <b>" in said
@@ -363,7 +367,7 @@ def test_a_pdf_says_what_was_said_and_marks_what_can_not_be_seen(monkeypatch, ca
 
 def test_sharp_pictures_stand_at_the_end_of_a_pdf_and_messages_where_they_are_asked_for(monkeypatch):
     record = held(Cast(rounds=1), found=SHOWN, rounds_min=1, rounds_max=1, advocates=False, score=False)
-    data, said = pdf_of(Kept(record, (SHARP,)), monkeypatch, pictures=Pictures.SHARP, messages=True)
+    data, said = pdf_of(ExportSource(record, (SHARP,)), monkeypatch, pictures=Pictures.SHARP, messages=True)
     assert b"/Width 300" in data
     assert said.rstrip().endswith("the meme") and "pictures stand as they were judged" in said
     assert "exactly as sent" in said and "You look at pictures and report what is there" in said
@@ -384,19 +388,19 @@ ODD = [
 def test_a_pdf_is_made_of_whatever_was_said(monkeypatch):
     """Endless words, marks without letters, private characters, scripts from right to left, markup of all kinds."""
     for payloads in (PAYLOADS, ODD):
-        data, said = pdf_of(Kept(TrialRecord.of(hostile_events("one", payloads))), monkeypatch)
+        data, said = pdf_of(ExportSource(TrialRecord.of(hostile_events("one", payloads))), monkeypatch)
         assert data.rstrip().endswith(b"%%EOF") and len(said) > 1000
         assert not re.search("[\x00-\x08\u200b-\u200f\u202a-\u202e\ue000]", said)
 
 
 def test_a_font_of_one_s_own_has_what_the_packaged_ones_lack(monkeypatch, tmp_path):
     with pytest.raises(BadRequest, match="no font file"):
-        pdf_of(Kept(held(Cast(rounds=1))), monkeypatch, fonts=(tmp_path / "none.ttf",))
+        pdf_of(ExportSource(held(Cast(rounds=1))), monkeypatch, fonts=(tmp_path / "none.ttf",))
     here = next(iter(Path("/usr/share/fonts").rglob("DejaVuSans.ttf")), None)
     if here is None:
         pytest.skip("there is no DejaVu Sans here")
     record = held(Cast(rounds=1), text="braille ⠓⠊", rounds_min=1, rounds_max=1)
-    assert "U+2813" not in pdf_of(Kept(record), monkeypatch, fonts=(here,))[1]
+    assert "U+2813" not in pdf_of(ExportSource(record), monkeypatch, fonts=(here,))[1]
 
 
 # The command.
@@ -511,7 +515,7 @@ def test_what_is_erased_is_in_no_export_and_counted(docket, tmp_path):
     assert "1 trials, 1 more are erased: u\n" in outcome.output
     assert [read_document(line).trial_id for line in (tmp_path / "all.jsonl").read_bytes().splitlines()] == ["t"]
     assert export("u", "--as", "json", "--docket", docket).exit_code == 1
-    made = page(Kept(record))
+    made = page(ExportSource(record))
     assert "text of p1" not in made and "text of p0" in made
     ruling, odds = messages_of(record, record.last(VerdictGiven))
     assert not ruling.exact and not odds.exact and "erased" in ruling.why
@@ -544,7 +548,7 @@ def test_pictures_come_from_where_the_settings_say(docket, tmp_path, monkeypatch
 def test_what_a_page_is_made_of_is_the_record_and_no_more():
     """The same record gives the same page, byte for byte, but for the moment it was made."""
     record = held(Cast(rounds=2), found=SHOWN)
-    assert page(Kept(record), now=NOON) == page(Kept(record), now=NOON)
+    assert page(ExportSource(record), now=NOON) == page(ExportSource(record), now=NOON)
     text = record.last(TextRead)
-    assert page(Kept(altered(record, text.seq, text="other")), now=NOON) != page(Kept(record), now=NOON)
+    assert page(ExportSource(altered(record, text.seq, text="other")), now=NOON) != page(ExportSource(record), now=NOON)
     assert record.last(PrecedentsCited) is not None

@@ -19,7 +19,7 @@ from court.precedents import Findings, MinSimilarity, Relation, SureRange, VoteS
 from court.verdict import Label
 from retrieval.library.filters import Filter
 from retrieval.library.library import Library
-from retrieval.library.manifest import Calibration, KeptPicture, LabelledMeme, Tuning
+from retrieval.library.manifest import Calibration, LabelledMeme, StoredPicture, Tuning
 from retrieval.library.reload import follow
 from retrieval.library.thumbnails import SIDE, ThumbnailWriter, shrink
 from retrieval.library.writer import LibraryWriter
@@ -74,7 +74,7 @@ def library_of(
     )
 
 
-def keep(spool: ThumbnailWriter, png: bytes) -> KeptPicture:
+def keep(spool: ThumbnailWriter, png: bytes) -> StoredPicture:
     return spool.append(shrink(picture_of(png).frames[0]))
 
 

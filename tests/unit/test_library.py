@@ -24,7 +24,7 @@ from court.precedents import MinSimilarity, VoteSettings
 from court.verdict import Label
 from retrieval.library import storage
 from retrieval.library.library import Library
-from retrieval.library.manifest import Calibration, KeptPicture, LabelledMeme, Tuning
+from retrieval.library.manifest import Calibration, LabelledMeme, StoredPicture, Tuning
 from retrieval.library.thumbnails import ThumbnailWriter
 from tests.support.encoders import WordEncoder
 
@@ -37,7 +37,9 @@ TUNING = Tuning(
 )
 
 
-def content(*ids: str, kept: Mapping[str, KeptPicture] | None = None) -> tuple[list[LabelledMeme], NDArray[np.float32]]:
+def content(
+    *ids: str, kept: Mapping[str, StoredPicture] | None = None
+) -> tuple[list[LabelledMeme], NDArray[np.float32]]:
     memes = [
         LabelledMeme(
             id=id_,

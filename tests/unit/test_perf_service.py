@@ -11,7 +11,7 @@ from eval.perf import bench
 from eval.perf.load import clients as asking
 from eval.perf.load import overload
 from eval.perf.load import process as served
-from eval.perf.load.process import Held
+from eval.perf.load.process import Resources
 
 SCALES = {
     "service": {"memes": 2, "clients": 4, "seconds": 0.5, "turns": 1},
@@ -76,9 +76,9 @@ def test_own_fields_go_before_those_that_stand_in_the_request():
 
 
 def test_the_soak_finds_growth_losses_and_errors_of_our_own():
-    told = overload._Told({"a": "1", "b": "2", "c": "3"}, {"d": "MODEL_GONE", "e": "INTERNAL"})
+    told = overload._Answers({"a": "1", "b": "2", "c": "3"}, {"d": "MODEL_GONE", "e": "INTERNAL"})
     rows = {"a": (1, 0, "DECIDED"), "b": (2, 0, "DECIDED"), "d": (0, 1, "FAILED"), "f": (0, 0, "OPEN")}
-    looks = [Held(100 + number, 50, 20 + (number > 15)) for number in range(20)]
+    looks = [Resources(100 + number, 50, 20 + (number > 15)) for number in range(20)]
     figures = overload._figures(told, looks, rows, seconds=60)
     assert (figures["verdicts_missing"], figures["ends_missing"], figures["ends_twice"]) == (2, 1, 1)
     assert figures["errors_not_injected"] == 1 and figures["trials_a_minute"] == 3

@@ -11,7 +11,7 @@ from court.ports import ChatRequest
 from eval.perf.trials.trials import Examined, Speed, Times, times
 from eval.perf.vllm import server
 from eval.perf.vllm.prefix_cache import Prompt, common, placed, share, tokenize_body
-from eval.perf.vllm.steps import STEPS, Held, Pair, result
+from eval.perf.vllm.steps import STEPS, EngineUse, Pair, result
 from eval.perf.vllm.tiny_model import make_tiny_model
 from scripts import vllm_cpu
 from tests.support.cast import Cast, try_meme
@@ -82,13 +82,16 @@ def test_a_call_is_as_many_steps_as_its_reply_has_tokens_and_both_count_where_it
 def test_the_figures_of_pairs():
     side = Examined((10.0, 10.0), (20.0, 20.0), (30.0, 30.0))
     needed = Times(describe=40.0, sides=(side, side), judge=50.0, score=2.0)  # a floor of 180, 330 one by one
-    figures = {steps: result([Pair(Held(33.0, 330, 330), Held(11.0, steps, 332), needed)]) for steps in (180, 198, 199)}
+    figures = {
+        steps: result([Pair(EngineUse(33.0, 330, 330), EngineUse(11.0, steps, 332), needed)])
+        for steps in (180, 198, 199)
+    }
     assert figures[180].figures["steps_over_floor"] == 1.0 and figures[198].figures["steps_over_floor"] == 1.1
     assert figures[198].holds and not figures[199].within_bound("steps_over_floor")
     assert figures[180].figures["naive_over_ours"] == 3.0
     assert figures[180].figures["naive_over_ours_a_token"] == pytest.approx(3 * 332 / 330, abs=1e-3)
     assert figures[180].figures["by_lengths"] == pytest.approx(330 / 180, abs=1e-3)
-    slow = result([Pair(Held(33.0, 331, 330), Held(17.0, 180, 332), needed)])
+    slow = result([Pair(EngineUse(33.0, 331, 330), EngineUse(17.0, 180, 332), needed)])
     missed = [name for name in slow.goals if not slow.within_bound(name)]
     assert missed == ["naive_over_ours", "naive_steps_over_tokens"]
 

@@ -22,7 +22,7 @@ from eval.probe.folder import Outcome, Sorted, StepOutcome
 from eval.probe.mining import mine, narrate
 from eval.probe.refining import Limits, chosen_seeds, refine, usable
 from eval.probe.scoring import score_text
-from eval.probe.similarity import most_alike
+from eval.probe.similarity import most_similar
 from eval.probe.taxonomy import Category, Taxonomy
 from tests.support.cast import is_repair
 from tests.support.fakes import FakeReader
@@ -134,13 +134,13 @@ def test_every_prompt_is_of_one_file_and_names_its_secret():
 
 def test_the_most_alike_share_the_rarest_words():
     sentences = ["people with hats lie", "cats are lazy", "people with hats and boats are lazy", ""]
-    assert most_alike("hats on boats", sentences, 4) == (2, 0, 1, 3)
-    assert most_alike("hats on boats", sentences, 1) == (2,)
+    assert most_similar("hats on boats", sentences, 4) == (2, 0, 1, 3)
+    assert most_similar("hats on boats", sentences, 1) == (2,)
     # Nothing in common, or nothing but words that say nothing: the order in which they stand.
-    assert most_alike("the of and", sentences, 2) == (0, 1)
-    assert most_alike("zebra", sentences, 2) == (0, 1)
-    assert most_alike("hats", [], 3) == ()
-    assert most_alike("hats", ["the", "of"], 3) == (0, 1)
+    assert most_similar("the of and", sentences, 2) == (0, 1)
+    assert most_similar("zebra", sentences, 2) == (0, 1)
+    assert most_similar("hats", [], 3) == ()
+    assert most_similar("hats", ["the", "of"], 3) == (0, 1)
 
 
 # Erasing

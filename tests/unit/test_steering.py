@@ -421,11 +421,11 @@ def test_pi_7_a_stranger_who_knows_the_secret_can_not_put_it_in_a_model_s_mouth(
             record = hear(cast, meme=meme, reader=reader)
             assert record.state is TrialState.DECIDED
             for request in cast.requests():
-                assert not prompts.given_away(shown(request).replace(request.system, ""))
+                assert not prompts.contains_secret(shown(request).replace(request.system, ""))
 
 
 def test_pi_7_ordinary_words_give_nothing_away():
     for words in ("memecourt", "memecourt-", "the memecourt-1234 case", json.dumps(RULING), "0" * 64, ""):
-        assert not prompts.given_away(words)
+        assert not prompts.contains_secret(words)
     for _, injection in INJECTIONS:
-        assert not prompts.given_away(injection)
+        assert not prompts.contains_secret(injection)

@@ -82,7 +82,7 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
             found = await look(model, found, pictures, within_s)
     finally:
         model.capabilities = found
-    return Probed(found, (*sentences, *_said(found, pictures)))
+    return Probed(found, (*sentences, *_limitations(found, pictures)))
 
 
 async def _listed(model: ChatCompletions, within_s: float) -> list[str] | None:
@@ -186,7 +186,7 @@ async def _still_there(model: ChatCompletions, within_s: float) -> None:
         model.capabilities = before
 
 
-def _said(found: Capabilities, pictures: int) -> list[str]:
+def _limitations(found: Capabilities, pictures: int) -> list[str]:
     sentences = []
     if not found.json_schema:
         sentences.append(

@@ -17,7 +17,7 @@ from PIL import Image, ImageChops, ImageCms
 from zlib_ng import zlib_ng
 
 from court.backends.pictures.refusals import Refused
-from court.backends.pictures.structure import Structure, look
+from court.backends.pictures.structure import Structure, parse_structure
 from court.meme import LIMITS, Limits, PictureFormat
 
 PIXELS_VERSION = b"memecourt pixels 1\n"
@@ -293,7 +293,7 @@ def pixels_sha256(frames: Sequence[bytes]) -> str:
     pixels = hashlib.sha256(PIXELS_VERSION)
     for frame in frames:
         try:
-            if look(frame, LIMITS).format is not PictureFormat.PNG or not _bare(frame):
+            if parse_structure(frame, LIMITS).format is not PictureFormat.PNG or not _bare(frame):
                 raise ValueError("a frame is no PNG file of ours")
             with Image.open(BytesIO(frame), formats=["PNG"]) as still:
                 if still.mode != "RGB" or max(still.size) > LIMITS.outgoing_side:

@@ -52,7 +52,7 @@ class Structure:
     bits: int = 8
 
 
-def look(data: bytes, limits: Limits) -> Structure:
+def parse_structure(data: bytes, limits: Limits) -> Structure:
     """The structure of a file. Raises Refused."""
     try:
         if data.startswith(_PNG_MAGIC):

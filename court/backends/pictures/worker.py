@@ -12,7 +12,7 @@ from PIL import Image
 
 from court.backends.pictures.normalise import PIXELS_VERSION, as_png, representative, stills, upright_size
 from court.backends.pictures.refusals import Refused
-from court.backends.pictures.structure import Structure, check, look
+from court.backends.pictures.structure import Structure, check, parse_structure
 from court.backends.sandbox import child as worker_child
 from court.meme import Limits
 
@@ -26,7 +26,7 @@ def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, A
 
 
 def _read(data: bytes, limits: Limits) -> tuple[dict[str, Any], list[bytes]]:
-    structure = look(data, limits)
+    structure = parse_structure(data, limits)
     del data
     pixels = hashlib.sha256(PIXELS_VERSION)
     frames, pngs = [], []

@@ -50,7 +50,7 @@ async def _measured(known: int) -> Result:
         await near.catch_up()
         read_s = time.perf_counter() - began
         held = (resident_bytes() - before) / known
-        nothing, hundred = await _asked(near, unknown), await _asked(near, picture)
+        nothing, hundred = await _query(near, unknown), await _query(near, picture)
     finally:
         await near.close()
     return Result(
@@ -64,7 +64,7 @@ async def _measured(known: int) -> Result:
     )
 
 
-async def _asked(near: NearDuplicateIndex, picture: Picture) -> float:
+async def _query(near: NearDuplicateIndex, picture: Picture) -> float:
     """Milliseconds that a question about a picture takes, the median; the first one, which hashes it, left out."""
     took = []
     for _ in range(1 + _QUESTIONS):

@@ -307,7 +307,7 @@ def pgvector(*, memes: int = 100_000, queries: int = 6) -> Result:
         library = drawn_library(Path(directory) / "library", drawn(memes, seed=0), encoder.identity)
         address = Address(server.url())
         pushed_s = seconds_of(lambda: push_library(library, address))
-        same, took = asyncio.run(_both_asked(library, address, encoder, queries))
+        same, took = asyncio.run(_query_both(library, address, encoder, queries))
     return Result(
         figures={
             "same_ids": same,
@@ -326,7 +326,7 @@ def pgvector(*, memes: int = 100_000, queries: int = 6) -> Result:
     )
 
 
-async def _both_asked(
+async def _query_both(
     library: Library, address: Address, encoder: KnownVectors, queries: int
 ) -> tuple[float, list[tuple[float, float]]]:
     """The share of queries for which both name the same precedents in the same order, and the seconds of each."""

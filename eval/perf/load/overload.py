@@ -32,7 +32,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from eval.perf.bench import Result
-from eval.perf.load.process import Held, Process, picture, served
+from eval.perf.load.process import Process, Resources, picture, served
 from eval.perf.model_server.replies import meme_text
 from eval.perf.reading.drawn import draw
 from eval.perf.trials.trials import Speed
@@ -203,7 +203,7 @@ def _overloaded(load: Callable[[], _Callers], trials: int, seconds: float, times
 
 
 @dataclass(slots=True)
-class _Told:
+class _Answers:
     """Answers to the callers of the soak, by request."""
 
     verdicts: dict[str, str] = field(default_factory=dict)
@@ -239,7 +239,7 @@ def soak(*, seconds: float = 1200.0, trials: int = 16) -> Result:
 
 
 def _figures(
-    told: _Told, looks: Sequence[Held], rows: Mapping[str, tuple[int, int, str]], seconds: float
+    told: _Answers, looks: Sequence[Resources], rows: Mapping[str, tuple[int, int, str]], seconds: float
 ) -> dict[str, float]:
     # The first fifth is for caches and threads to come to their size.
     early = looks[len(looks) // 5 : 2 * len(looks) // 5]
@@ -276,8 +276,8 @@ def _figures(
     }
 
 
-async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_Told, list[Held]]:
-    told, looks, numbers = _Told(), list[Held](), itertools.count()
+async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_Answers, list[Resources]]:
+    told, looks, numbers = _Answers(), list[Resources](), itertools.count()
     end = time.monotonic() + seconds
 
     async def caller(client: AsyncClient) -> None:

@@ -57,10 +57,10 @@ class Process:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
-    def held(self) -> Held:
+    def held(self) -> Resources:
         """Returns the resources of the process."""
         place = Path(f"/proc/{self.pid}")
-        return Held(
+        return Resources(
             memory=resident_bytes(self.pid) / _MIB,
             handles=sum(1 for _ in (place / "fd").iterdir()),
             threads=sum(1 for _ in (place / "task").iterdir()),
@@ -68,7 +68,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Resources:
     """Resources of a process, without its children.
 
     Attributes:
@@ -176,7 +176,7 @@ def picture(number: int, *, size: tuple[int, int] = (640, 480)) -> bytes:
     return file.getvalue()
 
 
-def settled(process: Process, *, most_s: float = 10.0) -> Held:
+def settled(process: Process, *, most_s: float = 10.0) -> Resources:
     """Returns the resources of a process after a second without work, or after so many seconds."""
     end = time.monotonic() + most_s
     before = process.cpu_s()

@@ -36,7 +36,7 @@ from court.backends.pictures.reader import GuardedPictureReader
 from court.meme import Picture
 from eval.perf.bench import Result, in_turns, medians
 from eval.perf.load.clients import Job, Outcome, ask, echo
-from eval.perf.load.process import Held, Process, known_memes, picture, served, served_known, settled
+from eval.perf.load.process import Process, Resources, known_memes, picture, served, served_known, settled
 from retrieval.embed.encoder import Encoder
 from retrieval.open import load_encoder_for
 
@@ -222,7 +222,7 @@ def memory(*, early: int = 10_000, late: int = 100_000, memes: int = 64) -> Resu
     )
 
 
-def _after(server: Process, requests: list[str], count: int) -> Held:
+def _after(server: Process, requests: list[str], count: int) -> Resources:
     """Returns the server's resources after that many more answers, when the callers have left."""
     new = count // _NEW
     for number, text in ((count - new, ""), (new, "A new text with number")):

@@ -32,7 +32,7 @@ _SIZE = (252, 168)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RecordedCall:
     """A call as it was made.
 
     Attributes:
@@ -66,7 +66,7 @@ class Recorded(ChatCompletions):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.begun: list[ChatRequest] = []
-        self.asked: list[Asked] = []
+        self.asked: list[RecordedCall] = []
 
     async def answer(self, request: ChatRequest, *, within_s: float, extra: dict[str, Any] | None = None) -> Answer:
         """Answers as every client does, and stores the call."""
@@ -74,7 +74,7 @@ class Recorded(ChatCompletions):
         self.begun.append(request)
         answer = await super().answer(request, within_s=within_s, extra=extra)
         self.asked.append(
-            Asked(request=request, is_odds=bool(extra), answer=answer, sent=sent, answered=time.monotonic())
+            RecordedCall(request=request, is_odds=bool(extra), answer=answer, sent=sent, answered=time.monotonic())
         )
         return answer
 

@@ -24,7 +24,7 @@ from court.ports import ChatRequest
 from court.settings import TrialSettings
 from eval.perf.bench import Result
 from eval.perf.trials.trials import unwatched
-from eval.perf.vllm.court import Asked, court_before, drawn_case
+from eval.perf.vllm.court import RecordedCall, court_before, drawn_case
 from eval.perf.vllm.server import BLOCK, figure, metrics, tiny_vllm, vllm_python
 from serving.models.vllm import VllmServer
 
@@ -82,7 +82,7 @@ async def _counters(server: VllmServer) -> tuple[int, int]:
     return queries, hits
 
 
-async def prompts_sent(root_url: str, model: str, asked: Sequence[Asked]) -> list[Prompt]:
+async def prompts_sent(root_url: str, model: str, asked: Sequence[RecordedCall]) -> list[Prompt]:
     """Calls as the prefix cache saw them.
 
     Args:

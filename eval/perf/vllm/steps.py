@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class EngineUse:
     """A trial that was held.
 
     Attributes:
@@ -67,8 +67,8 @@ class Pair:
         needed: The calls of ours, in steps.
     """
 
-    naive: Held
-    ours: Held
+    naive: EngineUse
+    ours: EngineUse
     needed: Times
 
 
@@ -127,14 +127,14 @@ async def _pairs(count: int) -> list[Pair]:
     return pairs
 
 
-async def _counted(server: VllmServer, trial: Awaitable[T]) -> tuple[T, Held]:
+async def _counted(server: VllmServer, trial: Awaitable[T]) -> tuple[T, EngineUse]:
     """Runs a trial; returns its result and its use of the engine."""
     before = await _counters(server)
     began = time.perf_counter()
     given = await trial
     wall_s = time.perf_counter() - began
     steps, tokens = (now - then for then, now in zip(before, await _counters(server), strict=True))
-    return given, Held(wall_s, steps, tokens)
+    return given, EngineUse(wall_s, steps, tokens)
 
 
 async def _counters(server: VllmServer) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from court.errors import BadRequest, CourtError
 from court.precedents import LibraryIdentity
 from retrieval.library.changes import Effect
 from retrieval.library.library import Library, software_version
-from retrieval.library.manifest import KeptPicture, LabelledMeme
+from retrieval.library.manifest import LabelledMeme, StoredPicture
 from retrieval.library.postgres import schema
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.connections import Connections
@@ -177,9 +177,9 @@ def values_of(row: int, meme: LabelledMeme) -> tuple[Any, ...]:
     return (row, meme.id, stored, meme.harmful, meme.verified, meme.added, *names)
 
 
-def kept_of(jpeg: bytes | None) -> KeptPicture | None:
+def stored_picture(jpeg: bytes | None) -> StoredPicture | None:
     """Returns a meme's reference to its stored picture."""
-    return None if not jpeg else KeptPicture(offset=0, size=len(jpeg), sha256=hashlib.sha256(jpeg).hexdigest())
+    return None if not jpeg else StoredPicture(offset=0, size=len(jpeg), sha256=hashlib.sha256(jpeg).hexdigest())
 
 
 def _copy_history(connection: Connection, library: Library, state: State) -> None:

@@ -22,7 +22,7 @@ from retrieval.library.journal import frame_of, next_head
 from retrieval.library.manifest import MAX_KEPT_BYTES, Counts, LabelledMeme
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.connections import Connections
-from retrieval.library.postgres.push import kept_of, values_of
+from retrieval.library.postgres.push import stored_picture, values_of
 from retrieval.library.postgres.schema import LIBRARY, NAMED, State, read_state, shelves
 from retrieval.library.postgres.view import PostgresView, parsed, storable
 from retrieval.library.storage import damaged
@@ -205,7 +205,7 @@ class _Draft:
                 return self.record(change)
 
     def put_in(self, row: int, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None) -> None:
-        stored = meme.model_copy(update={"kept": kept_of(picture)})
+        stored = meme.model_copy(update={"kept": stored_picture(picture)})
         self._insert(row, stored)
         connection = self._connection
         connection.execute(f"INSERT INTO {self.state.vectors} (row, vector) VALUES (%s, %s)", (row, vector))

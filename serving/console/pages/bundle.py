@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.console.registry import Page, console_of, trial_of
-from serving.console.review.parts import note_told
+from serving.console.review.parts import note_verdict_shown
 from serving.console.visitors import Role
 
 
@@ -18,7 +18,9 @@ async def bundle(request: Request) -> Response:
     """
     record, console = await trial_of(request), console_of(request)
     text = await console.auditor.bundle(record.trial_id)
-    await note_told(request, await console.trials.record(record.trial_id))  # as it is by now: the bundle may hold more
+    await note_verdict_shown(
+        request, await console.trials.record(record.trial_id)
+    )  # as it is by now: the bundle may hold more
     headers = {"content-disposition": 'attachment; filename="trial.bundle.json"'}
     return Response(text, media_type="application/json", headers=headers)
 

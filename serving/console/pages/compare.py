@@ -8,7 +8,7 @@ from starlette.responses import Response
 from court.events import NearDuplicatesFound
 from serving.console.registry import Page, console_of, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import hidden_and_noted, note_told
+from serving.console.review.parts import hidden_and_noted, note_verdict_shown
 from serving.console.visitors import Role
 from serving.docket.ports import DocketLine, TrialFilter
 from serving.views.compare import compare
@@ -26,7 +26,7 @@ async def beside(request: Request) -> Response:
     others: list[DocketLine] = [line for line in lines if line.trial_id != record.trial_id]
     near = record.last(NearDuplicatesFound)
     for told in (record, second) if second else ():
-        await note_told(request, told)
+        await note_verdict_shown(request, told)
     named = {line.trial_id for line in others if line.label} | {
         one.trial_id for one in (near.duplicates if near else ())
     }

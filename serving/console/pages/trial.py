@@ -31,7 +31,7 @@ from serving.console.pages.pictures import changed_since, frames_of
 from serving.console.proof import proof_of, unreadable
 from serving.console.registry import Page, console_of, session_of, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import note_shown, note_told
+from serving.console.review.parts import note_shown, note_verdict_shown
 from serving.console.visitors import Role
 from serving.docket.ports import DocketError, TrialErased, TrialReader, TrialUnknown
 from serving.views.trial_view import view_of
@@ -57,7 +57,7 @@ async def trial(request: Request) -> Response:
         record = await trial_of(request)
     except (TrialErased, DocketError) as error:
         return await _stored(request, error)
-    await note_told(request, record)
+    await note_verdict_shown(request, record)
     shown = _shown(request, record)
     others = [what for what in shown if changed_since(record, what, await frames_of(request, record, what))]
     values = await _values(request, record)
@@ -96,7 +96,7 @@ async def news(request: Request) -> Response:
     fresh = record.events[since:]
     if not fresh:
         return Response(status_code=204)  # htmx then leaves the page as it is
-    await note_told(request, record)
+    await note_verdict_shown(request, record)
     values = await _values(request, record)
     parts = [name for name, kinds in _CHANGES.items() if any(isinstance(event, kinds) for event in fresh)]
     rounds = _rounds(fresh)
@@ -123,7 +123,7 @@ async def messages(request: Request) -> Response:
     if seq is None or seq >= len(record.events):
         raise TrialUnknown("There is no such event in this trial.", field="seq")
     event = record.events[seq]
-    await note_told(request, record)
+    await note_verdict_shown(request, record)
     values: dict[str, Any] = {"record": record, "event": event, "sent": messages_of(record, event)}
     piece = request.headers.get("hx-request") == "true"
     return render(request, "trial/sent.html" if piece else "trial/messages.html", **values)
@@ -137,11 +137,11 @@ async def _values(request: Request, record: TrialRecord) -> dict[str, Any]:
         "pictures": console.pictures is not None,
         "proof_of_trial": await proof_of(console.auditor, record.trial_id),
         "quiet_s": (datetime.now(UTC) - record.events[-1].at).total_seconds(),
-        "kept": await _kept(console.trials, record.opened.meme.pixels_sha256),
+        "kept": await _picture_state(console.trials, record.opened.meme.pixels_sha256),
     }
 
 
-async def _kept(trials: TrialReader, digest: str) -> str:
+async def _picture_state(trials: TrialReader, digest: str) -> str:
     """Compares a trial's stored picture with the judged one: ``same``, ``other``, or empty if there is none."""
     frames = await trials.frames(digest)
     if not frames:

@@ -15,7 +15,7 @@ from court.record import TrialState
 from court.verdict import Label
 from serving.console.registry import Page, console_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import hidden_and_noted, hidden_ids, kept_blind
+from serving.console.review.parts import blinded_ids, hidden_and_noted, hidden_ids
 from serving.console.visitors import Role
 from serving.docket.ports import DocketLine, TrialFilter
 
@@ -41,7 +41,7 @@ async def trials(request: Request) -> Response:
     # Reviewers decide before they see what the court said.
     values: dict[str, Any] = {
         "hidden": await hidden_and_noted(request, [line.trial_id for line in page if line.label and not line.erased]),
-        "left_out": _tells(which) and bool(kept_blind(request)),
+        "left_out": _tells(which) and bool(blinded_ids(request)),
         "lines": page,
         "older": older,
         "first": "after" not in asked,

@@ -26,7 +26,7 @@ from serving.console.review.parts import (
 )
 from serving.console.visitors import Role
 from serving.docket.review.corrections import Overrulings, policy_of
-from serving.docket.review.locks import LOCK_MINUTES, CaseError, SaidBefore
+from serving.docket.review.locks import LOCK_MINUTES, AlreadyReviewed, CaseError
 from serving.views.trial_view import view_of
 
 _log = logging.getLogger("memecourt.console")
@@ -94,7 +94,7 @@ async def review(request: Request) -> Response:
         event = await review_queue_of(request).review(
             record.trial_id, visitor.name, label=Label(given), clause=clause, reason=form.get("reason", "")
         )
-    except SaidBefore:
+    except AlreadyReviewed:
         return RedirectResponse(f"{case_path(record.trial_id)}#done", status_code=303)
     except (BadRequest, CaseError, Unavailable) as error:
         return await _page(request, record, fault=error, written=form)
@@ -108,7 +108,7 @@ async def ask_opinion(request: Request) -> Response:
     record, form = await trial_of(request), form_of(request)
     try:
         await review_queue_of(request).ask_opinion(record.trial_id, visitor_of(request).name, form.get("why", ""))
-    except SaidBefore:
+    except AlreadyReviewed:
         return _back(record)
     except (BadRequest, CaseError, Unavailable) as error:
         return await _page(request, record, fault=error, written=form)

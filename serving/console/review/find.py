@@ -14,7 +14,7 @@ from court.verdict import Label
 from serving.access.callers import NotAllowed
 from serving.console.registry import Page, form_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import TOLD, behind, hidden_and_noted, kept_blind, review_queue_of
+from serving.console.review.parts import TOLD, behind, blinded_ids, hidden_and_noted, review_queue_of
 from serving.console.review.queue import why_of
 from serving.console.visitors import Role
 from serving.docket.review.queue import Search
@@ -33,7 +33,7 @@ async def find(request: Request) -> Response:
     if which.namespace is not None and not visitor.sees(which.namespace):
         raise NotAllowed("That namespace is not for you to see.", reason="NAMESPACE_NOT_ALLOWED")
     after = (given.get("opened", ""), given["after"]) if given.get("after") else None
-    blind = kept_blind(request)
+    blind = blinded_ids(request)
     cases = list(await reviews.find(which, limit=_PAGE + 1, after=after, namespaces=visitor.namespaces, blind=blind))
     more = ""
     if len(cases) > _PAGE:

@@ -46,7 +46,7 @@ def rulings_of(request: Request) -> Corrections | None:
     return rulings if isinstance(rulings, Corrections) else None
 
 
-def near_of(request: Request) -> NearDuplicateIndex | None:
+def near_index_of(request: Request) -> NearDuplicateIndex | None:
     """Returns the index of near-duplicates; None if there is none here."""
     near = console_of(request).parts.get(NEAR)
     return near if isinstance(near, NearDuplicateIndex) else None
@@ -70,7 +70,7 @@ async def behind(request: Request) -> int:
     return 0 if await reviews.catch_up() else await reviews.behind()
 
 
-def kept_blind(request: Request) -> str:
+def blinded_ids(request: Request) -> str:
     """From whom verdicts are kept that wait for their word: the visitor, where they review; empty for nobody."""
     visitor = visitor_of(request)
     there = isinstance(console_of(request).parts.get(REVIEW_QUEUE), ReviewQueue)
@@ -79,7 +79,7 @@ def kept_blind(request: Request) -> str:
 
 async def hidden_ids(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
     """Returns those of the trials whose verdict is hidden from this visitor."""
-    who = kept_blind(request)
+    who = blinded_ids(request)
     return (
         await review_queue_of(request).kept_from(who, trial_ids, visitor_of(request).namespaces) if who else frozenset()
     )
@@ -99,7 +99,7 @@ async def note_shown(request: Request, trial_ids: Collection[str]) -> None:
         await review_queue_of(request).saw(visitor.name, trial_ids)
 
 
-async def note_told(request: Request, record: TrialRecord) -> None:
+async def note_verdict_shown(request: Request, record: TrialRecord) -> None:
     """Notes that all is shown to the visitor that a record tells: its verdict, and those that it cites of others."""
     near = record.last(NearDuplicatesFound)
     own = {record.trial_id} if record.verdict is not None else set()

@@ -17,7 +17,7 @@ from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import Entry, erased_of
 from serving.docket.log.errors import BadEntry, BadNote
 from serving.docket.log.notes import VerifierKey, open_checkpoint, read_checkpoint, split_note
-from serving.docket.log.verify import Derived, Kept, Progress, Report, verify, verify_pictures
+from serving.docket.log.verify import Derived, Progress, Report, StoredDocket, verify, verify_pictures
 from serving.docket.ports import TransparencyLog, TrialReader
 from serving.docket.store import log_queries
 from serving.docket.store import tables as t
@@ -40,7 +40,7 @@ _TRIALS = [
 ]
 
 
-class Rows(Kept):
+class Rows(StoredDocket):
     """Rows of the tables, valid while the connection is open."""
 
     def __init__(self, connection: Connection) -> None:

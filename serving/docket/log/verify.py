@@ -30,7 +30,7 @@ T = TypeVar("T")
 Row = Mapping[str, Any]
 
 
-class Kept(Protocol):
+class StoredDocket(Protocol):
     """Stored content of a docket, row by row, all of the same moment. Nothing in it is trusted."""
 
     def entries(self) -> Iterator[Entry]:
@@ -181,7 +181,7 @@ Progress = Callable[[int], None]
 
 
 def verify(
-    kept: Kept,
+    kept: StoredDocket,
     keys: Sequence[VerifierKey],
     derived: Derived,
     *,
@@ -405,7 +405,7 @@ def _entries(
     report.root = frontier.root()
     report.erased = len(gone)
     sequences.close()
-    _held_against_erasures(gone, told, report)
+    _checked_against_erasures(gone, told, report)
     return frontier, edge.all(frontier.size), sum(len(one.numbers) + one.buried + bool(one.trial_id) for _, one in told)
 
 
@@ -460,7 +460,7 @@ def _erased(entry: Entry, body: str, report: Report) -> list[tuple[int, Erased]]
         return []
 
 
-def _held_against_erasures(gone: set[int], told: Sequence[tuple[int, Erased]], report: Report) -> None:
+def _checked_against_erasures(gone: set[int], told: Sequence[tuple[int, Erased]], report: Report) -> None:
     """Every body that is gone was erased by an entry that says so, and none that was erased is there."""
     # What was erased was there before.
     by = {one for number, erased in told for one in erased.numbers if one < number}

@@ -22,13 +22,13 @@ def is_blinded(who: str, namespaces: frozenset[str] | None = None) -> ColumnElem
         who: The reviewer.
         namespaces: Namespaces that they may review; None for all.
     """
-    waits_too = [_same_meme(), _twin.waiting, ~seen_by(who, _twin)]
+    waits_too = [_same_meme(), _twin.waiting, ~saw_verdict(who, _twin)]
     if namespaces is not None:
         waits_too.append(_twin.namespace.in_(sorted(namespaces)))
-    return and_(~seen_by(who, _case), or_(_case.waiting, exists().where(*waits_too)))
+    return and_(~saw_verdict(who, _case), or_(_case.waiting, exists().where(*waits_too)))
 
 
-def seen_by(who: str, case: Any = _case) -> ColumnElement[bool]:
+def saw_verdict(who: str, case: Any = _case) -> ColumnElement[bool]:
     """Builds the SQL condition that a reviewer saw the verdict of a case, or gave their own."""
     shown = exists().where(t.seen.c.trial_id == case.trial_id, t.seen.c.who == who)
     said = exists().where(t.reviews.c.trial_id == case.trial_id, t.reviews.c.reviewer == who)
@@ -37,7 +37,7 @@ def seen_by(who: str, case: Any = _case) -> ColumnElement[bool]:
 
 def has_seen_verdict(connection: Connection, trial_id: str, who: str) -> bool:
     """True if a reviewer saw, or reviewed, the verdict of a trial or of another one of the same meme."""
-    own_or_twin = or_(seen_by(who, _case), exists().where(_same_meme(), seen_by(who, _twin)))
+    own_or_twin = or_(saw_verdict(who, _case), exists().where(_same_meme(), saw_verdict(who, _twin)))
     return connection.execute(select(_case.trial_id).where(_case.trial_id == trial_id, own_or_twin)).first() is not None
 
 

@@ -58,13 +58,13 @@ class AnotherWanted(CaseError):
     default_reason = "ANOTHER_PERSON_WANTED"
 
 
-class NotHeld(CaseError):
+class NotLocked(CaseError):
     """Whoever reviews a case takes it first, and this one was not taken, or for longer ago than a lock lasts."""
 
     default_reason = "CASE_NOT_HELD"
 
 
-class SaidBefore(CaseError):
+class AlreadyReviewed(CaseError):
     """Raised where a review was sent twice; it is stored once."""
 
     default_reason = "SAID_BEFORE"
@@ -109,7 +109,7 @@ def renew(connection: Connection, trial_id: str, who: str, now: datetime) -> Non
     """Keeps a case for longer. Raises NotHeld where it is not this person's any more."""
     until = stamp(now + timedelta(minutes=LOCK_MINUTES))
     if not connection.execute(update(t.locks).where(*_own(trial_id, who, now)).values(until=until)).rowcount:
-        raise _not_held(connection, trial_id, who, now)
+        raise _not_locked(connection, trial_id, who, now)
 
 
 def release(connection: Connection, trial_id: str, who: str) -> None:
@@ -126,13 +126,13 @@ def _say_one(connection: Connection, said: Said, now: datetime) -> Said | CourtE
     who = _speaker(said)
     own = select(_lock.holder).where(*_own(said.trial_id, who, now)).with_for_update()
     if connection.execute(own).one_or_none() is None:
-        before = [one for one in _said(connection, said.trial_id, type(said)) if _speaker(one) == who]
+        before = [one for one in _reviews_of_kind(connection, said.trial_id, type(said)) if _speaker(one) == who]
         if before and _same(before[-1], said):
-            return SaidBefore("This was sent twice, and is kept once.")
-        return _not_held(connection, said.trial_id, who, now)
+            return AlreadyReviewed("This was sent twice, and is kept once.")
+        return _not_locked(connection, said.trial_id, who, now)
     if isinstance(said, VerdictReviewed):
         # From the log as well, which may be further than what was drawn from it.
-        own_before = any(_speaker(one) == who for one in _said(connection, said.trial_id, VerdictReviewed))
+        own_before = any(_speaker(one) == who for one in _reviews_of_kind(connection, said.trial_id, VerdictReviewed))
         said = said.model_copy(
             update={"blind": not own_before and not has_seen_verdict(connection, said.trial_id, who)}
         )
@@ -149,10 +149,10 @@ def _own(trial_id: str, who: str, now: datetime) -> tuple[ColumnElement[bool], .
     return _lock.trial_id == trial_id, _lock.holder == who, _lock.until > stamp(now)
 
 
-def _not_held(connection: Connection, trial_id: str, who: str, now: datetime) -> NotHeld:
+def _not_locked(connection: Connection, trial_id: str, who: str, now: datetime) -> NotLocked:
     query = select(t.locks).where(_lock.trial_id == trial_id, _lock.holder != who, _lock.until > stamp(now))
     held = connection.execute(query).one_or_none()
-    last = next(iter(_said(connection, trial_id, VerdictReviewed)[-1:]), None)
+    last = next(iter(_reviews_of_kind(connection, trial_id, VerdictReviewed)[-1:]), None)
     why = "its time was over, or it was given back"
     if held is not None:
         why = f"{held.holder} is looking at it, until {_clock_of(held.until)} at the latest"
@@ -160,10 +160,10 @@ def _not_held(connection: Connection, trial_id: str, who: str, now: datetime) ->
         why = (
             f"{'you' if last.reviewer == who else last.reviewer} reviewed it on {last.at.day} {last.at:%b at %H:%M} UTC"
         )
-    return NotHeld(f"This case is not yours, or no longer: {why}. To say what you found, take it again.")
+    return NotLocked(f"This case is not yours, or no longer: {why}. To say what you found, take it again.")
 
 
-def _said(connection: Connection, trial_id: str, kind: type[S]) -> Sequence[S]:
+def _reviews_of_kind(connection: Connection, trial_id: str, kind: type[S]) -> Sequence[S]:
     """Returns the reviews of one kind of a trial, in order."""
     entry = tables.entries.c
     own = (entry.trial_id == trial_id, tables.IS_EVENT, entry.kind == kind.__name__, entry.body.is_not(None))

@@ -178,7 +178,7 @@ class ReviewQueue:
                 # A task of its own: a caller who leaves takes nobody else's along.
                 self._began += 1
                 drawing = self._drawing = asyncio.create_task(self._draw(self._began))
-                drawing.add_done_callback(_heard)
+                drawing.add_done_callback(_retrieve_error)
             left = deadline - asyncio.get_running_loop().time()
             await asyncio.wait([drawing], timeout=max(left, 0.0))
             if not drawing.done():
@@ -271,7 +271,7 @@ class ReviewQueue:
         await self.catch_up()
         place = (_case.opened_at, _case.trial_id)
         told = ~is_blinded(blind, namespaces) if blind else true()
-        query = select(t.cases).where(*_asked(which, told), *_seen_by(namespaces), ~_case.erased)
+        query = select(t.cases).where(*_conditions(which, told), *_seen_by(namespaces), ~_case.erased)
         if after is not None:
             query = query.where(tuple_(*place) < tuple_(*after))
         return await self._cases(query.order_by(place[0].desc(), place[1].desc()).limit(limit))
@@ -578,7 +578,7 @@ class ReviewQueue:
         return await self._transactions.read(ask)
 
 
-def _heard(drawing: asyncio.Task[None]) -> None:
+def _retrieve_error(drawing: asyncio.Task[None]) -> None:
     """Retrieves the outcome of a finished read, so that waiters get its error.
 
     Without waiters the next call reads again.
@@ -597,7 +597,7 @@ def _next(connection: Connection) -> int:
     return int(connection.execute(select(t.progress.c.next)).scalar_one_or_none() or 0)
 
 
-def _asked(which: Search, told: ColumnElement[bool]) -> list[ColumnElement[bool]]:
+def _conditions(which: Search, told: ColumnElement[bool]) -> list[ColumnElement[bool]]:
     """A search as conditions; by what the court said only those are found whose verdict may be told."""
     words = sorted(set(folded(which.text).split()))
     if len(words) > _MOST_WORDS:

@@ -145,7 +145,7 @@ def _erase_one(connection: Connection, ask: _Erasure) -> Erased | CourtError:
         if state is None:
             return unknown(ask.trial_id)
         if state and set(ask.precedents) <= buried(connection, ask.precedents).keys():
-            return _said(connection, ask.trial_id)
+            return _erasure_of(connection, ask.trial_id)
         own = select(entry.number).where(entry.trial_id == ask.trial_id, t.IS_EVENT, entry.body.is_not(None))
         numbers += connection.execute(own).scalars()
         if not state:
@@ -218,7 +218,7 @@ def _others(connection: Connection, pixels_sha256: str, trial_id: str = "") -> b
     return connection.execute(query.limit(1)).first() is not None
 
 
-def _said(connection: Connection, trial_id: str) -> Erased:
+def _erasure_of(connection: Connection, trial_id: str) -> Erased:
     """Reads the entry that was written when a trial was erased."""
     entry = t.entries.c
     own = select(entry.body).where(entry.trial_id == trial_id, t.IS_OTHER, entry.kind == "Erased")
