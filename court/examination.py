@@ -80,7 +80,7 @@ class Examination:
         """
         if not self.settings.captioner:
             argument = await self._summarised(0, await self._summary(0, (), ahead=lambda: False), None)
-            return await self._rest(argument, 0, RestReason.NO_EXAMINATION)
+            return await self._stop(argument, 0, RestReason.NO_EXAMINATION)
 
         rested = self.recorder.recall(SideRested, side=self.advocate.side)
         last = rested.rounds if rested else self.settings.rounds_max
@@ -99,11 +99,11 @@ class Examination:
                 bits = entropy(argument.summary)
                 change = None if previous is None else abs(bits - previous)
                 if number >= self.settings.rounds_min and change is not None and change < self.settings.epsilon:
-                    return await self._rest(argument, number, RestReason.CONVERGED)
+                    return await self._stop(argument, number, RestReason.CONVERGED)
                 if number == last:
-                    return await self._rest(argument, number, RestReason.ROUND_LIMIT)
+                    return await self._stop(argument, number, RestReason.ROUND_LIMIT)
                 if not self._time_for_a_round():
-                    return await self._rest(argument, number, RestReason.TIME)
+                    return await self._stop(argument, number, RestReason.TIME)
                 gone_on[number].set()
                 previous = bits
             raise AssertionError("unreachable: the last round returns")
@@ -191,7 +191,7 @@ class Examination:
         )
         return summary.value
 
-    async def _rest(self, argument: Argument, rounds: int, reason: RestReason) -> SideCase:
+    async def _stop(self, argument: Argument, rounds: int, reason: RestReason) -> SideCase:
         side = self.advocate.side
         rested = self.recorder.recall(SideRested, side=side)
         if rested is None:

@@ -198,15 +198,15 @@ class JudgeBrief(Generic[P]):
             chars: Longest rationale that is asked for.
         """
         schema = replies.ruling_schema(self.policy, len(self.exhibits), chars)
-        return self._asking("judge", schema)
+        return self._judge_messages("judge", schema)
 
     def odds(self) -> tuple[Messages[P], Messages[P]]:
         """The Judge's model is to give one of two letters: with harmful as the first option, and as the second."""
         words = ("harmful", "not harmful")
-        first, second = (self._asking("odds", None, a=one, b=other) for one, other in (words, words[::-1]))
+        first, second = (self._judge_messages("odds", None, a=one, b=other) for one, other in (words, words[::-1]))
         return first, second
 
-    def _asking(self, task: str, schema: dict[str, Any] | None, **values: str) -> Messages[P]:
+    def _judge_messages(self, task: str, schema: dict[str, Any] | None, **values: str) -> Messages[P]:
         prompt = prompts.load("judge")
         parts = (*self._material(prompt), prompt.task(task, **values))
         return Messages(

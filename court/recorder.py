@@ -108,7 +108,7 @@ class Recorder:
             draft = draft(before)
         values = draft.values | {"trial_id": self._trial_id, "seq": len(before), "at": self._now()}
         if issubclass(draft.kind, VerdictGiven | TrialFailed):
-            untold = [event for event in beside if not self._told_before(event)]
+            untold = [event for event in beside if not self._reported_before(event)]
             values["unused"] = self.tally.unused(*untold, draft.kind(**values))
         return draft.kind(**values)  # type: ignore[return-value]  # each Event is in the union
 
@@ -124,7 +124,7 @@ class Recorder:
                 cancelled = error
         if not telling.cancelled() and telling.exception() is None:
             for event in events:
-                if not self._told_before(event):
+                if not self._reported_before(event):
                     self.tally.told(event)
                 self._events.append(event)
         if cancelled is not None:
@@ -134,7 +134,7 @@ class Recorder:
                 del cancelled  # it remembers this frame: they would hold each other, and with that the trial
         telling.result()
 
-    def _told_before(self, event: Event) -> bool:
+    def _reported_before(self, event: Event) -> bool:
         """True if another event reports the call already."""
         if not isinstance(event, Summarised):
             return False

@@ -156,7 +156,7 @@ class _Meme:
         self._folder = folder
 
     async def go_through(self) -> None:
-        tasks = await self._said(self._tasks())
+        tasks = await self._reply_or_reason(self._tasks())
         if isinstance(tasks, str):
             self._keep(MemeLeftOut(meme=self._meme.id, reason=tasks))
             return
@@ -165,7 +165,9 @@ class _Meme:
 
     async def _tasks(self) -> list[_Task]:
         if self._plan.given:
-            return [self._given(number, given) for number, given in enumerate(self._plan.given.get(self._meme.id, ()))]
+            return [
+                self._fixed_task(number, given) for number, given in enumerate(self._plan.given.get(self._meme.id, ()))
+            ]
         controller = self._speaker(self._settings.controller)
         profiles, call = await controller.profiles(self._settings.temperature)
         told = {str(relevance): profiles.of(relevance) for relevance in Relevance}
@@ -177,7 +179,7 @@ class _Meme:
 
         return await _all(formulate(number, relevance) for number, relevance in enumerate(Relevance))
 
-    def _given(self, number: int, given: FixedTask) -> _Task:
+    def _fixed_task(self, number: int, given: FixedTask) -> _Task:
         task = self._formulated(number, None, rounds=given.rounds, language=given.language, call=None)
         return _Task(
             number=task.number,
@@ -219,14 +221,14 @@ class _Meme:
         speaker = self._speaker(name)
         calls: tuple[Call, ...]
         if self._plan.given:
-            spoken = await self._said(speaker.converse(task.rounds, task.language))
+            spoken = await self._reply_or_reason(speaker.converse(task.rounds, task.language))
             if isinstance(spoken, str):
                 self._unanswered(name, task, spoken)
                 return None
             rounds, calls = spoken
             given = FixedQuestion("", rounds)
         else:
-            said = await self._said(speaker.answer(task.rounds[0]))
+            said = await self._reply_or_reason(speaker.answer(task.rounds[0]))
             if isinstance(said, str):
                 self._unanswered(name, task, said)
                 return None
@@ -262,7 +264,7 @@ class _Meme:
             judge = rng.choice([name for name in self._settings.judges if name != drawn])
             first = rng.random() < 0.5
             shown = (guideline, answers[drawn]) if first else (answers[drawn], guideline)
-            said = await self._said(self._speaker(judge).fuse(task.rounds[0], *shown))
+            said = await self._reply_or_reason(self._speaker(judge).fuse(task.rounds[0], *shown))
             about = {"meme": self._meme.id, "task": task.number, "round": number, "drawn": drawn, "judge": judge}
             if isinstance(said, str):
                 self._keep(FusionFailed.model_validate({**about, "reason": said}))
@@ -334,7 +336,7 @@ class _Meme:
         a, b = sorted((one, other), reverse=flip)
         turns = ((a, b), (b, a)) if self._settings.swapped and study == "arena" else ((a, b),)
         for turn, (first, second) in enumerate(turns):
-            said = await self._said(
+            said = await self._reply_or_reason(
                 self._speaker(judge).compare(
                     task.rounds, reference, answers[first], answers[second], levels=self._settings.levels
                 )
@@ -359,7 +361,7 @@ class _Meme:
                 )
             )
 
-    async def _said(self, saying: Awaitable[T]) -> T | str:
+    async def _reply_or_reason(self, saying: Awaitable[T]) -> T | str:
         """Returns a reply, or the reason why the model gave none that can be used.
 
         Errors that are not about this one question go on: they end the run, which is taken up again later.

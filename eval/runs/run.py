@@ -481,7 +481,7 @@ class _Judging:
         """Until every meme has a prediction. Raises as :func:`run`."""
         # Read before anything is judged: a trial of this process is none that was cut off.
         self._trials = await self._house.docket.index.requests()
-        said = await self._said()
+        said = await self._valid_predictions()
         todo = [meme for meme in self._material.memes if meme.id not in said]
         for meme in self._material.memes:
             if meme.id in said:
@@ -503,7 +503,7 @@ class _Judging:
         if self._manifest.finished is None:
             self._folder.write_manifest(self._manifest.model_copy(update={"finished": datetime.now(UTC)}))
 
-    async def _said(self) -> dict[str, Prediction]:
+    async def _valid_predictions(self) -> dict[str, Prediction]:
         """Predictions that hold, the last of each meme."""
         wanted = {meme.id for meme in self._material.memes}
         said = {p.meme: p for p in self._folder.predictions() if p.meme in wanted}

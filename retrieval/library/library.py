@@ -162,7 +162,7 @@ class Library:
 
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
         """The memes in these rows, hidden ones too, in this order. Raises BadLibrary."""
-        known = {row: meme for row in rows if (meme := self._said_of(row)) is not None}
+        known = {row: meme for row in rows if (meme := self._described(row)) is not None}
         if len(known) == len(rows):
             return [known[row] for row in rows]
         rest = [row for row in rows if row not in known]
@@ -376,7 +376,7 @@ class Library:
             shelved=shelved(),
             blocks=blocks,
             tuning=tuning or self.manifest.tuning,
-            history=self._kept_history(forget),
+            history=self._stored_history(forget),
             changes=self.manifest.changes + len(self.overlay.changes),
             lineage=self.manifest.lineage,
         )
@@ -495,7 +495,7 @@ class Library:
         found = self.base.rows[row] if row < self.base.size else self.overlay.rows[row - self.base.size]
         return np.array(found)
 
-    def _said_of(self, row: int) -> LabelledMeme | None:
+    def _described(self, row: int) -> LabelledMeme | None:
         return self.overlay.memes[row - self.base.size] if row >= self.base.size else self.overlay.said.get(row)
 
     def _read_run(self, places: range) -> list[LabelledMeme]:
@@ -520,7 +520,7 @@ class Library:
                 yield rows[start:]
             first += len(rows)
 
-    def _kept_history(self, forget: bool) -> Iterator[Kept]:
+    def _stored_history(self, forget: bool) -> Iterator[Kept]:
         """The record of all changes, with what is needed to bring back what was removed."""
         revoked: Mapping[int | None, int] = {
             one.change.number: one.revoked_by for one in self.history() if one.revoked_by is not None

@@ -206,7 +206,7 @@ class MemeTable:
 
     def row_of(self, id_: str) -> int | None:
         """Returns the row of a meme; None if there is none. Raises BadLibrary."""
-        if not _can_be_asked(id_):
+        if not _is_queryable(id_):
             return None
         answers = self.ask("SELECT row FROM memes WHERE id = ?", (id_,))
         return answers[0][0] if answers else None
@@ -221,7 +221,7 @@ class MemeTable:
     def changes(self, meme: str | None = None) -> list[Change]:
         """Returns the changes before this generation was written, of one meme or of all, in order."""
         where, values = ("", ()) if meme is None else ("WHERE meme = ?", (meme,))
-        if meme is not None and not _can_be_asked(meme):
+        if meme is not None and not _is_queryable(meme):
             return []
         answers = self.ask(f"SELECT entry FROM changes {where} ORDER BY number", values)
         return [_change(entry) for (entry,) in answers]
@@ -348,7 +348,7 @@ def _refuse_place() -> range:
     raise IndexError("there is no such meme")
 
 
-def _can_be_asked(text: str) -> bool:
+def _is_queryable(text: str) -> bool:
     # SQLite takes no lone surrogates, and what we wrote holds none.
     return text.isascii() or not any(0xD800 <= ord(c) < 0xE000 for c in text)
 

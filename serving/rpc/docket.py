@@ -184,7 +184,7 @@ class DocketService:
                 # Also where the caller has left meanwhile: the review may have been kept all the same.
                 if outcome is ReviewOutcome.OVERRULED:
                     self._overruled(record.trial_id)
-            self._told(event)
+            self._publish_review(event)
             with changing():
                 now = await docket.trials.record(record.trial_id)
             await self._follow(now, event)
@@ -194,9 +194,9 @@ class DocketService:
         """A review was kept in this process by another way than a call: in the console that is served beside."""
         if event.outcome is ReviewOutcome.OVERRULED:
             self._overruled(event.trial_id)
-        self._told(event)
+        self._publish_review(event)
 
-    def _told(self, event: VerdictReviewed) -> None:
+    def _publish_review(self, event: VerdictReviewed) -> None:
         self._hub.tell_review()
         self._telemetry.reviewed(event.outcome)
 

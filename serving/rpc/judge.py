@@ -154,12 +154,12 @@ class CourtService:
                 check_request_id(request.request_id)  # the one thing that no request before it answers for
                 like = likeness(request)
                 repeat = self._repeats.get(like) if like else None
-                if repeat and (said := await self._said_again(sitting, repeat, request.request_id, began)):
+                if repeat and (said := await self._repeated_response(sitting, repeat, request.request_id, began)):
                     return said
-                ask, token = self._asked(request, context), request.client_token
+                ask, token = self._request_of(request, context), request.client_token
                 del request
                 answer = await sitting.reception.answer(ask, within_s=time_left(context))
-                verdict, own = await self._told(sitting, answer, ask, token)
+                verdict, own = await self._response_to(sitting, answer, ask, token)
                 if like and answer.given and own.reused_from.HasField("content"):
                     self._repeats.keep(like, CachedResponse.of(answer.given, own))
                 return verdict + own.SerializeToString()  # messages that are joined are merged
@@ -170,11 +170,11 @@ class CourtService:
         with self._session.call() as sitting:
 
             def tried(request: wire.JudgeRequest) -> Judging:
-                ask, token = self._asked(request, context), request.client_token
+                ask, token = self._request_of(request, context), request.client_token
 
                 async def told(within_s: float | None) -> tuple[bytes, wire.JudgeResponse]:
                     answer = await sitting.reception.answer(ask, within_s=within_s, patient=True)
-                    return await self._told(sitting, answer, ask, token)
+                    return await self._response_to(sitting, answer, ask, token)
 
                 return told
 
@@ -188,7 +188,7 @@ class CourtService:
                 told=self._telemetry.streamed,
             )
 
-    def _asked(self, request: wire.JudgeRequest, context: Context) -> TrialRequest:
+    def _request_of(self, request: wire.JudgeRequest, context: Context) -> TrialRequest:
         ask = ask_of(
             request,
             default=self._settings.procedure,
@@ -198,14 +198,14 @@ class CourtService:
         check_namespace(ask.namespace)
         return ask
 
-    async def _told(
+    async def _response_to(
         self, sitting: _Sitting, answer: Answer, ask: TrialRequest, token: bytes
     ) -> tuple[bytes, wire.JudgeResponse]:
         """A verdict as it is sent, and what the response says of this request besides."""
         verdict = await self._sent(sitting, answer.record, keep=answer.reused)
         return verdict, answer_of(answer, ask, client_token=token)
 
-    async def _said_again(
+    async def _repeated_response(
         self, sitting: _Sitting, repeat: CachedResponse, request_id: str, began: float
     ) -> bytes | None:
         """The response to a request like one that was answered from memory; None where it has to be looked at."""

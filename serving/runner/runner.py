@@ -254,7 +254,7 @@ class TrialRunner:
                 if self._closing.is_set():
                     return
                 try:
-                    if await self._seen_to(claim):
+                    if await self._taken_over(claim):
                         del waiting[trial_id]
                 except Unavailable as error:  # not begun: one that was, and failed, is TrialAborted
                     away = error.reason
@@ -425,7 +425,7 @@ class TrialRunner:
         while True:
             flight = self._hearings.of(claim.trial_id)
             if flight is None:
-                found = await self._look(call, claim)
+                found = await self._stored_outcome(call, claim)
                 if isinstance(found, TrialRecord):
                     return self._answered(call, found, near=await self._is_near(call, found))
                 if found is None:  # another server is at it
@@ -439,13 +439,13 @@ class TrialRunner:
             else:
                 with flight:
                     try:
-                        return self._answered(call, await self._held(call, flight))
+                        return self._answered(call, await self._run_versions(call, flight))
                     except CourtError as error:
                         if not self._goes_on(call, flight, error):
                             raise
             claim = await self._claims.standing(claim)
 
-    async def _held(self, call: Call, flight: RunningTrial) -> TrialRecord:
+    async def _run_versions(self, call: Call, flight: RunningTrial) -> TrialRecord:
         """The record of a trial of this server, which is begun if nobody has."""
         if flight.task is None:
             self._hearings.begin(flight, call)
@@ -533,7 +533,7 @@ class TrialRunner:
 
     # Claims and trials.
 
-    async def _look(self, call: Call, claim: Lease) -> TrialRecord | Lease | None:
+    async def _stored_outcome(self, call: Call, claim: Lease) -> TrialRecord | Lease | None:
         """Reads a trial that is not in flight at this server from the docket.
 
         Returns:
@@ -573,7 +573,7 @@ class TrialRunner:
                 self._hearings.take_up(flight, call)
         return replace(claim, trial_id=trial_id)
 
-    async def _seen_to(self, claim: Lease) -> bool:
+    async def _taken_over(self, claim: Lease) -> bool:
         """Takes up an open trial whose server has died.
 
         Returns:

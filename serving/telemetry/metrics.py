@@ -268,7 +268,7 @@ class Metrics:
     def note(self, event: AnyEvent, seen: ObservedTrial, asked: Sequence[ObservedModelCall]) -> None:
         """An event of a trial was kept; ``asked`` are the calls that it is the first to tell of."""
         for each in asked:
-            self._asked(each, seen)
+            self._count_call(each, seen)
         match event:
             case TrialOpened():
                 self._opened.labels(seen.procedure).inc()
@@ -299,7 +299,7 @@ class Metrics:
                 self._end(event, seen, TrialState.FAILED, "")
                 self._failures.labels(seen.procedure, event.step, event.reason).inc()
 
-    def _asked(self, asked: ObservedModelCall, seen: ObservedTrial) -> None:
+    def _count_call(self, asked: ObservedModelCall, seen: ObservedTrial) -> None:
         call = asked.call
         # The name that it was asked by: what a server calls itself in its replies is not ours to bound.
         labels = (call.role.value, seen.models.get(call.role.value, "unknown"))

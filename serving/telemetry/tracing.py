@@ -155,7 +155,7 @@ class Tracing:
                 told |= contents.of_search(event)
             self._step(f"retrieval {library}", ended=event.at, seconds=event.latency_s, seen=seen, told=told)
         for each in asked:
-            self._asked(each, event, seen)
+            self._record_call(each, event, seen)
         if isinstance(event, VerdictGiven):
             seen.span.set_attribute("memecourt.outcome", "DECIDED")
             seen.span.set_attribute("memecourt.label", event.verdict.label.value)
@@ -201,7 +201,7 @@ class Tracing:
         finally:
             _wanted_trace.reset(token)
 
-    def _asked(self, asked: ObservedModelCall, event: AnyEvent, seen: ObservedTrial) -> None:
+    def _record_call(self, asked: ObservedModelCall, event: AnyEvent, seen: ObservedTrial) -> None:
         """A call of a model. An event says how long it took and not when it ended: that is when it was kept, at most
         as much too late as the call waited for its turn in the record."""  # noqa: D205, D209
         call = asked.call

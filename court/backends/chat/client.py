@@ -254,7 +254,7 @@ class ChatCompletions:
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, Failure) and error.again is not Again.NEVER),
             # When the pause would end after the deadline, the failure is told now and not as a lack of time then.
-            stop=lambda state: self._asked_enough(state) or stop_before_delay(within_s)(state),
+            stop=lambda state: self._attempts_spent(state) or stop_before_delay(within_s)(state),
             wait=self._pause,
             reraise=True,
         )
@@ -302,7 +302,7 @@ class ChatCompletions:
             tally.broke_off(broke_off)
         raise overrun()  # not above: with what the call was ended with, it would remember the request
 
-    def _asked_enough(self, state: RetryCallState) -> bool:
+    def _attempts_spent(self, state: RetryCallState) -> bool:
         often = self._attempts + len(self._servers) - 1  # that the last is asked as often as the only one would be
         return state.attempt_number >= (2 if _failure(state).again is Again.ONCE else often)
 

@@ -105,7 +105,7 @@ class _Docket(FingerprintStore, TrialReader, TrialIndex):
 
     async def fingerprints(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
         return [
-            (number, str(uuid.UUID(int=number)), self._look(number))
+            (number, str(uuid.UUID(int=number)), self._search(number))
             for number in range(since + 1, min(since + most, self._known) + 1)
         ]
 
@@ -130,7 +130,7 @@ class _Docket(FingerprintStore, TrialReader, TrialIndex):
     async def requests(self) -> Mapping[str, Sequence[str]]:
         raise AssertionError("nothing is requested")
 
-    def _look(self, number: int) -> bytes:
+    def _search(self, number: int) -> bytes:
         hashes = self._pictures[number % len(self._pictures)][None].copy()
         text = f"People from Blueland bring soup to the neighbours, and this is caption {number} of them all"
         return StoredFingerprint(f"{number:064x}", "", MemeText(text, read=True), hashes).to_bytes()

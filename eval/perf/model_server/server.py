@@ -193,7 +193,7 @@ class FakeModelServer:
     async def _work(self, payload: dict[str, Any], fault: Fault) -> dict[str, Any]:
         """Takes the time that a model would take, and gives its answer."""
         settings = self.settings
-        self._look_at(payload)
+        self._check_request(payload)
         prompt = prompt_tokens(payload["messages"], settings.picture_tokens)
         room = payload.get("max_completion_tokens") or payload.get("max_tokens") or 256
         if len(prompt) + room > settings.context:
@@ -224,7 +224,7 @@ class FakeModelServer:
         body = {"id": f"chatcmpl-{self.stats.calls}", "object": "chat.completion", "created": 0}
         return _spoiled({**body, "model": settings.model, "choices": [choice], "usage": usage}, fault)
 
-    def _look_at(self, payload: Mapping[str, Any]) -> None:
+    def _check_request(self, payload: Mapping[str, Any]) -> None:
         """Refuses what this server, as it is set, does not take."""
         if payload.get("model") != self.settings.model:
             raise Refused(404, "no such model")
@@ -240,9 +240,9 @@ class FakeModelServer:
         if len(pictures) > self.settings.pictures:
             raise Refused(400, f"at most {self.settings.pictures} pictures are taken")
         for part in pictures:
-            self._look_at_picture(part)
+            self._check_picture(part)
 
-    def _look_at_picture(self, part: Mapping[str, Any]) -> None:
+    def _check_picture(self, part: Mapping[str, Any]) -> None:
         ids = "picture_ids" in self.settings.features
         if part.get("image_url") is None:
             if not ids or part.get("uuid") not in self._pictures:

@@ -234,7 +234,7 @@ class ReviewQueue:
         await self.catch_up()
         own = exists().where(t.reviews.c.trial_id == _case.trial_id, t.reviews.c.reviewer == who)
         query = select(t.cases).where(_case.waiting, ~own, _case.asked_by != who).order_by(*_ORDER).limit(limit)
-        query = query.where(*_seen_by(namespaces), *_for(why))
+        query = query.where(*_saw_verdict(namespaces), *_for(why))
         if after is not None:
             query = query.where(tuple_(*_ORDER) > tuple_(*after))
         return await self._cases(query)
@@ -242,7 +242,9 @@ class ReviewQueue:
     async def counts(self, namespaces: frozenset[str] | None = None) -> Mapping[ReviewPriority, int]:
         """Counts waiting cases by the most urgent reason of each."""
         await self.catch_up()
-        query = select(_case.urgency, func.count()).where(_case.waiting, *_seen_by(namespaces)).group_by(_case.urgency)
+        query = (
+            select(_case.urgency, func.count()).where(_case.waiting, *_saw_verdict(namespaces)).group_by(_case.urgency)
+        )
         rows = await self._transactions.read(lambda connection: connection.execute(query).all())
         found = {urgency: count for urgency, count in rows}
         return {why: found[why.urgency] for why in ReviewPriority if why.urgency in found}
@@ -271,7 +273,7 @@ class ReviewQueue:
         await self.catch_up()
         place = (_case.opened_at, _case.trial_id)
         told = ~is_blinded(blind, namespaces) if blind else true()
-        query = select(t.cases).where(*_conditions(which, told), *_seen_by(namespaces), ~_case.erased)
+        query = select(t.cases).where(*_conditions(which, told), *_saw_verdict(namespaces), ~_case.erased)
         if after is not None:
             query = query.where(tuple_(*place) < tuple_(*after))
         return await self._cases(query.order_by(place[0].desc(), place[1].desc()).limit(limit))
@@ -302,7 +304,7 @@ class ReviewQueue:
         same_picture = _case.pixels_sha256 == case.pixels_sha256
         same_text = and_(_case.same == mark, _case.same != "")
         query = select(t.cases).where(
-            same_picture | same_text, _case.trial_id != case.trial_id, ~_case.erased, *_seen_by(namespaces)
+            same_picture | same_text, _case.trial_id != case.trial_id, ~_case.erased, *_saw_verdict(namespaces)
         )
         found = await self._cases(query.order_by(_case.opened_at.desc(), _case.trial_id.desc()).limit(limit))
         return [
@@ -322,9 +324,11 @@ class ReviewQueue:
         query = select(t.reviews.c.reviewer if column == "reviewer" else _case[column]).distinct().limit(1000)
         if column == "reviewer":
             query = query.join(t.cases, _case.trial_id == t.reviews.c.trial_id)
-        values = await self._transactions.read(lambda c: c.execute(query.where(*_seen_by(namespaces))).scalars().all())
+        values = await self._transactions.read(
+            lambda c: c.execute(query.where(*_saw_verdict(namespaces))).scalars().all()
+        )
         if column == "category" and blind:
-            values = [value for value in values if await self._may_be_told(value, blind, namespaces)]
+            values = [value for value in values if await self._may_know(value, blind, namespaces)]
         if column == "models":
             values = [model for value in values for model in value.strip("\n").split("\n")]
         return sorted({value for value in values if value})
@@ -536,7 +540,9 @@ class ReviewQueue:
         await self.catch_up()
         row = t.reviews.c
         query = select(row.trial_id, row.reviewer, row.label, row.verdict, row.blind, row.at, _case.drawn)
-        query = query.join(t.cases, _case.trial_id == row.trial_id).where(*_seen_by(namespaces)).order_by(row.number)
+        query = (
+            query.join(t.cases, _case.trial_id == row.trial_id).where(*_saw_verdict(namespaces)).order_by(row.number)
+        )
         found = await self._transactions.read(lambda connection: connection.execute(query).all())
         said: dict[str, dict[str, str]] = {}
         court: dict[str, str] = {}
@@ -555,10 +561,10 @@ class ReviewQueue:
 
     # The database
 
-    async def _may_be_told(self, category: str, who: str, namespaces: frozenset[str] | None) -> bool:
+    async def _may_know(self, category: str, who: str, namespaces: frozenset[str] | None) -> bool:
         """True if there is a case of that category whose verdict the reviewer may know."""
         # One by one: the first case found mostly answers, where all of them together would have to be looked at.
-        told = (_case.category == category, ~is_blinded(who, namespaces), *_seen_by(namespaces))
+        told = (_case.category == category, ~is_blinded(who, namespaces), *_saw_verdict(namespaces))
         query = select(_case.trial_id).where(*told).limit(1)
         return await self._transactions.read(lambda connection: connection.execute(query).first()) is not None
 
@@ -629,7 +635,7 @@ def _for(why: ReviewPriority | None) -> list[ColumnElement[bool]]:
     return [] if why is None else [_case.reasons.contains(f'["{why}", ', autoescape=True)]
 
 
-def _seen_by(namespaces: frozenset[str] | None) -> list[ColumnElement[bool]]:
+def _saw_verdict(namespaces: frozenset[str] | None) -> list[ColumnElement[bool]]:
     return [] if namespaces is None else [_case.namespace.in_(sorted(namespaces))]
 
 

@@ -132,7 +132,7 @@ class PostgresDatabase(Database):
         except DBAPIError as error:
             if committing and error.connection_invalidated:
                 # Whether the server still got the word, only the server knows.
-                kept = self._was_kept(number, life)
+                kept = self._was_stored(number, life)
                 if kept:
                     return
                 if kept is None:
@@ -205,7 +205,7 @@ class PostgresDatabase(Database):
         number, life, *_ = connection.execute(_BEGIN, limits).one()
         return number, life
 
-    def _was_kept(self, number: str, life: str) -> bool | None:
+    def _was_stored(self, number: str, life: str) -> bool | None:
         """Finds out whether a transaction was stored whose connection broke in the commit.
 
         None if that can't be known in time.
