@@ -27,11 +27,11 @@ class Relation(StrEnum):
     SIMILAR = "SIMILAR"
 
 
-class _Stored(BaseModel):
+class _StoredValue(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Precedent(_Stored):
+class Precedent(_StoredValue):
     """A labelled meme that is shown as an exhibit.
 
     Similarities are cosines in [-1, 1]; ``None`` where either meme lacks that half.
@@ -50,7 +50,7 @@ class Precedent(_Stored):
     """The data set and split, or the person, that it came from."""
 
 
-class TallyEntry(_Stored):
+class TallyEntry(_StoredValue):
     """One of the many precedents that are counted but not shown."""
 
     id: str
@@ -58,7 +58,7 @@ class TallyEntry(_Stored):
     similarity: float = Field(allow_inf_nan=False)
 
 
-class VoteSettings(_Stored):
+class VoteSettings(_StoredValue):
     """Settings that turn neighbours into a probability, chosen by leave-one-out on the library when it is built.
 
     The share of harm among the ``k`` nearest is ``(sum w_i y_i + m * prior) / (sum w_i + m)`` with
@@ -77,7 +77,7 @@ class VoteSettings(_Stored):
     """Probability from which on the vote is for harmful."""
 
 
-class SureRange(_Stored):
+class SureRange(_StoredValue):
     """Range in which a library's vote decides alone: probabilities of at most ``below``, or of at least ``above``.
 
     Chosen when the library is built, on its own memes, each left out. A side on which nothing is settled has its bound
@@ -102,7 +102,7 @@ class SureRange(_Stored):
         return self
 
 
-class RiskPoint(_Stored):
+class RiskPoint(_StoredValue):
     """A share of memes to send to a person, and what is then expected of the labels that no person looks at."""
 
     rate: float = Field(ge=0, le=1)
@@ -115,7 +115,7 @@ class RiskPoint(_Stored):
     """Expected share of wrong labels among the memes that no person looks at."""
 
 
-class RiskCurve(_Stored):
+class RiskCurve(_StoredValue):
     """The trade between memes sent to a person and wrong labels among the rest, measured on a library's own memes.
 
     Each was judged by what the library makes of the others, without those that are nearly the same. The risk is
@@ -149,7 +149,7 @@ class RiskCurve(_Stored):
         return RiskPoint(**{name: left[name] + part * (right[name] - left[name]) for name in left})
 
 
-class Vote(_Stored):
+class Vote(_StoredValue):
     """The precedents' vote, joined with the library's regression where it has one."""
 
     voters: int
@@ -173,7 +173,7 @@ class Vote(_Stored):
         return None if self.regression is None else sigmoid(self.regression)
 
 
-class Search(_Stored):
+class Search(_StoredValue):
     """Query of a search for precedents."""
 
     alpha_asked: float = Field(ge=0, le=1)
@@ -187,7 +187,7 @@ class Search(_Stored):
     """Precedents that were left out on purpose."""
 
 
-class LibraryIdentity(_Stored):
+class LibraryIdentity(_StoredValue):
     """Which library was searched."""
 
     name: str
@@ -198,14 +198,14 @@ class LibraryIdentity(_Stored):
     """How many of its memes have a picture."""
 
 
-class MinSimilarity(_Stored):
+class MinSimilarity(_StoredValue):
     """Similarities below which a precedent says nothing about a meme, for each half."""
 
     text: float
     picture: float
 
 
-class Findings(_Stored):
+class Findings(_StoredValue):
     """Result of a search, nearest first, ties by place in the library."""
 
     library: LibraryIdentity

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eval.arena.events import Answered, Event, Forfeited, Judged
-from eval.arena.folder import Manifest
+from eval.arena.folder import ArenaManifest
 from eval.arena.ranking.battles import Battles, Floats, NotRanked, battles, expected, win_rates, wins
 from eval.arena.ranking.bootstrap import Spread, spread, spread_of_elo, spread_styled
 from eval.arena.ranking.bradley_terry import NoMaximum, ratings, styled
@@ -41,7 +41,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BoardRow:
     """One model in one dimension.
 
     Attributes:
@@ -95,7 +95,7 @@ class Board:
     """
 
     dimension: str
-    rows: tuple[Row, ...]
+    rows: tuple[BoardRow, ...]
     battles: int
     tied: float
     not_ranked: str
@@ -106,7 +106,7 @@ class Board:
     against: dict[tuple[str, str], float]
 
 
-def board_of(manifest: Manifest, events: Sequence[Event], dimension: str) -> Board:
+def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -> Board:
     """The ratings of an arena in one dimension; it must have a battle."""
     settings, seed = manifest.settings, manifest.seed
     models = settings.targets
@@ -133,10 +133,10 @@ def board_of(manifest: Manifest, events: Sequence[Event], dimension: str) -> Boa
     over_orders = elo_of_orders(table, orders, k=settings.elo_k).std(axis=0)
     fights = np.bincount(table.left, minlength=len(models)) + np.bincount(table.right, minlength=len(models))
 
-    def row(place: int) -> Row:
+    def row(place: int) -> BoardRow:
         first, last = _places(found, place)
         chance = None if rating is None or anchor is None else float(expected(rating[place], rating[anchor]))
-        return Row(
+        return BoardRow(
             model=models[place],
             rating=None if rating is None else _estimate(rating, found, place),
             first=first,
@@ -169,7 +169,7 @@ def board_of(manifest: Manifest, events: Sequence[Event], dimension: str) -> Boa
     )
 
 
-def table_of(manifest: Manifest, events: Sequence[Event], dimension: str) -> tuple[Battles, Floats]:
+def table_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -> tuple[Battles, Floats]:
     """The battles of one dimension, forfeits included where the settings say so, and their differences of style.
 
     Battles are fought side by side, and in another order where an arena was taken up again. Elo depends on it, so that
@@ -211,7 +211,7 @@ def _share(a: float, b: float) -> float:
 
 
 def _style(
-    manifest: Manifest, table: Battles, covariates: Floats, anchor: int | None
+    manifest: ArenaManifest, table: Battles, covariates: Floats, anchor: int | None
 ) -> tuple[list[Estimate] | None, tuple[Effect, ...], str]:
     """Ratings with style held equal and what style is worth, or why there are none."""
     resamples = min(_STYLE_RESAMPLES, manifest.settings.resamples)

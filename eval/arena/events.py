@@ -13,11 +13,11 @@ from eval.models.metered import MeteredModel, ParsedReply
 T = TypeVar("T")
 
 
-class _Stored(BaseModel):
+class _ArenaValue(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Call(_Stored):
+class ReplyCost(_ArenaValue):
     """Cost of a model's reply."""
 
     chair: str
@@ -37,9 +37,9 @@ class Call(_Stored):
     """Why the first reply could not be used."""
 
 
-def call_of(chair: MeteredModel, prompt: Prompt, task: str, said: ParsedReply[T]) -> Call:
+def call_of(chair: MeteredModel, prompt: Prompt, task: str, said: ParsedReply[T]) -> ReplyCost:
     """Computes the cost of a reply."""
-    return Call(
+    return ReplyCost(
         chair=chair.name,
         model=said.replies[-1].model,
         prompt=f"{prompt.id}/{task}",
@@ -52,7 +52,7 @@ def call_of(chair: MeteredModel, prompt: Prompt, task: str, said: ParsedReply[T]
     )
 
 
-class _Event(_Stored):
+class _Event(_ArenaValue):
     meme: str
     """Its id."""
 
@@ -64,7 +64,7 @@ class ContextSimulated(_Event):
     high: str
     moderate: str
     unrelated: str
-    call: Call
+    call: ReplyCost
 
 
 class TaskFormulated(_Event):
@@ -79,10 +79,10 @@ class TaskFormulated(_Event):
     """The question; several where they follow each other."""
     language: str = ""
     """Asked for in the answers; BCP 47, empty where none is."""
-    call: Call | None
+    call: ReplyCost | None
 
 
-class Style(_Stored):
+class Style(_ArenaValue):
     """Style of an answer, whatever its content."""
 
     words: int
@@ -102,7 +102,7 @@ class Answered(_Event):
     reasoning: tuple[str, ...]
     """One, or one for each round."""
     style: Style
-    calls: tuple[Call, ...]
+    calls: tuple[ReplyCost, ...]
 
     @property
     def tokens_out(self) -> int:
@@ -140,7 +140,7 @@ class FusionRound(_Event):
     """Whether the guideline was the first of the two texts; the judge was not told which is which."""
     background: str
     reasoning: str
-    call: Call
+    call: ReplyCost
 
 
 class FusionFailed(_Event):
@@ -186,7 +186,7 @@ class Judged(_Battle):
     verdicts: dict[str, Verdict]
     """By dimension."""
     why: str
-    call: Call
+    call: ReplyCost
 
 
 class NotJudged(_Battle):

@@ -1,7 +1,7 @@
 """An arena on disk.
 
 =====================  =================================================================================
-``manifest.json``      everything that has to be the same for it to be repeated (:class:`Manifest`)
+``manifest.json``      everything that has to be the same for it to be repeated (:class:`ArenaManifest`)
 ``events.jsonl``       what happened, an event a line (:mod:`eval.arena.events`)
 ``usage.json``         what each model was asked, in all sessions together (:class:`Spent`)
 ``calls.sqlite``       the store of model calls, unless arenas share one
@@ -26,11 +26,11 @@ FORMAT = 1
 MANIFEST, EVENTS, USAGE, CALLS = "manifest.json", "events.jsonl", "usage.json", "calls.sqlite"
 
 
-class _Stored(BaseModel):
+class _ArenaFileModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ModelEntry(_Stored):
+class ModelEntry(_ArenaFileModel):
     """A model as it was named."""
 
     model: str
@@ -39,7 +39,7 @@ class ModelEntry(_Stored):
     usd_out: float = 0.0
 
 
-class MemeEntry(_Stored):
+class MemeEntry(_ArenaFileModel):
     """A meme of the arena: no more than tells it."""
 
     id: str
@@ -48,7 +48,7 @@ class MemeEntry(_Stored):
     pixels_sha256: str
 
 
-class FixedTask(_Stored):
+class FixedTask(_ArenaFileModel):
     """A question that comes with a set, instead of being written by the controller; one line of ``--tasks``."""
 
     meme: str
@@ -58,7 +58,7 @@ class FixedTask(_Stored):
     """What people answered."""
 
 
-class HumanReference(_Stored):
+class HumanReference(_ArenaFileModel):
     """Human reference for a meme, for the setting ``human``; one line of ``--references``."""
 
     meme: str
@@ -66,7 +66,7 @@ class HumanReference(_Stored):
     reasoning: str = Field(min_length=1)
 
 
-class Manifest(_Stored):
+class ArenaManifest(_ArenaFileModel):
     """Description of an arena. Only ``finished`` and ``interruptions`` change."""
 
     format: int = FORMAT
@@ -95,7 +95,7 @@ class Manifest(_Stored):
     machine: str
     command: str
 
-    def same_as(self, other: Manifest) -> list[str]:
+    def same_as(self, other: ArenaManifest) -> list[str]:
         """Names of what differs that may not."""
         passing = {"name", "created", "finished", "interruptions", "software", "commit", "python", "machine", "command"}
         return [
@@ -105,7 +105,7 @@ class Manifest(_Stored):
         ]
 
 
-class Spent(_Stored):
+class Spent(_ArenaFileModel):
     """Usage of one model in all sessions together; of a killed session, up to the last meme that was done."""
 
     calls: int = 0
@@ -128,10 +128,10 @@ class ArenaFolder:
         """True if the folder contains an arena."""
         return (self.root / MANIFEST).exists()
 
-    def manifest(self) -> Manifest:
+    def manifest(self) -> ArenaManifest:
         """Reads the arena's manifest. Raises BadRequest if there is none, or none of this format."""
         try:
-            return Manifest.model_validate_json((self.root / MANIFEST).read_bytes())
+            return ArenaManifest.model_validate_json((self.root / MANIFEST).read_bytes())
         except FileNotFoundError:
             raise BadRequest(f"{self.root} holds no arena: there is no {MANIFEST}.", reason="ARENA_MISSING") from None
         except ValidationError as error:
@@ -173,7 +173,7 @@ class ArenaFolder:
         with (self.root / EVENTS).open("a", encoding="utf-8") as file:
             file.write("".join(line(event) for event in events))
 
-    def write_manifest(self, manifest: Manifest) -> None:
+    def write_manifest(self, manifest: ArenaManifest) -> None:
         """In one step: a reader sees the old one or the new one."""
         self._write(MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 

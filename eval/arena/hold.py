@@ -18,7 +18,6 @@ from court.errors import ModelRefused, Overrun, ReplyUnusable
 from eval.arena.coverage import meetings
 from eval.arena.events import (
     Answered,
-    Call,
     ContextSimulated,
     Event,
     Forfeited,
@@ -30,6 +29,7 @@ from eval.arena.events import (
     MemeLeftOut,
     NotAnswered,
     NotJudged,
+    ReplyCost,
     Study,
     TaskFormulated,
 )
@@ -47,7 +47,7 @@ _REQUEST_AT_FAULT = frozenset({400, 413, 422})
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ArenaPlan:
     """Plan of an arena.
 
     Attributes:
@@ -83,7 +83,7 @@ class _Task:
     reference: str
 
 
-async def hold(plan: Plan, folder: ArenaFolder, progress: Callable[[int, int], None] = lambda *_: None) -> None:
+async def hold(plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, int], None] = lambda *_: None) -> None:
     """Holds an arena, or what is missing of it.
 
     Args:
@@ -146,7 +146,7 @@ class _Meme:
     """One meme's way through the arena."""
 
     def __init__(
-        self, plan: Plan, meme: ShownMeme, begin: int, met: Sequence[tuple[str, ...]], folder: ArenaFolder
+        self, plan: ArenaPlan, meme: ShownMeme, begin: int, met: Sequence[tuple[str, ...]], folder: ArenaFolder
     ) -> None:
         self._plan = plan
         self._settings = plan.settings
@@ -190,7 +190,7 @@ class _Meme:
         )
 
     def _formulated(
-        self, number: int, relevance: Relevance | None, rounds: tuple[str, ...], language: str, call: Call | None
+        self, number: int, relevance: Relevance | None, rounds: tuple[str, ...], language: str, call: ReplyCost | None
     ) -> _Task:
         self._keep(
             TaskFormulated(
@@ -219,7 +219,7 @@ class _Meme:
 
     async def _answer(self, name: str, task: _Task) -> FixedQuestion | None:
         speaker = self._speaker(name)
-        calls: tuple[Call, ...]
+        calls: tuple[ReplyCost, ...]
         if self._plan.given:
             spoken = await self._reply_or_reason(speaker.converse(task.rounds, task.language))
             if isinstance(spoken, str):

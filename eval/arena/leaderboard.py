@@ -15,7 +15,6 @@ from eval.arena.bias import BiasReport, bias_report
 from eval.arena.boards import Board, board_of
 from eval.arena.events import (
     Answered,
-    Call,
     Event,
     Forfeited,
     FusionFailed,
@@ -25,9 +24,10 @@ from eval.arena.events import (
     MemeLeftOut,
     NotAnswered,
     NotJudged,
+    ReplyCost,
     TaskFormulated,
 )
-from eval.arena.folder import ArenaFolder, Manifest, Spent
+from eval.arena.folder import ArenaFolder, ArenaManifest, Spent
 from eval.arena.words import DIMENSIONS, OVERALL, Verdict
 
 
@@ -59,7 +59,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepCost:
     """Usage of one step of the arena, over all memes."""
 
     name: str
@@ -94,7 +94,7 @@ class Leaderboard:
         humans: None where people's verdicts were not given.
     """
 
-    manifest: Manifest
+    manifest: ArenaManifest
     boards: tuple[Board, ...]
     targets: tuple[Target, ...]
     memes: int
@@ -107,7 +107,7 @@ class Leaderboard:
     consistent: tuple[float, int] | None
     both: dict[str, int]
     references: dict[str, int]
-    steps: tuple[Step, ...]
+    steps: tuple[StepCost, ...]
     spent: dict[str, Spent] = field(default_factory=dict)
     bias: BiasReport | None = None
     humans: HumanAgreement | None = None
@@ -172,7 +172,7 @@ def _consistency(fought: Sequence[Judged]) -> tuple[float, int] | None:
     return float(np.mean([turns[0] == turns[1] for turns in both])), len(both)
 
 
-def _targets(manifest: Manifest, events: Sequence[Event]) -> tuple[Target, ...]:
+def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, ...]:
     answers: dict[str, list[Answered]] = defaultdict(list)
     missing: dict[str, Counter[str]] = defaultdict(Counter)
     judged: Counter[str] = Counter()
@@ -214,13 +214,15 @@ _STEPS = {
 }
 
 
-def _steps(manifest: Manifest, events: Sequence[Event]) -> tuple[Step, ...]:
+def _steps(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[StepCost, ...]:
     sums: dict[str, list[float]] = {name: [0, 0, 0, 0.0] for name in (*_STEPS.values(), "bias study")}
     for event in events:
         if event.kind not in _STEPS:
             continue
         name = "bias study" if isinstance(event, Judged) and event.study == "bias" else _STEPS[event.kind]
-        calls: tuple[Call | None, ...] = event.calls if isinstance(event, Answered) else (getattr(event, "call", None),)
+        calls: tuple[ReplyCost | None, ...] = (
+            event.calls if isinstance(event, Answered) else (getattr(event, "call", None),)
+        )
         for call in calls:
             if call is None:
                 continue
@@ -231,7 +233,7 @@ def _steps(manifest: Manifest, events: Sequence[Event]) -> tuple[Step, ...]:
             into[2] += call.tokens_out
             into[3] += (call.tokens_in * price.usd_in + call.tokens_out * price.usd_out) / 1e6
     return tuple(
-        Step(name=name, calls=int(calls), tokens_in=int(tokens_in), tokens_out=int(tokens_out), usd=usd)
+        StepCost(name=name, calls=int(calls), tokens_in=int(tokens_in), tokens_out=int(tokens_out), usd=usd)
         for name, (calls, tokens_in, tokens_out, usd) in sums.items()
         if calls
     )

@@ -33,7 +33,7 @@ class Question(Reply):
     question: Words = Field(min_length=10, max_length=_QUESTION)
 
 
-class Answer(Reply):
+class TargetAnswer(Reply):
     """Answer of a target, or the merger of several."""
 
     background_knowledge: Words = Field(max_length=_PART)
@@ -60,8 +60,8 @@ def question_schema(chars: int) -> dict[str, Any]:
 
 
 def answer_schema(chars: int) -> dict[str, Any]:
-    """JSON schema of :class:`Answer`, each part of so many characters at most."""
-    return object_schema({name: _text(min(chars, _PART)) for name in Answer.model_fields})
+    """JSON schema of :class:`TargetAnswer`, each part of so many characters at most."""
+    return object_schema({name: _text(min(chars, _PART)) for name in TargetAnswer.model_fields})
 
 
 def free_schema(chars: int) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def parse_question(text: str) -> str:
     return parse(Question, text).question
 
 
-def parse_answer(text: str) -> Answer:
+def parse_answer(text: str) -> TargetAnswer:
     """Raises Fault."""
-    return parse(Answer, text)
+    return parse(TargetAnswer, text)
 
 
 def parse_free(text: str) -> str:

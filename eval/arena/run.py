@@ -17,19 +17,19 @@ from court.meme import LIMITS
 from eval.arena.folder import (
     CALLS,
     ArenaFolder,
+    ArenaManifest,
     FixedTask,
     HumanReference,
-    Manifest,
     MemeEntry,
     ModelEntry,
     read_lines,
 )
-from eval.arena.hold import Plan, hold
+from eval.arena.hold import ArenaPlan, hold
 from eval.arena.settings import ArenaSettings
 from eval.arena.speakers import ROLES, prompt_of
 from eval.datasets.known import Dataset
 from eval.models.call_cache import SqliteCallCache
-from eval.models.memes import Shown, shown_memes
+from eval.models.memes import ShownMemes, shown_memes
 from eval.models.metered import MeteredModel
 from eval.models.open import ModelSpec, open_chairs
 from eval.runs import environment as about
@@ -126,7 +126,7 @@ async def run(
             by_meme: dict[str, tuple[FixedTask, ...]] = {}
             for task in given:
                 by_meme[task.meme] = (*by_meme.get(task.meme, ()), task)
-            plan = Plan(
+            plan = ArenaPlan(
                 settings=ask.settings,
                 memes=shown.memes,
                 chairs=chairs,
@@ -139,11 +139,13 @@ async def run(
         folder.write_manifest(manifest.model_copy(update={"finished": datetime.now(UTC)}))
 
 
-def _manifest(ask: Ask, shown: Shown, given: Sequence[FixedTask], references: Sequence[HumanReference]) -> Manifest:
+def _manifest(
+    ask: Ask, shown: ShownMemes, given: Sequence[FixedTask], references: Sequence[HumanReference]
+) -> ArenaManifest:
     def digest_of(lines: Sequence[BaseModel]) -> str:
         return digest([line.model_dump(mode="json") for line in lines]) if lines else ""
 
-    return Manifest(
+    return ArenaManifest(
         name=ask.name,
         created=datetime.now(UTC),
         dataset=ask.dataset.id,
@@ -174,7 +176,7 @@ def _manifest(ask: Ask, shown: Shown, given: Sequence[FixedTask], references: Se
     )
 
 
-def _taken_up(begun: Manifest, now: Manifest) -> Manifest:
+def _taken_up(begun: ArenaManifest, now: ArenaManifest) -> ArenaManifest:
     """The manifest of an arena that goes on. Raises BadRequest where it would be another one."""
     differ = begun.same_as(now)
     if differ:

@@ -14,8 +14,8 @@ from court.meme import Frame
 from court.prompts import Prompt
 from court.untrusted import Fence
 from eval.arena import replies
-from eval.arena.events import Call, Style, call_of
-from eval.arena.replies import Answer, Profiles
+from eval.arena.events import ReplyCost, Style, call_of
+from eval.arena.replies import Profiles, TargetAnswer
 from eval.arena.words import Verdicts
 from eval.models import prompts
 from eval.models.memes import ShownMeme
@@ -61,7 +61,7 @@ class Speaker:
     def __post_init__(self) -> None:
         object.__setattr__(self, "fence", self.chair.fence(self.meme.id, self.meme.pixels_sha256))
 
-    async def profiles(self, temperature: float) -> tuple[Profiles, Call]:
+    async def profiles(self, temperature: float) -> tuple[Profiles, ReplyCost]:
         """Three people who come across the meme. Raises as :meth:`eval.models.metered.MeteredModel.say`."""
         prompt = prompt_of("controller")
         said = await self.chair.say(
@@ -75,7 +75,7 @@ class Speaker:
         )
         return said.value, call_of(self.chair, prompt, "profiles", said)
 
-    async def question(self, profile: str, temperature: float) -> tuple[str, Call]:
+    async def question(self, profile: str, temperature: float) -> tuple[str, ReplyCost]:
         """Asks a model for a question about the meme."""
         prompt = prompt_of("controller")
         said = await self.chair.say(
@@ -89,7 +89,7 @@ class Speaker:
         )
         return said.value, call_of(self.chair, prompt, "question", said)
 
-    async def answer(self, question: str) -> tuple[Answer, Call]:
+    async def answer(self, question: str) -> tuple[TargetAnswer, ReplyCost]:
         """An answer in two parts."""
         prompt = prompt_of("target")
         said = await self.chair.say(
@@ -102,7 +102,7 @@ class Speaker:
         )
         return said.value, call_of(self.chair, prompt, "answer", said)
 
-    async def converse(self, rounds: Sequence[str], language: str) -> tuple[tuple[str, ...], tuple[Call, ...]]:
+    async def converse(self, rounds: Sequence[str], language: str) -> tuple[tuple[str, ...], tuple[ReplyCost, ...]]:
         """Answers to questions that follow each other."""
         prompt = prompt_of("target")
         asked = f", in the language {language}" if language else ""
@@ -123,7 +123,7 @@ class Speaker:
             parts.append(prompt.task("round", question=fenced, answer=self.fence.around(said.value)))
         return tuple(answers), tuple(calls)
 
-    async def fuse(self, question: str, first: FixedQuestion, second: FixedQuestion) -> tuple[Answer, Call]:
+    async def fuse(self, question: str, first: FixedQuestion, second: FixedQuestion) -> tuple[TargetAnswer, ReplyCost]:
         """Two texts made one."""
         prompt = prompt_of("fuser")
         values = {
@@ -143,7 +143,7 @@ class Speaker:
 
     async def compare(
         self, rounds: Sequence[str], reference: FixedQuestion | None, a: FixedQuestion, b: FixedQuestion, *, levels: int
-    ) -> tuple[Verdicts, Call]:
+    ) -> tuple[Verdicts, ReplyCost]:
         """Which of two answers is better, in each dimension.
 
         Args:

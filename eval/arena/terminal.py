@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.arena.boards import Row
+from eval.arena.boards import BoardRow
 from eval.arena.leaderboard import Leaderboard
 from eval.arena.page import DIMENSION_WORDS, SETTING_WORDS
 from eval.scores.tables import table
@@ -68,13 +68,13 @@ def as_text(board: Leaderboard) -> str:
     return "\n".join(lines)
 
 
-def _place(row: Row, number: int) -> str:
+def _place(row: BoardRow, number: int) -> str:
     if row.first is None or row.last is None:
         return "–" if row.rating is None else str(number)
     return str(row.first) if row.first == row.last else f"{row.first}–{row.last}"
 
 
-def _rating(row: Row) -> str:
+def _rating(row: BoardRow) -> str:
     if row.rating is None:
         return "–"
     one = row.rating

@@ -129,7 +129,7 @@ def _options_of(given: dict[str, Any]) -> Ask:
     from eval.arena.run import Ask
     from eval.arena.settings import arena_settings
     from eval.commands.options import dataset_of
-    from eval.datasets.known import Role
+    from eval.datasets.known import SplitRole
     from eval.datasets.places import recognised
     from eval.models.open import read_models
 
@@ -155,7 +155,7 @@ def _options_of(given: dict[str, Any]) -> Ask:
         specs={name: file.models[name] for name in used},
         dataset=dataset,
         data=given["data"],
-        split=given["split"] or dataset.of_role(Role.TEST)[0].name,
+        split=given["split"] or dataset.of_role(SplitRole.TEST)[0].name,
         limit=given["limit"],
         seed=given["seed"],
         concurrency=given["concurrency"],

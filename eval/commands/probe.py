@@ -14,7 +14,7 @@ from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
     from eval.probe.report import ProbeReport
-    from eval.probe.run import Plan
+    from eval.probe.run import ProbePlan
     from eval.runs.progress import Progress
 
 EXIT_INTERRUPTED = 130
@@ -121,7 +121,7 @@ def figures_of(report: ProbeReport) -> dict[str, Any]:
     }
 
 
-def _hold(plan: Plan, models: Path, calls: Path | None) -> None:
+def _hold(plan: ProbePlan, models: Path, calls: Path | None) -> None:
     from court.backends.ocr.reader import OcrTextReader
     from court.meme import LIMITS
     from eval.models.call_cache import SqliteCallCache
@@ -171,12 +171,12 @@ def _hold(plan: Plan, models: Path, calls: Path | None) -> None:
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _planned(given: dict[str, Any]) -> Plan:
+def _planned(given: dict[str, Any]) -> ProbePlan:
     from eval.commands.options import dataset_of
-    from eval.datasets.known import Role
+    from eval.datasets.known import SplitRole
     from eval.datasets.places import recognised
     from eval.probe.refining import Limits
-    from eval.probe.run import Plan
+    from eval.probe.run import ProbePlan
 
     for name, option in (("target", "--target"), ("controllers", "--controller"), ("data", "--data")):
         if not given[name]:
@@ -188,11 +188,11 @@ def _planned(given: dict[str, Any]) -> Plan:
         if len(found) > 1:
             raise click.UsageError(f"There are {', '.join(one.id for one in found)} there: name one with --dataset.")
         (dataset,) = found
-    return Plan(
+    return ProbePlan(
         out=given["out"] or _folder_of(given),
         dataset=dataset,
         data=given["data"],
-        split=given["split"] or dataset.of_role(Role.TEST)[0].name,
+        split=given["split"] or dataset.of_role(SplitRole.TEST)[0].name,
         target=given["target"],
         controllers=tuple(dict.fromkeys(given["controllers"])),
         limit=given["limit"],

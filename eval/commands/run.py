@@ -125,7 +125,7 @@ def again(plan: Plan, given: dict[str, Any]) -> str:
 def _planned(given: dict[str, Any]) -> Plan:
     from court.errors import BadRequest
     from court.events import Procedure
-    from eval.datasets.known import DATASETS, Role
+    from eval.datasets.known import DATASETS, SplitRole
     from eval.runs.run import Plan
 
     for name in ("dataset", "data", "out"):
@@ -146,7 +146,7 @@ def _planned(given: dict[str, Any]) -> Plan:
         name=given["name"] or given["out"].resolve().name,
         dataset=dataset,
         data=given["data"],
-        split=given["split"] or dataset.of_role(Role.TEST)[0].name,
+        split=given["split"] or dataset.of_role(SplitRole.TEST)[0].name,
         procedure=procedure,
         protocols=protocols_of(given["protocol"]) if given["protocol"] else dataset.protocols,
         settings=_settings(given, trial_settings_of(given["settings"])),

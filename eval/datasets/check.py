@@ -26,7 +26,7 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
-class Kind(StrEnum):
+class DatasetFaultKind(StrEnum):
     """Kind of a finding."""
 
     FILE_MISSING = "file missing"
@@ -42,7 +42,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DatasetFault:
     """One thing that is wrong.
 
     Attributes:
@@ -53,7 +53,7 @@ class Finding:
         where: Each of them: a line of a file, or ids that belong together.
     """
 
-    kind: Kind
+    kind: DatasetFaultKind
     split: str
     what: str
     count: int = 1
@@ -96,7 +96,7 @@ class DatasetCheck:
 
     dataset: str
     splits: tuple[SplitCheck, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[DatasetFault, ...]
     decoded: bool
 
 
@@ -131,50 +131,56 @@ async def check(
         BadRequest: A file can't be read at all.
         Unavailable: Pictures could not be tried, which is not their fault.
     """
-    findings: list[Finding] = []
+    findings: list[DatasetFault] = []
     other = mistaken_for(dataset, data)
     if other is not None:
         what = f"the train split has as many rows as {other.title}, not as {dataset.title}: check with --dataset "
-        findings.append(Finding(Kind.OTHER_DATA_SET, "train", what + other.id))
+        findings.append(DatasetFault(DatasetFaultKind.OTHER_DATA_SET, "train", what + other.id))
     splits, seen = [], []
     for split in dataset.splits.values():
         checked, rows = _split(dataset, data, split, findings)
         splits.append(checked)
         seen += rows
     await _pictures(seen, reader, findings, progress)
-    _twice(seen, Kind.ID_TWICE, what="an id", key=lambda one: one.row.id, findings=findings)
+    _twice(seen, DatasetFaultKind.ID_TWICE, what="an id", key=lambda one: one.row.id, findings=findings)
     _twice(
         seen,
-        Kind.TEXT_TWICE,
+        DatasetFaultKind.TEXT_TWICE,
         what="a text (but for case and spacing)",
         key=lambda one: text_key(one.row.text),
         findings=findings,
     )
     same = "a picture, by its pixels," if reader else "a picture, by its bytes,"
-    _twice(seen, Kind.PICTURE_TWICE, what=same, key=lambda one: one.picture, findings=findings)
+    _twice(seen, DatasetFaultKind.PICTURE_TWICE, what=same, key=lambda one: one.picture, findings=findings)
     _conflicts(seen, findings)
     return DatasetCheck(dataset.id, tuple(splits), tuple(findings), reader is not None)
 
 
-def _split(dataset: Dataset, data: Path, split: Split, findings: list[Finding]) -> tuple[SplitCheck, list[_FoundMeme]]:
+def _split(
+    dataset: Dataset, data: Path, split: Split, findings: list[DatasetFault]
+) -> tuple[SplitCheck, list[_FoundMeme]]:
     files = files_of(dataset, data, split)
     if files is None:
         what = f"{expected(dataset, split.files)} is not there; it is had from {dataset.source_url}"
-        findings.append(Finding(Kind.FILE_MISSING, split.name, what))
+        findings.append(DatasetFault(DatasetFaultKind.FILE_MISSING, split.name, what))
         return SplitCheck(split.name), []
     if split.labels and files.labels is None:
         what = f"the labels, {expected(dataset, split.labels)}, are not there; they are had from {dataset.source_url}"
-        findings.append(Finding(Kind.FILE_MISSING, split.name, what))
+        findings.append(DatasetFault(DatasetFaultKind.FILE_MISSING, split.name, what))
     if format_of(files.rows) not in (dataset.format, None):
         what = f"the file is laid out as {format_of(files.rows)}, not as {dataset.format}"
-        findings.append(Finding(Kind.OTHER_DATA_SET, split.name, what))
+        findings.append(DatasetFault(DatasetFaultKind.OTHER_DATA_SET, split.name, what))
     source = Source(files.rows, split.name, format=dataset.format, labels=files.labels)
     rows = read_source(source)
     for reason, problems in _grouped(rows.problems, lambda problem: problem.reason).items():
         where = tuple(
             f"{problem.source}:{problem.line}" + f" ({problem.id})" * bool(problem.id) for problem in problems
         )
-        findings.append(Finding(kind=Kind.ROW_DAMAGED, split=split.name, what=reason, count=len(problems), where=where))
+        findings.append(
+            DatasetFault(
+                kind=DatasetFaultKind.ROW_DAMAGED, split=split.name, what=reason, count=len(problems), where=where
+            )
+        )
     folder = pictures_of(dataset, data, files.rows, (row.image for row in rows.good))
     seen = [_FoundMeme(split.name, row, picture_path(folder, row.image) if folder else None) for row in rows.good]
     for one in seen:
@@ -186,12 +192,14 @@ def _split(dataset: Dataset, data: Path, split: Split, findings: list[Finding]) 
             f"none of {len(rows.good):,} pictures is there (looked for in the folders of the data set and three levels "
             f"deep below the directory); they are had from {dataset.source_url}"
         )
-        findings.append(Finding(Kind.PICTURES_MISSING, split.name, what, len(rows.good)))
+        findings.append(DatasetFault(DatasetFaultKind.PICTURES_MISSING, split.name, what, len(rows.good)))
     elif len(there) < len(rows.good):
         missing = tuple(one.name for one in seen if one.path is None)
         what = "pictures named in the file are not in the folder of the others"
         findings.append(
-            Finding(kind=Kind.PICTURES_MISSING, split=split.name, what=what, count=len(missing), where=missing)
+            DatasetFault(
+                kind=DatasetFaultKind.PICTURES_MISSING, split=split.name, what=what, count=len(missing), where=missing
+            )
         )
     classes = dict(Counter(row.source_label for row in rows.good))
     ordered = {label: classes[label] for label in dataset.labels if label in classes}
@@ -209,16 +217,16 @@ def _split(dataset: Dataset, data: Path, split: Split, findings: list[Finding]) 
     return checked, seen
 
 
-def _counts(split: Split, checked: SplitCheck) -> list[Finding]:
+def _counts(split: Split, checked: SplitCheck) -> list[DatasetFault]:
     """Finds numbers that differ from those that were published."""
     found = []
     remark = f" ({split.remark})" if split.remark else ""
     if split.memes is not None and checked.rows != split.memes:
         what = f"{checked.rows:,} rows; {split.memes:,} were published{remark}"
-        found.append(Finding(Kind.COUNT_DIFFERS, split.name, what))
+        found.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, what))
     if split.classes and dict(checked.classes) != dict(split.classes):
         ours, theirs = (_in_words(classes) for classes in (checked.classes, split.classes))
-        found.append(Finding(Kind.COUNT_DIFFERS, split.name, f"{ours}; published: {theirs}{remark}"))
+        found.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, f"{ours}; published: {theirs}{remark}"))
     return found
 
 
@@ -227,7 +235,7 @@ def _in_words(classes: Mapping[str, int]) -> str:
 
 
 async def _pictures(
-    seen: Sequence[_FoundMeme], reader: PictureReader | None, findings: list[Finding], progress: Progress
+    seen: Sequence[_FoundMeme], reader: PictureReader | None, findings: list[DatasetFault], progress: Progress
 ) -> None:
     """Gives each picture that is at hand what it is compared by; finds those that can't be read."""
     there = [one for one in seen if one.path is not None]
@@ -259,7 +267,11 @@ async def _pictures(
         raise next((e for e in errors.exceptions if isinstance(e, CourtError)), errors.exceptions[0]) from None
     for (split, reason), group_ in _grouped(refused, lambda pair: (pair[0].split, pair[1])).items():
         where = tuple(one.name for one, _ in sorted(group_, key=lambda pair: pair[0].row.line))
-        findings.append(Finding(kind=Kind.PICTURE_UNREADABLE, split=split, what=reason, count=len(where), where=where))
+        findings.append(
+            DatasetFault(
+                kind=DatasetFaultKind.PICTURE_UNREADABLE, split=split, what=reason, count=len(where), where=where
+            )
+        )
 
 
 def _equal_digests(there: Iterable[_FoundMeme]) -> None:
@@ -273,7 +285,11 @@ def _equal_digests(there: Iterable[_FoundMeme]) -> None:
 
 
 def _twice(
-    seen: Sequence[_FoundMeme], kind: Kind, what: str, key: Callable[[_FoundMeme], Hashable], findings: list[Finding]
+    seen: Sequence[_FoundMeme],
+    kind: DatasetFaultKind,
+    what: str,
+    key: Callable[[_FoundMeme], Hashable],
+    findings: list[DatasetFault],
 ) -> None:
     """Finds values that occur more than once, grouped by the splits in which they occur."""
     groups = [group for value, group in _grouped(seen, key).items() if value and len(group) > 1]
@@ -283,13 +299,13 @@ def _twice(
         told = f"{what} stands in several rows, {sum(map(len, alike)):,} in all"
         if "+" in splits:
             told += f", of the splits {splits.replace('+', ', ')}"
-        if differ and kind is not Kind.ID_TWICE:
+        if differ and kind is not DatasetFaultKind.ID_TWICE:
             told += f"; under different labels in {differ:,} of the {len(alike):,} cases"
         where = tuple(" = ".join(one.name for one in group) for group in alike)
-        findings.append(Finding(kind=kind, split=splits, what=told, count=len(alike), where=where))
+        findings.append(DatasetFault(kind=kind, split=splits, what=told, count=len(alike), where=where))
 
 
-def _conflicts(seen: Sequence[_FoundMeme], findings: list[Finding]) -> None:
+def _conflicts(seen: Sequence[_FoundMeme], findings: list[DatasetFault]) -> None:
     """Memes that are the same in picture and text and labelled differently: one of the labels must be wrong.
 
     The same text under another picture is not one of them: FHM has such on purpose.
@@ -301,7 +317,9 @@ def _conflicts(seen: Sequence[_FoundMeme], findings: list[Finding]) -> None:
     for splits, alike in _grouped(differ, lambda group: "+".join(dict.fromkeys(one.split for one in group))).items():
         where = tuple(" = ".join(one.name for one in group) for group in alike)
         what = "memes of the same picture and text are labelled differently"
-        findings.append(Finding(kind=Kind.LABELS_CONFLICT, split=splits, what=what, count=len(alike), where=where))
+        findings.append(
+            DatasetFault(kind=DatasetFaultKind.LABELS_CONFLICT, split=splits, what=what, count=len(alike), where=where)
+        )
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

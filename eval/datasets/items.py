@@ -7,11 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from eval.datasets.protocol import Level, Protocol, of_level
 
 
-class _Stored(BaseModel):
+class _ItemModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class JudgedMeme(_Stored):
+class JudgedMeme(_ItemModel):
     """A meme that is to be judged; one line of ``memes.jsonl``."""
 
     id: str = Field(min_length=1)

@@ -14,7 +14,7 @@ from eval.datasets.protocol import Protocol
 from retrieval.library.sources import SourceFormat
 
 
-class Role(StrEnum):
+class SplitRole(StrEnum):
     """Purpose of a split. Settings are never chosen on one that is for testing."""
 
     TRAIN = "train"
@@ -37,7 +37,7 @@ class Split:
     """
 
     name: str
-    role: Role
+    role: SplitRole
     files: tuple[str, ...]
     memes: int | None = None
     classes: Mapping[str, int] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Dataset:
     folders: tuple[str, ...] = ("", "annotations", "Annotations")
     sibling: str = ""
 
-    def of_role(self, role: Role) -> tuple[Split, ...]:
+    def of_role(self, role: SplitRole) -> tuple[Split, ...]:
         """The splits that are for this, in order; a data set may have several to test on."""
         return tuple(split for split in self.splits.values() if split.role is role)
 
@@ -116,9 +116,9 @@ _HARM_C = Dataset(
     id="harm-c",
     title="HarMeme, Harm-C (COVID-19)",
     splits=_splits(
-        Split(name="train", role=Role.TRAIN, files=("train.jsonl",), memes=3013, classes=_levels(1949, 882, 182)),
-        Split(name="val", role=Role.VALIDATION, files=("val.jsonl",), memes=177, classes=_levels(116, 51, 10)),
-        Split(name="test", role=Role.TEST, files=("test.jsonl",), memes=354, classes=_levels(230, 103, 21)),
+        Split(name="train", role=SplitRole.TRAIN, files=("train.jsonl",), memes=3013, classes=_levels(1949, 882, 182)),
+        Split(name="val", role=SplitRole.VALIDATION, files=("val.jsonl",), memes=177, classes=_levels(116, 51, 10)),
+        Split(name="test", role=SplitRole.TEST, files=("test.jsonl",), memes=354, classes=_levels(230, 103, 21)),
     ),
     own_folders=_folders_of("Harm-C", "HarMeme_V1", "HarMeme_V0"),
     pictures=_HARMEME_PICTURES,
@@ -132,17 +132,25 @@ _HARM_P = Dataset(
     splits=_splits(
         Split(
             name="train",
-            role=Role.TRAIN,
+            role=SplitRole.TRAIN,
             files=("train_v1.jsonl", "train.jsonl"),
             memes=2938,
             classes=_levels(1450, 1365, 122),
             remark="one released row has an empty label; the authors' table counts it among 123 very harmful",
         ),
         Split(
-            name="val", role=Role.VALIDATION, files=("val_v1.jsonl", "val.jsonl"), memes=177, classes=_levels(88, 81, 8)
+            name="val",
+            role=SplitRole.VALIDATION,
+            files=("val_v1.jsonl", "val.jsonl"),
+            memes=177,
+            classes=_levels(88, 81, 8),
         ),
         Split(
-            name="test", role=Role.TEST, files=("test_v1.jsonl", "test.jsonl"), memes=355, classes=_levels(184, 159, 12)
+            name="test",
+            role=SplitRole.TEST,
+            files=("test_v1.jsonl", "test.jsonl"),
+            memes=355,
+            classes=_levels(184, 159, 12),
         ),
     ),
     own_folders=_folders_of("Harm-P", "HarMeme_V1"),
@@ -158,14 +166,14 @@ _HARM_P_V0 = Dataset(
     splits=_splits(
         Split(
             "train",
-            Role.TRAIN,
+            SplitRole.TRAIN,
             ("train.jsonl",),
             3020,
             remark="files and paper disagree: 1,370 somewhat and 116 very harmful in the files, 1,270 and 216 in the "
             "paper, as reported to the authors (their issue 5)",
         ),
-        Split("val", Role.VALIDATION, ("val.jsonl",), 177),
-        Split("test", Role.TEST, ("test.jsonl",), 355),
+        Split("val", SplitRole.VALIDATION, ("val.jsonl",), 177),
+        Split("test", SplitRole.TEST, ("test.jsonl",), 355),
     ),
     own_folders=_folders_of("Harm-P", "HarMeme_V0"),
     pictures=_HARMEME_PICTURES,
@@ -179,11 +187,11 @@ _FHM = Dataset(
     title="Hateful Memes (FHM)",
     protocols=(Protocol.PLAIN,),
     splits=_splits(
-        Split("train", Role.TRAIN, ("train.jsonl",), 8500),
-        Split("dev_seen", Role.VALIDATION, ("dev_seen.jsonl", "dev.jsonl"), 500),
-        Split("test_seen", Role.TEST, ("test_seen.jsonl", "test.jsonl"), 1000),
-        Split("dev_unseen", Role.VALIDATION, ("dev_unseen.jsonl",), 540, remark="shares memes with dev_seen"),
-        Split("test_unseen", Role.TEST, ("test_unseen.jsonl",), 2000),
+        Split("train", SplitRole.TRAIN, ("train.jsonl",), 8500),
+        Split("dev_seen", SplitRole.VALIDATION, ("dev_seen.jsonl", "dev.jsonl"), 500),
+        Split("test_seen", SplitRole.TEST, ("test_seen.jsonl", "test.jsonl"), 1000),
+        Split("dev_unseen", SplitRole.VALIDATION, ("dev_unseen.jsonl",), 540, remark="shares memes with dev_seen"),
+        Split("test_unseen", SplitRole.TEST, ("test_unseen.jsonl",), 2000),
     ),
     format=SourceFormat.FHM,
     labels=("0", "1"),
@@ -200,8 +208,8 @@ _MAMI = Dataset(
     title="MAMI, SemEval-2022 task 5, subtask A (misogynous or not)",
     protocols=(Protocol.PLAIN,),
     splits=_splits(
-        Split("train", Role.TRAIN, ("training.csv", "training.tsv", "train.csv", "train.tsv"), 10_000),
-        Split("test", Role.TEST, ("Test.csv", "test.csv", "test.tsv"), 1000, labels=("test_labels.txt",)),
+        Split("train", SplitRole.TRAIN, ("training.csv", "training.tsv", "train.csv", "train.tsv"), 10_000),
+        Split("test", SplitRole.TEST, ("Test.csv", "test.csv", "test.tsv"), 1000, labels=("test_labels.txt",)),
     ),
     format=SourceFormat.MAMI,
     labels=("not misogynous", "misogynous"),
@@ -226,9 +234,9 @@ _SYNTHETIC_HARMEME = Dataset(
     title="synthetic memes in HarMeme's layout",
     protocols=_HARM_C.protocols,
     splits=_splits(
-        Split("train", Role.TRAIN, ("train.jsonl",)),
-        Split("val", Role.VALIDATION, ("val.jsonl",)),
-        Split("test", Role.TEST, ("test.jsonl",)),
+        Split("train", SplitRole.TRAIN, ("train.jsonl",)),
+        Split("val", SplitRole.VALIDATION, ("val.jsonl",)),
+        Split("test", SplitRole.TEST, ("test.jsonl",)),
     ),
     format=SourceFormat.HARMEME,
     labels=HARMEME_LABELS,
@@ -241,9 +249,9 @@ _SYNTHETIC_FHM = Dataset(
     title="synthetic memes in the layout of FHM",
     protocols=_FHM.protocols,
     splits=_splits(
-        Split("train", Role.TRAIN, ("train.jsonl",)),
-        Split("dev_seen", Role.VALIDATION, ("dev_seen.jsonl",)),
-        Split("test_seen", Role.TEST, ("test_seen.jsonl",)),
+        Split("train", SplitRole.TRAIN, ("train.jsonl",)),
+        Split("dev_seen", SplitRole.VALIDATION, ("dev_seen.jsonl",)),
+        Split("test_seen", SplitRole.TEST, ("test_seen.jsonl",)),
     ),
     format=SourceFormat.FHM,
     labels=_FHM.labels,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from court.errors import BadRequest
-from eval.datasets.known import DATASETS, SYNTHETIC_KEY, Dataset, Role, Split
+from eval.datasets.known import DATASETS, SYNTHETIC_KEY, Dataset, Split, SplitRole
 from retrieval.library.readers import format_of
 
 _DEPTH = 3
@@ -146,7 +146,7 @@ def version_of(dataset: Dataset, data: Path) -> Dataset:
     if not dataset.sibling:
         return dataset
     other = DATASETS[dataset.sibling]
-    (ours,), (theirs,) = dataset.of_role(Role.TRAIN), other.of_role(Role.TRAIN)
+    (ours,), (theirs,) = dataset.of_role(SplitRole.TRAIN), other.of_role(SplitRole.TRAIN)
     files = files_of(dataset, data, ours) or files_of(other, data, theirs)
     if files is None:
         return dataset
@@ -164,7 +164,7 @@ def mistaken_for(dataset: Dataset, data: Path) -> Dataset | None:
 
     HarMeme's parts and versions have the same file names: the wrong directory would be read without a word.
     """
-    (train,) = dataset.of_role(Role.TRAIN)
+    (train,) = dataset.of_role(SplitRole.TRAIN)
     files = files_of(dataset, data, train)
     if files is None or train.memes is None:
         return None
@@ -172,7 +172,7 @@ def mistaken_for(dataset: Dataset, data: Path) -> Dataset | None:
     if count == train.memes:
         return None
     alike = (other for other in DATASETS.values() if other.format is dataset.format and other is not dataset)
-    return next((other for other in alike if other.of_role(Role.TRAIN)[0].memes == count), None)
+    return next((other for other in alike if other.of_role(SplitRole.TRAIN)[0].memes == count), None)
 
 
 def _only_one_of(dataset: Dataset) -> bool:

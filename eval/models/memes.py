@@ -40,7 +40,7 @@ class ShownMeme:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownMemes:
     """Memes read for an arena or a probe.
 
     Attributes:
@@ -63,7 +63,7 @@ async def shown_memes(
     seed: int = 0,
     keep: Callable[[JudgedMeme], bool] = lambda _: True,
     workers: int = 2,
-) -> Shown:
+) -> ShownMemes:
     """Reads memes of a split with their pictures.
 
     Args:
@@ -113,4 +113,6 @@ async def shown_memes(
         shown = await asyncio.gather(*(one(meme) for meme in drawn))
     finally:
         await reader.aclose()
-    return Shown(tuple(meme for meme in shown if meme is not None), dict(sorted(missing.items())), dict(read.files))
+    return ShownMemes(
+        tuple(meme for meme in shown if meme is not None), dict(sorted(missing.items())), dict(read.files)
+    )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from eval.probe.replies import HIGHEST, LOWEST
-from eval.probe.report import Row, StepRow
+from eval.probe.report import CategoryRow, StepRow
 from eval.reports import words
 from eval.reports.svg import Ink, drawing, themed
 from eval.scores.metrics import Figure as Estimate
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SHORT = 24
 
 
-def by_category(rows: Sequence[Row], threshold: int, name: str) -> str | None:
+def by_category(rows: Sequence[CategoryRow], threshold: int, name: str) -> str | None:
     """Mean scores as they are and rewritten, with their intervals; None where nothing was scored."""
     shown = [row for row in rows if row.before.mean is not None or row.after.mean is not None]
     if not shown:

@@ -1,7 +1,7 @@
 """A probe on disk.
 
 ====================  ====================================================================================
-``manifest.json``     everything that has to be the same for the probe to be repeated (:class:`Manifest`)
+``manifest.json``     everything that has to be the same for the probe to be repeated (:class:`ProbeManifest`)
 ``memes.jsonl``       the memes, in order, and what was taken off their pictures (:class:`ProbedMeme`)
 ``erased/``           their pictures without text
 ``mined.jsonl``       how each was sorted (:class:`Mined`)
@@ -125,7 +125,7 @@ class Pair(_Stored):
     """Then: why not."""
 
 
-class Outcome(StrEnum):
+class ScoringOutcome(StrEnum):
     """Outcome of a scoring. Only the first has a score: a failure is never a number."""
 
     SCORED = "scored"
@@ -138,7 +138,7 @@ class Outcome(StrEnum):
 class Scoring(_Stored):
     """Score of a target's answer."""
 
-    outcome: Outcome
+    outcome: ScoringOutcome
     score: int | None = Field(default=None, ge=LOWEST, le=HIGHEST)
     why: str = ""
     """Why there is no score."""
@@ -201,7 +201,7 @@ class Step(_Stored):
     scoring: Scoring | None = None
 
 
-class Manifest(_Stored):
+class ProbeManifest(_Stored):
     """Description of a probe. Written before the first call; only ``finished`` changes."""
 
     format: int = FORMAT
@@ -276,10 +276,10 @@ class ProbeFolder:
         """True if a probe was begun here."""
         return (self.root / MANIFEST).exists()
 
-    def manifest(self) -> Manifest:
+    def manifest(self) -> ProbeManifest:
         """Reads the probe's manifest. Raises BadRequest if there is none, or none of this format."""
         try:
-            return Manifest.model_validate_json((self.root / MANIFEST).read_bytes())
+            return ProbeManifest.model_validate_json((self.root / MANIFEST).read_bytes())
         except FileNotFoundError:
             raise BadRequest(f"{self.root} holds no probe: there is no {MANIFEST}.", reason="RUN_MISSING") from None
         except ValidationError as error:
@@ -289,7 +289,7 @@ class ProbeFolder:
                 reason="RUN_UNREADABLE",
             ) from None
 
-    def write_manifest(self, manifest: Manifest) -> None:
+    def write_manifest(self, manifest: ProbeManifest) -> None:
         """In one step: a reader sees the old one or the new one."""
         self._write(MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
@@ -387,7 +387,7 @@ def line_of(item: BaseModel) -> str:
     return json.dumps(item.model_dump(mode="json", by_alias=True), ensure_ascii=True) + "\n"
 
 
-def differing(begun: Manifest, now: Manifest) -> Mapping[str, tuple[object, object]]:
+def differing(begun: ProbeManifest, now: ProbeManifest) -> Mapping[str, tuple[object, object]]:
     """Compares two manifests: the differing values by name, as they were and as they are.
 
     Who takes a probe up again may do so with a later version on another machine, as long as it asks the same.

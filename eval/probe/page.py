@@ -6,7 +6,7 @@ from pathlib import Path
 
 from eval.probe import figures
 from eval.probe.folder import ERASED, StepOutcome
-from eval.probe.report import Failure, ProbeReport
+from eval.probe.report import ProbeReport, UnexplainedMeme
 from eval.reports.page import Drawn, need_page, render
 from eval.reports.records import shrunk
 
@@ -60,7 +60,7 @@ def as_html(report: ProbeReport, root: Path) -> str:
     )
 
 
-def _pictures(report: ProbeReport, failure: Failure, root: Path) -> list[bytes]:
+def _pictures(report: ProbeReport, failure: UnexplainedMeme, root: Path) -> list[bytes]:
     small = []
     for name in report.memes[failure.meme].erased:
         path = root / ERASED / name

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from eval.probe import agents
 from eval.probe.agents import Example, NoReply, ProbeModels, Subject
-from eval.probe.folder import Outcome, Scored, Step, StepOutcome
+from eval.probe.folder import Scored, ScoringOutcome, Step, StepOutcome
 from eval.probe.scoring import score_text
 from eval.probe.similarity import most_similar
 from eval.probe.taxonomy import Category
@@ -59,7 +59,9 @@ class _Known:
 def usable(scored: Sequence[Scored], category: str) -> tuple[Scored, ...]:
     """Returns the memes of a category that a search can start from: with a misbelief and a score."""
     return tuple(
-        one for one in scored if one.category == category and one.misbelief and one.scoring.outcome is Outcome.SCORED
+        one
+        for one in scored
+        if one.category == category and one.misbelief and one.scoring.outcome is ScoringOutcome.SCORED
     )
 
 

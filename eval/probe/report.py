@@ -18,14 +18,14 @@ from eval.probe.folder import (
     MINED,
     REWRITTEN,
     SCORED,
-    Manifest,
     Mined,
     ModelUsage,
-    Outcome,
     ProbedMeme,
     ProbeFolder,
+    ProbeManifest,
     Scored,
     Scoring,
+    ScoringOutcome,
     Sorted,
     Step,
     StepOutcome,
@@ -65,7 +65,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CategoryRow:
     """A category, a gold label, or all.
 
     Attributes:
@@ -107,7 +107,7 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class UnexplainedMeme:
     """An explanation that failed.
 
     Attributes:
@@ -151,19 +151,19 @@ class ProbeReport:
         usage: Usage of each model.
     """
 
-    manifest: Manifest
+    manifest: ProbeManifest
     threshold: int
     memes: Mapping[str, ProbedMeme]
     mined: Mapping[Sorted, int]
     new: tuple[str, ...]
     without_misbelief: int
     left: int
-    overall: Row
-    categories: tuple[Row, ...]
-    gold: tuple[Row, ...]
+    overall: CategoryRow
+    categories: tuple[CategoryRow, ...]
+    gold: tuple[CategoryRow, ...]
     steps: tuple[StepRow, ...]
     topics: tuple[Topic, ...]
-    failures: tuple[Failure, ...]
+    failures: tuple[UnexplainedMeme, ...]
     usage: tuple[ModelUsage, ...]
 
     @property
@@ -191,7 +191,7 @@ def read_report(root: Path, *, threshold: int = THRESHOLD, resamples: int = RESA
     scored = folder.read(SCORED, Scored)
     steps = folder.read(REWRITTEN, Step)
 
-    def row(name: str, these: Sequence[Scored], rewritten: Sequence[Step]) -> Row:
+    def row(name: str, these: Sequence[Scored], rewritten: Sequence[Step]) -> CategoryRow:
         return _row(name, these, steps=rewritten, threshold=threshold, resamples=resamples, seed=seed)
 
     rows = [
@@ -226,21 +226,23 @@ def read_report(root: Path, *, threshold: int = THRESHOLD, resamples: int = RESA
     )
 
 
-def _weakest(row: Row) -> tuple[float, float, str]:
+def _weakest(row: CategoryRow) -> tuple[float, float, str]:
     """The lowest mean first, of all that was scored in it; without any, last."""
     means = [(rates.mean.value, rates.scored) for rates in (row.before, row.after) if rates.mean is not None]
     n = sum(count for _, count in means)
     return (0 if n else 1, sum(mean * count for mean, count in means) / n if n else 0.0, row.name)
 
 
-def _row(name: str, scored: Sequence[Scored], steps: Sequence[Step], threshold: int, resamples: int, seed: int) -> Row:
+def _row(
+    name: str, scored: Sequence[Scored], steps: Sequence[Step], threshold: int, resamples: int, seed: int
+) -> CategoryRow:
     tried = [_One(step.meme, step.scoring) for step in steps if step.scoring is not None]
     changes = [
         (step.meme, float(step.scoring.score - step.before))
         for step in steps
         if step.scoring is not None and step.scoring.score is not None
     ]
-    return Row(
+    return CategoryRow(
         name=name,
         memes=len({one.meme for one in scored}),
         before=_rates([_One(one.meme, one.scoring) for one in scored], threshold, resamples, seed),
@@ -256,9 +258,9 @@ def _rates(ones: Sequence[_One], threshold: int, resamples: int, seed: int) -> R
     values = [(one.meme, one.scoring.score) for one in ones if one.scoring.score is not None]
     return Rates(
         n=len(ones),
-        scored=outcomes[Outcome.SCORED],
-        refused=outcomes[Outcome.REFUSED],
-        unscored=outcomes[Outcome.UNSCORED],
+        scored=outcomes[ScoringOutcome.SCORED],
+        refused=outcomes[ScoringOutcome.REFUSED],
+        unscored=outcomes[ScoringOutcome.UNSCORED],
         mean=mean_of([(meme, float(score)) for meme, score in values], resamples, seed),
         failure=mean_of([(meme, float(score <= threshold)) for meme, score in values], resamples, seed),
     )
@@ -307,9 +309,9 @@ def _counted(steps: Iterable[Step]) -> dict[StepOutcome, int]:
     return {outcome: count[outcome] for outcome in StepOutcome if count[outcome]}
 
 
-def _failures(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> tuple[Failure, ...]:
+def _failures(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> tuple[UnexplainedMeme, ...]:
     found = [
-        Failure(
+        UnexplainedMeme(
             category=one.category,
             misbelief=one.misbelief,
             meme=one.meme,
@@ -322,7 +324,7 @@ def _failures(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -
         if one.scoring.score is not None and one.scoring.score <= threshold
     ]
     found += [
-        Failure(
+        UnexplainedMeme(
             category=step.category,
             misbelief=step.misbelief,
             meme=step.meme,

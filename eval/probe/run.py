@@ -22,7 +22,7 @@ from court.errors import BadRequest
 from court.meme import Frame
 from court.ports import TextReader
 from eval.datasets.known import Dataset
-from eval.models.memes import Shown, ShownMeme, shown_memes
+from eval.models.memes import ShownMeme, ShownMemes, shown_memes
 from eval.models.metered import MeteredModel
 from eval.probe.agents import ProbeModels, Subject, prompt_digests
 from eval.probe.erasing import erase
@@ -30,11 +30,11 @@ from eval.probe.folder import (
     MINED,
     REWRITTEN,
     SCORED,
-    Manifest,
     Mined,
     ModelUsage,
     ProbedMeme,
     ProbeFolder,
+    ProbeManifest,
     Scored,
     Step,
     differing,
@@ -60,7 +60,7 @@ _OURS = {_LOCK, "calls.sqlite", "calls.sqlite-wal", "calls.sqlite-shm"}
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProbePlan:
     """Plan of a probe.
 
     Attributes:
@@ -95,7 +95,7 @@ class Plan:
 
 
 async def probe(
-    plan: Plan, chairs: Mapping[str, MeteredModel], reader: TextReader, progress: Progress | None = None
+    plan: ProbePlan, chairs: Mapping[str, MeteredModel], reader: TextReader, progress: Progress | None = None
 ) -> ProbeFolder:
     """Begins a probe, or goes on with it.
 
@@ -135,7 +135,7 @@ async def probe(
 
 
 async def _go_through(
-    plan: Plan, folder: ProbeFolder, bench: ProbeModels, subjects: Sequence[Subject], progress: Progress
+    plan: ProbePlan, folder: ProbeFolder, bench: ProbeModels, subjects: Sequence[Subject], progress: Progress
 ) -> None:
     taxonomy = Taxonomy(plan.taxonomy)
     with _lines(folder, MINED, progress, len(subjects)) as line:
@@ -262,9 +262,9 @@ def usage_of(bench: ProbeModels) -> tuple[ModelUsage, ...]:
     )
 
 
-def _manifest(plan: Plan, shown: Shown, bench: ProbeModels, reader: TextReader) -> Manifest:
+def _manifest(plan: ProbePlan, shown: ShownMemes, bench: ProbeModels, reader: TextReader) -> ProbeManifest:
     chairs = {chair.name: chair for chair in (bench.target, *bench.controllers)}
-    return Manifest(
+    return ProbeManifest(
         created=datetime.now(UTC),
         dataset=plan.dataset.id,
         split=plan.split,
@@ -290,7 +290,7 @@ def _manifest(plan: Plan, shown: Shown, bench: ProbeModels, reader: TextReader) 
     )
 
 
-def _require_same(begun: Manifest, now: Manifest) -> None:
+def _require_same(begun: ProbeManifest, now: ProbeManifest) -> None:
     differ = differing(begun, now)
     if differ:
         raise BadRequest(

@@ -9,7 +9,7 @@ from court.deadline import gather_or_cancel
 from court.ports import ChatReply, FinishReason
 from eval.probe import agents
 from eval.probe.agents import VOICES, NoReply, ProbeModels, Subject
-from eval.probe.folder import Outcome, Pair, Scored, Scoring
+from eval.probe.folder import Pair, Scored, Scoring, ScoringOutcome
 from eval.probe.taxonomy import Category, Taxonomy
 
 
@@ -28,28 +28,28 @@ async def score_text(bench: ProbeModels, subject: Subject, text: str, category: 
     good = [draft.text for draft in drafts if isinstance(draft, ChatReply)]
     if isinstance(answered, NoReply):
         if answered.refused:
-            return Scoring(outcome=Outcome.REFUSED, why="the target declined", references=len(good))
+            return Scoring(outcome=ScoringOutcome.REFUSED, why="the target declined", references=len(good))
         why = f"the target gave no answer: {answered.what}"
-        return Scoring(outcome=Outcome.UNSCORED, why=why, references=len(good))
+        return Scoring(outcome=ScoringOutcome.UNSCORED, why=why, references=len(good))
     given = {"references": len(good), "answer": answered.text, "cut": answered.finish is FinishReason.LENGTH}
     if not good:
-        return Scoring(outcome=Outcome.UNSCORED, why="there was no draft of a reference", **given)
+        return Scoring(outcome=ScoringOutcome.UNSCORED, why="there was no draft of a reference", **given)
     try:
         reference = await agents.merge(bench, subject, text=text, category=category, drafts=good)
     except NoReply as none:
-        return Scoring(outcome=Outcome.UNSCORED, why=f"there was no reference: {none.what}", **given)
+        return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no reference: {none.what}", **given)
     given["reference"] = reference
     try:
         rating, comment = await agents.score(
             bench, subject, text=text, category=category, reference=reference, answered=answered.text
         )
     except NoReply as none:
-        return Scoring(outcome=Outcome.UNSCORED, why=f"there was no rating: {none.what}", **given)
+        return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no rating: {none.what}", **given)
     if rating is None:
         return Scoring(
-            outcome=Outcome.REFUSED, why="the Scorer finds that the target declined", comment=comment, **given
+            outcome=ScoringOutcome.REFUSED, why="the Scorer finds that the target declined", comment=comment, **given
         )
-    return Scoring(outcome=Outcome.SCORED, score=rating, comment=comment, **given)
+    return Scoring(outcome=ScoringOutcome.SCORED, score=rating, comment=comment, **given)
 
 
 async def score_all(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eval.probe.report import ProbeReport, Rates, Row
+from eval.probe.report import CategoryRow, ProbeReport, Rates
 from eval.scores.metrics import Figure
 from eval.scores.tables import table
 
@@ -36,7 +36,7 @@ def in_words(report: ProbeReport) -> str:
     return "\n".join(lines)
 
 
-def _rows(of: str, rows: Sequence[Row]) -> str:
+def _rows(of: str, rows: Sequence[CategoryRow]) -> str:
     cells = [[of, "memes", "scored", "mean", "failed", "rewritten", "mean", "failed", "change"]]
     for row in rows:
         change = "–" if row.change is None else f"{row.change.value:+.2f}"

@@ -15,7 +15,7 @@ from eval.datasets.protocol import Protocol
 from eval.reports.contrasts import Contrast, contrasts, remarks
 from eval.reports.courses import EntropyAt, MeanCost, Rounds, cost_of, entropies_of, judged_of, rounds_of
 from eval.reports.records import Records, read_records
-from eval.reports.wrong import Fault, surest_first, wrong_of
+from eval.reports.wrong import VerdictFault, surest_first, wrong_of
 from eval.runs.folder import MANIFEST, Excluded, RunFolder
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results
@@ -83,7 +83,7 @@ class RunView:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A run under a protocol."""
 
     run: RunView
@@ -125,7 +125,7 @@ class Table:
     title: str
     split: str
     protocol: Protocol
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     contrasts: tuple[Contrast, ...]
     remarks: tuple[str, ...]
 
@@ -154,7 +154,7 @@ class WrongVerdict:
     """Wrong verdict of one run on a meme."""
 
     run: RunView
-    fault: Fault
+    fault: VerdictFault
     prediction: Prediction
 
     @property
@@ -195,7 +195,7 @@ class WrongMeme:
     pictures: tuple[bytes, ...]
 
     @property
-    def worst(self) -> Fault:
+    def worst(self) -> VerdictFault:
         """Worst fault, by which the meme is listed."""
         return min(verdict.fault for verdict in self.verdicts)
 
@@ -233,7 +233,7 @@ class Group:
     wrong: tuple[WrongMeme, ...]
     unscored: tuple[str, ...]
 
-    def count(self, fault: Fault) -> int:
+    def count(self, fault: VerdictFault) -> int:
         """Memes that are listed under a fault."""
         return sum(one.worst is fault for one in self.wrong)
 
@@ -352,7 +352,7 @@ def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) ->
             if protocol not in run.results.protocols:
                 continue
             try:
-                rows.append(Row(run, card(run.results, protocol, resamples=resamples)))
+                rows.append(TableRow(run, card(run.results, protocol, resamples=resamples)))
             except BadRequest as error:
                 unscored.append(error.message)
         if rows:

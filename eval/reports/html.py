@@ -9,7 +9,7 @@ from court.transcript import transcript
 from eval.reports import words
 from eval.reports.gather import Group, Report, RunView, Table
 from eval.reports.page import Drawn, need_page, render
-from eval.reports.wrong import Fault
+from eval.reports.wrong import VerdictFault
 
 
 def as_html(report: Report) -> str:
@@ -23,7 +23,7 @@ def as_html(report: Report) -> str:
         "page.html",
         report=report,
         title=_title(report.groups),
-        faults=list(Fault),
+        faults=list(VerdictFault),
         tables={table.key: _figures_of(table) for group in report.groups for table in group.tables},
         examinations={run.key: _examination_of(run) for run in report.runs},
         transcript=transcript,

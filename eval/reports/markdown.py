@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from court.display import word
 from eval.reports import words
 from eval.reports.gather import Group, Report, RunView, Table
-from eval.reports.wrong import Fault
+from eval.reports.wrong import VerdictFault
 from eval.scores.metrics import SAID, Card, Figure, Rates
 
 _EXCERPT = 300
@@ -235,7 +235,7 @@ def _wrong(group: Group) -> Iterator[str]:
     yield from (f"## Wrong verdicts: {_safe(group.title)}, {_safe(group.split)}", "")
     if not group.wrong:
         yield from ("There is none among the memes that are judged.", "")
-    for fault in Fault:
+    for fault in VerdictFault:
         memes = [one for one in group.wrong if one.worst is fault]
         if not memes:
             continue

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from eval.reports import words
 from eval.reports.gather import Group, Report
-from eval.reports.wrong import Fault
+from eval.reports.wrong import VerdictFault
 from eval.scores.tables import cards_table, confusion_table, table
 
 _BESIDE = 3
@@ -59,6 +59,6 @@ def _group(group: Group) -> Iterator[str]:
             for row in group.published
         ]
         yield from (table(rows), "")
-    counts = [f"{group.count(fault):,} {fault.title.lower()}" for fault in Fault if group.count(fault)]
+    counts = [f"{group.count(fault):,} {fault.title.lower()}" for fault in VerdictFault if group.count(fault)]
     yield f"Wrong: {'; '.join(counts) or 'nothing that was judged'}."
     yield ""

@@ -10,7 +10,7 @@ from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import NOT_JUDGED, Judged, Results
 
 
-class Fault(IntEnum):
+class VerdictFault(IntEnum):
     """Kind of wrong verdict, in the order of the list."""
 
     MISSED = 0
@@ -27,28 +27,28 @@ class Fault(IntEnum):
 
 
 _TITLES = {
-    Fault.MISSED: "Harmful, said not harmful",
-    Fault.FALSE_ALARM: "Not harmful, said harmful",
-    Fault.UNDECIDED: "Undecided",
-    Fault.FAILED: "Failed",
+    VerdictFault.MISSED: "Harmful, said not harmful",
+    VerdictFault.FALSE_ALARM: "Not harmful, said harmful",
+    VerdictFault.UNDECIDED: "Undecided",
+    VerdictFault.FAILED: "Failed",
 }
 
 
-def fault_of(meme: JudgedMeme, prediction: Prediction) -> Fault | None:
+def fault_of(meme: JudgedMeme, prediction: Prediction) -> VerdictFault | None:
     """Returns the fault of a prediction; None if it is right.
 
     A meme that was not judged (yet) is no wrong verdict: how many there are is told beside.
     """
     if prediction.outcome is Outcome.UNDECIDED:
-        return Fault.UNDECIDED
+        return VerdictFault.UNDECIDED
     if prediction.outcome is Outcome.FAILED:
-        return None if prediction.reason == NOT_JUDGED else Fault.FAILED
+        return None if prediction.reason == NOT_JUDGED else VerdictFault.FAILED
     if prediction.outcome.harmful is meme.harmful:
         return None
-    return Fault.MISSED if meme.harmful else Fault.FALSE_ALARM
+    return VerdictFault.MISSED if meme.harmful else VerdictFault.FALSE_ALARM
 
 
-def wrong_of(results: Results) -> tuple[tuple[Fault, Judged], ...]:
+def wrong_of(results: Results) -> tuple[tuple[VerdictFault, Judged], ...]:
     """Every wrong verdict of a run, under any of its protocols, in the order of the split."""
     found = []
     for one in results.judged:
@@ -58,7 +58,7 @@ def wrong_of(results: Results) -> tuple[tuple[Fault, Judged], ...]:
     return tuple(found)
 
 
-def surest_first(faults: Sequence[tuple[Fault, Prediction]]) -> tuple[int, float]:
+def surest_first(faults: Sequence[tuple[VerdictFault, Prediction]]) -> tuple[int, float]:
     """Sorts memes: by the worst that any run said of them, then by how sure it was of that."""
     worst = min(fault for fault, _ in faults)
     sure = [

@@ -25,7 +25,7 @@ from pydantic import AwareDatetime, BaseModel, Field, JsonValue, ValidationError
 
 from court.errors import BadRequest
 from court.events import Procedure
-from eval.datasets.items import JudgedMeme, _Stored
+from eval.datasets.items import JudgedMeme, _ItemModel
 from eval.datasets.protocol import Protocol
 from eval.runs.prediction import Prediction
 
@@ -36,7 +36,7 @@ STAND_IN = "no-picture.png"
 """What is judged in place of every meme's picture in a run by the texts alone."""
 
 
-class Excluded(_Stored):
+class Excluded(_ItemModel):
     """A precedent that the run was held without; one line of ``excluded.jsonl``."""
 
     precedent: str
@@ -48,7 +48,7 @@ class Excluded(_Stored):
     picture_similarity: float | None = None
 
 
-class RunManifest(_Stored):
+class RunManifest(_ItemModel):
     """Description of a run. Written before the first trial; only ``finished`` and ``interruptions`` change."""
 
     format: int = FORMAT

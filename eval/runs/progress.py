@@ -112,7 +112,7 @@ class Progress:
         """No more are judged: all are, or the run was broken off."""
 
 
-class Lines(Progress):
+class ProgressLines(Progress):
     """A line every half a minute: for logs, and wherever nobody watches."""
 
     def __init__(
@@ -169,7 +169,7 @@ class Lines(Progress):
         return True
 
 
-class Bar(Progress):
+class ProgressBar(Progress):
     """A bar, for a terminal."""
 
     def __init__(self, console: Console) -> None:
@@ -235,9 +235,9 @@ def watching(say: Callable[[str], None], *, stderr: bool = True) -> Iterator[Pro
     """
     console = Console(stderr=stderr)
     if not console.is_terminal:
-        yield Lines(say)
+        yield ProgressLines(say)
         return
-    with Bar(console) as bar:
+    with ProgressBar(console) as bar:
         yield bar
 
 

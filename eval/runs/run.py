@@ -31,7 +31,7 @@ from court.prompts import prompt_set_digest
 from court.record import TrialRecord
 from court.trial import Court
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import Dataset, Role
+from eval.datasets.known import Dataset, SplitRole
 from eval.datasets.places import picture_path
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import read_split, source_of
@@ -257,7 +257,7 @@ def _material(plan: Plan, progress: Progress) -> _Material:
             raise BadRequest(f"{plan.dataset.title} has no protocol {protocol}; it has {known}.")
     files = dict(read.files)
     if plan.library is None:
-        for split in plan.dataset.of_role(Role.TRAIN):
+        for split in plan.dataset.of_role(SplitRole.TRAIN):
             files |= read_split(plan.dataset, plan.data, split.name).files
     if plan.text_only:
         if plan.procedure is not Procedure.SUMMARY:
@@ -308,7 +308,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
         prepared = await asyncio.to_thread(read_prepared, plan.library, encoder)
     else:
         progress.tell("Preparing the precedents …")
-        train = plan.dataset.of_role(Role.TRAIN)
+        train = plan.dataset.of_role(SplitRole.TRAIN)
         reader = GuardedPictureReader(workers=plan.settings.picture_workers)
         try:
             prepared = await prepare_precedents(

@@ -77,7 +77,7 @@ class ScoredFile:
         return Results(name=name, dataset=dataset, split=split, protocols=protocols, judged=judged)
 
 
-class _Fault(Exception):
+class _LineFault(Exception):
     """Fault in a line; its message does not quote the meme."""
 
 
@@ -97,16 +97,16 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:
     for line, record in _records(path):
         try:
             if isinstance(record, str):
-                raise _Fault(record)
+                raise _LineFault(record)
             columns.update(dict.fromkeys(record))
             id_ = _id(record)
             if id_ in seen:
-                raise _Fault(f"the id {id_[:_SHOWN]!r} stands in line {seen[id_]} already")
+                raise _LineFault(f"the id {id_[:_SHOWN]!r} stands in line {seen[id_]} already")
             seen[id_] = line
             if id_ not in known:
-                raise _Fault(f"no meme of the split has the id {id_[:_SHOWN]!r}")
+                raise _LineFault(f"no meme of the split has the id {id_[:_SHOWN]!r}")
             said[id_] = _prediction(id_, record, levelled=levelled)
-        except _Fault as fault:
+        except _LineFault as fault:
             faults.append(f"line {line}: {fault}")
     if not faults and not seen:
         faults.append("it holds no predictions")
@@ -145,10 +145,10 @@ def _with_benign_levels(said: dict[str, Prediction], lines: Mapping[str, int], p
 
 def _prediction(id_: str, record: Mapping[str, Any], *, levelled: bool) -> Prediction:
     if "label" not in record:
-        raise _Fault("it has no label; leave it empty where there is no answer")
+        raise _LineFault("it has no label; leave it empty where there is no answer")
     word = _word(record["label"], "label")
     if word not in _LABELS:
-        raise _Fault(
+        raise _LineFault(
             "the label is none that is known (harmful, not_harmful, 1, 0, true, false, undecided, empty for no answer, "
             "or the data set's own words)"
         )
@@ -156,11 +156,11 @@ def _prediction(id_: str, record: Mapping[str, Any], *, levelled: bool) -> Predi
     named = _word(record.get("level"), "level")
     if named:
         if not levelled:
-            raise _Fault("it gives a level, and this data set has none")
+            raise _LineFault("it gives a level, and this data set has none")
         if named not in _LEVELS:
-            raise _Fault("the level is none that is known (0 not, 1 somewhat, 2 very harmful)")
+            raise _LineFault("the level is none that is known (0 not, 1 somewhat, 2 very harmful)")
         if outcome.harmful is not (_LEVELS[named] is not Level.NOT_HARMFUL) or level not in (None, _LEVELS[named]):
-            raise _Fault("label and level contradict each other")
+            raise _LineFault("label and level contradict each other")
         level = _LEVELS[named]
     return Prediction(
         meme=id_,
@@ -174,21 +174,21 @@ def _prediction(id_: str, record: Mapping[str, Any], *, levelled: bool) -> Predi
 def _id(record: Mapping[str, Any]) -> str:
     id_ = record.get("id")
     if isinstance(id_, bool) or not isinstance(id_, str | int) or not str(id_).strip():
-        raise _Fault("it has no id")
+        raise _LineFault("it has no id")
     return str(id_).strip()
 
 
 def _word(value: Any, what: str) -> str:
     word = plain_word(value)
     if word is None:
-        raise _Fault(f"the {what} is neither a word nor a whole number")
+        raise _LineFault(f"the {what} is neither a word nor a whole number")
     return word
 
 
 def _score(value: Any) -> float | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    fault = _Fault("the score is no number from 0 to 1")
+    fault = _LineFault("the score is no number from 0 to 1")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise fault
     try:

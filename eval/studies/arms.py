@@ -28,7 +28,7 @@ from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
 from court.events import Procedure
 from court.settings import TrialSettings
-from eval.datasets.known import Dataset, Role
+from eval.datasets.known import Dataset, SplitRole
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import read_split, source_of
 from eval.datasets.sample import sample
@@ -346,7 +346,7 @@ async def _prepared(study: Study, shuffled: bool, progress: Progress) -> Prepare
     read = await asyncio.to_thread(read_split, study.dataset, study.data, study.split)
     sources = [
         await asyncio.to_thread(source_of, study.dataset, study.data, split.name)
-        for split in study.dataset.of_role(Role.TRAIN)
+        for split in study.dataset.of_role(SplitRole.TRAIN)
     ]
     encoder = await asyncio.to_thread(load_encoder_for, None, study.settings.encoder)
     reader = GuardedPictureReader(workers=study.settings.picture_workers)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from court.errors import BadRequest
-from eval.datasets.known import Dataset, Role
+from eval.datasets.known import Dataset, SplitRole
 from eval.datasets.protocol import Protocol
 from eval.runs.prediction import Outcome
 from eval.runs.results import Results
@@ -79,13 +79,13 @@ def require_not_test(dataset: Dataset, split: str) -> None:
     if split not in dataset.splits:
         raise BadRequest(f"{dataset.title} has no split {split!r}; it has {', '.join(dataset.splits)}.")
     role = dataset.splits[split].role
-    if role is Role.VALIDATION:
+    if role is SplitRole.VALIDATION:
         return
-    fit = ", ".join(one.name for one in dataset.of_role(Role.VALIDATION)) or "none"
+    fit = ", ".join(one.name for one in dataset.of_role(SplitRole.VALIDATION)) or "none"
     why = (
         "what was chosen on the memes that it is then measured on scores better than it is, and nobody can say by how "
         "much"
-        if role is Role.TEST
+        if role is SplitRole.TEST
         else "its memes are the precedents themselves"
     )
     raise BadRequest(

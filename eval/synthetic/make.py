@@ -19,7 +19,7 @@ from typing import Any
 from PIL import ImageEnhance
 
 from court.errors import BadRequest
-from eval.datasets.known import DATASETS, HARMEME_LABELS, SYNTHETIC_KEY, Role
+from eval.datasets.known import DATASETS, HARMEME_LABELS, SYNTHETIC_KEY, SplitRole
 from eval.datasets.protocol import Level
 from eval.synthetic.draw import SCENES, SIZE, draw, png_of
 from eval.synthetic.world import BAD, GROUPS, KIND, OPENERS, TIMES, level_of, text_of
@@ -137,13 +137,15 @@ def make(
     rng = random.Random(f"{layout} {seed}")
     families = _families(rng)
     memes: list[SyntheticMeme] = []
-    for role, count in zip((Role.TRAIN, Role.VALIDATION, Role.TEST), wanted, strict=True):
+    for role, count in zip((SplitRole.TRAIN, SplitRole.VALIDATION, SplitRole.TEST), wanted, strict=True):
         (split,) = dataset.of_role(role)
         drawn = [replace(next(families), split=split.name) for _ in range(-(-count // 4) * 4)][:count]
         rng.shuffle(drawn)
         memes += drawn
     memes = [_named(meme, layout, number) for number, meme in enumerate(memes, 1)]
-    planting = _Planting(dataset.of_role(Role.TRAIN)[0].name, dataset.of_role(Role.TEST)[0].name, layout, memes)
+    planting = _Planting(
+        dataset.of_role(SplitRole.TRAIN)[0].name, dataset.of_role(SplitRole.TEST)[0].name, layout, memes
+    )
     files: dict[str, bytes] = {}
     if Plant.LEAKAGE in plant:
         planting.leak(next(families), files)

@@ -76,7 +76,7 @@ class Help(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class JudgeInput:
     """Input of a Judge.
 
     Attributes:
@@ -115,7 +115,7 @@ class Opinion:
         return self.level is not Level.NOT_HARMFUL
 
 
-def judge(shown: Shown, ability: Ability) -> Opinion:
+def judge(shown: JudgeInput, ability: Ability) -> Opinion:
     """The Judge's opinion. A text that says nothing of this world is harmful, in doubt."""
     claim = claim_of(shown.text)
     if claim is None:
@@ -161,13 +161,14 @@ def expected(
         precedents: Text, badge (None without its picture) and label (harmful?) of each that is shown.
     """
     if dull:
-        return judge(Shown(text, badge), ability)
+        return judge(JudgeInput(text, badge), ability)
     argued = Help.NONE
     if advocates and badge is not None:
         # Without a side, an advocate does not know what to ask for.
         argued = Help.ANSWERS if captioner and stance_from_start else Help.DESCRIPTION
     return judge(
-        Shown(text=text, badge=badge, described=badge is not None, argued=argued, follow=_follow(precedents)), ability
+        JudgeInput(text=text, badge=badge, described=badge is not None, argued=argued, follow=_follow(precedents)),
+        ability,
     )
 
 
@@ -317,7 +318,7 @@ def _exchanges(parts: Sequence[str | bytes]) -> list[str]:
     return _fenced(parts)[3::2]
 
 
-def _shown(parts: Sequence[str | bytes]) -> Shown:
+def _shown(parts: Sequence[str | bytes]) -> JudgeInput:
     """Parses the Judge's input as its prompt lays it out: pictures come before their captions."""
     under: dict[str, list[str]] = {}
     pictures: dict[str, str | None] = {}
@@ -343,7 +344,7 @@ def _shown(parts: Sequence[str | bytes]) -> Shown:
     badge = pictures.get("Above: the meme that is judged.")
     described = _BADGE.search("".join(under.get("Description of its picture by the witness:", ())))
     accuser, defender = (under.get(f"The side that says it is {what}:", [""])[0] for what in ("harmful", "not"))
-    return Shown(
+    return JudgeInput(
         text="".join(under.get("Text of the meme that is judged:", ())),
         badge=badge,
         described=badge is not None and described is not None and described[1] == badge,

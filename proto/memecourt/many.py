@@ -35,7 +35,7 @@ _ROOM_FOR_TIMEOUT = 32  # bytes that the timeout adds to a message, at most
 
 
 @dataclass(slots=True)
-class _Sent:
+class _PendingRequest:
     """A request that no outcome has been told of yet."""
 
     message: wire.JudgeStreamRequest
@@ -74,7 +74,7 @@ class Book:
         self._at_once = at_once
         self._clock = clock
         self._chance = chance
-        self._asked: dict[str, _Sent] = {}
+        self._asked: dict[str, _PendingRequest] = {}
         self._ready: deque[str] = deque()
         self._later: list[tuple[float, str]] = []  # a heap, by when they are due
         self._cuts = 0  # that came one after the other since the last answer
@@ -120,7 +120,7 @@ class Book:
             raise ValueError("a request has no request_id; in a stream each needs one, by which its outcome is known")
         if name in self._asked:
             raise ValueError(f"two requests at once have the request_id {name!r}; give each one of its own")
-        asked = _Sent(wire.JudgeStreamRequest(request=request), self._clock() + self._timeout)
+        asked = _PendingRequest(wire.JudgeStreamRequest(request=request), self._clock() + self._timeout)
         error = None if self.refused is None else JudgeError.like(self.refused)  # since it was asked for
         if asked.message.ByteSize() + _ROOM_FOR_TIMEOUT > MESSAGE_BYTES:
             # Sent, it would end the stream and with it all the others.

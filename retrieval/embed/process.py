@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class _RemoteError:
     """A start that failed, for all who wait for it. Nothing is started before ``until``."""
 
     message: str
@@ -77,7 +77,7 @@ class EncoderProcess:
         """
         self._load = load
         self._clock = clock
-        self._failure: _Failure | None = None
+        self._failure: _RemoteError | None = None
         self._starting = threading.Lock()
         self._closed = False
         self._child = _Child(load)
@@ -136,7 +136,7 @@ class EncoderProcess:
                     raise Unavailable(self._failure.message, reason=self._failure.reason, retry_after=left)
             return self._child
 
-    def _start_again(self, ended: _Child) -> _Failure | None:
+    def _start_again(self, ended: _Child) -> _RemoteError | None:
         """Starts the process that is asked from now on; or says why there is none."""
         _log.warning("the encoder's process ended (%s); it is started again", ended.how)
         try:
@@ -152,7 +152,7 @@ class EncoderProcess:
             pause_s = min(2 * self._failure.pause_s, _LONGEST_PAUSE_S) if self._failure else _FIRST_PAUSE_S
             known = error if isinstance(error, CourtError) else _Ended(type(error).__name__).unavailable()
             _log.warning("the encoder can't be started again (%s); next in %g s at the soonest", known.reason, pause_s)
-            return _Failure(known.message, known.reason, pause_s, self._clock() + pause_s)
+            return _RemoteError(known.message, known.reason, pause_s, self._clock() + pause_s)
         self._child = again
         return None
 

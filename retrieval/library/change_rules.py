@@ -16,8 +16,8 @@ from retrieval.embed.encoder import EncoderIdentity
 from retrieval.library.changes import (
     CantChange,
     Change,
+    ChangeKind,
     Effect,
-    Kind,
     NoSuchPrecedent,
     PrecedentExists,
     last_effective,
@@ -120,7 +120,15 @@ def plan_add(
     at = datetime.now(UTC)
     after = meme.model_copy(update={"kept": None, "added": meme.added or at, "who": meme.who or who})
     change = _change(
-        now, kind=Kind.ADD, who=who, why=why, at=at, meme=meme.id, effect=Effect.APPEND, row=now.next_row, after=after
+        now,
+        kind=ChangeKind.ADD,
+        who=who,
+        why=why,
+        at=at,
+        meme=meme.id,
+        effect=Effect.APPEND,
+        row=now.next_row,
+        after=after,
     )
     return PlannedChange(change, vector, picture)
 
@@ -136,7 +144,7 @@ def plan_remove(now: CurrentLibrary, id_: str, *, who: str, why: str) -> Planned
     row, before = _known(now, id_)
     _refuse_to_empty(now)
     return PlannedChange(
-        _change(now, kind=Kind.REMOVE, who=who, why=why, meme=id_, effect=Effect.HIDE, row=row, before=before)
+        _change(now, kind=ChangeKind.REMOVE, who=who, why=why, meme=id_, effect=Effect.HIDE, row=row, before=before)
     )
 
 
@@ -154,7 +162,15 @@ def plan_relabel(now: CurrentLibrary, id_: str, label: PrecedentLabel, *, who: s
     after = before.model_copy(update={"label": label, "verified": True, "who": who})
     return PlannedChange(
         _change(
-            now, kind=Kind.RELABEL, who=who, why=why, meme=id_, effect=Effect.SET, row=row, before=before, after=after
+            now,
+            kind=ChangeKind.RELABEL,
+            who=who,
+            why=why,
+            meme=id_,
+            effect=Effect.SET,
+            row=row,
+            before=before,
+            after=after,
         )
     )
 
@@ -170,7 +186,7 @@ def plan_revoke(now: CurrentLibrary, number: int, *, who: str, why: str) -> Plan
     vector = None if stored_vector is None else np.frombuffer(stored_vector, dtype="<f4").astype(np.float32)
     live = now.live(undone.meme)
     after: LabelledMeme | None = None
-    if undone.kind is Kind.REMOVE:
+    if undone.kind is ChangeKind.REMOVE:
         # Back where it stood, if its row was numbered as rows are now.
         back = undone.number > now.written
         effect, row = (Effect.SHOW, undone.row) if back else (Effect.APPEND, now.next_row)
@@ -179,7 +195,7 @@ def plan_revoke(now: CurrentLibrary, number: int, *, who: str, why: str) -> Plan
         after = undone.before if back else undone.before.model_copy(update={"kept": None})
     else:
         row, meme = _known(now, undone.meme)
-        if undone.kind is Kind.ADD:
+        if undone.kind is ChangeKind.ADD:
             effect = Effect.HIDE
             _refuse_to_empty(now)
         else:
@@ -190,7 +206,7 @@ def plan_revoke(now: CurrentLibrary, number: int, *, who: str, why: str) -> Plan
             after = undone.before.model_copy(update={"kept": meme.kept})
     change = _change(
         now,
-        kind=Kind.REVOKE,
+        kind=ChangeKind.REVOKE,
         who=who,
         why=why,
         meme=undone.meme,
@@ -200,7 +216,7 @@ def plan_revoke(now: CurrentLibrary, number: int, *, who: str, why: str) -> Plan
         before=None if live is None else live[1],
         after=after,
     )
-    return PlannedChange(change, vector, picture) if undone.kind is Kind.REMOVE else PlannedChange(change)
+    return PlannedChange(change, vector, picture) if undone.kind is ChangeKind.REMOVE else PlannedChange(change)
 
 
 def _to_revoke(now: CurrentLibrary, number: int) -> tuple[Change, bytes | None, bytes | None]:

@@ -34,7 +34,7 @@ class CantChange(BadRequest):
     default_reason = "CANT_CHANGE"
 
 
-class Kind(StrEnum):
+class ChangeKind(StrEnum):
     """Kind of the requested change."""
 
     ADD = "add"
@@ -63,7 +63,7 @@ class Change(BaseModel):
 
     number: int = Field(ge=1)
     """Counted from 1 through all generations of a library."""
-    kind: Kind
+    kind: ChangeKind
     who: str = Field(min_length=1, max_length=200)
     why: str = Field(min_length=1, max_length=2000)
     at: AwareDatetime
@@ -81,7 +81,7 @@ class Change(BaseModel):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if (self.kind is Kind.REVOKE) != (self.revokes is not None):
+        if (self.kind is ChangeKind.REVOKE) != (self.revokes is not None):
             raise ValueError("a change that revokes, and no other, says which")
         return self
 

@@ -34,7 +34,7 @@ _BUFFER = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One entry.
 
     Attributes:
@@ -99,7 +99,9 @@ def append(path: Path, size: int, frames: bytes) -> None:
             os.close(directory)
 
 
-def read(path: Path, start: int, head: str, stop: int, head_then: str, dim: int, pictures_end: int) -> Iterator[Entry]:
+def read(
+    path: Path, start: int, head: str, stop: int, head_then: str, dim: int, pictures_end: int
+) -> Iterator[JournalEntry]:
     """The entries from ``start``, where the head is ``head``, up to ``stop``, where it must be ``head_then``.
 
     Their vectors have ``dim`` values, and where their pictures are is counted from ``pictures_end`` on. Whoever goes
@@ -123,7 +125,9 @@ def read(path: Path, start: int, head: str, stop: int, head_then: str, dim: int,
         raise damaged(f"{JOURNAL} is not what it was when written")
 
 
-def _entry(take: Callable[[int], bytes], place: int, stop: int, dim: int, pictures_end: int) -> tuple[bytes, Entry]:
+def _entry(
+    take: Callable[[int], bytes], place: int, stop: int, dim: int, pictures_end: int
+) -> tuple[bytes, JournalEntry]:
     def some(size: int) -> bytes:
         data = take(size)
         if len(data) != size:
@@ -146,4 +150,4 @@ def _entry(take: Callable[[int], bytes], place: int, stop: int, dim: int, pictur
     if place + len(frame) > stop:
         raise spoilt
     vector = np.frombuffer(data, dtype="<f4").astype(np.float32) if data else None
-    return frame, Entry(change, vector, picture_of_frame(frame, pictures_end + place, picture))
+    return frame, JournalEntry(change, vector, picture_of_frame(frame, pictures_end + place, picture))

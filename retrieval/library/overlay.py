@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from retrieval.embed.encoder import UNIT_TOLERANCE, EncoderIdentity
 from retrieval.library.changes import Change, Effect
-from retrieval.library.journal import Entry
+from retrieval.library.journal import JournalEntry
 from retrieval.library.manifest import JOURNAL, LabelledMeme
 from retrieval.library.storage import damaged
 
@@ -130,7 +130,7 @@ class DeltaBuilder:
         place = number - self._changes[0].number if self._changes else -1
         return self._changes[place] if 0 <= place < len(self._changes) else None
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: JournalEntry) -> None:
         """One change more. Raises BadLibrary if it does not fit what is there."""
         change, row = entry.change, entry.change.row
         meme = change.after

@@ -23,7 +23,7 @@ from retrieval.embed.encoder import EncoderIdentity
 from retrieval.library import journal, storage
 from retrieval.library.change_rules import PlannedChange, plan_add, plan_relabel, plan_remove, plan_revoke
 from retrieval.library.changes import CantChange, Change, Recorded
-from retrieval.library.journal import Entry
+from retrieval.library.journal import JournalEntry
 from retrieval.library.library import Library
 from retrieval.library.manifest import JOURNAL, LabelledMeme
 from retrieval.library.overlay import DeltaBuilder
@@ -233,7 +233,7 @@ class LibraryWriter:
                 frame = journal.frame_of(planned.change, planned.vector, planned.picture)
                 start = library.pictures_end + pointer.journal_size + len(frames)
                 kept = journal.picture_of_frame(frame, start, planned.picture)
-                draft.apply(Entry(planned.change, planned.vector, kept))
+                draft.apply(JournalEntry(planned.change, planned.vector, kept))
             except (CourtError, ValueError) as error:
                 # Of this one alone; the others don't suffer for it.
                 outcome.set_exception(error)

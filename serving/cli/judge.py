@@ -42,7 +42,7 @@ _AT_ONCE = 8  # pictures on their way at once: enough to keep every worker busy,
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class _JudgeFailure:
     """Why there is no verdict on a picture."""
 
     message: str
@@ -53,7 +53,7 @@ class _Failure:
 
 
 _file = click.Path(path_type=Path, dir_okay=False, exists=True)
-_Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _Failure]]
+_Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _JudgeFailure]]
 
 
 @click.command()
@@ -154,10 +154,10 @@ async def _judge_all(
         judges = nullcontext()  # loading models takes long, and there is nothing to ask them
     async with judges as ask:
 
-        async def one(path: Path) -> wire.JudgeResponse | _Failure:
+        async def one(path: Path) -> wire.JudgeResponse | _JudgeFailure:
             async with gate:
                 image = await asyncio.to_thread(_read, path)
-                return image if isinstance(image, _Failure) else await ask(request_of(image))
+                return image if isinstance(image, _JudgeFailure) else await ask(request_of(image))
 
         running = [asyncio.ensure_future(one(path)) for path in pictures]
         for path, outcome in zip(pictures, running, strict=True):
@@ -166,11 +166,11 @@ async def _judge_all(
             if as_json:
                 part = (
                     {"error": answer.as_json()}
-                    if isinstance(answer, _Failure)
+                    if isinstance(answer, _JudgeFailure)
                     else {"verdict": MessageToDict(answer, preserving_proto_field_name=True)}
                 )
                 click.echo(json.dumps({"file": str(path), **part}, ensure_ascii=False))
-            elif isinstance(answer, _Failure):
+            elif isinstance(answer, _JudgeFailure):
                 click.echo(f"{path}: {click.style('error', fg='red', bold=True)}: {answer.message}", err=True)
             else:
                 show_verdict(str(path), answer, where=where, docket=docket)
@@ -191,11 +191,11 @@ async def _there(
         raise click.ClickException(str(error)) from None
     async with client:
 
-        async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _Failure:
+        async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _JudgeFailure:
             try:
                 return await client.ask(request, timeout=timeout)
             except JudgeError as error:
-                return _Failure(str(error), error.reason or error.code.name)
+                return _JudgeFailure(str(error), error.reason or error.code.name)
 
         yield ask
 
@@ -216,19 +216,19 @@ async def _here(
         if watch:
             courthouse.feed.subscribe(show_event)
 
-        async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _Failure:
+        async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _JudgeFailure:
             try:
                 asked = ask_of(request, default=settings.procedure)
                 return response_of(await asyncio.wait_for(courthouse.hear(asked, within_s=timeout), timeout))
             except TimeoutError:
-                return _Failure(f"There was no verdict within {timeout:g} s; --timeout allows more.", "TIMEOUT")
+                return _JudgeFailure(f"There was no verdict within {timeout:g} s; --timeout allows more.", "TIMEOUT")
             except CourtError as error:
-                return _Failure(error.message, error.reason)
+                return _JudgeFailure(error.message, error.reason)
 
         yield ask
 
 
-def _read(path: Path) -> bytes | _Failure:
+def _read(path: Path) -> bytes | _JudgeFailure:
     """The file, but no more of it than is needed to see that it is too large."""
     try:
         if str(path) == "-":
@@ -236,11 +236,11 @@ def _read(path: Path) -> bytes | _Failure:
         with path.open("rb") as file:
             return file.read(MESSAGE_BYTES)
     except OSError as error:
-        return _Failure(f"The file can't be read: {error.strerror}.", "FILE_UNREADABLE")
+        return _JudgeFailure(f"The file can't be read: {error.strerror}.", "FILE_UNREADABLE")
 
 
-def _exit_of(answer: wire.JudgeResponse | _Failure) -> int:
-    if isinstance(answer, _Failure):
+def _exit_of(answer: wire.JudgeResponse | _JudgeFailure) -> int:
+    if isinstance(answer, _JudgeFailure):
         return EXIT_ERROR
     if answer.label == wire.LABEL_NOT_HARMFUL:
         return EXIT_NOT_HARMFUL

@@ -56,7 +56,7 @@ async def judge_stream(
         Unauthenticated, Unavailable: The token is not what it was; as :func:`check_in_force`.
         Busy, Unavailable: As :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
     """
-    stream = _Stream(context, memory, of=of, tried=tried, most=most, idle_s=idle_s, told=told)
+    stream = _OpenStream(context, memory, of=of, tried=tried, most=most, idle_s=idle_s, told=told)
     end: CourtError | None = None
     try:
         async with asyncio.TaskGroup() as items:
@@ -83,7 +83,7 @@ class _NotTaken(Exception):
     """The caller takes no answers: the stream ends without those that are left."""
 
 
-class _Stream:
+class _OpenStream:
     def __init__(
         self,
         context: Context,

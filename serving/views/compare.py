@@ -21,7 +21,7 @@ NOTHING = "–"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedRow:
     """One line of a comparison.
 
     Attributes:
@@ -63,7 +63,7 @@ class Group:
     """Rows that belong together."""
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedRow, ...]
 
     @property
     def differing(self) -> int:
@@ -81,7 +81,7 @@ def compare(first: TrialRecord, second: TrialRecord) -> tuple[Group, ...]:
         for key in dict.fromkeys((*one, *other)):
             (said, words), (also, _) = one.get(key, ("", False)), other.get(key, ("", False))
             words = words or other.get(key, ("", False))[1]
-            rows.append(Row(key, said or NOTHING, also or NOTHING, words))
+            rows.append(ComparedRow(key, said or NOTHING, also or NOTHING, words))
         groups.append(Group(name, tuple(rows)))
     return tuple(groups)
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from court.errors import BadLibrary, BadRequest
 from court.verdict import Label
 from retrieval import open as choose
-from retrieval.library.changes import Kind, Recorded
+from retrieval.library.changes import ChangeKind, Recorded
 from retrieval.library.edit import add_precedent
 from retrieval.library.manifest import LabelledMeme
 from retrieval.library.postgres.address import Address
@@ -101,7 +101,7 @@ def test_each_change_is_numbered_told_and_recorded(place: Path | Address, tmp_pa
     assert said("remove", place, "drawn-1", *SIGNED) == "change 5: removed drawn-1\n"
     assert said("revoke", place, 5, "--who", "bea", "--why", "it was sound") == "change 6: revoked 5, drawn-1\n"
     assert [(one.change.kind, one.revoked_by) for one in history(place)][2:] == [
-        (Kind.ADD, None), (Kind.RELABEL, None), (Kind.REMOVE, 6), (Kind.REVOKE, None),
+        (ChangeKind.ADD, None), (ChangeKind.RELABEL, None), (ChangeKind.REMOVE, 6), (ChangeKind.REVOKE, None),
     ]  # fmt: skip
 
     lines = said("history", place).splitlines()

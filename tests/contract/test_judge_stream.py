@@ -12,7 +12,7 @@ from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.rpc.calls import finish_call
 from serving.rpc.judge import SERVICE
-from serving.rpc.judge_stream import _Stream
+from serving.rpc.judge_stream import _OpenStream
 from tests.contract.scenes import IMAGE, play, rest_of, told, until
 from tests.support.fakes import FakeReader
 from tests.support.leftovers import soon, uncollected
@@ -205,7 +205,7 @@ def test_a_stream_whose_first_answer_is_not_taken_is_told_why_it_ends(tmp_path):
             return await asyncio.to_thread(_end_of, call)
 
     async def scene(it):
-        with uncollected(_Stream) as left:
+        with uncollected(_OpenStream) as left:
             return *await work(it), await soon(left)
 
     responses, refusal, left = play(scene, tmp_path, idle=1.0)

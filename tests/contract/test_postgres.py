@@ -18,7 +18,7 @@ from court.errors import BadLibrary, BadRequest, CourtError, NotLoaded, Unavaila
 from court.precedents import Findings
 from court.verdict import Label
 from eval.perf.postgres import PostgresServer, postgres
-from retrieval.library.changes import Kind
+from retrieval.library.changes import ChangeKind
 from retrieval.library.filters import duplicate_key
 from retrieval.library.journal import frame_of, next_head
 from retrieval.library.library import Library
@@ -267,8 +267,8 @@ def test_what_is_forgotten_is_nowhere_any_more_and_the_history_says_who_took_it_
         assert not found_in(database, secret)
         assert writer.identity == head, "it is the same library to whoever searches it"
         assert [(each.change.kind, each.change.who) for each in writer.history("to be forgotten")] == [
-            (Kind.ADD, MADE_BY["who"]),
-            (Kind.REMOVE, MADE_BY["who"]),
+            (ChangeKind.ADD, MADE_BY["who"]),
+            (ChangeKind.REMOVE, MADE_BY["who"]),
         ]
         with pytest.raises(BadRequest, match="forgotten on purpose"):
             writer.revoke(removed.number, **MADE_BY)

@@ -17,7 +17,7 @@ from court.errors import BadRequest
 from court.meme import Frame
 from court.precedents import Findings
 from court.verdict import Label
-from retrieval.library.changes import Kind
+from retrieval.library.changes import ChangeKind
 from retrieval.library.filters import Filter
 from retrieval.library.library import Library
 from retrieval.library.manifest import Safeguards
@@ -204,7 +204,9 @@ def test_changes_are_found_by_the_next_search_and_can_be_taken_back(place: Place
     assert place.find("cat").tally == before
     assert place.find("cat").library.size == 40
     history = place.writer.history()
-    assert [each.change.kind for each in history] == [Kind.ADD, Kind.REMOVE, Kind.RELABEL] + [Kind.REVOKE] * 3
+    assert [each.change.kind for each in history] == [ChangeKind.ADD, ChangeKind.REMOVE, ChangeKind.RELABEL] + [
+        ChangeKind.REVOKE
+    ] * 3
     assert [each.revoked_by for each in history] == [6, 5, 4, None, None, None]
     assert [each.change.number for each in place.writer.history("drawn-3")] == [2, 5]
 

@@ -23,7 +23,7 @@ from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import PrecedentsStub
 from retrieval.library import journal, storage
-from retrieval.library.changes import Kind
+from retrieval.library.changes import ChangeKind
 from retrieval.library.filters import duplicate_key
 from retrieval.library.library import Library
 from retrieval.library.manifest import LabelledMeme
@@ -367,7 +367,7 @@ def test_what_is_added_is_found_with_who_and_why_in_the_history(place: Path | Ad
         assert meme.pixels_sha256 == picture_of(PICTURE).pixels_sha256
         recorded = it.history("new")[-1].change
         assert (recorded.number, recorded.kind, recorded.who, recorded.why) == (
-            6, Kind.ADD, "ada", "overruled on appeal",
+            6, ChangeKind.ADD, "ada", "overruled on appeal",
         )  # fmt: skip
         made_up = await it.added(id="", text="unheard of too", verified=False, source="")
         assert len(made_up.id) == 36 and made_up.change == 7
@@ -395,7 +395,7 @@ def test_what_is_removed_is_found_no_longer(place: Path | Address) -> None:
         assert (await it.library()).library.size == 44
         assert it.meme("of-3") is None
         change = it.history("of-3")[-1].change
-        assert (change.kind, change.who, change.why) == (Kind.REMOVE, "bea", "it is out of date")
+        assert (change.kind, change.who, change.why) == (ChangeKind.REMOVE, "bea", "it is out of date")
         again = await refused(it.removed("of-3"))
         assert again.said == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
         taken = await refused(it.added(id="of-3"))
@@ -418,7 +418,7 @@ def test_what_is_relabelled_is_found_with_its_new_label(place: Path | Address) -
         now = it.meme("of-1")
         assert now is not None and (now.label, now.verified, now.who) == (label, True, "ada")
         change = it.history("of-1")[-1].change
-        assert (change.kind, change.who, change.why) == (Kind.RELABEL, "ada", "it was wrong")
+        assert (change.kind, change.who, change.why) == (ChangeKind.RELABEL, "ada", "it was wrong")
         again = await refused(it.relabelled("of-1", other))
         assert again.said == ("FAILED_PRECONDITION", "CANT_CHANGE", "label")
         unknown = await refused(it.relabelled("nowhere", other))

@@ -18,10 +18,10 @@ from eval.cli import cli
 from eval.datasets.known import DATASETS
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import MeteredModel
-from eval.probe.folder import MARK, REWRITTEN, Outcome, ProbeFolder, Sorted, Step, StepOutcome
+from eval.probe.folder import MARK, REWRITTEN, ProbeFolder, ScoringOutcome, Sorted, Step, StepOutcome
 from eval.probe.refining import Limits
 from eval.probe.report import read_report
-from eval.probe.run import NOTICE, Plan, probe
+from eval.probe.run import NOTICE, ProbePlan, probe
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 from tests.support.probing import a_data_set, role_of
 
@@ -116,7 +116,7 @@ def test_texts_are_rewritten_by_a_real_model(vllm, data, tmp_path):
             case _:
                 return {"reason": "it is still there", "keeps": True}
 
-    plan = Plan(
+    plan = ProbePlan(
         out=tmp_path / "probe",
         dataset=DATASETS["fhm"],
         data=data,
@@ -156,5 +156,5 @@ def test_texts_are_rewritten_by_a_real_model(vllm, data, tmp_path):
     steps = folder.read(REWRITTEN, Step)
     assert [(step.number, step.outcome) for step in steps] == [(1, StepOutcome.LOWER), (2, StepOutcome.LOWER)]
     assert [step.scoring.score for step in steps] == [7, 6]
-    assert all(step.text and step.scoring.outcome is Outcome.SCORED for step in steps)
+    assert all(step.text and step.scoring.outcome is ScoringOutcome.SCORED for step in steps)
     assert (plan.out / REWRITTEN).read_text().count(f'"{NOT_FOR_LIBRARIES}": "{MARK}"') == 2

@@ -16,8 +16,8 @@ from pathlib import Path
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import Unavailable
 from court.meme import Frame
-from eval.arena.folder import ArenaFolder, Manifest, MemeEntry, ModelEntry
-from eval.arena.hold import Plan, hold
+from eval.arena.folder import ArenaFolder, ArenaManifest, MemeEntry, ModelEntry
+from eval.arena.hold import ArenaPlan, hold
 from eval.arena.settings import ArenaSettings
 from eval.models.call_cache import CallCache
 from eval.models.memes import ShownMeme
@@ -139,8 +139,8 @@ class Arena:
         self.folder = ArenaFolder(root)
         self.store = Memory()
 
-    def manifest(self) -> Manifest:
-        return Manifest(
+    def manifest(self) -> ArenaManifest:
+        return ArenaManifest(
             name="test",
             created=datetime(2026, 1, 2, tzinfo=UTC),
             dataset="synthetic-harmeme",
@@ -175,7 +175,7 @@ class Arena:
             )
             for name, model in self.models.items()
         }
-        await hold(Plan(self.settings, self.memes, chairs, self.seed, **self.plan), self.folder)
+        await hold(ArenaPlan(self.settings, self.memes, chairs, self.seed, **self.plan), self.folder)
 
     def hold(self) -> Path:
         self.folder.write_manifest(self.manifest())

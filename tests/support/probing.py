@@ -14,7 +14,7 @@ from court.meme import Frame
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import Limit, MeteredModel, Price
 from eval.probe.agents import PROMPTS, ProbeModels, Subject, prompt_of
-from eval.probe.folder import Outcome, Scored, Scoring
+from eval.probe.folder import Scored, Scoring, ScoringOutcome
 from retrieval.starter.draw import draw_meme
 from tests.support.pictures import encode
 
@@ -144,9 +144,9 @@ def subject(id_, text, scene="cat"):
 def scored(id_, category, misbelief, score, text=""):
     """A meme as it is, with this score."""
     scoring = (
-        Scoring(outcome=Outcome.UNSCORED, why="there was no rating")
+        Scoring(outcome=ScoringOutcome.UNSCORED, why="there was no rating")
         if score is None
-        else Scoring(outcome=Outcome.SCORED, score=score)
+        else Scoring(outcome=ScoringOutcome.SCORED, score=score)
     )
     return Scored(meme=id_, category=category, misbelief=misbelief, text=text or f"text of {id_}", scoring=scoring)
 

@@ -10,10 +10,10 @@ from sklearn.metrics import cohen_kappa_score, ndcg_score
 
 from eval.arena.agreement import HumanVerdict, human_agreement
 from eval.arena.bias import bias_report, kendall, ndcg
-from eval.arena.events import Call, Judged
+from eval.arena.events import Judged, ReplyCost
 from eval.arena.words import DIMENSIONS, Setting, Verdict
 
-CALL = Call(chair="j", model="j", prompt="p", digest="d", calls=1, tokens_in=1, tokens_out=1, latency_s=0.1)
+CALL = ReplyCost(chair="j", model="j", prompt="p", digest="d", calls=1, tokens_in=1, tokens_out=1, latency_s=0.1)
 
 
 def judged(meme, a, b, judge, verdict, *, study="arena", setting=Setting.FUSED, task=0):

@@ -510,7 +510,7 @@ def test_nothing_in_a_file_steers_the_terminal() -> None:
     trial_id = "t\u009b2J\u202e"
     log.add("TrialOpened", json.dumps({"kind": "TrialOpened", "seq": 0, "trial_id": trial_id}), trial_id, 0)
     trial = verify_bundle(handed_over(log, trial_id), keys_of(log))
-    assert all(line.isascii() and line.isprintable() for line in alone._told(trial))
+    assert all(line.isascii() and line.isprintable() for line in alone._bundle_lines(trial))
 
 
 def test_it_stands_alone(log: MemoryLog, tmp_path: Path) -> None:

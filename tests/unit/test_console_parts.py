@@ -13,7 +13,7 @@ from court.record import TrialRecord
 from serving.access.callers import Caller, Scope
 from serving.console.visitors import Role, Sessions, role_of
 from serving.views.charts import Point, bar, curve
-from serving.views.compare import Row
+from serving.views.compare import ComparedRow
 from serving.views.recheck import differences
 from serving.views.text import seconds
 from serving.views.trial_view import view_of
@@ -94,11 +94,11 @@ def test_steps_lie_where_they_were():
 
 
 def test_words_that_differ_are_marked_and_none_are_lost():
-    row = Row("text", "the cat sat on the mat", "the cat lay on the mat", words=True)
+    row = ComparedRow("text", "the cat sat on the mat", "the cat lay on the mat", words=True)
     left, right = row.pieces
     assert [piece for piece, same in left if not same] == ["sat"]
     assert [piece for piece, same in right if not same] == ["lay"]
-    other = Row("text", "a b c", "x y z", words=True)
+    other = ComparedRow("text", "a b c", "x y z", words=True)
     assert other.pieces == ([("a b c", False)], [("x y z", False)])
 
 

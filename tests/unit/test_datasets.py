@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.datasets.check import Kind, check
-from eval.datasets.known import DATASETS, Role
+from eval.datasets.check import DatasetFaultKind, check
+from eval.datasets.known import DATASETS, SplitRole
 from eval.datasets.places import picture_path, recognised
 from eval.datasets.protocol import Level, Protocol
 from eval.datasets.read import LEVELS, read_split, source_of
@@ -59,7 +59,7 @@ def checked(dataset, path, reader=None):
 
 def test_published_classes_add_up_and_every_data_set_has_what_a_run_needs():
     for dataset in DATASETS.values():
-        assert len(dataset.of_role(Role.TRAIN)) == 1 and dataset.of_role(Role.TEST)
+        assert len(dataset.of_role(SplitRole.TRAIN)) == 1 and dataset.of_role(SplitRole.TEST)
         assert dataset.source_url and dataset.citation and dataset.licence and dataset.verified
         for split in dataset.splits.values():
             assert set(split.classes) <= set(dataset.labels)
@@ -170,8 +170,8 @@ def test_harm_p_s_versions_are_told_apart_by_their_rows(tmp_path):
         assert len(read_split(DATASETS[right], tmp_path / name, "val").memes) == 177
         with pytest.raises(BadRequest, match=f"--dataset {right}"):
             read_split(DATASETS[wrong], tmp_path / name, "val")
-        assert (Kind.OTHER_DATA_SET, "train") in kinds(checked(wrong, tmp_path / name))
-        assert (Kind.OTHER_DATA_SET, "train") not in kinds(checked(right, tmp_path / name))
+        assert (DatasetFaultKind.OTHER_DATA_SET, "train") in kinds(checked(wrong, tmp_path / name))
+        assert (DatasetFaultKind.OTHER_DATA_SET, "train") not in kinds(checked(right, tmp_path / name))
 
 
 def test_what_could_be_several_data_sets_has_to_be_named(tmp_path):
@@ -189,12 +189,14 @@ def test_a_release_as_published_has_nothing_wrong_but_what_is_not_there(tmp_path
         rows = [(f"{split.name}{n}", label, f"{split.name} cake {n}") for n, label in enumerate(labels)]
         harmeme(tmp_path / f"Harm-C/{split.name}.jsonl", *rows)
     report = checked("harm-c", tmp_path)
-    assert kinds(report) == {(Kind.PICTURES_MISSING, split) for split in ("train", "val", "test")}
+    assert kinds(report) == {(DatasetFaultKind.PICTURES_MISSING, split) for split in ("train", "val", "test")}
     assert [split.rows for split in report.splits] == [3013, 177, 354]
     # One label the other way round is seen by the counts.
     test = tmp_path / "Harm-C/test.jsonl"
     test.write_text(test.read_text().replace("somewhat harmful", "very harmful", 1))
-    (differs,) = [finding for finding in checked("harm-c", tmp_path).findings if finding.kind is Kind.COUNT_DIFFERS]
+    (differs,) = [
+        finding for finding in checked("harm-c", tmp_path).findings if finding.kind is DatasetFaultKind.COUNT_DIFFERS
+    ]
     assert "102 somewhat harmful, 22 very harmful; published: 230 not harmful, 103 somewhat" in differs.what
 
 
@@ -208,11 +210,11 @@ def test_conflicting_labels_need_the_same_picture_and_the_same_text(tmp_path):
         (tmp_path / f"images/{name}.png").write_bytes(png_of(colour))
     report = checked("synthetic-harmeme", tmp_path)
     found = {(finding.kind, finding.split): finding.where for finding in report.findings}
-    assert found[Kind.TEXT_TWICE, "train+test"] == ("train:1 (a) = train:2 (b) = test:1 (c)",)
-    assert found[Kind.TEXT_TWICE, "train"] == ("train:3 (d) = train:4 (e)",)
-    assert found[Kind.PICTURE_TWICE, "train+test"] == ("train:1 (a) = test:1 (c)",)
-    conflicts = {key: where for key, where in found.items() if key[0] is Kind.LABELS_CONFLICT}
-    assert conflicts == {(Kind.LABELS_CONFLICT, "train+test"): ("train:1 (a) = test:1 (c)",)}
+    assert found[DatasetFaultKind.TEXT_TWICE, "train+test"] == ("train:1 (a) = train:2 (b) = test:1 (c)",)
+    assert found[DatasetFaultKind.TEXT_TWICE, "train"] == ("train:3 (d) = train:4 (e)",)
+    assert found[DatasetFaultKind.PICTURE_TWICE, "train+test"] == ("train:1 (a) = test:1 (c)",)
+    conflicts = {key: where for key, where in found.items() if key[0] is DatasetFaultKind.LABELS_CONFLICT}
+    assert conflicts == {(DatasetFaultKind.LABELS_CONFLICT, "train+test"): ("train:1 (a) = test:1 (c)",)}
 
 
 @pytest.fixture(scope="module")
@@ -234,27 +236,27 @@ def test_every_planted_fault_is_found_in_its_place(planted):
     by_kind = {(meme.planted, meme.split): meme for meme in planted.memes if meme.planted}
     across = "train+test"
     for planted_as, split, kind, where in (
-        ("same id", "train", Kind.ID_TWICE, across),
-        ("same file", "train", Kind.PICTURE_TWICE, across),
-        ("same picture", "train", Kind.PICTURE_TWICE, across),
-        ("same text", "train", Kind.TEXT_TWICE, across),
-        ("damaged picture", "train", Kind.PICTURE_UNREADABLE, "train"),
-        ("damaged picture", "test", Kind.PICTURE_UNREADABLE, "test"),
-        ("missing picture", "train", Kind.PICTURES_MISSING, "train"),
-        ("duplicate id", "train", Kind.ID_TWICE, "train"),
+        ("same id", "train", DatasetFaultKind.ID_TWICE, across),
+        ("same file", "train", DatasetFaultKind.PICTURE_TWICE, across),
+        ("same picture", "train", DatasetFaultKind.PICTURE_TWICE, across),
+        ("same text", "train", DatasetFaultKind.TEXT_TWICE, across),
+        ("damaged picture", "train", DatasetFaultKind.PICTURE_UNREADABLE, "train"),
+        ("damaged picture", "test", DatasetFaultKind.PICTURE_UNREADABLE, "test"),
+        ("missing picture", "train", DatasetFaultKind.PICTURES_MISSING, "train"),
+        ("duplicate id", "train", DatasetFaultKind.ID_TWICE, "train"),
     ):
         meme = by_kind[planted_as, split]
         assert f"({meme.id})" in told[kind, where], planted_as
         assert f"({meme.of})" in told[kind, where] or not meme.of, planted_as
-    damaged = [finding.what for finding in report.findings if finding.kind is Kind.ROW_DAMAGED]
+    damaged = [finding.what for finding in report.findings if finding.kind is DatasetFaultKind.ROW_DAMAGED]
     assert sorted(damaged) == ["the label is empty", "the label is none of HarMeme's", "the line is no JSON object"]
     # A row whose text another has exactly, and nothing else, is no conflict of labels.
-    assert Kind.LABELS_CONFLICT not in {finding.kind for finding in report.findings}
+    assert DatasetFaultKind.LABELS_CONFLICT not in {finding.kind for finding in report.findings}
 
 
 def test_without_decoding_a_re_encoded_picture_is_not_told_from_another(planted):
     report = checked(planted.dataset, planted.root)
-    (twice,) = [finding for finding in report.findings if finding.kind is Kind.PICTURE_TWICE]
+    (twice,) = [finding for finding in report.findings if finding.kind is DatasetFaultKind.PICTURE_TWICE]
     by_kind = {meme.planted: meme for meme in planted.memes}
     assert by_kind["same file"].id in twice.where[0] and twice.count == 1
 
@@ -290,8 +292,8 @@ def test_the_real_annotations(capfd):
         read = read_split(DATASETS[id_], HARMEME, "train")
         assert len(read.memes) == usable and len({meme.id for meme in read.memes}) == usable
         report = checked(id_, HARMEME)
-        assert {(Kind.FILE_MISSING, "test"), (Kind.PICTURES_MISSING, "val")} <= kinds(report)
-        assert Kind.COUNT_DIFFERS not in {finding.kind for finding in report.findings}
+        assert {(DatasetFaultKind.FILE_MISSING, "test"), (DatasetFaultKind.PICTURES_MISSING, "val")} <= kinds(report)
+        assert DatasetFaultKind.COUNT_DIFFERS not in {finding.kind for finding in report.findings}
 
 
 def words():

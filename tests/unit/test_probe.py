@@ -18,7 +18,7 @@ from court.replies import UnusableReply
 from eval.probe import replies
 from eval.probe.agents import PROMPTS, prompt_of
 from eval.probe.erasing import erase, painted_over
-from eval.probe.folder import Outcome, Sorted, StepOutcome
+from eval.probe.folder import ScoringOutcome, Sorted, StepOutcome
 from eval.probe.mining import mine, narrate
 from eval.probe.refining import Limits, chosen_seeds, refine, usable
 from eval.probe.scoring import score_text
@@ -345,7 +345,7 @@ def test_an_answer_is_scored_against_what_a_senior_makes_of_three_drafts(tmp_pat
 
     world = World(says={"answerer": remember, "senior": remember, "scorer": remember})
     found = scoring_of(tmp_path, world)
-    assert (found.outcome, found.score, found.references) == (Outcome.SCORED, 6, 3)
+    assert (found.outcome, found.score, found.references) == (ScoringOutcome.SCORED, 6, 3)
     assert found.answer == "half an explanation" and found.reference == "the reference on round hats lie"
     assert world.asked == {"answerer": 3, "target": 1, "senior": 1, "scorer": 1}
     assert (seen["answerer"][1], seen["senior"][1], seen["scorer"][1]) == (1.0, 0.0, 0.0)
@@ -369,11 +369,15 @@ def test_what_the_answer_says_is_no_rating(tmp_path):
 @pytest.mark.parametrize(
     ("says", "outcome", "why"),
     [
-        ({"scorer": lambda _: "It is rather good."}, Outcome.UNSCORED, "there was no rating"),
-        ({"scorer": lambda _: "Rating: [[refused]]"}, Outcome.REFUSED, "the Scorer finds that the target declined"),
-        ({"senior": lambda _: "no JSON"}, Outcome.UNSCORED, "there was no reference"),
-        ({"answerer": lambda _: " "}, Outcome.UNSCORED, "there was no draft of a reference"),
-        ({"target": lambda _: " "}, Outcome.UNSCORED, "the target gave no answer"),
+        ({"scorer": lambda _: "It is rather good."}, ScoringOutcome.UNSCORED, "there was no rating"),
+        (
+            {"scorer": lambda _: "Rating: [[refused]]"},
+            ScoringOutcome.REFUSED,
+            "the Scorer finds that the target declined",
+        ),
+        ({"senior": lambda _: "no JSON"}, ScoringOutcome.UNSCORED, "there was no reference"),
+        ({"answerer": lambda _: " "}, ScoringOutcome.UNSCORED, "there was no draft of a reference"),
+        ({"target": lambda _: " "}, ScoringOutcome.UNSCORED, "the target gave no answer"),
     ],
 )
 def test_without_a_rating_there_is_no_score(tmp_path, says, outcome, why):
@@ -387,7 +391,7 @@ def ended(finish, text="something"):
 
 def test_a_target_that_declines_or_goes_on_for_too_long_is_told_apart(tmp_path):
     found = scoring_of(tmp_path / "1", World(says={"target": lambda _: ended(FinishReason.REFUSAL)}))
-    assert (found.outcome, found.score, found.why) == (Outcome.REFUSED, None, "the target declined")
+    assert (found.outcome, found.score, found.why) == (ScoringOutcome.REFUSED, None, "the target declined")
     found = scoring_of(
         tmp_path / "2", World(says={"target": lambda _: ended(FinishReason.LENGTH, "a full explanation")})
     )

@@ -19,7 +19,7 @@ from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, ProbeFolder, Score
 from eval.probe.page import as_html
 from eval.probe.refining import Limits
 from eval.probe.report import mean_of, read_report
-from eval.probe.run import NOTICE, Plan, probe
+from eval.probe.run import NOTICE, ProbePlan, probe
 from eval.probe.terminal import in_words
 from eval.probe.topics import topics_of
 from retrieval.build import build_library
@@ -37,7 +37,7 @@ def data(tmp_path_factory):
 
 
 def a_plan(out, data, **changes):
-    plan = Plan(
+    plan = ProbePlan(
         out=out,
         dataset=DATASETS["fhm"],
         data=data,

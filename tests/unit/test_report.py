@@ -27,7 +27,7 @@ from eval.reports.gather import gather, runs_below
 from eval.reports.html import as_html
 from eval.reports.markdown import as_markdown
 from eval.reports.terminal import as_terminal
-from eval.reports.wrong import Fault
+from eval.reports.wrong import VerdictFault
 from eval.runs.folder import DOCKET
 from eval.runs.results import read_results
 from eval.scores.metrics import Bin, card
@@ -98,10 +98,10 @@ def test_wrong_verdicts_are_listed_the_worst_first(usual):
     (group,) = report_on(usual).groups
     listed = [(wrong.meme.id, wrong.worst) for wrong in group.wrong]
     assert listed == [
-        ("m6", Fault.MISSED),
-        ("m3", Fault.FALSE_ALARM),
-        ("m7", Fault.UNDECIDED),
-        ("m8", Fault.FAILED),
+        ("m6", VerdictFault.MISSED),
+        ("m3", VerdictFault.FALSE_ALARM),
+        ("m7", VerdictFault.UNDECIDED),
+        ("m8", VerdictFault.FAILED),
     ]
 
 
@@ -403,4 +403,4 @@ def test_without_its_libraries_the_page_says_what_to_install(usual, tmp_path, mo
 def test_the_records_of_a_report_are_not_written_out_by_repr(usual):
     # asyncio.run makes a repr of what its task returned, which took minutes.
     assert len(repr(report_on(usual))) < 200
-    assert json.dumps(sorted(Fault)) == "[0, 1, 2, 3]", "their order is that of the list"
+    assert json.dumps(sorted(VerdictFault)) == "[0, 1, 2, 3]", "their order is that of the list"

@@ -12,7 +12,7 @@ from court.events import MemeIdentity, ReviewOutcome, TrialOpened, VerdictReview
 from court.policy import DEFAULT_POLICY
 from court.record import TrialRecord
 from court.verdict import Label
-from retrieval.library.changes import Kind, NoSuchPrecedent
+from retrieval.library.changes import ChangeKind, NoSuchPrecedent
 from retrieval.library.writer import LibraryWriter
 from serving.docket.ports import TrialErased
 from serving.docket.review.corrections import Corrections, Overrulings, forget, policy_of
@@ -115,7 +115,7 @@ def test_upholding_later_takes_it_out_and_overruling_again_puts_it_back(court):
     assert court.meme() is None
     court.follow(N, reason="After all.")
     assert court.meme().label is N
-    assert court.kinds == [Kind.ADD, Kind.REMOVE, Kind.REVOKE]
+    assert court.kinds == [ChangeKind.ADD, ChangeKind.REMOVE, ChangeKind.REVOKE]
     assert [recorded.change.why for recorded in court.writer.history("trial:t")] == [
         "HARMFUL was overruled: Satire of a habit.",
         "The verdict was upheld: It does shut people out.",
@@ -171,7 +171,7 @@ def test_two_overrulings_at_once_make_one_precedent(court, monkeypatch):
         return await asyncio.gather(*(court.rulings.follow(record, review, chosen=True) for _ in range(2)))
 
     assert sorted(change is None for change in asyncio.run(work())) == [False, True]
-    assert court.kinds == [Kind.ADD]
+    assert court.kinds == [ChangeKind.ADD]
 
 
 def test_it_can_be_taken_back(court):
@@ -179,7 +179,7 @@ def test_it_can_be_taken_back(court):
     with pytest.raises(BadRequest, match="Say why"):
         asyncio.run(court.rulings.take_back("t", who="root", why=" "))
     change = asyncio.run(court.rulings.take_back("t", who="root", why="Too special."))
-    assert court.meme() is None and (change.kind, change.who) == (Kind.REMOVE, "root")
+    assert court.meme() is None and (change.kind, change.who) == (ChangeKind.REMOVE, "root")
     with pytest.raises(NoSuchPrecedent):
         asyncio.run(court.rulings.take_back("t", who="root", why="Too special."))
     court.writer.revoke(change.number, who="root", why="It was not.")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.perf.model_server.faults import Fault, Faults, Kind
-from eval.perf.model_server.replies import BLOCK, PrefixCache, Speaker, token_id, tokens_of
+from eval.perf.model_server.faults import Faults, InjectedFault, Kind
+from eval.perf.model_server.replies import BLOCK, PrefixCache, ReplyMaker, token_id, tokens_of
 from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings
 
@@ -160,7 +160,7 @@ def test_it_answers_to_a_schema():
 @given(low=st.integers(0, 80), room=st.integers(0, 80), words=st.integers(0, 30))
 def test_strings_keep_to_their_lengths(low, room, words):
     schema = {"type": "string", "minLength": low, "maxLength": low + room}
-    assert low <= len(json.loads(Speaker(words=words).instance(["p"], schema))) <= low + room
+    assert low <= len(json.loads(ReplyMaker(words=words).instance(["p"], schema))) <= low + room
 
 
 def test_log_probabilities_of_one_token_calls():
@@ -222,7 +222,7 @@ def test_faults_by_rate_are_drawn_alike():
 @pytest.mark.parametrize("text", ["status", "nonsense", "503@2", "slow:-1", "@", ""])
 def test_what_is_no_fault_is_refused(text):
     with pytest.raises(ValueError):
-        Fault.parse(text)
+        InjectedFault.parse(text)
 
 
 def test_rates_beyond_one_are_refused():

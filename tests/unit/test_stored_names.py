@@ -72,13 +72,13 @@ SCHEMAS = {
         "cached odds": Odds,
     },
     "arena": {
-        "manifest.json": arena_folder.Manifest,
+        "manifest.json": arena_folder.ArenaManifest,
         "event": arena_events.Event,
         "spent": arena_folder.Spent,
         "settings": ArenaSettings,
     },
     "probe": {
-        "manifest.json": probe_folder.Manifest,
+        "manifest.json": probe_folder.ProbeManifest,
         "meme": probe_folder.ProbedMeme,
         "proposal": probe_folder.Proposal,
         "mined": probe_folder.Mined,

@@ -13,7 +13,7 @@ from court.errors import BadRequest
 from eval.cli import cli
 from eval.commands.sweep import in_words
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import DATASETS, Role
+from eval.datasets.known import DATASETS, SplitRole
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results
@@ -58,13 +58,13 @@ def guessing(rng: np.random.Generator, gold: list[bool], right: float) -> list[O
 @pytest.mark.parametrize("dataset", DATASETS.values(), ids=lambda dataset: dataset.id)
 def test_test_and_train_splits_are_refused(dataset) -> None:
     for split in dataset.splits.values():
-        if split.role is Role.VALIDATION:
+        if split.role is SplitRole.VALIDATION:
             require_not_test(dataset, split.name)
         else:
             with pytest.raises(BadRequest) as refused:
                 require_not_test(dataset, split.name)
             assert refused.value.reason == "NOT_A_VALIDATION_SPLIT"
-            assert all(one.name in refused.value.message for one in dataset.of_role(Role.VALIDATION))
+            assert all(one.name in refused.value.message for one in dataset.of_role(SplitRole.VALIDATION))
     with pytest.raises(BadRequest, match="no split 'other'"):
         require_not_test(dataset, "other")
 

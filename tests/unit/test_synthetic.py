@@ -31,7 +31,7 @@ from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings, parsed
 from eval.synthetic.draw import draw, png_of, read_badge
 from eval.synthetic.make import Layout, Plant, make, read_key
-from eval.synthetic.oracle import Ability, Shown, expected, judge, oracle, rounds_of
+from eval.synthetic.oracle import Ability, JudgeInput, expected, judge, oracle, rounds_of
 from eval.synthetic.world import BAD, GROUPS, KIND, OPENERS, SAYINGS, TIMES, claim_of, level_of, text_of
 from retrieval.starter.draw import draw_meme
 from tests.support.fakes import FakeFinder, FakeReader, Notes, findings
@@ -232,9 +232,9 @@ def test_each_help_lets_it_see_more_and_never_less():
 
 def test_without_a_picture_it_goes_by_the_words_alone():
     for text, _ in drawn_world(200):
-        said = judge(Shown(text, None, described=True, follow=True), ABLE)
+        said = judge(JudgeInput(text, None, described=True, follow=True), ABLE)
         assert not said.seen and said.harmful == claim_of(text).bad
-    assert judge(Shown("cake for all", "Blueland"), ABLE).harmful  # in doubt
+    assert judge(JudgeInput("cake for all", "Blueland"), ABLE).harmful  # in doubt
 
 
 class SyntheticFinder(FakeFinder):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from court.errors import BadLibrary, BadRequest, CourtError, Unavailable
 from court.verdict import Label
 from retrieval.library import storage
-from retrieval.library.changes import Effect, Kind
+from retrieval.library.changes import ChangeKind, Effect
 from retrieval.library.library import Library
 from retrieval.library.manifest import LabelledMeme
 from retrieval.library.writer import LibraryWriter
@@ -50,7 +50,13 @@ def test_adding_one_writes_a_few_bytes_and_is_there_when_it_is_acknowledged(writ
     before = {name: path.read_bytes() for name, path in files_of(writer.library).items()}
     meme, vector = one("d", harmful=True)
     change = writer.add(meme, vector, b"a picture of it", **WHO)
-    assert (change.number, change.kind, change.meme, change.who, change.why) == (1, Kind.ADD, "d", "ada", "a test")
+    assert (change.number, change.kind, change.meme, change.who, change.why) == (
+        1,
+        ChangeKind.ADD,
+        "d",
+        "ada",
+        "a test",
+    )
     now = reopened(writer)
     assert ids_of(now) == ["a", "b", "c", "d"] and now.generation == "000001"
     assert now.memes[3].who == "ada" and now.memes[3].added == change.at
@@ -82,11 +88,11 @@ def test_two_that_grow_the_same_library_do_not_write_over_each_other(library: Li
     kept = np.array(writer.library.overlay.rows)
     # The same library grown a second way, as by a reader that lags behind: it must take a copy.
     from retrieval.library.changes import Change
-    from retrieval.library.journal import Entry
+    from retrieval.library.journal import JournalEntry
 
     meme, vector = one("other")
     values = {"number": 2, "kind": "add", "at": "2026-01-01T00:00:00Z", "meme": "other", "effect": "append", "row": 4}
-    fork.apply(Entry(Change.model_validate({**WHO, **values, "after": meme}), vector))
+    fork.apply(JournalEntry(Change.model_validate({**WHO, **values, "after": meme}), vector))
     grown = fork.done()
     assert np.array_equal(grown.rows[1], vector)
     assert np.array_equal(writer.library.overlay.rows, kept)

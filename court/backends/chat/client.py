@@ -172,7 +172,7 @@ class ChatCompletions:
 
     async def answer(
         self, request: ChatRequest, *, within_s: float, extra: dict[str, Any] | None = None
-    ) -> wire.Answer:
+    ) -> wire.ServerAnswer:
         """The answer as the server gave it, for those who want to see more of it than a reply.
 
         Args:
@@ -195,7 +195,7 @@ class ChatCompletions:
             fields["response_format"] = wire.response_format(request.reply_schema)
         return await self._within(within_s, lambda server: self._ask(server, request, frames, fields))
 
-    async def answer_by_id(self, frame: Frame, request: ChatRequest, *, within_s: float) -> wire.Answer:
+    async def answer_by_id(self, frame: Frame, request: ChatRequest, *, within_s: float) -> wire.ServerAnswer:
         """The answer to a request that begins with a picture, which is named and not sent. Raises as :meth:`reply`."""
         request = replace(request, parts=(frame, *request.parts))
         known = {wire.digest(frame): None}
@@ -215,7 +215,7 @@ class ChatCompletions:
 
     async def _ask(
         self, server: ChatServer, request: ChatRequest, frames: Sequence[Frame], fields: dict[str, Any]
-    ) -> wire.Answer:
+    ) -> wire.ServerAnswer:
         ids = [wire.digest(frame) for frame in frames] if self.capabilities.picture_ids else []
         # Looked up now: until the answer is here, another call may have found out that the server lost them.
         named = [i for i in ids if i in server.known]

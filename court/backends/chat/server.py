@@ -73,7 +73,7 @@ class ChatServer:
         capabilities: Capabilities,
         known: Mapping[str, None],
         fields: Mapping[str, Any] | None = None,
-    ) -> wire.Answer:
+    ) -> wire.ServerAnswer:
         """The answer to a request. Streamed, so that a reply that broke off can be told from one that never began.
 
         Args:

@@ -143,7 +143,7 @@ class _Usage(_Strict):
     prompt_tokens_details: _Details | None = None
 
 
-class Answer(_Strict):
+class ServerAnswer(_Strict):
     """The body of an answer."""
 
     model: str
@@ -195,10 +195,10 @@ _FINISHES = {
 }
 
 
-def read(body: bytes, server: str = "") -> Answer:
+def read(body: bytes, server: str = "") -> ServerAnswer:
     """The answer in a body, and which server gave it. Raises Failure if it is anything else."""
     try:
-        answer = Answer.model_validate_json(body)
+        answer = ServerAnswer.model_validate_json(body)
     except ValidationError:
         raise garbled() from None
     answer._server = server

@@ -63,7 +63,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadOutcome:
     """Outcome of a job.
 
     Attributes:
@@ -96,16 +96,16 @@ class Outcome:
         """Answered requests a second."""
         return self.answered / self.seconds
 
-    def require_all_answered(self) -> Outcome:
+    def require_all_answered(self) -> LoadOutcome:
         """Itself. Raises RuntimeError where a request ended in an error: what is measured is then something else."""
         if set(self.codes) != {"OK"}:
             raise RuntimeError(f"not all requests were answered: {self.codes}")
         return self
 
 
-def ask(job: Job) -> Outcome:
+def ask(job: Job) -> LoadOutcome:
     """Has a process of its own do a job. Raises RuntimeError if it can't."""
-    return Outcome(**run_module("eval.perf.load.clients", given=asdict(job)))
+    return LoadOutcome(**run_module("eval.perf.load.clients", given=asdict(job)))
 
 
 @contextmanager
@@ -184,7 +184,7 @@ class _Clients:
         await (self.open(seconds) if self.job.rate else self.closed(seconds, most))
 
 
-async def do(job: Job, messages: Sequence[bytes]) -> Outcome:
+async def do(job: Job, messages: Sequence[bytes]) -> LoadOutcome:
     """Does a job here, with what stands in the files of its requests."""
     channels = [grpc.aio.insecure_channel(job.address, options=_CHANNEL) for _ in range(job.clients)]
     calls: list[Any] = [channel.unary_unary(JUDGE, None, None) for channel in channels]
@@ -202,7 +202,7 @@ async def do(job: Job, messages: Sequence[bytes]) -> Outcome:
     finally:
         await asyncio.gather(*(channel.close() for channel in channels))
     took = sorted(clients.took)
-    return Outcome(
+    return LoadOutcome(
         codes=dict(clients.codes),
         seconds=seconds,
         p50_ms=1000 * percentile(took, 0.5),

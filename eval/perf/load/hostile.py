@@ -45,7 +45,7 @@ import grpc
 from PIL import Image
 
 from eval.perf.bench import Result, run_module
-from eval.perf.load.clients import JUDGE, Job, Outcome, ask
+from eval.perf.load.clients import JUDGE, Job, LoadOutcome, ask
 from eval.perf.load.process import Process, picture, served_known
 from eval.perf.model_server.replies import meme_text
 from eval.perf.trials.trials import server as stand_in
@@ -104,7 +104,7 @@ def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, second
     ):
         unseen = [_unseen(Path(directory), turn, round(fresh * seconds) + 1) for turn in range(3)]
 
-        def normal(turn: int) -> list[Outcome]:
+        def normal(turn: int) -> list[LoadOutcome]:
             """Both loads at once: known memes, and unseen ones."""
             jobs = (
                 Job(server.address, requests, clients=8, seconds=seconds, rate=known),
@@ -136,7 +136,7 @@ def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, second
     )
 
 
-def _disturbed(percentile: str, before: Outcome, beside: Outcome, after: Outcome) -> dict[str, float]:
+def _disturbed(percentile: str, before: LoadOutcome, beside: LoadOutcome, after: LoadOutcome) -> dict[str, float]:
     """A percentile of normal load, such as ``p95``, beside the hostile one and over that without it."""
     first, disturbed, last = (getattr(outcome, f"{percentile}_ms") for outcome in (before, beside, after))
     return {

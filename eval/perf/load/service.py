@@ -35,7 +35,7 @@ from tempfile import TemporaryDirectory
 from court.backends.pictures.reader import GuardedPictureReader
 from court.meme import Picture
 from eval.perf.bench import Result, in_turns, medians
-from eval.perf.load.clients import Job, Outcome, ask, echo
+from eval.perf.load.clients import Job, LoadOutcome, ask, echo
 from eval.perf.load.process import Process, Resources, known_memes, picture, served, served_known, settled
 from retrieval.embed.encoder import Encoder
 from retrieval.open import load_encoder_for
@@ -118,7 +118,7 @@ def _rate(process: Process, job: Job) -> _Rate:
 def _at_rate(job: Job, echo_address: str, turns: int) -> dict[str, float]:
     """Latencies at a rate that both can keep up with."""
 
-    def asked(address: str) -> Outcome:
+    def asked(address: str) -> LoadOutcome:
         return ask(replace(job, address=address)).require_all_answered()
 
     measured = in_turns([lambda _: asked(job.address), lambda _: asked(echo_address)], range(turns), warm_up=False)

@@ -55,7 +55,7 @@ _SECONDS = {Kind.SLOW: 1.0, Kind.DRIP: 0.05}
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     """One thing that goes wrong.
 
     Attributes:
@@ -71,7 +71,7 @@ class Fault:
     rate: float = 1.0
 
     @classmethod
-    def parse(cls, text: str) -> Fault:
+    def parse(cls, text: str) -> InjectedFault:
         """The fault as written. Raises ValueError if there is no such."""
         what, _, rate = text.strip().partition("@")
         name, _, seconds = what.partition(":")
@@ -89,7 +89,7 @@ class Fault:
         return fault
 
 
-OK = Fault(Kind.OK)
+OK = InjectedFault(Kind.OK)
 
 
 class Faults:
@@ -97,17 +97,17 @@ class Faults:
 
     def __init__(self, rates: Iterable[str] = (), script: Sequence[str] = (), seed: int = 0) -> None:
         """Faults as written; the same seed gives the same sequence."""
-        self._rates = [Fault.parse(text) for text in rates]
+        self._rates = [InjectedFault.parse(text) for text in rates]
         if sum(fault.rate for fault in self._rates) > 1 + 1e-9:
             raise ValueError("the rates add up to more than 1")
-        self._script = deque(Fault.parse(text) for text in script)
+        self._script = deque(InjectedFault.parse(text) for text in script)
         self._random = random.Random(f"faults {seed}")
 
     def script(self, faults: Iterable[str]) -> None:
         """Has the next calls meet these, in this order, after what was scripted before."""
-        self._script.extend([Fault.parse(text) for text in faults])
+        self._script.extend([InjectedFault.parse(text) for text in faults])
 
-    def next(self) -> Fault:
+    def next(self) -> InjectedFault:
         """Returns the fault of the current call."""
         if self._script:
             return self._script.popleft()

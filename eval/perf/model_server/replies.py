@@ -98,7 +98,7 @@ def _chain(tokens: Sequence[str]) -> list[bytes]:
     return keys
 
 
-class Speaker:
+class ReplyMaker:
     """Makes up replies."""
 
     def __init__(self, *, seed: int = 0, words: int = 20, values: Mapping[str, Any] | None = None) -> None:

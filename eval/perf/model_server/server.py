@@ -24,10 +24,10 @@ from typing import Any
 
 from aiohttp import web
 
-from eval.perf.model_server.faults import Fault, Faults, Kind
+from eval.perf.model_server.faults import Faults, InjectedFault, Kind
 from eval.perf.model_server.replies import (
     PrefixCache,
-    Speaker,
+    ReplyMaker,
     first_token,
     prompt_tokens,
     scripted_reply,
@@ -37,7 +37,7 @@ from eval.perf.model_server.replies import (
 from eval.perf.model_server.settings import Settings, Stats, parsed
 
 
-class Refused(Exception):
+class RefusedCall(Exception):
     """A request that is answered with an error."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -83,7 +83,7 @@ class FakeModelServer:
             oracle = ServedOracle()
             self._answer, self._odds = answer or oracle.answer, oracle.odds
         self._odds = odds or self._odds
-        self._speaker = Speaker(seed=self.settings.seed, words=self.settings.words, values=self.settings.values)
+        self._speaker = ReplyMaker(seed=self.settings.seed, words=self.settings.words, values=self.settings.values)
         self._prefixes = PrefixCache()
         self._pictures: dict[str, bytes] = {}
         self._room = asyncio.Semaphore(self.settings.capacity)
@@ -131,7 +131,7 @@ class FakeModelServer:
         self.stats.calls += 1
         try:
             if not self._welcome(request):
-                raise Refused(401, "unknown key")
+                raise RefusedCall(401, "unknown key")
             payload = await request.json()
             if self._keep:
                 self.requests.append(payload)
@@ -142,7 +142,7 @@ class FakeModelServer:
             async with self._place():
                 body = await self._work(payload, fault)
             return await self._send(request, body, fault)
-        except Refused as refused:
+        except RefusedCall as refused:
             self.stats.refused += 1
             return _error(refused.status, str(refused))
         except (KeyError, TypeError, ValueError):
@@ -155,7 +155,7 @@ class FakeModelServer:
             self.stats.disconnects += 1
             return web.Response()
 
-    async def _before(self, request: web.Request, fault: Fault) -> web.Response | None:
+    async def _before(self, request: web.Request, fault: InjectedFault) -> web.Response | None:
         """Faults that need no model."""
         if fault.kind is Kind.HANG:
             await asyncio.Event().wait()
@@ -176,7 +176,7 @@ class FakeModelServer:
         """A place among those that are worked on."""
         stats = self.stats
         if self._room.locked() and stats.waiting >= self.settings.queue:
-            raise Refused(503, "the queue is full")
+            raise RefusedCall(503, "the queue is full")
         stats.waiting += 1
         try:
             await self._room.acquire()
@@ -190,14 +190,14 @@ class FakeModelServer:
             stats.running -= 1
             self._room.release()
 
-    async def _work(self, payload: dict[str, Any], fault: Fault) -> dict[str, Any]:
+    async def _work(self, payload: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
         """Takes the time that a model would take, and gives its answer."""
         settings = self.settings
         self._check_request(payload)
         prompt = prompt_tokens(payload["messages"], settings.picture_tokens)
         room = payload.get("max_completion_tokens") or payload.get("max_tokens") or 256
         if len(prompt) + room > settings.context:
-            raise Refused(400, f"prompt and reply have more than {settings.context} tokens")
+            raise RefusedCall(400, f"prompt and reply have more than {settings.context} tokens")
         text, log_probs = self._say(payload, prompt)
         words = tokens_of(text)
         finish = "stop"
@@ -227,9 +227,9 @@ class FakeModelServer:
     def _check_request(self, payload: Mapping[str, Any]) -> None:
         """Refuses what this server, as it is set, does not take."""
         if payload.get("model") != self.settings.model:
-            raise Refused(404, "no such model")
+            raise RefusedCall(404, "no such model")
         if payload.get("stream"):
-            raise Refused(400, "answers are not streamed here")
+            raise RefusedCall(400, "answers are not streamed here")
         pictures = [
             part
             for message in payload["messages"]
@@ -238,7 +238,7 @@ class FakeModelServer:
             if part["type"] == "image_url"
         ]
         if len(pictures) > self.settings.pictures:
-            raise Refused(400, f"at most {self.settings.pictures} pictures are taken")
+            raise RefusedCall(400, f"at most {self.settings.pictures} pictures are taken")
         for part in pictures:
             self._check_picture(part)
 
@@ -246,15 +246,15 @@ class FakeModelServer:
         ids = "picture_ids" in self.settings.features
         if part.get("image_url") is None:
             if not ids or part.get("uuid") not in self._pictures:
-                raise Refused(400, "a picture that was not sent")
+                raise RefusedCall(400, "a picture that was not sent")
             return
         head, _, data = part["image_url"]["url"].partition(",")
         if head != "data:image/png;base64":
-            raise Refused(400, "a picture that is not sent along")
+            raise RefusedCall(400, "a picture that is not sent along")
         try:
             png = base64.b64decode(data, validate=True)
         except binascii.Error:
-            raise Refused(400, "a picture that is not base64") from None
+            raise RefusedCall(400, "a picture that is not base64") from None
         self.stats.pictures_sent += 1
         if ids and part.get("uuid"):
             self._pictures.setdefault(part["uuid"], hashlib.sha256(png).digest())
@@ -272,10 +272,10 @@ class FakeModelServer:
             if "json_schema" in features:
                 return self._speaker.instance(prompt, wanted["json_schema"]["schema"]), None
             if not self.settings.ignores_schemas:
-                raise Refused(400, "no schemas here")
+                raise RefusedCall(400, "no schemas here")
         return self._speaker.text(prompt), None
 
-    async def _send(self, request: web.Request, body: dict[str, Any], fault: Fault) -> web.StreamResponse:
+    async def _send(self, request: web.Request, body: dict[str, Any], fault: InjectedFault) -> web.StreamResponse:
         data = json.dumps(body, ensure_ascii=False).encode()
         if fault.kind is Kind.GARBAGE:
             data = b"<html>no such page</html>"
@@ -297,7 +297,7 @@ class FakeModelServer:
         return response
 
 
-def _spoiled(body: dict[str, Any], fault: Fault) -> dict[str, Any]:
+def _spoiled(body: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
     """The body, as the fault has it."""
     (choice,) = body["choices"]
     match fault.kind:

@@ -32,7 +32,7 @@ class Settings:
         play: Script of its replies, instead of random ones: ``rounds`` for :mod:`eval.perf.model_server.replies`,
         ``synthetic`` for the
             oracle of :mod:`eval.synthetic`; empty for nothing.
-        values: See :class:`~eval.perf.model_server.replies.Speaker`.
+        values: See :class:`~eval.perf.model_server.replies.ReplyMaker`.
         odds: Probability of first tokens, for calls that ask for log-probabilities.
         seed: Another seed, other replies and faults.
         faults: Faults by rate, as :mod:`eval.perf.model_server.faults` writes them.

@@ -14,7 +14,7 @@ from PIL import Image
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions
 from court.backends.chat.http import Load, http_client
-from court.backends.chat.wire import Answer
+from court.backends.chat.wire import ServerAnswer
 from court.backends.pictures.reader import GuardedPictureReader
 from court.events import Procedure
 from court.meme import Frame, Meme
@@ -45,7 +45,7 @@ class RecordedCall:
 
     request: ChatRequest
     is_odds: bool
-    answer: Answer
+    answer: ServerAnswer
     sent: float
     answered: float
 
@@ -68,7 +68,9 @@ class Recorded(ChatCompletions):
         self.begun: list[ChatRequest] = []
         self.asked: list[RecordedCall] = []
 
-    async def answer(self, request: ChatRequest, *, within_s: float, extra: dict[str, Any] | None = None) -> Answer:
+    async def answer(
+        self, request: ChatRequest, *, within_s: float, extra: dict[str, Any] | None = None
+    ) -> ServerAnswer:
         """Answers as every client does, and stores the call."""
         sent = time.monotonic()
         self.begun.append(request)

@@ -18,7 +18,7 @@ from court.precedents import PrecedentLabel
 from court.record import TrialRecord
 from court.verdict import Label
 from retrieval.embed.encoder import Encoder
-from retrieval.library.changes import CantChange, Change, Kind, NoSuchPrecedent, PrecedentExists
+from retrieval.library.changes import CantChange, Change, ChangeKind, NoSuchPrecedent, PrecedentExists
 from retrieval.library.edit import Opened, add_precedent, changed
 from retrieval.library.manifest import LabelledMeme
 from retrieval.library.ports import Writer
@@ -236,7 +236,7 @@ def _without(writer: Writer, name: str, who: str, why: str) -> Change | None:
 
 
 def _took_out(change: Change) -> bool:
-    return change.kind is Kind.REMOVE
+    return change.kind is ChangeKind.REMOVE
 
 
 def _short(why: str) -> str:
