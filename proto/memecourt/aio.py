@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 import grpc
 from google.protobuf.message import Message
@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from memecourt.connection import Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
 from memecourt.many import TO_END_S, Book, Outcome, not_opened
-from memecourt.requests import Export, added, judge_request, named, named_precedent, watch_request
+from memecourt.requests import About, Export, added, judge_request, named, named_precedent, watch_request
 from memecourt.retries import Attempts, Budget, Retries, patient
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
@@ -56,9 +56,11 @@ class AsyncClient:
 
     # The court
 
-    async def judge(self, image: bytes, *, text: str | None = None, timeout: float = 60.0) -> wire.JudgeResponse:
+    async def judge(
+        self, image: bytes, *, text: str | None = None, timeout: float = 60.0, **about: Unpack[About]
+    ) -> wire.JudgeResponse:
         """See :meth:`memecourt.client.Client.judge`."""
-        return await self.ask(judge_request(image, text=text), timeout=timeout)
+        return await self.ask(judge_request(image, text=text, **about), timeout=timeout)
 
     async def ask(self, request: wire.JudgeRequest, *, timeout: float = 60.0) -> wire.JudgeResponse:
         """See :meth:`memecourt.client.Client.ask`."""

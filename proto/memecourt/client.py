@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 import grpc
 from google.protobuf.message import Message
@@ -26,7 +26,7 @@ from memecourt.aio import AsyncClient
 from memecourt.connection import MESSAGE_BYTES, Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
 from memecourt.many import TO_END_S, Book, Outcome, not_opened
-from memecourt.requests import Export, added, judge_request, named, named_precedent, watch_request
+from memecourt.requests import About, Export, added, judge_request, named, named_precedent, watch_request
 from memecourt.retries import Attempts, Budget, Retries, patient
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
@@ -95,18 +95,22 @@ class Client:
 
     # The court
 
-    def judge(self, image: bytes, *, text: str | None = None, timeout: float = 60.0) -> wire.JudgeResponse:
+    def judge(
+        self, image: bytes, *, text: str | None = None, timeout: float = 60.0, **about: Unpack[About]
+    ) -> wire.JudgeResponse:
         """Asks for a verdict on a meme.
 
         Args:
             image: The picture file: JPEG, PNG, WebP or GIF.
             text: Text of the meme; None to have it read off the picture, ``""`` if it has none.
+            about: Further fields of the request, such as ``request_id``, ``language`` and ``namespace``: those of
+                :func:`~memecourt.requests.judge_request`.
             timeout: Seconds to wait at most, all attempts together; when they have passed, the trial is stopped.
 
         Raises:
             JudgeError: There is no verdict.
         """
-        return self.ask(judge_request(image, text=text), timeout=timeout)
+        return self.ask(judge_request(image, text=text, **about), timeout=timeout)
 
     def ask(self, request: wire.JudgeRequest, *, timeout: float = 60.0) -> wire.JudgeResponse:
         """Like :meth:`judge`, for a request made by :func:`judge_request` or by hand."""

@@ -46,6 +46,9 @@ class Tls:
     """The name that the server's certificate must have, where it is not that of the address."""
 
     def __post_init__(self) -> None:
+        for name in ("roots", "certificate", "key"):
+            if not isinstance(getattr(self, name), Path | None):
+                raise TypeError(f"Tls takes the path of a PEM file as {name}, such as Path('ca.pem'), not its content")
         if (self.certificate is None) != (self.key is None):
             raise ValueError("a certificate needs its key, and a key its certificate")
 

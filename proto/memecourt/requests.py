@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -12,6 +12,20 @@ from memecourt.errors import CallError
 from memecourt.v1 import court_pb2 as wire
 
 M = TypeVar("M", wire.JudgeRequest, wire.AddPrecedentRequest)
+
+
+class About(TypedDict, total=False):
+    """Further fields of a request, as :func:`judge_request` takes them."""
+
+    language: str
+    procedure: wire.Procedure.ValueType
+    request_id: str
+    namespace: str
+    content_id: str
+    policy: wire.PolicyReference | None
+    client_token: bytes
+    try_anew: bool
+    pins: wire.Pins | None
 
 
 def judge_request(

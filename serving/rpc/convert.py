@@ -247,7 +247,8 @@ def duration(seconds: float) -> Duration:
 
 MOST_WHO = 200
 MOST_WHY = 2000
-_LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
+_LANGUAGE = re.compile(r"(?:[A-Za-z]{2,3}|[Xx](?=-))(?:-[A-Za-z0-9]{1,8})*")
+"""Form of a BCP 47 tag. Longer names of languages are reserved by RFC 5646 (2.2.1), and none is registered."""
 _MOST_LANGUAGE = 35
 _LABELS: dict[int, PrecedentLabel] = {wire.LABEL_HARMFUL: Label.HARMFUL, wire.LABEL_NOT_HARMFUL: Label.NOT_HARMFUL}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -189,15 +189,18 @@ def test_token_and_trace_go_with_every_attempt(client):
 
 
 def test_every_field_that_a_request_may_have_gets_there(client):
-    request = judge_request(
-        b"image", text="", language="en", procedure=wire.PROCEDURE_FULL, request_id="r", namespace="n", content_id="c",
-        policy=wire.PolicyReference(id="p"), client_token=b"t", try_anew=True, pins=wire.Pins(library="sha256:0"),
-    )  # fmt: skip
+    about = {
+        "text": "", "language": "en", "procedure": wire.PROCEDURE_FULL, "request_id": "r", "namespace": "n",
+        "content_id": "c", "policy": wire.PolicyReference(id="p"), "client_token": b"t", "try_anew": True,
+        "pins": wire.Pins(library="sha256:0"),
+    }  # fmt: skip
+    request = judge_request(b"image", **about)
     assert {field.name for field, _ in request.ListFields()} == set(wire.JudgeRequest.DESCRIPTOR.fields_by_name)
     court = FakeCourt()
     with served(court) as address:
         client.call(address, "ask", request)
-    assert court.asked == [request]
+        client.call(address, "judge", b"image", **about)
+    assert court.asked == [request, request]
 
 
 # The docket and the precedents

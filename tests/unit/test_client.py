@@ -637,3 +637,10 @@ def test_the_client_needs_nothing_but_grpc_and_protobuf():
         "grpc_status",
         "google",
     }
+
+
+@pytest.mark.parametrize("name", ["roots", "certificate", "key"])
+@pytest.mark.parametrize("content", [b"-----BEGIN CERTIFICATE-----", "ca.pem"])
+def test_tls_takes_paths_and_says_so(name, content):
+    with pytest.raises(TypeError, match=f"path of a PEM file as {name}"):
+        Tls(**{name: content})
