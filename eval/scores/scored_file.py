@@ -8,7 +8,7 @@ a file would be scored as if the other half had been left blank.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,8 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:
                 raise _LineFault(f"the id {id_[:_SHOWN]!r} stands in line {seen[id_]} already")
             seen[id_] = line
             if id_ not in known:
-                raise _LineFault(f"no meme of the split has the id {id_[:_SHOWN]!r}")
+                hint = _hint(id_, known) if len(faults) < _TOLD else ""
+                raise _LineFault(f"no meme of the split has the id {id_[:_SHOWN]!r}{hint}")
             said[id_] = _prediction(id_, record, levelled=levelled)
         except _LineFault as fault:
             faults.append(f"line {line}: {fault}")
@@ -121,6 +122,16 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:
         missing=tuple(meme.id for meme in memes if meme.id not in said),
         unused=tuple(name for name in columns if name not in _COLUMNS),
     )
+
+
+def _hint(id_: str, known: Collection[str]) -> str:
+    """Names the meme of the split whose id differs in leading zeros or an extension alone; empty if there is none."""
+
+    def plain(name: str) -> str:
+        return name.rpartition("/")[2].rpartition(".")[0 if "." in name else 2].lstrip("0")
+
+    alike = [name for name in known if plain(name) == plain(id_)]
+    return f"; is it {alike[0][:_SHOWN]!r}, whose id was changed by what wrote the file?" if len(alike) == 1 else ""
 
 
 def _with_benign_levels(said: dict[str, Prediction], lines: Mapping[str, int], path: Path) -> dict[str, Prediction]:

@@ -579,10 +579,19 @@ def _describe_worth(tuning: Tuning) -> None:
 
 
 def _describe(library: Library) -> None:
+    from retrieval.build import STARTER
+
     manifest = library.manifest
     counts, tuning = library.counts, manifest.tuning
     calibration, vote = tuning.calibration, tuning.vote
     click.echo(f"library      {printable(manifest.name)}, written {manifest.created:%Y-%m-%d %H:%M} UTC")
+    if manifest.name == STARTER and set(manifest.sources) == {STARTER}:
+        click.echo(
+            "             Drawn memes about invented groups, to try the court with. Its texts were chosen so that they"
+        )
+        click.echo(
+            "             tell each other apart: the worth below says nothing of other memes. Build a library of yours."
+        )
     click.echo(f"digest       {library.digest}")
     click.echo(f"encoder      {manifest.encoder}")
     click.echo(

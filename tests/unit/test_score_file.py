@@ -172,6 +172,16 @@ def test_a_file_that_is_none(tmp_path, content, why):
     assert why in refused(tmp_path, content)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("35", "00035"), ("covid_12.png", "covid_12"), ("img/covid_12", "covid_12.jpg"), ("7", "0007.png")],
+)
+def test_an_id_that_was_changed_by_what_wrote_the_file_is_named(tmp_path, theirs, ours):
+    message = refused(tmp_path, f"id,label\n{theirs},1\n", [meme(ours, True), meme("other", False)])
+    assert f"no meme of the split has the id {theirs!r}; is it {ours!r}" in message
+    assert "is it" not in refused(tmp_path, "id,label\nstranger,1\n", [meme(ours, True)])
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(BadRequest, match=r"nothing\.csv, can't be read"):
         read_predictions(tmp_path / "nothing.csv", THREE)
