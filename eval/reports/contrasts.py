@@ -10,7 +10,7 @@ from eval.datasets.protocol import Protocol
 from eval.reports import words
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results
-from eval.scores.compare import SURE, Comparison, compare
+from eval.scores.compare import FEWEST_TO_SAY, SURE, Comparison, compare
 from eval.scores.metrics import Card
 from eval.scores.tables import noise_in_words
 
@@ -34,7 +34,13 @@ class Contrast:
 
     @property
     def judgment(self) -> str:
-        """``better``, ``worse`` or ``within noise``, in accuracy."""
+        """``better``, ``worse``, ``within noise`` or ``too few to say``, in accuracy.
+
+        With fewer than six memes that only one of the two gets right no outcome of McNemar's exact test is below 0.05.
+        """
+        odd = self.comparison.only_a_right + self.comparison.only_b_right
+        if 0 < odd < FEWEST_TO_SAY:
+            return "too few to say"
         if not self.comparison.sure:
             return "within noise"
         return "better" if self.comparison.only_a_right > self.comparison.only_b_right else "worse"
@@ -96,6 +102,7 @@ def _sentence(rival: str, against: Sequence[Contrast]) -> str:
         ("better", "better by more than chance often makes"),
         ("worse", "worse by more than chance often makes"),
         ("within noise", "within noise"),
+        ("too few to say", "not to be told from it on so few memes"),
     ):
         runs = [one.label for one in against if one.against == rival and one.judgment == judgment]
         if runs:

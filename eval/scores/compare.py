@@ -17,6 +17,8 @@ from eval.scores.resampling import Ints
 
 SURE = 0.05
 """A difference whose p-value is below this is not put down to chance."""
+FEWEST_TO_SAY = 6
+"""Memes that only one of two systems gets right, from which on the exact test can be below that (2 * 0.5 ** 6)."""
 
 _SAID = {Outcome.NOT_HARMFUL: 0, Outcome.HARMFUL: 1, Outcome.UNDECIDED: 2, Outcome.FAILED: 2}
 """Column of a strict confusion matrix; the last is no class at all."""
@@ -233,7 +235,7 @@ def _needed(odd: int) -> int:
 
     With fewer than six such memes there is none, and the answer is six: all of them on one side.
     """
-    odd = max(odd, 6)
+    odd = max(odd, FEWEST_TO_SAY)
     return next(
         surplus for surplus in range(odd % 2, odd + 1, 2) if mcnemar((odd + surplus) // 2, (odd - surplus) // 2) < SURE
     )

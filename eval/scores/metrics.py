@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
+from scipy.stats import binomtest
 from sklearn.metrics import (
     accuracy_score,
     brier_score_loss,
@@ -44,8 +45,8 @@ class Figure:
 
     Attributes:
         value: Value over all memes.
-        low: 2.5th percentile over the resamples.
-        high: 97.5th percentile.
+        low: 2.5th percentile over the resamples; of a share on which they all agree, the exact lower bound.
+        high: 97.5th percentile, likewise.
     """
 
     value: float
@@ -204,7 +205,7 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         dropped=len(results.judged) - n,
         undecided=int(cells[:, 2].sum()),
         failed=int(cells[:, 3].sum()),
-        coverage=_figure(float(decided.mean()), drawn[:, :, : len(CLASSES)].sum(axis=(1, 2)) / n),
+        coverage=_share(float(decided.mean()), drawn[:, :, : len(CLASSES)].sum(axis=(1, 2)) / n, n),
         majority=majority,
         # The other class has an F1 of 0; this one a recall of 1 and a precision of its share.
         majority_macro_f1=majority / (1 + majority),
@@ -245,32 +246,40 @@ def _figure(value: float, resampled: Floats) -> Figure:
     return Figure(value, *resampling.interval(resampled))
 
 
+def _share(value: float, resampled: Floats, n: int) -> Figure:
+    """A share of ``n`` memes; where all resamples agree, with the exact interval of Clopper and Pearson (1934).
+
+    Memes that are all alike give a bootstrap of no width: one meme judged rightly would be an accuracy of 1 for sure.
+    """
+    low, high = resampling.interval(resampled)
+    if low == high:
+        exact = binomtest(round(value * n), n).proportion_ci(confidence_level=0.95, method="exact")
+        low, high = float(exact.low), float(exact.high)
+    return Figure(value, low, high)
+
+
 def _rates(gold: Ints, said: Ints, drawn: Ints) -> Rates:
     """Rates of ``said`` (int of shape (memes,), places in SAID) with intervals from resampled confusion matrices."""
     precision, recall, f1, support = precision_recall_fscore_support(
         gold, said, labels=[0, 1], average=None, zero_division=0
     )
     over = resampling.rates(drawn)
+
+    def of_class(place: int, name: str) -> ClassScores:
+        there, named = int(support[place]), int((said == place).sum())
+        return ClassScores(
+            name=name,
+            precision=_share(float(precision[place]), over.precision[place], named) if named else None,
+            recall=_share(float(recall[place]), over.recall[place], there) if there else None,
+            f1=_figure(float(f1[place]), over.f1[place]),
+            support=there,
+        )
+
     return Rates(
         n=len(gold),
-        accuracy=_figure(float(accuracy_score(gold, said)), over.accuracy),
+        accuracy=_share(float(accuracy_score(gold, said)), over.accuracy, len(gold)),
         macro_f1=_figure(float(f1.mean()), over.macro_f1),
-        classes=(
-            ClassScores(
-                name="not harmful",
-                precision=_figure(float(precision[0]), over.precision[0]) if (said == 0).any() else None,
-                recall=_figure(float(recall[0]), over.recall[0]) if support[0] else None,
-                f1=_figure(float(f1[0]), over.f1[0]),
-                support=int(support[0]),
-            ),
-            ClassScores(
-                name="harmful",
-                precision=_figure(float(precision[1]), over.precision[1]) if (said == 1).any() else None,
-                recall=_figure(float(recall[1]), over.recall[1]) if support[1] else None,
-                f1=_figure(float(f1[1]), over.f1[1]),
-                support=int(support[1]),
-            ),
-        ),
+        classes=(of_class(0, "not harmful"), of_class(1, "harmful")),
     )
 
 

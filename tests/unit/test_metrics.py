@@ -55,6 +55,17 @@ def test_intervals_are_those_of_resampling_memes_one_by_one():
         assert bounds(figure) == pytest.approx(list(np.percentile(resampled, [2.5, 97.5])), abs=0.015)
 
 
+def test_memes_that_are_all_alike_leave_an_interval_of_some_width():
+    """By Clopper and Pearson (1934): of one meme 2.5 % is the least share that gives a right label so often."""
+    one = plain([True], [H]).strict.accuracy
+    assert (one.value, one.low, one.high) == (1, pytest.approx(0.025), 1)
+    none = plain([True, False] * 40, [N, H] * 40)
+    assert (none.strict.accuracy.value, none.strict.accuracy.low) == (0, 0)
+    assert none.strict.accuracy.high == pytest.approx(1 - 0.025 ** (1 / 80))
+    assert none.strict.classes[1].recall.high == pytest.approx(1 - 0.025 ** (1 / 40))
+    assert none.coverage.low == pytest.approx(0.025 ** (1 / 80))
+
+
 def test_a_class_that_nobody_named_still_counts():
     assert score([True, True], [True, True]).macro_f1.value == pytest.approx(0.5)
     assert score(GOLD, [True] * 10).macro_f1.value == pytest.approx((12 / 16) / 2)
