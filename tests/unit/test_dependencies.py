@@ -41,6 +41,7 @@ IMPORTED_AS = {
     "grpcio-health-checking": "grpc_health",
     "grpcio-reflection": "grpc_reflection",
     "grpcio-status": "grpc_status",
+    "grpcio-tools": "grpc_tools",
     "open-clip-torch": "open_clip",
     "opencv-python-headless": "cv2",
     "opentelemetry-exporter-otlp-proto-grpc": "opentelemetry",
@@ -50,8 +51,8 @@ IMPORTED_AS = {
     "scikit-learn": "sklearn",
 }
 """Names that modules have where they are not their distribution's, with ``_`` for ``-``."""
-NOT_IMPORTED = {"uharfbuzz"}
-"""Found by fpdf2 where they are installed."""
+NOT_IMPORTED = {"transformers", "uharfbuzz"}
+"""Looked for by a library of the same extra: open_clip, for the tokenizers of the hub, and fpdf2."""
 
 
 def module_of(distribution):
@@ -132,3 +133,21 @@ def test_the_court_is_imported_with_nothing_but_what_server_declares():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_tests_and_scripts_import_is_declared_not_found_by_chance():
+    own = {path.stem for path in (ROOT / "scripts").glob("*.py")} | {"scripts", "tests"}
+    # open_clip raises what huggingface_hub raises.
+    known = set().union(*declared().values(), NOT_IMPORTED, {"huggingface_hub"}, own, OURS, sys.stdlib_module_names)
+    strays = set()
+    for folder in ("tests", "scripts"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+                names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                strays |= {
+                    f"{path.relative_to(ROOT)} imports {name}"
+                    for name in names
+                    if not any(f"{name}.".startswith(f"{one}.") for one in known)
+                }
+    assert not strays
