@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from court import summary
 from court.deadline import Deadline, run_within
-from court.errors import Overrun
+from court.errors import NotLoaded, Overrun
 from court.events import NearDuplicatesFound, PrecedentsCited, TextRead, TextSource
 from court.meme import Frame, Meme
 from court.ports import DuplicateFinder, PrecedentFinder, TextReader
@@ -29,7 +29,7 @@ class Evidence:
         meme: The meme on trial.
         namespace: Namespace of its content.
         settings: Settings of the trial.
-        text_reader: Reads the text where the caller gave none.
+        text_reader: Reads the text where the caller gave none; None where callers have to.
         finder: Finds precedents.
         duplicates: Finds memes tried before; None where none are looked for.
         recorder: Records each piece of evidence, and finds those on record.
@@ -40,7 +40,7 @@ class Evidence:
     meme: Meme
     namespace: str
     settings: TrialSettings
-    text_reader: TextReader
+    text_reader: TextReader | None
     finder: PrecedentFinder
     duplicates: DuplicateFinder | None
     recorder: Recorder
@@ -52,9 +52,12 @@ class Evidence:
 
         Raises:
             Overrun, Unavailable: It could not be read in time, or not now.
+            NotLoaded: Nobody reads text here.
         """
         if known := self.recorder.recall(TextRead):
             return known
+        if self.text_reader is None:
+            raise text_reader_off()
         began = time.perf_counter()
         late = Overrun(
             "The text was not read off the picture in time. Try again later, or send the text with it.",
@@ -128,6 +131,15 @@ class Evidence:
         """Pictures of precedents by their ids; None where the library has none. Raises as the port does."""
         reading = self.finder.pictures(ids)
         return await run_within(reading, self.deadline.at_most(self.settings.find_s), _search_late())
+
+
+def text_reader_off() -> NotLoaded:
+    """The error of a meme without a text where nobody reads it off the picture."""
+    return NotLoaded(
+        'This court does not read text off pictures. Send the meme\'s text with it, or "" if it has none.',
+        reason="TEXT_READER_OFF",
+        field="text",
+    )
 
 
 def _search_late() -> Overrun:

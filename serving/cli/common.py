@@ -77,6 +77,12 @@ library_option = click.option(
     help="The library of precedents: a folder, or postgresql://USER@HOST/DATABASE. [default: MEMECOURT_LIBRARY, else "
     "the starter library]",
 )
+reader_option = click.option(
+    "--reader",
+    metavar="NAME",
+    help="What reads text off pictures: rapidocr[:LANGUAGE], tesseract[:LANGUAGES], a server's http://HOST:PORT/ocr, "
+    "or none. [default: MEMECOURT_READER, else rapidocr]",
+)
 insecure_option = click.option(
     "--insecure",
     multiple=True,

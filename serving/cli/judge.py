@@ -27,6 +27,7 @@ from serving.cli.common import (
     excerpt,
     library_option,
     paragraph,
+    reader_option,
     run,
     settings_of,
     tell,
@@ -78,6 +79,7 @@ _Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _JudgeFail
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a picture and line: file, and verdict or error.")
 @click.option("--watch", is_flag=True, help="Show every event of the trial as it happens, on standard error.")
 @trial_options
+@reader_option
 @library_option
 @docket_option
 def judge(
@@ -94,6 +96,7 @@ def judge(
     timeout: float,
     as_json: bool,
     watch: bool,
+    reader: str | None,
     library: Path | None,
     docket: Path | Address | None,
     **options: Any,
@@ -106,7 +109,7 @@ def judge(
     if text is not None and len(pictures) > 1:
         raise click.UsageError("--text is the text of one meme; give one picture with it.")
     procedure = options["procedure"]
-    given = {"library": library, "docket": docket, **trial_settings(**options)}
+    given = {"reader": reader, "library": library, "docket": docket, **trial_settings(**options)}
     if server and (watch or any(value for name, value in given.items() if name != "procedure")):
         raise click.UsageError("With --server, everything but --procedure is the server's to choose; leave it out.")
     secured = tls or bool(server_ca or certificate or key)

@@ -13,6 +13,7 @@ from serving.cli.common import (
     docket_option,
     insecure_option,
     library_option,
+    reader_option,
     run,
     settings_of,
     tell,
@@ -27,6 +28,7 @@ _FILE = click.Path(path_type=Path)
 _SERVING = (
     "library",
     "docket",
+    "reader",
     "concurrent_trials",
     "waiting_trials",
     "reuse",
@@ -79,6 +81,7 @@ _SERVING = (
 )
 @click.option("--resume", is_flag=True, help="Take up the trials that were cut off when a server ended.")
 @trial_options
+@reader_option
 @library_option
 @docket_option
 def serve(

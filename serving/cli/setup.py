@@ -10,15 +10,22 @@ from serving.cli.common import tell
 
 
 @click.command()
-def setup() -> None:
+@click.option(
+    "--reader",
+    metavar="rapidocr:LANGUAGE",
+    help="Fetch the text reader's model (8 to 17 MB) for another script too, such as rapidocr:cyrillic.",
+)
+def setup(reader: str | None) -> None:
     """Fetches the encoder's weights (91 MB) from the Hugging Face Hub, where they are not here yet.
 
     They are stored in MEMECOURT_HOME, else in the user's data folder, and each file is checked by its SHA-256. Weights
     in the folder that MEMECOURT_ENCODER_WEIGHTS names, or installed as a package, are used as they are.
     """
+    from court.backends.ocr.rapidocr_models import fetch_model, find_model
     from court.errors import CourtError, NotLoaded
     from retrieval.embed.weights import WEIGHTS, fetch_weights, find_weights
 
+    language = None if reader is None else _language(reader)
     try:
         try:
             place = find_weights()
@@ -27,6 +34,27 @@ def setup() -> None:
                 raise
             tell("Fetching the encoder's weights (91 MB) …")
             place = fetch_weights()
+        click.echo(f"The encoder's weights are in {place}.")
+        if language is None:
+            return
+        try:
+            model = find_model(language)
+        except NotLoaded:
+            tell(f"Fetching the text reader's model for {language} …")
+            model = fetch_model(language)
+        click.echo(f"The text reader's model for {language} is {model}. Judge and serve use it with --reader {reader}.")
     except CourtError as error:
         raise click.ClickException(error.message) from None
-    click.echo(f"The encoder's weights are in {place}.")
+
+
+def _language(reader: str) -> str:
+    """Language of the reader that is asked for; other readers need nothing fetched."""
+    from court.backends.ocr.reader import check_reader_name
+
+    try:
+        kind, _, language = check_reader_name(reader).partition(":")
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.", param_hint="--reader") from None
+    if kind != "rapidocr" or not language:
+        raise click.BadParameter(f"{reader} needs nothing fetched; rapidocr:LANGUAGE does.", param_hint="--reader")
+    return language

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from court.backends.chat.capabilities import Probed
     from court.backends.chat.client import ChatCompletions
-    from court.backends.chat.http import Load
+    from court.backends.http import Load
 
 _SEES = ("proposer", "judge")
 _AGAIN_S = 1.0
@@ -48,7 +48,7 @@ async def connect_models(
         return None
     try:
         from court.backends.chat.client import http_client
-        from court.backends.chat.http import Load
+        from court.backends.http import Load
     except ModuleNotFoundError as error:
         raise NotLoaded(
             "Full trials need the client for model servers, which is not installed. "

@@ -21,7 +21,7 @@ from typing import Any, Self
 import httpx2
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-from court.backends.chat.http import http_client
+from court.backends.http import http_client
 from court.errors import BadRequest, NotLoaded, Unavailable
 from serving.models.process_group import ProcessGroup
 

@@ -77,7 +77,7 @@ class TrialExecutor:
         began = time.perf_counter()
         if ask.text is not None:
             check_text(ask.text)  # before the picture: it costs nothing
-        self.court.require(ask.procedure)
+        self.court.require(ask.procedure, text_given=ask.text is not None)
         if picture is None:
             picture = await self.pictures.read(ask.image)
         decoded = time.perf_counter()

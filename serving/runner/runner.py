@@ -23,6 +23,7 @@ from typing import Self
 
 from court.digests import digest_of_file
 from court.errors import CantResume, CourtError, NotLoaded, Overrun, Unavailable
+from court.evidence import text_reader_off
 from court.meme import check_text
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
@@ -289,7 +290,7 @@ class TrialRunner:
 
         Not asked of what has its verdict already, which is given whatever is loaded by now.
         """
-        self._house.court.require(ask.procedure)
+        self._house.court.require(ask.procedure, text_given=ask.text is not None)
         if ask.pins != ANY_VERSIONS or ask.policy is not None:
             ask.require(self._known.versions(ask.procedure), self._house.court.policy)
 
@@ -506,7 +507,9 @@ class TrialRunner:
         picture, text = await self._hearings.decoded(call), call.ask.text
         if text is None:
             try:
-                text = (await self._house.court.text_reader.read(picture)).text
+                if (reader := self._house.court.text_reader) is None:
+                    raise text_reader_off()
+                text = (await reader.read(picture)).text
             except CourtError as error:
                 self._quarantine.failed(call.file, error.reason)
                 raise

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from court.backends.chat.client import ChatCompletions
-from court.backends.chat.http import MAX_ANSWER_BYTES, MAX_ERROR_BYTES
+from court.backends.http import MAX_ANSWER_BYTES, MAX_ERROR_BYTES
 from court.errors import ModelRefused, Unavailable
 from court.ports import ChatRequest
 
@@ -105,5 +105,5 @@ def test_whoever_asks_over_http_does_so_through_the_bounded_client():
         and ast.unparse(node.func).split(".")[-1] in CLIENTS
         and ast.unparse(node.func).split(".")[0] in {"httpx2", "urllib", "http", "request"}
     }
-    # The encoder's weights are larger than any answer, and bounded and checked where they are fetched.
-    assert makers == {"court/backends/chat/http.py", "retrieval/embed/weights.py"}
+    # Weights of models are larger than any answer, and bounded and checked where they are fetched.
+    assert makers == {"court/backends/http.py", "court/backends/download.py"}

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from court.backends.chat.client import ChatCompletions, http_client
-from court.backends.chat.http import Load
+from court.backends.http import Load
 from court.errors import BadRequest, CourtError, Unavailable
 from court.events import Procedure, TrialFailed, VerdictGiven
 from court.record import TrialState

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from court.backends.chat.client import ChatCompletions
 from court.backends.chat.scripted import ScriptedModel
-from court.backends.ocr.reader import OcrTextReader
+from court.backends.ocr.reader import rapidocr_reader
 from court.ports import ChatReply, FinishReason
 from eval.cli import cli
 from eval.datasets.known import DATASETS
@@ -129,7 +129,7 @@ def test_texts_are_rewritten_by_a_real_model(vllm, data, tmp_path):
 
     async def hold():
         plan.out.mkdir()
-        store, reader = SqliteCallCache.open(plan.out / "calls.sqlite"), OcrTextReader()
+        store, reader = SqliteCallCache.open(plan.out / "calls.sqlite"), rapidocr_reader()
         model = ChatCompletions(base_url=vllm.base_url, model=vllm.model, api_key=vllm.api_key)
         partly = Partly(model, script)
         try:

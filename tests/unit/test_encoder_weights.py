@@ -137,7 +137,7 @@ def test_a_file_that_is_another_is_not_stored(hub: Hub, home: Path, content: byt
 
 
 def test_a_file_without_end_is_not_read_on(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(weights, "_MAX_BYTES", 1000)
     hub.files["modules.json"] = bytes(10_000_000)
     with pytest.raises(Unavailable, match=r"modules\.json"):
         fetch_weights()

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from court.backends.chat.client import ChatCompletions
-from court.backends.chat.http import Load, Spread, http_client
+from court.backends.http import Load, Spread, http_client
 from court.errors import Unavailable
 from court.events import ModelCall, QuestionAsked, Role, Side, SideRested
 from court.examination import entropy

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from court.backends.ocr.reader import OcrTextReader
+from court.backends.ocr.reader import rapidocr_reader
 from court.errors import ModelRefused, Unavailable
 from court.events import TextLine
 from court.meme import Frame
@@ -168,7 +168,7 @@ def test_what_is_in_a_box_is_painted_over_and_nothing_else():
 @pytest.mark.slow
 def test_what_was_read_off_a_picture_can_not_be_read_any_more():
     async def hold():
-        reader = OcrTextReader()
+        reader = rapidocr_reader()
         try:
             ground = captioned("WHEN THE CAT", "SEES THE SNOW")
             plain = Image.new("RGB", (200, 150), (90, 140, 90))

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from court.backends.chat.client import ChatCompletions, http_client
-from court.backends.chat.http import Load
 from court.backends.chat.wire import Capabilities, LogProbs, weakest
+from court.backends.http import Load
 from court.errors import CourtError, ModelRefused, Unavailable
 from court.events import Procedure, VerdictGiven
 from court.meme import Meme

@@ -6,8 +6,9 @@ import unicodedata
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from court.backends.ocr import reader as text_reader
-from court.backends.ocr.reader import OcrTextReader, in_reading_order
+from court.backends.ocr import worker_reader
+from court.backends.ocr.reader import rapidocr_reader
+from court.backends.ocr.reading_order import in_reading_order
 from court.backends.pictures.reader import GuardedPictureReader
 from court.backends.sandbox.pool import GuardedWorkers, JobFailed
 from court.backends.sandbox.process import Death, Reply, WorkerDied
@@ -80,7 +81,7 @@ def readings():
     }
 
     async def whole():
-        reader = OcrTextReader(threads=2)
+        reader = rapidocr_reader(threads=2)
         try:
             await reader.warm()
             return {name: await reader.read(one) for name, one in asked.items()}
@@ -160,14 +161,14 @@ def test_a_long_picture_is_read_at_a_legible_size_and_its_boxes_lie_on_its_frame
 
 
 def test_what_goes_into_the_record_names_engine_and_models():
-    assert OcrTextReader().identity.startswith("rapidocr/3.")
-    assert OcrTextReader().identity.endswith(" PP-OCRv6-small, coarse to fine 1")
+    assert rapidocr_reader().identity.startswith("rapidocr/3.")
+    assert rapidocr_reader().identity.endswith(" PP-OCRv6-small, coarse to fine 1")
 
 
 def test_the_parent_imports_none_of_what_its_workers_need():
     program = (
         "import sys, court.backends.ocr.reader as t, court.backends.pictures.reader\n"
-        "t.OcrTextReader()\n"
+        "t.rapidocr_reader()\n"
         "print([m for m in ('numpy', 'onnxruntime', 'rapidocr', 'PIL', 'cv2') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -183,7 +184,7 @@ def read_after(monkeypatch, answer):
         return Reply(answer, [], 0.1, 1)
 
     async def whole():
-        return await OcrTextReader().read(picture(Image.new("RGB", (9, 9))))
+        return await rapidocr_reader().read(picture(Image.new("RGB", (9, 9))))
 
     monkeypatch.setattr(GuardedWorkers, "run", run)
     return asyncio.run(whole())
@@ -235,9 +236,9 @@ def test_a_sample_that_is_read_wrongly_is_no_warm_reader(monkeypatch):
     async def run(self, body, payloads=()):
         return Reply({"lines": []}, [], 0.1, 1)
 
-    monkeypatch.setattr(text_reader.GuardedWorkers, "run", run)
+    monkeypatch.setattr(worker_reader.GuardedWorkers, "run", run)
     with pytest.raises(Unavailable):
-        asyncio.run(OcrTextReader().warm())
+        asyncio.run(rapidocr_reader().warm())
 
 
 def line(text, left, top, height=10.0, width=30.0, slant=0.0):

@@ -22,10 +22,10 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_bef
 from court import usage as tally
 from court.backends.chat import wire
 from court.backends.chat.failures import Again, Failure, garbled, overrun
-from court.backends.chat.http import Load
-from court.backends.chat.http import http_client as http_client  # offered here too: what a model is made with
 from court.backends.chat.server import ChatServer
 from court.backends.chat.wire import Capabilities, LogProbs
+from court.backends.http import Load
+from court.backends.http import http_client as http_client  # offered here too: what a model is made with
 from court.errors import ModelRefused, Unavailable
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, Odds

@@ -99,10 +99,14 @@ class Line(NamedTuple):
 
 
 class Engine:
-    """Detection and recognition with their models, which come in RapidOCR's package."""
+    """Detection and recognition with their models, which come in RapidOCR's package unless another is named."""
 
-    def __init__(self, *, threads: int) -> None:
+    def __init__(self, *, threads: int, recognition: str | None = None) -> None:
         """Loads the models.
+
+        Args:
+            threads: Threads of each.
+            recognition: File of the model that recognises; the packaged one if not given.
 
         Raises:
             FileNotFoundError: A model is not there.
@@ -113,7 +117,7 @@ class Engine:
                 "Global.log_level": "critical",
                 # Named one by one: what is named is never downloaded, and what is missing is an error.
                 "Det.model_path": str(models / "PP-OCRv6_det_small.onnx"),
-                "Rec.model_path": str(models / "PP-OCRv6_rec_small.onnx"),
+                "Rec.model_path": recognition or str(models / "PP-OCRv6_rec_small.onnx"),
                 # Lines of different lengths would be filled up to the longest of their batch, for a tenth of the time.
                 "Rec.rec_batch_num": 1,
                 "EngineConfig.onnxruntime.intra_op_num_threads": threads,

@@ -1,4 +1,4 @@
-"""The process that reads text off frames: started by :mod:`court.backends.ocr.reader`, one frame a job."""
+"""The process that reads text off frames: started by :mod:`court.backends.ocr.worker_reader`, one frame a job."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from court.backends.ocr.engine import Engine
 from court.backends.sandbox import child as worker_child
 
 
-def prepare(threads: int) -> worker_child.Handler:
+def prepare(threads: int, recognition: str | None) -> worker_child.Handler:
     """The engine with its models, bound to a handler of jobs. Raises FileNotFoundError if a model is not there."""
     logging.disable(logging.CRITICAL)
-    engine = Engine(threads=threads)
+    engine = Engine(threads=threads, recognition=recognition)
 
     def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
         pixels = cv2.imdecode(np.frombuffer(payloads[0], dtype=np.uint8), cv2.IMREAD_COLOR)
@@ -45,7 +45,8 @@ def prepare(threads: int) -> worker_child.Handler:
 
 def main() -> None:
     """Serves until the parent is gone."""
-    worker_child.serve(prepare(json.loads(sys.argv[1])["threads"]))
+    settings = json.loads(sys.argv[1])
+    worker_child.serve(prepare(settings["threads"], settings["recognition"]))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import secrets
 import signal
 import sys
@@ -156,9 +157,11 @@ class WorkerProcess:
         return await self._within(self._guard.wall_s, self._ask(job, body, payloads))
 
     def kill(self) -> None:
-        """At once."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        """At once, with what it has started: a new session makes it the leader of a group of its own."""
+        # Once its end was seen, another may have its number.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def reap(self) -> None:
         """Waits for its end, after :meth:`kill`."""

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from rapidocr.utils.output import RapidOCROutput
 
-from court.backends.ocr.reader import OcrTextReader, in_reading_order
+from court.backends.ocr.reader import rapidocr_reader
+from court.backends.ocr.reading_order import in_reading_order
 from court.backends.pictures.reader import GuardedPictureReader
 from court.events import TextLine
 from court.ports import Reading
@@ -77,7 +78,7 @@ def reading(*, a_group: int = 24, turns: int = 4) -> Result:
 @contextmanager
 def _ours() -> Iterator[Callable[[Sequence[DrawnMeme]], _Read]]:
     """The court's readers of files and of text, in their processes."""
-    pictures, reader = GuardedPictureReader(workers=_CORES), OcrTextReader(workers=_CORES, threads=1)
+    pictures, reader = GuardedPictureReader(workers=_CORES), rapidocr_reader(workers=_CORES, threads=1)
 
     async def one(meme: DrawnMeme) -> str:
         return (await reader.read(await pictures.read(meme.file))).text

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 import httpx2
 
 from court.backends.chat import wire
-from court.backends.chat.http import http_client
+from court.backends.http import http_client
 from court.deadline import Deadline
 from court.events import Side
 from court.examination import entropy

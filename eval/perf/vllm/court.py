@@ -13,8 +13,8 @@ from PIL import Image
 
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions
-from court.backends.chat.http import Load, http_client
 from court.backends.chat.wire import ServerAnswer
+from court.backends.http import Load, http_client
 from court.backends.pictures.reader import GuardedPictureReader
 from court.events import Procedure
 from court.meme import Frame, Meme

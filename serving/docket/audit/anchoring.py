@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpx2
 from typing_extensions import override
 
-from court.backends.chat.http import http_client
+from court.backends.http import http_client
 from court.errors import BadRequest, CourtError, Unavailable
 from serving.docket.ports import TransparencyLog
 

@@ -1,0 +1,53 @@
+"""Downloading one file of known content, such as the weights of a model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+
+_TIMEOUT = httpx2.Timeout(30.0)
+
+
+@contextmanager
+def download_client() -> Iterator[httpx2.Client]:
+    """A client for files, closed at the end.
+
+    Not the service's client of :mod:`court.backends.http`: files are larger than any answer, the places that keep them
+    redirect, and there may be a proxy. What keeps it safe is that every file is checked.
+    """
+    headers = {"Accept-Encoding": "identity"}
+    with httpx2.Client(timeout=_TIMEOUT, follow_redirects=True, headers=headers) as client:
+        yield client
+
+
+def download(client: httpx2.Client, url: str, path: Path, *, sha256: str, max_bytes: int) -> bool:
+    """Downloads a file.
+
+    Args:
+        client: From :func:`download_client`.
+        url: Address of the file.
+        path: Place that it is written to.
+        sha256: SHA-256 of the file, in hexadecimal.
+        max_bytes: Size above which it is not read on.
+
+    Returns:
+        True if the file is the one that is known; otherwise what lies at ``path`` is to be deleted.
+
+    Raises:
+        httpx2.HTTPError, httpx2.InvalidURL: The file could not be had.
+        OSError: The file could not be written.
+    """
+    digest, size = hashlib.sha256(), 0
+    with client.stream("GET", url) as answer, path.open("wb") as file:
+        answer.raise_for_status()
+        for piece in answer.iter_raw():
+            size += len(piece)
+            if size > max_bytes:
+                break
+            digest.update(piece)
+            file.write(piece)
+    return size <= max_bytes and digest.hexdigest() == sha256

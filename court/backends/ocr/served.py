@@ -1,0 +1,126 @@
+"""Reads text by asking a server: one that speaks the OCR protocol of PaddleX serving (``POST /ocr``).
+
+https://paddlepaddle.github.io/PaddleX/latest/en/pipeline_usage/tutorials/ocr_pipelines/OCR.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from typing import Annotated
+
+import httpx2
+from pydantic import BaseModel, Field, ValidationError
+
+from court.backends.http import http_client
+from court.backends.ocr.worker_reader import FoundLine, check_sample, reader_failed, sample_frame, text_lines
+from court.errors import Unavailable
+from court.events import TextLine
+from court.meme import Frame, Picture
+from court.ports import Reading
+
+logger = logging.getLogger(__name__)
+
+_READ_S = 60.0
+_CONNECTIONS = 64
+_Point = tuple[float, float]
+_Many = Annotated[list[float], Field(max_length=1000)]
+
+
+class _Lines(BaseModel):
+    rec_texts: list[str] = Field(max_length=1000)
+    rec_scores: _Many
+    rec_polys: list[tuple[_Point, _Point, _Point, _Point]] = Field(max_length=1000)
+
+
+class _Page(BaseModel):
+    prunedResult: _Lines
+
+
+class _Result(BaseModel):
+    ocrResults: list[_Page] = Field(min_length=1, max_length=1)
+
+
+class _Answer(BaseModel):
+    errorCode: int
+    result: _Result
+
+
+class ServedTextReader:
+    """A :class:`~court.ports.TextReader` that asks a server; safe to call concurrently.
+
+    The server is trusted with the pictures, and with nothing else: its answers are bounded and checked.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Asks nothing yet.
+
+        Args:
+            url: Address that pictures are sent to, such as ``http://127.0.0.1:8080/ocr``.
+        """
+        self._url = url
+        self._client = http_client(_CONNECTIONS)
+
+    @property
+    def identity(self) -> str:
+        """The protocol and the address: which models the server has, it does not tell."""
+        return f"paddlex-serving {self._url}"
+
+    async def read(self, picture: Picture) -> Reading:
+        """The text on the picture, frame by frame in reading order; no lines where there is none.
+
+        Raises:
+            Unavailable: The server is not there, fails, or gives what is no answer.
+        """
+        frames = await asyncio.gather(*(self._read(frame) for frame in picture.frames))
+        return Reading(lines=tuple(line for lines in frames for line in lines))
+
+    async def warm(self) -> None:
+        """Asks for a drawn word.
+
+        Raises:
+            Unavailable: The server can't be asked, or did not read the word that was drawn.
+        """
+        try:
+            lines = await self._read(sample_frame())
+        except Unavailable:
+            raise Unavailable(
+                f"The text reader at {self._url} can't be asked. Start it, or name another with --reader.",
+                reason="TEXT_READER_FAILED",
+            ) from None
+        check_sample(lines, reads_latin=True)
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+
+    async def _read(self, frame: Frame) -> list[TextLine]:
+        png = frame.legible_png or frame.png
+        asked = {"file": base64.b64encode(png).decode(), "fileType": 1, "visualize": False}
+        try:
+            async with asyncio.timeout(_READ_S):
+                response = await self._client.post(self._url, json=asked)
+            response.raise_for_status()
+            answer = _Answer.model_validate_json(response.content)
+            if answer.errorCode:
+                raise ValueError("an error code")
+            found = _found(answer.result.ocrResults[0].prunedResult, frame.width / _width(png))
+        except (httpx2.HTTPError, TimeoutError, ValidationError, ValueError) as error:
+            # A failure must never pass for a picture without text.
+            logger.warning("the text reader at %s failed by %s", self._url, type(error).__name__)
+            raise reader_failed() from None
+        return text_lines(found, frame.index)
+
+
+def _found(lines: _Lines, scale: float) -> list[FoundLine]:
+    """Lines in pixels of the frame. Raises ValueError where their lists differ in length."""
+    return [
+        FoundLine(text=text, confidence=score, box=tuple((x * scale, y * scale) for x, y in box))
+        for text, score, box in zip(lines.rec_texts, lines.rec_scores, lines.rec_polys, strict=True)
+    ]
+
+
+def _width(png: bytes) -> int:
+    """Width of a PNG of our own making, in pixels, as its header says."""
+    return int.from_bytes(png[16:20], "big")

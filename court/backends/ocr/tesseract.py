@@ -1,0 +1,124 @@
+"""Reads text with an installed Tesseract.
+
+The parent asks it what it is and which languages it has; the worker process, which is this module run as a program,
+calls it once a frame.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from court.backends.ocr.worker_reader import WorkerTextReader
+from court.backends.sandbox import child
+from court.errors import NotLoaded, Unavailable
+
+_SPARSE = "11"
+"""Page segmentation: text wherever it is, in no order, as on a meme; the usual one looks for columns of a page."""
+_LEAST = 0.3
+"""Confidence of a word below which it is no text: Tesseract reads words into leaves and bricks."""
+_ASK_S = 20.0
+
+
+def tesseract_reader(languages: str = "eng", *, workers: int = 1) -> WorkerTextReader:
+    """A reader that runs Tesseract in guarded workers.
+
+    Args:
+        languages: Tesseract's names with plus signs between them, such as ``ara`` or ``eng+rus``.
+        workers: Processes at most.
+
+    Raises:
+        NotLoaded: Tesseract is not installed, or lacks a language.
+        Unavailable: Tesseract can't be run.
+    """
+    program = shutil.which("tesseract")
+    if program is None:
+        raise NotLoaded(
+            "Tesseract is not installed here, or not on the PATH: on Debian, `apt-get install tesseract-ocr`.",
+            reason="TEXT_READER_NOT_INSTALLED",
+        )
+    here = _said(program, "--list-langs").splitlines()[1:]
+    if missing := [one for one in languages.split("+") if one not in here]:
+        raise NotLoaded(
+            f"Tesseract has no language {', '.join(missing)} here; it has {', '.join(here)}. On Debian, `apt-get "
+            f"install tesseract-ocr-{missing[0].replace('_', '-')}`.",
+            reason="TEXT_READER_NOT_INSTALLED",
+        )
+    version = re.search(r"\d+(\.\d+)+", _said(program, "--version"))
+    return WorkerTextReader(
+        f"tesseract/{version.group() if version else 'unknown'} {languages}, sparse text",
+        module=__name__,
+        settings={"program": program, "languages": languages},
+        # Its other languages know Latin letters more or less.
+        reads_latin="eng" in languages.split("+"),
+        workers=workers,
+    )
+
+
+def _said(program: str, option: str) -> str:
+    try:
+        return subprocess.run([program, option], capture_output=True, text=True, timeout=_ASK_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        raise Unavailable(
+            f"Tesseract is installed but can't be run: `tesseract {option}` fails.", reason="TEXT_READER_FAILED"
+        ) from None
+
+
+def lines_of(table: str, scale: float) -> list[dict[str, Any]]:
+    """Lines of Tesseract's table of words (TSV), each with its mean confidence and an upright box.
+
+    Args:
+        table: Table with a heading; words of a line share block, paragraph and line.
+        scale: Pixels of the frame in one of the picture that was read.
+    """
+    lines: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in csv.DictReader(io.StringIO(table), delimiter="\t", quoting=csv.QUOTE_NONE):
+        # Rows without a word are the blocks and lines themselves; their confidence is -1.
+        if row["text"].strip() and float(row["conf"]) >= 100 * _LEAST:
+            lines.setdefault((row["block_num"], row["par_num"], row["line_num"]), []).append(row)
+    found = []
+    for words in lines.values():
+        left, top = (min(int(word[side]) for word in words) * scale for side in ("left", "top"))
+        right = max(int(word["left"]) + int(word["width"]) for word in words) * scale
+        bottom = max(int(word["top"]) + int(word["height"]) for word in words) * scale
+        found.append(
+            {
+                "text": " ".join(word["text"] for word in words),
+                "confidence": sum(float(word["conf"]) for word in words) / len(words) / 100,
+                "box": [[left, top], [right, top], [right, bottom], [left, bottom]],
+            }
+        )
+    return found
+
+
+def prepare(program: str, languages: str) -> child.Handler:
+    """A handler of jobs that calls Tesseract."""
+    command = [program, "stdin", "stdout", "-l", languages, "--psm", _SPARSE, "tsv"]
+    # One thread: there are as many workers as processors.
+    environment = {"OMP_THREAD_LIMIT": "1"}
+
+    def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+        done = subprocess.run(command, input=payloads[0], capture_output=True, check=True, env=environment)
+        # The first row is the page, in pixels of the picture that was read, which may be larger than the frame.
+        table = done.stdout.decode("utf-8", "replace")
+        page = next(csv.DictReader(io.StringIO(table), delimiter="\t", quoting=csv.QUOTE_NONE))
+        return {"lines": lines_of(table, asked["size"][0] / int(page["width"]))}, []
+
+    return answer
+
+
+def main() -> None:
+    """Serves until the parent is gone."""
+    settings = json.loads(sys.argv[1])
+    child.serve(prepare(settings["program"], settings["languages"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Reads the text off a picture in guarded workers: with RapidOCR or Tesseract, whichever their module runs.
+
+An engine is native code that can crash or hang, and neither numpy nor onnxruntime has to be in a process that only
+serves. It sees no stranger's file, only PNGs of our own making.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import unicodedata
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from court.backends.ocr.reading_order import in_reading_order
+from court.backends.sandbox.pool import GuardedWorkers, JobFailed
+from court.backends.sandbox.process import Death, Guard, Reply, WorkerDied
+from court.errors import Unavailable
+from court.events import TextLine
+from court.meme import Frame, Picture
+from court.ports import Reading
+
+logger = logging.getLogger(__name__)
+
+MEMORY_BYTES = 4 * 1024**3
+"""Address space of a worker. Far above what it holds: onnxruntime reserves addresses that it never uses, some for each
+thread. It is there for the picture that makes the engine ask for all the memory of the machine."""
+
+SAMPLE = base64.b64decode(
+    # A PNG of 160 x 160 pixels that shows COURT.
+    "iVBORw0KGgoAAAANSUhEUgAAAKAAAACgAQAAAACjtFqAAAAA90lEQVR42u3VsW3DMBCF4f9oAWFleQJJI7hM54wSb+ANwi5lMkQGoZFF"
+    "BMcDkK4UgOCliCErlot0SUGWH+7xeNdQlPkxFCxYsGDB/4R7x959coryJNIBqGbaTDtoDDTQqqqB3ITcBEByzJseqCBtbdpaAHHnS1WD"
+    "vgf9GDRGfc4b/Y4LXSQD8DB2P4FhNXvnEvQKe5Y9FgA/YgXVucTeGFNf56im++WWJPU3KheXygRpFu84dgwA7H7G5aoyQybgwhRrjjWm"
+    "mvQ0YJ237g3fT8bQ1NSpqXN9F/VlXLI5rM1hJdHC/RgX58U/4teX0coHXbBgwYJ/gV908V9Lw6ts5AAAAABJRU5ErkJggg=="
+)
+SAMPLE_WORD = "court"
+SAMPLE_SIDE = 160
+"""Side of the sample, in pixels."""
+
+_Point = tuple[float, float]
+
+
+class FoundLine(BaseModel):
+    """A line as an engine gives it, in pixels of what it was given."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    text: str = Field(max_length=10_000)
+    confidence: float
+    box: tuple[_Point, _Point, _Point, _Point]
+
+
+class _Lines(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    lines: list[FoundLine] = Field(max_length=1000)
+
+
+class WorkerTextReader:
+    """A :class:`~court.ports.TextReader` whose engine runs in worker processes; safe to call concurrently."""
+
+    def __init__(
+        self,
+        identity: str,
+        *,
+        module: str,
+        settings: Mapping[str, Any],
+        reads_latin: bool = True,
+        workers: int = 1,
+        cpu_s: float = 60.0,
+        wall_s: float = 60.0,
+        watch: Callable[[Reply], None] | None = None,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            identity: Name and version of the engine, and its models.
+            module: Module that the workers run, one frame a job.
+            settings: Settings of the module.
+            reads_latin: True if it can be expected to read an English word.
+            workers: Processes at most; each holds the models.
+            cpu_s: CPU time of one frame, all threads together, in seconds.
+            wall_s: Time of one frame on the clock, in seconds.
+            watch: Is shown what each frame cost.
+        """
+        guard = Guard(
+            cpu_s=cpu_s,
+            wall_s=wall_s,
+            memory_bytes=MEMORY_BYTES,
+            open_files=64,
+            max_reply_bytes=0,
+            settings=settings,
+        )
+        self._workers = GuardedWorkers(module, guard, name="text reader", workers=workers, watch=watch)
+        self._identity = identity
+        self._reads_latin = reads_latin
+
+    @property
+    def identity(self) -> str:
+        """Name and version of the engine, and its models."""
+        return self._identity
+
+    async def read(self, picture: Picture) -> Reading:
+        """The text on the picture, frame by frame in reading order; no lines where there is none.
+
+        Raises:
+            Overrun: There was no time.
+            Unavailable: The text can't be read now.
+        """
+        frames = await asyncio.gather(*(self._read(frame) for frame in picture.frames))
+        return Reading(lines=tuple(line for lines in frames for line in lines))
+
+    async def warm(self) -> None:
+        """Starts a process and runs a drawn word through it, so that the first meme does not wait for the models.
+
+        Raises:
+            Unavailable: The reader does not work: it did not read the word that was drawn.
+        """
+        check_sample(await self._read(sample_frame()), reads_latin=self._reads_latin)
+
+    async def aclose(self) -> None:
+        """Ends the processes."""
+        await self._workers.aclose()
+
+    async def _read(self, frame: Frame) -> list[TextLine]:
+        try:
+            reply = await self._workers.run({"size": [frame.width, frame.height]}, [frame.legible_png or frame.png])
+            found = _Lines.model_validate(reply.body)
+        except (WorkerDied, JobFailed, ValidationError) as error:
+            # A failure must never pass for a picture without text.
+            logger.warning("the text reader failed by %s", type(error).__name__)
+            if isinstance(error, WorkerDied) and error.death is Death.KILLED:
+                raise Unavailable(
+                    "The process that read the text off the picture was killed from outside before it was done. "
+                    "Ask again.",
+                    reason="TEXT_READER_KILLED",
+                ) from None
+            raise reader_failed() from None
+        return text_lines(found.lines, frame.index)
+
+
+def sample_frame() -> Frame:
+    """The frame that shows :data:`SAMPLE_WORD`."""
+    return Frame(png=SAMPLE, width=SAMPLE_SIDE, height=SAMPLE_SIDE)
+
+
+def check_sample(lines: list[TextLine], *, reads_latin: bool) -> None:
+    """Raises Unavailable if a reader that knows Latin letters did not read :data:`SAMPLE_WORD` off its sample."""
+    if reads_latin and [line.text.lower() for line in lines] != [SAMPLE_WORD]:
+        raise Unavailable("The text reader did not read its sample.", reason="TEXT_READER_FAILED")
+
+
+def reader_failed() -> Unavailable:
+    """The error of a reader that gave no answer, or none that can be used."""
+    return Unavailable(
+        "The text could not be read off the picture. Try again later, or send the text with it.",
+        reason="TEXT_READER_FAILED",
+    )
+
+
+def text_lines(found: list[FoundLine], frame: int) -> list[TextLine]:
+    """Lines as they are recorded, in reading order: composed, without control characters, confidence in [0, 1].
+
+    Args:
+        found: Lines in pixels of the frame, in any order.
+        frame: Index of the frame in the file.
+    """
+    lines = []
+    for line in found:
+        text = _clean(line.text)
+        if text:
+            confidence = min(max(line.confidence, 0.0), 1.0)
+            lines.append(TextLine(text=text, confidence=confidence, box=line.box, frame=frame))
+    return in_reading_order(lines)
+
+
+def _clean(text: str) -> str:
+    """Composed, on one line, without control characters."""
+    spaced = " ".join(unicodedata.normalize("NFC", text).split())
+    return "".join(character for character in spaced if unicodedata.category(character) not in ("Cc", "Cs")).strip()

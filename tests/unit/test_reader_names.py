@@ -1,0 +1,333 @@
+"""Text readers by name: Tesseract, a server that plays PaddleX, models of RapidOCR that are fetched, and none."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import rapidocr
+from click.testing import CliRunner
+from PIL import Image
+
+from court.backends.ocr import rapidocr_models
+from court.backends.ocr.rapidocr_models import LANGUAGES, MIRROR, RecognitionModel, find_model
+from court.backends.ocr.reader import check_reader_name, open_reader
+from court.backends.ocr.served import ServedTextReader
+from court.backends.ocr.tesseract import lines_of
+from court.errors import BadRequest, NotLoaded, Unavailable
+from court.meme import Frame, Picture, PictureFormat
+from serving.cli.main import cli
+from serving.settings import Settings
+from tests.support.pictures import captioned, encode
+
+TESSERACT = pytest.mark.skipif(shutil.which("tesseract") is None, reason="Tesseract is not installed")
+
+
+def picture(*stills: Image.Image, scale: int = 1) -> Picture:
+    """Frames of stills; with a scale, each is to be read off a picture that is so much larger."""
+    frames = tuple(
+        Frame(
+            png=encode(still, "PNG"),
+            width=still.width,
+            height=still.height,
+            index=number,
+            legible_png=encode(still.resize((still.width * scale, still.height * scale)), "PNG") if scale > 1 else None,
+        )
+        for number, still in enumerate(stills)
+    )
+    return Picture(PictureFormat.PNG, "0" * 64, "0" * 64, 1, 1, len(frames), frames)
+
+
+def read(name: str, shown: Picture):
+    async def whole():
+        reader = open_reader(name)
+        assert reader is not None
+        try:
+            await reader.warm()
+            return reader.identity, (await reader.read(shown)).lines
+        finally:
+            await reader.aclose()
+
+    return asyncio.run(whole())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["rapidocr", "rapidocr:cyrillic", "tesseract", "tesseract:eng+chi_sim", "http://127.0.0.1:8080/ocr", "none"],
+)
+def test_a_setting_takes_each_name(name: str) -> None:
+    assert check_reader_name(name) == name == Settings(reader=name).reader
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("", "a text reader is one of"),
+        ("easyocr", "a text reader is one of"),
+        ("none:x", "a text reader is one of"),
+        ("rapidocr:klingon", "no model for 'klingon'"),
+        ("rapidocr:arabic", "tesseract:LANGUAGE"),
+        ("tesseract:../eng", "plus signs"),
+        ("tesseract:eng -c x", "plus signs"),
+        ("http://", "address of a text reader"),
+        ("http://user:key@host/ocr", "without keys"),
+        ("http://host/ocr?key=1", "without keys"),
+        ("http://host:99999/ocr", "address of a text reader"),
+        ("http://[::1/ocr", "address of a text reader"),
+    ],
+)
+def test_what_is_no_reader_is_refused_and_says_what_is(name: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        check_reader_name(name)
+    done = CliRunner().invoke(cli, ["judge", "--reader", name, str(Path(__file__))])
+    assert done.exit_code == 1 and "reader: " in done.stderr and "Traceback" not in done.stderr
+
+
+# Nobody.
+
+
+def test_without_a_reader_a_meme_needs_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
+    shown = tmp_path / "meme.png"
+    shown.write_bytes(encode(captioned("HELLO"), "PNG"))
+    refused = CliRunner().invoke(cli, ["judge", "--reader", "none", "--json", str(shown)])
+    assert refused.exit_code == 1
+    assert json.loads(refused.stdout)["error"]["reason"] == "TEXT_READER_OFF"
+    judged = CliRunner().invoke(cli, ["judge", "--reader", "none", "--json", "--text", "hello", str(shown)])
+    assert json.loads(judged.stdout)["verdict"]["text"]["text"] == "hello"
+    records = CliRunner().invoke(cli, ["records", "list", "--json"])
+    assert len(records.stdout.splitlines()) == 1, "what was refused was not tried"
+
+
+# Tesseract.
+
+
+@TESSERACT
+def test_tesseract_reads_lines_with_their_places_in_the_frame() -> None:
+    identity, lines = read("tesseract", picture(captioned("WHEN THE CAT", "SEES THE SNOW"), scale=2))
+    assert identity.startswith("tesseract/") and " eng" in identity
+    assert [line.text for line in lines] == ["WHEN THE CAT", "SEES THE SNOW"]
+    for line, top in zip(lines, (30, 142), strict=True):
+        assert 0.5 < line.confidence <= 1
+        (x0, y0), (x1, _), (x2, y2), _ = line.box
+        assert x0 < x1 == x2 <= 640 and y0 < y2 and abs(x0 - 30) < 20 and abs(y0 - top) < 30
+
+
+@TESSERACT
+def test_tesseract_finds_nothing_where_there_is_nothing() -> None:
+    assert read("tesseract", picture(Image.new("RGB", (300, 300), (90, 140, 90))))[1] == ()
+
+
+@TESSERACT
+def test_a_language_that_tesseract_lacks_is_named() -> None:
+    with pytest.raises(NotLoaded, match=r"no language xyz here.*apt-get install tesseract-ocr-xyz") as caught:
+        open_reader("tesseract:eng+xyz")
+    assert caught.value.reason == "TEXT_READER_NOT_INSTALLED"
+
+
+def test_where_tesseract_is_missing_judge_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
+    shown = tmp_path / "meme.png"
+    shown.write_bytes(encode(captioned("HELLO"), "PNG"))
+    done = CliRunner().invoke(cli, ["judge", "--reader", "tesseract", str(shown)])
+    assert done.exit_code == 1 and "apt-get install tesseract-ocr" in done.stderr
+
+
+def test_words_of_a_table_become_lines() -> None:
+    heading = "level\tpage_num\tblock_num\tpar_num\tline_num\tword_num\tleft\ttop\twidth\theight\tconf\ttext"
+    rows = [
+        "1\t1\t0\t0\t0\t0\t0\t0\t200\t100\t-1\t",
+        "5\t1\t1\t1\t1\t1\t10\t20\t30\t10\t90\tan",
+        '5\t1\t1\t1\t1\t2\t50\t18\t40\t14\t70\t"odd',
+        "5\t1\t1\t1\t1\t3\t95\t18\t40\t14\t12\tsmear",
+        "5\t1\t2\t1\t1\t1\t10\t60\t30\t10\t95\tlast",
+    ]
+    first, last = lines_of("\n".join([heading, *rows]), 0.5)
+    assert first == {"text": 'an "odd', "confidence": 0.8, "box": [[5, 9], [45, 9], [45, 16], [5, 16]]}
+    assert last["text"] == "last"
+
+
+# A server.
+
+
+class OcrServer(ThreadingHTTPServer):
+    """Plays PaddleX serving: says what it is told, of pictures that it decodes."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), OcrAnswer)
+        self.status = 200
+        self.body: bytes | None = None
+        self.sizes: list[tuple[int, int]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/ocr"
+
+
+class OcrAnswer(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        server = self.server
+        assert isinstance(server, OcrServer)
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["fileType"] == 1 and self.path == "/ocr"
+        with Image.open(BytesIO(base64.b64decode(asked["file"]))) as shown:
+            server.sizes.append(shown.size)
+        body = answer(["COURT"]) if server.body is None else server.body
+        self.send_response(server.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def answer(texts: list[str], scores: list[float] | None = None, **more: object) -> bytes:
+    boxes = [[[20, 10 + 40 * at], [120, 10 + 40 * at], [120, 30 + 40 * at], [20, 30 + 40 * at]] for at in range(9)]
+    lines = {"rec_texts": texts, "rec_scores": scores or [0.75] * len(texts), "rec_polys": boxes[: len(texts)]}
+    page = {"prunedResult": {"model_settings": {}, **lines}, "ocrImage": None}
+    return json.dumps({"logId": "1", "errorCode": 0, "result": {"ocrResults": [page]}, **more}).encode()
+
+
+@pytest.fixture
+def server() -> Iterator[OcrServer]:
+    with OcrServer() as listening:
+        threading.Thread(target=listening.serve_forever, args=(0.01,)).start()
+        yield listening
+        listening.shutdown()
+
+
+def ask(url: str, shown: Picture):
+    async def whole():
+        reader = ServedTextReader(url)
+        try:
+            return (await reader.read(shown)).lines
+        finally:
+            await reader.aclose()
+
+    return asyncio.run(whole())
+
+
+def test_a_server_is_asked_frame_by_frame_and_its_lines_lie_on_the_frame(server: OcrServer) -> None:
+    identity, _ = read(server.url, picture(captioned("COURT")))
+    assert identity == f"paddlex-serving {server.url}"
+    server.body = answer(["second", "first"])
+    body = json.loads(server.body)
+    body["result"]["ocrResults"][0]["prunedResult"]["rec_polys"].reverse()
+    server.body, server.sizes = json.dumps(body).encode(), []
+    lines = ask(server.url, picture(captioned("ONE"), captioned("TWO"), scale=2))
+    assert [(line.text, line.frame) for line in lines] == [("first", 0), ("second", 0), ("first", 1), ("second", 1)]
+    assert lines[0].box[0] == (10, 5) and lines[0].confidence == 0.75
+    assert server.sizes == [(1280, 960)] * 2, "what is legible is sent"
+    server.body = answer([])
+    assert ask(server.url, picture(captioned("ONE"))) == ()
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (500, b"no"),
+        (404, answer(["x"])),
+        (302, answer(["x"])),
+        (200, b"no"),
+        (200, b"{}"),
+        (200, answer(["x"], errorCode=500)),
+        (200, answer(["x", "y"], [0.5])),
+        (200, answer(["x"]).replace(b"0.75", b"NaN")),
+        (200, answer(["x" * 10_001])),
+        (200, json.dumps({"errorCode": 0, "result": {"ocrResults": []}}).encode()),
+    ],
+)
+def test_a_server_that_fails_is_never_a_picture_without_text(server: OcrServer, status: int, body: bytes) -> None:
+    server.status, server.body = status, body
+    with pytest.raises(Unavailable) as caught:
+        ask(server.url, picture(captioned("ONE")))
+    assert caught.value.reason == "TEXT_READER_FAILED" and server.url not in caught.value.message
+
+
+def test_a_server_that_is_not_there_or_reads_wrongly_is_told_of_at_once(server: OcrServer) -> None:
+    with pytest.raises(Unavailable, match=r"http://127.0.0.1:1/ocr can't be asked"):
+        read("http://127.0.0.1:1/ocr", picture(captioned("ONE")))
+    server.body = answer(["SOMETHING ELSE"])
+    with pytest.raises(Unavailable, match="did not read its sample"):
+        read(server.url, picture(captioned("ONE")))
+
+
+# Models that are fetched.
+
+
+class Models(BaseHTTPRequestHandler):
+    content = (Path(rapidocr.__file__).parent / "models" / "PP-OCRv6_rec_small.onnx").read_bytes()
+
+    def do_GET(self) -> None:
+        there = self.path == "/mirror/rec/other.onnx"
+        self.send_response(200 if there else 404)
+        self.end_headers()
+        if there:
+            self.wfile.write(self.content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A mirror that has a model for Korean: the packaged one, under another name."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as listening:
+        threading.Thread(target=listening.serve_forever, args=(0.01,)).start()
+        monkeypatch.setenv(MIRROR, f"http://127.0.0.1:{listening.server_port}/mirror/")
+        monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
+        known = RecognitionModel("rec/other.onnx", hashlib.sha256(Models.content).hexdigest())
+        monkeypatch.setitem(LANGUAGES, "korean", known)
+        yield
+        listening.shutdown()
+
+
+def test_a_model_is_fetched_once_by_name_and_read_with(mirror: None) -> None:
+    with pytest.raises(NotLoaded, match="run `memecourt setup --reader rapidocr:korean`"):
+        open_reader("rapidocr:korean")
+    done = CliRunner().invoke(cli, ["setup", "--reader", "rapidocr:korean"])
+    assert done.exit_code == 0 and str(find_model("korean")) in done.stdout, done.output
+    assert [path.name for path in find_model("korean").parent.iterdir()] == ["other.onnx"]
+    identity, lines = read("rapidocr:korean", picture(captioned("HELLO THERE")))
+    assert "PP-OCRv6-small + other" in identity and [line.text for line in lines] == ["HELLO THERE"]
+
+
+@pytest.mark.parametrize("fault", ["another file", "too large", "not there", "no server"])
+def test_what_can_t_be_fetched_or_is_another_file_is_not_stored(
+    mirror: None, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    match fault:
+        case "another file":
+            monkeypatch.setitem(LANGUAGES, "korean", RecognitionModel("rec/other.onnx", "0" * 64))
+        case "too large":
+            monkeypatch.setattr(rapidocr_models, "_MAX_BYTES", 1000)
+        case "not there":
+            monkeypatch.setitem(LANGUAGES, "korean", RecognitionModel("rec/none.onnx", "0" * 64))
+        case _:
+            monkeypatch.setenv(MIRROR, "http://127.0.0.1:1")
+    done = CliRunner().invoke(cli, ["setup", "--reader", "rapidocr:korean"])
+    assert done.exit_code == 1 and "Traceback" not in done.stderr
+    assert ("SHA-256" if fault in ("another file", "too large") else "can't be fetched") in done.stderr
+    with pytest.raises(NotLoaded):
+        find_model("korean")
+
+
+def test_setup_refuses_readers_that_need_nothing_fetched() -> None:
+    for name in ("tesseract", "none", "rapidocr", "rapidocr:klingon"):
+        done = CliRunner().invoke(cli, ["setup", "--reader", name])
+        assert done.exit_code == 2, name
+    with pytest.raises(BadRequest):
+        find_model("klingon")
