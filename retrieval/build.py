@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from court.errors import BadRequest
 from court.ports import PictureReader
 from retrieval.calibration.calibrate import calibrate
-from retrieval.calibration.thresholds import ERROR, measure_min_similarity
+from retrieval.calibration.thresholds import ERROR, measure_min_similarity, measure_text_floors
 from retrieval.embed.encoder import Encoder, TextEmbeddings
 from retrieval.library.embedding_cache import EmbeddingCache
 from retrieval.library.library import Library, refuse_place
@@ -116,8 +116,14 @@ async def build_library(
         remembered=remembered,
         max_lost=max_lost,
     )
-    tuning = await _tune(
-        gathered.rows, gathered.memes, encoder=encoder, error=settle_error, safeguards=safeguards, progress=progress
+    tuning = await asyncio.to_thread(
+        tune,
+        gathered.rows,
+        gathered.memes,
+        encoder=encoder,
+        error=settle_error,
+        safeguards=safeguards,
+        progress=progress,
     )
     library = await asyncio.to_thread(
         Library.create,
@@ -168,8 +174,14 @@ async def add_to_library(
     rows = np.concatenate([library.rows, gathered.rows])
     old = library.manifest.tuning
     memes = [*library.memes, *gathered.memes]
-    tuning = await _tune(
-        rows, memes, encoder=encoder, error=old.settle_error, safeguards=old.safeguards, progress=progress
+    tuning = await asyncio.to_thread(
+        tune,
+        rows,
+        memes,
+        encoder=encoder,
+        error=old.settle_error,
+        safeguards=old.safeguards,
+        progress=progress,
     )
     larger = await asyncio.to_thread(
         library.add, gathered.memes, gathered.rows, tuning=tuning, pictures=gathered.pictures
@@ -198,21 +210,32 @@ async def build_starter(
     )
 
 
-async def _tune(
+def tune(
     rows: NDArray[np.float32],
     memes: Sequence[LabelledMeme],
+    *,
     encoder: Encoder,
-    error: float,
+    error: float = ERROR,
     safeguards: Safeguards,
     progress: Progress | None,
 ) -> Tuning:
+    """Chooses the settings of search and vote on the memes of a library, minimum similarities first.
+
+    Args:
+        rows: float32 of shape (n, text_dim + picture_dim).
+        memes: Memes of the rows, at least one.
+        encoder: Encoder that made the rows.
+        error: Accepted share of wrong labels if the vote alone decides, in (0, 1).
+        safeguards: Safeguards of search and calibration.
+        progress: Told how far it is.
+    """
     text_dim = encoder.identity.text_dim
-    return await asyncio.to_thread(
-        calibrate,
+    return calibrate(
         rows,
         memes,
-        text_dim=text_dim,
-        floors=await asyncio.to_thread(measure_min_similarity, rows, memes, text_dim=text_dim, known=encoder.floors),
+        text_dim,
+        measure_min_similarity(rows, memes, text_dim, encoder.floors),
+        text_floors=measure_text_floors(rows, memes, text_dim, encoder.floors),
         error=error,
         safeguards=safeguards,
         progress=(lambda done, total: progress("calibration", done, total)) if progress else None,

@@ -22,13 +22,16 @@ from retrieval.precedents.postgres_finder import PgvectorFinder
 BUILTIN = "builtin"
 _BUILTIN = "builtin/all-MiniLM-L6-v2"
 """What the built-in encoder calls itself."""
+_ONNX, _ONNX_NAME = "onnx:", "onnx (local)"
+"""How an ONNX encoder of the user's is asked for, and what it calls itself (:mod:`retrieval.embed.onnx_texts`)."""
 
 
 def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
     """The encoder of this name, warm.
 
     Args:
-        name: ``builtin``, or a CLIP model as :mod:`retrieval.embed.clip_names` has them.
+        name: ``builtin``; ``onnx:FOLDER`` with a sentence encoder as ONNX; or a CLIP model as
+            :mod:`retrieval.embed.clip_names` has them.
         texts: Encoder of the texts beside a CLIP model.
 
     Raises:
@@ -39,7 +42,11 @@ def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
     if not clip_source.is_clip(name):
         name_of(name)
         if texts == "clip":
-            raise BadRequest("The built-in encoder has no CLIP to embed texts with. Name one with --encoder.")
+            raise BadRequest("This encoder has no CLIP to embed texts with. Name one with --encoder.")
+        if name.startswith(_ONNX):
+            from retrieval.embed.onnx_texts import OnnxTextEncoder
+
+            return OnnxTextEncoder(Path(name.removeprefix(_ONNX)).expanduser())
         from retrieval.embed.builtin import BuiltinEncoder
 
         return BuiltinEncoder()
@@ -70,14 +77,14 @@ def load_encoder_for(library: Path | Address | None, asked: str | None = None) -
             "similarities can't be compared. Ask for the former or for none, or build it again with the latter.",
             reason="LIBRARY_FOREIGN",
         )
-    if not made_with.name.startswith(clip_source.PREFIX):
-        return load_encoder(BUILTIN)
     if asked is None and clip_source.is_local(made_with.name):
         raise BadLibrary(
-            f"The precedent library was made with weights of a local checkpoint, {made_with}. It does not say where "
+            f"The precedent library was made with weights of this machine, {made_with}. It does not say where "
             "they are: name them with --encoder, or in the settings as encoder.",
             reason="ENCODER_NOT_NAMED",
         )
+    if not made_with.name.startswith(clip_source.PREFIX):
+        return load_encoder(asked or BUILTIN)
     return load_encoder(asked or made_with.name, texts="builtin" if made_with.texts_by else "clip")
 
 
@@ -85,9 +92,11 @@ def name_of(asked: str) -> str:
     """Returns the full name of the encoder of that name. Raises BadRequest if there is none."""
     if clip_source.is_clip(asked):
         return clip_source.parse_clip(asked).name
+    if asked.startswith(_ONNX):
+        return _ONNX_NAME
     if asked not in (BUILTIN, _BUILTIN):
         raise BadRequest(
-            f"There is no encoder {asked!r}. There are builtin, and CLIP models: open_clip:MODEL/TAG, "
+            f"There is no encoder {asked!r}. There are builtin, onnx:FOLDER, and CLIP models: open_clip:MODEL/TAG, "
             "hf-hub:ORG/NAME and local-dir:DIRECTORY.",
             reason="ENCODER_UNKNOWN",
             field="encoder",

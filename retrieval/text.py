@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 
 VERSION = "text-1"
 """Part of the encoder's identity: change it with every change of the rules."""
@@ -54,6 +55,15 @@ def normalise_text(text: str) -> str:
 def text_key(text: str) -> str:
     """Returns the form that texts share if they differ in case and spacing alone; empty for a blank text."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def script_of(text: str) -> str:
+    """The script of most of a text's letters, as Unicode names it: ``LATIN``, ``CYRILLIC``, ``CJK``; empty for none.
+
+    Chinese characters, kana and Hangul keep names of their own.
+    """
+    counts = Counter(unicodedata.name(character, "").partition(" ")[0] for character in text if character.isalpha())
+    return max(counts, key=lambda name: (counts[name], name)) if counts else ""
 
 
 _QUOTES = str.maketrans({"\N{RIGHT SINGLE QUOTATION MARK}": "'", **dict.fromkeys("“”", '"')})

@@ -31,9 +31,7 @@ from court.verdict import Label
 from eval.datasets.items import JudgedMeme
 from eval.runs.folder import Excluded
 from retrieval.audit.leakage import WHYS, Leaks, LeakThresholds, find_leaks
-from retrieval.build import Progress, build_library
-from retrieval.calibration.calibrate import calibrate
-from retrieval.calibration.thresholds import measure_min_similarity
+from retrieval.build import Progress, build_library, tune
 from retrieval.embed.encoder import Encoder
 from retrieval.library.library import Library
 from retrieval.library.manifest import FORMAT, USUAL, LabelledMeme
@@ -177,13 +175,12 @@ async def prepare_precedents(
         rows=rows,
         # Anew: what was chosen with the excluded ones would know of what is judged.
         tuning=await asyncio.to_thread(
-            calibrate,
+            tune,
             rows,
             memes,
-            text_dim=encoder.identity.text_dim,
-            floors=measure_min_similarity(rows, memes, encoder.identity.text_dim, encoder.floors),
+            encoder=encoder,
             safeguards=whole.manifest.tuning.safeguards,
-            progress=lambda done, total: tell("calibration", done, total),
+            progress=tell,
         ),
         pictures=whole.pictures,
         # What a crash left before it was said how it was made.

@@ -337,6 +337,7 @@ def _voters(library: Library, protocol: Protocol, drop: bool) -> Iterator[Librar
         memes,
         manifest.encoder.text_dim,
         manifest.tuning.floors,
+        text_floors=manifest.tuning.text_floors,
         error=manifest.tuning.settle_error,
         safeguards=manifest.tuning.safeguards,
     )

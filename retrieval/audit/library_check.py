@@ -23,7 +23,7 @@ from retrieval.library.filters import duplicate_key
 from retrieval.library.library import Library
 from retrieval.library.manifest import LabelledMeme
 from retrieval.precedents.search import NEAR
-from retrieval.text import normalise_text, text_key
+from retrieval.text import normalise_text, script_of, text_key
 
 _BLOCK = 256
 """Memes compared at once: bounds the matrices of similarities to 256 x n."""
@@ -158,6 +158,7 @@ def _compared(
     harmful = np.array([meme.harmful for meme in memes], dtype=np.bool_)
     has_text = np.array([meme.has_text for meme in memes], dtype=np.bool_)
     has_picture = np.array([meme.has_picture for meme in memes], dtype=np.bool_)
+    text_floors = np.array([tuning.floors_of(script_of(meme.text)).text for meme in memes])
     conflicts: list[Conflict] = []
     empty: list[str] = []
     for start in range(0, len(memes), _BLOCK):
@@ -178,7 +179,7 @@ def _compared(
         by_text, by_picture = np.where(twin, -1, texts).max(axis=1), np.where(twin, -1, looks).max(axis=1)
         alpha = np.where(~has_picture[block], 1.0, np.where(~has_text[block], 0.0, tuning.alpha))
         # As court.summary.Coverage has it: what is near enough must carry half of the weight.
-        weight = alpha * (by_text >= tuning.floors.text) + (1 - alpha) * (by_picture >= tuning.floors.picture)
+        weight = alpha * (by_text >= text_floors[block]) + (1 - alpha) * (by_picture >= tuning.floors.picture)
         empty += [memes[start + int(i)].id for i in np.flatnonzero(weight < 0.5)]
         if progress:
             progress(int(block[-1]) + 1, len(memes))

@@ -15,14 +15,20 @@ With fewer than :data:`FEWEST_OF_A_LABEL` memes of a label nothing is chosen, fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from court.precedents import MinSimilarity, RiskCurve, RiskPoint, VoteSettings
-from retrieval.calibration.leave_one_out import GROUP, Neighbours, leave_one_out_neighbours, silent_memes
+from retrieval.calibration.leave_one_out import (
+    GROUP,
+    Neighbours,
+    leave_one_out_neighbours,
+    repeated_memes,
+    silent_memes,
+)
 from retrieval.calibration.regression import MOST, STRENGTHS, cross_validated_log_odds, fit
 from retrieval.calibration.thresholds import ERROR, choose_sure_range, settled
 from retrieval.library.manifest import Calibration, LabelledMeme, Regression, Safeguards, Tuning
@@ -67,6 +73,7 @@ def calibrate(
     text_dim: int,
     floors: MinSimilarity,
     *,
+    text_floors: Mapping[str, float] | None = None,
     error: float = ERROR,
     safeguards: Safeguards | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -77,7 +84,8 @@ def calibrate(
         rows: float32 of shape (n, text_dim + picture_dim).
         memes: Memes of the rows, at least one.
         text_dim: Width of the text half.
-        floors: The encoder's.
+        floors: Minimum similarities of the library.
+        text_floors: Minimum similarities of texts by script, where they were measured.
         error: Accepted share of wrong labels if the vote alone decides.
         safeguards: Safeguards of search and calibration; None for those that every library has.
         progress: Told how many of how many alphas are done.
@@ -87,7 +95,19 @@ def calibrate(
     # As if one more of each kind had been seen: a library of one kind alone still has a prior.
     prior = harmful / n if 0 < harmful < n else (harmful + 1) / (n + 2)
     guarded = (safeguards or Safeguards()).model_copy(update={"sources": len({meme.source for meme in memes})})
-    defaults = _defaults(alphas[0], prior, floors, n, error=error, safeguards=guarded, harmful=harmful)
+    repeated = repeated_memes(rows, memes, text_dim, _MOST_TRIED)
+    by_script = dict(text_floors or {})
+    defaults = _defaults(
+        alphas[0],
+        prior,
+        floors,
+        n,
+        text_floors=by_script,
+        repeated=repeated,
+        error=error,
+        safeguards=guarded,
+        harmful=harmful,
+    )
     if min(harmful, n - harmful) < FEWEST_OF_A_LABEL:
         return defaults
 
@@ -135,6 +155,7 @@ def calibrate(
         alpha=best.alpha,
         vote=best.settings,
         floors=floors,
+        text_floors=by_script,
         calibration=Calibration(
             method="leave-one-out",
             n=int(labels.size),
@@ -144,6 +165,7 @@ def calibrate(
             majority=float(max(labels.mean(), 1 - labels.mean())),
             settled_share=settled_share,
             settled_error=settled_error,
+            repeated=repeated,
             note="" if labels.size == n else f"measured on {labels.size} of {n} memes",
         ),
         settles=settles,
@@ -330,6 +352,8 @@ def _defaults(
     floors: MinSimilarity,
     n: int,
     *,
+    text_floors: dict[str, float],
+    repeated: float,
     error: float,
     safeguards: Safeguards,
     harmful: int,
@@ -338,10 +362,12 @@ def _defaults(
         alpha=alpha,
         vote=VoteSettings(k=min(15, n), tau=0.1, prior=prior),
         floors=floors,
+        text_floors=text_floors,
         calibration=Calibration(
             method="defaults",
             n=0,
             majority=max(harmful, n - harmful) / n,
+            repeated=repeated,
             note=f"nothing was chosen: that takes {FEWEST_OF_A_LABEL} memes of each label that differ",
         ),
         settle_error=error,

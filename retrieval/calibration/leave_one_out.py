@@ -75,7 +75,7 @@ def leave_one_out_neighbours(
     """
     n = len(memes)
     guarded = safeguards or Safeguards()
-    tried = np.unique(np.linspace(0, n - 1, min(n, limit)).round().astype(np.int64))
+    tried = _even_sample(n, limit)
     texts = group_numbers(text_key(normalise_text(meme.text)) for meme in memes)
     pixels = group_numbers(meme.pixels_sha256 for meme in memes)
     labels = np.array([meme.harmful for meme in memes])
@@ -120,6 +120,35 @@ def leave_one_out_neighbours(
     for number in range(len(alphas)):
         found = np.isfinite(near[number, :, 0])
         yield Neighbours(near[number, found], harm[number, found], labels[tried][found], tried[found])
+
+
+def repeated_memes(rows: NDArray[np.float32], memes: Sequence[LabelledMeme], text_dim: int, limit: int) -> float:
+    """Share of the memes, in [0, 1], that another one repeats: with the same picture or words, or nearly the same.
+
+    Args:
+        rows: float32 of shape (n, text_dim + picture_dim).
+        memes: Memes of the rows.
+        text_dim: Width of the text half.
+        limit: Largest number of memes to look at; of more, an even sample is taken, as for calibration.
+    """
+    n, count = len(memes), 0
+    tried = _even_sample(n, limit)
+    texts = group_numbers(text_key(normalise_text(meme.text)) for meme in memes)
+    pixels = group_numbers(meme.pixels_sha256 for meme in memes)
+    for start in range(0, tried.size, _BLOCK):
+        block = tried[start : start + _BLOCK]
+        same = (texts[block, None] == texts) & (texts[block, None] >= 0)
+        same |= (pixels[block, None] == pixels) & (pixels[block, None] >= 0)
+        same |= rows[block, :text_dim] @ rows[:, :text_dim].T > NEARLY
+        same |= rows[block, text_dim:] @ rows[:, text_dim:].T > NEARLY
+        same[np.arange(block.size), block] = False
+        count += int(same.any(axis=1).sum())
+    return count / tried.size
+
+
+def _even_sample(n: int, limit: int) -> NDArray[np.int64]:
+    """Places of all n memes, or of evenly spaced ones."""
+    return np.unique(np.linspace(0, n - 1, min(n, limit)).round().astype(np.int64))
 
 
 def silent_memes(memes: Sequence[LabelledMeme], safeguards: Safeguards) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:

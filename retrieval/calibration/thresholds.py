@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from court.precedents import MinSimilarity, SureRange
 from retrieval.embed.encoder import KnownMinSimilarity
 from retrieval.library.manifest import LabelledMeme
-from retrieval.text import normalise_text, text_key
+from retrieval.text import normalise_text, script_of, text_key
 
 ERROR = 0.05
 """Share of wrong labels that is put up with where nobody says."""
@@ -126,6 +126,34 @@ def measure_min_similarity(
         keys = [meme.pixels_sha256 or f"#{n}" if meme.has_picture else "" for n, meme in enumerate(memes)]
         picture = _quantile(rows[:, text_dim:], _first_of_each(keys))
     return MinSimilarity(text=text, picture=picture)
+
+
+_FEWEST_OF_A_SCRIPT = 50
+"""Memes of a script that differ, below which its texts keep the minimum similarity of all."""
+_KNOWN_SCRIPT = "LATIN"
+"""The script for which an encoder's own minimum similarity was measured."""
+
+
+def measure_text_floors(
+    rows: NDArray[np.float32], memes: Sequence[LabelledMeme], text_dim: int, known: KnownMinSimilarity
+) -> dict[str, float]:
+    """Measures the minimum similarity of texts for each script of which a library has enough memes that differ.
+
+    Args:
+        rows: float32 of shape (n, text_dim + picture_dim).
+        memes: Memes of the rows.
+        text_dim: Width of the text half.
+        known: Minimum similarities that the encoder knows; what it knows of texts stands for Latin letters.
+    """
+    by_script: dict[str, dict[str, int]] = {}
+    for place, meme in enumerate(memes):
+        if meme.has_text:
+            by_script.setdefault(script_of(meme.text), {}).setdefault(text_key(normalise_text(meme.text)), place)
+    return {
+        script: _quantile(rows[:, :text_dim], np.array(list(first.values()), dtype=np.int64))
+        for script, first in sorted(by_script.items())
+        if script and len(first) >= _FEWEST_OF_A_SCRIPT and not (script == _KNOWN_SCRIPT and known.text is not None)
+    }
 
 
 def _first_of_each(keys: Sequence[str]) -> NDArray[np.int64]:

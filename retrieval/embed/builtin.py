@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -13,13 +12,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from court.digests import digest, sha256_of
 from court.errors import BadRequest, NotLoaded
 from court.precedents import MinSimilarity
 from retrieval.embed import descriptor
-from retrieval.embed.encoder import EncoderIdentity, Halves, TextEmbeddings, mean_direction, unit_rows
+from retrieval.embed.descriptor import DescribedPictures
+from retrieval.embed.encoder import EncoderIdentity, TextEmbeddings, unit_rows
 from retrieval.embed.weights import FILES, find_weights
 from retrieval.text import VERSION as TEXT_VERSION
 from retrieval.text import normalise_text
@@ -47,7 +46,7 @@ Thai, Amharic or emoji every word is one and the same unknown token, so that any
 where English ones lie at 0.1."""
 
 
-class BuiltinEncoder(Halves):
+class BuiltinEncoder(DescribedPictures):
     """MiniLM-L6 (384 values, 256 tokens) and the descriptor of :mod:`retrieval.embed.descriptor`.
 
     Works without network and without a GPU. Each text is a pass of its own on one thread, without padding, so that
@@ -96,10 +95,9 @@ class BuiltinEncoder(Halves):
         """Similarities below which two memes have nothing to say about each other.
 
         Text: on the HarMeme train splits 5 % of the memes have no neighbour nearer than this, and the votes of such
-        gained 4 points on the prior (Harm-C, 180 memes) or nothing (Harm-P). Picture: 3 % of pictures come nearer to
-        some unrelated one of 1140, 96 % of edited copies to their original.
+        gained 4 points on the prior (Harm-C, 180 memes) or nothing (Harm-P). Picture: see the descriptor.
         """
-        return MinSimilarity(text=0.385, picture=0.55)
+        return MinSimilarity(text=0.385, picture=descriptor.MIN_SIMILARITY)
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
         """One vector a text: float32 of shape (n, 384), zeros for no text and for one that the model can't read."""
@@ -123,15 +121,6 @@ class BuiltinEncoder(Halves):
         (mean,) = self._session.run(None, {"ids": np.array([read], dtype=np.int32)})
         return mean[0], len(ids) > most
 
-    def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
-        """One vector a picture, the mean direction of its frames: float32 of shape (n, picture_dim)."""
-        rows = np.zeros((len(pictures), descriptor.DIM), dtype=np.float32)
-        for number, frames in enumerate(pictures):
-            if not frames:
-                raise ValueError(f"picture {number} has no frame")
-            rows[number] = mean_direction(np.stack([_describe(frame) for frame in frames]))
-        return rows
-
 
 def _share_read(text: str, ids: Sequence[int], places: Sequence[tuple[int, int]], unknown: int) -> float:
     """Share of a text's characters, in [0, 1], that its tokens stand for; 1 where it has no token.
@@ -152,12 +141,6 @@ def _share_read(text: str, ids: Sequence[int], places: Sequence[tuple[int, int]]
         if token != unknown and not (len(piece) == 1 and not piece.isascii() and piece.isalnum()):
             read += len(piece)
     return read / total if total else 1.0
-
-
-def _describe(png: bytes) -> NDArray[np.float32]:
-    # These bytes are our own encoding of what was decoded under guard, so that opening them here is safe.
-    with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
-        return descriptor.describe(picture.convert("RGB"))
 
 
 def _load(folder: Path) -> tuple[Any, Any]:

@@ -8,6 +8,8 @@ A mirrored copy may be near or not: nothing is done for it.
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,11 +17,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from retrieval.borders import Box, boxes
+from retrieval.embed.encoder import Halves, mean_direction
 
 Array = NDArray[Any]
 
 VERSION: Final = "picture-1"
 """Part of the encoder's identity: change it with every change of the numbers."""
+MIN_SIMILARITY: Final = 0.55
+"""Similarity below which two pictures have nothing to say about each other: 3 % of pictures come nearer to some
+unrelated one of 1140, 96 % of edited copies to their original."""
 _WORK_SIDE: Final = 256
 """Longest side on which borders are looked for, in pixels."""
 _GRID: Final = 64
@@ -133,3 +139,22 @@ def describe(rgb: Image.Image) -> NDArray[np.float32]:
         ]
     )
     return np.asarray(parts / np.linalg.norm(parts), dtype=np.float32)
+
+
+class DescribedPictures(Halves):
+    """Base of encoders that describe pictures so, in the caller's thread."""
+
+    def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
+        """One vector a picture, the mean direction of its frames: float32 of shape (n, :data:`DIM`)."""
+        rows = np.zeros((len(pictures), DIM), dtype=np.float32)
+        for number, frames in enumerate(pictures):
+            if not frames:
+                raise ValueError(f"picture {number} has no frame")
+            rows[number] = mean_direction(np.stack([_describe_png(frame) for frame in frames]))
+        return rows
+
+
+def _describe_png(png: bytes) -> NDArray[np.float32]:
+    # These bytes are our own encoding of what was decoded under guard, so that opening them here is safe.
+    with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
+        return describe(picture.convert("RGB"))

@@ -161,6 +161,9 @@ class Calibration(_Stored):
     """Share of the memes that the vote settled, by bounds that were chosen without them."""
     settled_error: float | None = Field(default=None, ge=0, le=1)
     """Share of those that it settled wrongly; None where it settled none."""
+    repeated: float | None = Field(default=None, ge=0, le=1)
+    """Share of the library's memes that another one repeats: with the same picture or words, or nearly the same; None
+    where it was not measured."""
     note: str = ""
 
     @property
@@ -235,6 +238,9 @@ class Tuning(_Stored):
     """Weight of the text where the caller names none."""
     vote: VoteSettings
     floors: MinSimilarity
+    text_floors: dict[str, float] = Field(default_factory=dict)
+    """Minimum similarities of texts by script (:func:`retrieval.text.script_of`), where they were measured: unrelated
+    texts lie nearer in one script than in another. ``floors.text`` stands for the others."""
     calibration: Calibration
     settles: SureRange | None = None
     """Where the vote alone will do; None where nowhere."""
@@ -246,6 +252,10 @@ class Tuning(_Stored):
     """Joined with the vote; None where there were too few memes to fit one."""
     risk: RiskCurve | None = None
     """How often verdicts are wrong, by how many memes are sent to a person; None where it was not measured."""
+
+    def floors_of(self, script: str) -> MinSimilarity:
+        """Returns the minimum similarities for a meme whose text is of a script."""
+        return self.floors.model_copy(update={"text": self.text_floors.get(script, self.floors.text)})
 
 
 class Manifest(_Stored):

@@ -18,7 +18,7 @@ from retrieval.index.exact import Hits
 from retrieval.library.filters import DuplicateKey, Filter, duplicate_key
 from retrieval.library.manifest import Counts, LabelledMeme, Safeguards, Tuning
 from retrieval.library.ports import LibraryView
-from retrieval.text import text_key
+from retrieval.text import script_of, text_key
 
 NEAR = MinSimilarity(text=0.80, picture=0.70)
 """Similarities from which on, in both halves, two memes are nearly the same, as in a benchmark's check."""
@@ -61,6 +61,7 @@ class Query:
         pixels_sha256: To tell the same picture.
         text_cut: True if the text is longer than the encoder reads.
         text_not_understood: True if there is a text and the encoder can't read it, so that ``text`` is None.
+        script: Script of the text, by which its minimum similarity is known.
     """
 
     text: NDArray[np.float32] | None
@@ -69,6 +70,7 @@ class Query:
     pixels_sha256: str
     text_cut: bool
     text_not_understood: bool = False
+    script: str = ""
 
     @classmethod
     def embedded(cls, encoder: Encoder, text: str, frames: Sequence[Frame], pixels_sha256: str) -> Query:
@@ -82,6 +84,7 @@ class Query:
             pixels_sha256=pixels_sha256,
             text_cut=texts.cut[0] and read,
             text_not_understood=bool(key) and not read,
+            script=script_of(text),
         )
 
 
@@ -276,7 +279,7 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
             tally=tally,
             excluded=len(excluded),
         ),
-        floors=tuning.floors,
+        floors=tuning.floors_of(query.script),
         exhibits=found,
         nearest_harmful=nearest[True],
         nearest_benign=nearest[False],

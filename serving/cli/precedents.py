@@ -64,8 +64,9 @@ _source = click.option(
 _encoder = click.option(
     "--encoder",
     metavar="NAME",
-    help="What turns memes into vectors: builtin, open_clip:MODEL/TAG, open_clip:MODEL/ and the path of a checkpoint, "
-    "hf-hub:ORG/NAME or local-dir:DIRECTORY. [default: MEMECOURT_ENCODER, else what made the library, else builtin]",
+    help="What turns memes into vectors: builtin, onnx:FOLDER, open_clip:MODEL/TAG, open_clip:MODEL/ and the path "
+    "of a checkpoint, hf-hub:ORG/NAME or local-dir:DIRECTORY. [default: MEMECOURT_ENCODER, else what made the "
+    "library, else builtin]",
 )
 _provenance = (
     click.option("--split", default="", help="The split of their data set that the memes are of."),
@@ -550,7 +551,30 @@ def _print_report(library: Library, report: BuildReport, as_json: bool) -> None:
     if report.text_cut:
         tell(f"{len(report.text_cut):,} texts are longer than the encoder reads; their ends are not compared.")
     click.echo(f"{report.added:,} of {report.rows:,} rows went in, {report.without_picture:,} by their text alone.")
-    _describe(library)
+    _summarise(library)
+
+
+def _summarise(library: Library) -> None:
+    """Prints in five lines what a library that was just written holds and what its labels are worth."""
+    counts, tuning = library.counts, library.manifest.tuning
+    calibration, risk = tuning.calibration, tuning.risk
+    repeated = "not measured" if calibration.repeated is None else f"{calibration.repeated:.0%} of the memes"
+    click.echo(f"memes        {counts.memes:,}: {counts.with_text:,} with text, {counts.with_picture:,} with picture")
+    click.echo(
+        f"classes      {counts.harmful:,} harmful ({counts.harmful / counts.memes:.0%}), {counts.not_harmful:,} not"
+    )
+    click.echo(f"leakage      {repeated} repeat another's picture or words, or nearly; they are held out together")
+    if calibration.accuracy is None:
+        click.echo(f"accuracy     not measured: {calibration.note}")
+        click.echo("review       every verdict asks for a person")
+        return
+    low, high = calibration.accuracy_interval
+    click.echo(
+        f"accuracy     {calibration.accuracy:.3f} [{low:.3f}, {high:.3f}] expected of memes like these; always saying "
+        f"the more frequent label {calibration.majority:.3f}"
+    )
+    share = "every verdict asks for a person" if risk is None else f"{risk.at_risk(0.1).rate:.0%} go to a person"
+    click.echo(f"review       {share} where at most 10 % of all may be wrong and unseen; `precedents info` shows more")
 
 
 def _describe_worth(tuning: Tuning) -> None:
@@ -607,7 +631,8 @@ def _describe(library: Library) -> None:
         f"vote         k {vote.k}, tau {vote.tau:g}, prior {vote.prior:.3f}, intercept {vote.intercept:.3f}, "
         f"slope {vote.slope:.3f}, threshold {vote.threshold:.3f}, weight of the text {tuning.alpha:.2f}"
     )
-    click.echo(f"floors       text {tuning.floors.text:.2f}, picture {tuning.floors.picture:.2f}")
+    scripts = "".join(f", {script.lower()} text {floor:.2f}" for script, floor in tuning.text_floors.items())
+    click.echo(f"floors       text {tuning.floors.text:.2f}, picture {tuning.floors.picture:.2f}{scripts}")
     if tuning.regression is not None:
         click.echo(f"regression   over all vectors, C {tuning.regression.strength:g}; averaged with the vote")
     _describe_worth(tuning)

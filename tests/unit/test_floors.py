@@ -5,9 +5,10 @@ import pytest
 
 from court.precedents import MinSimilarity
 from court.verdict import Label
-from retrieval.calibration.thresholds import NO_PAIR, measure_min_similarity
+from retrieval.calibration.thresholds import NO_PAIR, measure_min_similarity, measure_text_floors
 from retrieval.embed.encoder import PartialMinSimilarity, unit_rows
 from retrieval.library.manifest import LabelledMeme
+from retrieval.text import script_of
 
 
 def meme(number: int, text: str | None = None, picture: str | None = None) -> LabelledMeme:
@@ -72,3 +73,34 @@ def test_a_half_that_is_not_there_has_no_say() -> None:
     assert measure_min_similarity(rows[:1], memes[:1], 32, PartialMinSimilarity()) == MinSimilarity(
         text=NO_PAIR, picture=NO_PAIR
     )
+
+
+def test_texts_of_a_script_are_held_against_others_of_it() -> None:
+    rows = cone(200, 0.3)
+    # Unrelated texts of the second script lie near each other, as where a model only spells it.
+    rows[100:, :32] = unit_rows(rows[100:, :32] + 3 * np.eye(32)[0])
+    memes = [meme(n, text=f"note {n}" if n < 100 else f"записка {n}") for n in range(200)]
+    told = measure_text_floors(rows, memes, 32, PartialMinSimilarity())
+    assert told["LATIN"] == pytest.approx(by_hand(rows[:100, :32]), abs=0.01)
+    assert told["CYRILLIC"] == pytest.approx(by_hand(rows[100:, :32]), abs=0.01)
+    assert told["CYRILLIC"] > told["LATIN"] + 0.3
+    # What an encoder knows stands for Latin letters; a script of a few memes is not measured, nor are figures.
+    assert set(measure_text_floors(rows, memes, 32, MinSimilarity(text=0.4, picture=0.5))) == {"CYRILLIC"}
+    assert measure_text_floors(rows[100:140], memes[100:140], 32, PartialMinSimilarity()) == {}
+    figures = [meme(n, text=f"{n}") for n in range(200)]
+    assert measure_text_floors(rows, figures, 32, PartialMinSimilarity()) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "script"),
+    [
+        ("people from Blueland", "LATIN"),
+        ("кот and спит на окне", "CYRILLIC"),
+        ("蓝国的人", "CJK"),
+        ("คนจากเมือง", "THAI"),
+        ("50 % 😂", ""),
+        ("", ""),
+    ],
+)
+def test_the_script_of_a_text_is_that_of_most_of_its_letters(text: str, script: str) -> None:
+    assert script_of(text) == script

@@ -1,0 +1,206 @@
+"""The encoder of texts that a user brings: a sentence encoder as ONNX in a folder (``onnx:FOLDER``).
+
+The folder is one that sentence-transformers or Optimum write: ``model.onnx`` (here or in ``onnx/``),
+``tokenizer.json``, and where the model gives no ``sentence_embedding`` of its own ``1_Pooling/config.json``, which says
+whether the mean or the first token stands for a text. Pictures are described as the built-in encoder does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.digests import digest, sha256_of
+from court.errors import BadRequest, NotLoaded
+from retrieval.embed import descriptor
+from retrieval.embed.descriptor import DescribedPictures
+from retrieval.embed.encoder import EncoderIdentity, PartialMinSimilarity, TextEmbeddings, unit_rows
+from retrieval.text import VERSION as TEXT_VERSION
+from retrieval.text import normalise_text
+
+PREFIX = "onnx:"
+NAME = "onnx (local)"
+"""Name of every such encoder: a path has no place in a manifest, and the digest tells them apart."""
+_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+_SENTENCE, _TOKENS = "sentence_embedding", ("token_embeddings", "last_hidden_state")
+_USUAL_TOKENS, _MOST_TOKENS = 512, 8192
+_LEAST_KNOWN = 0.5
+"""Share of a text's tokens that the vocabulary must know: of unknown ones all are alike."""
+
+
+class OnnxTextEncoder(DescribedPictures):
+    """A sentence encoder in onnxruntime, and the descriptor of :mod:`retrieval.embed.descriptor`.
+
+    Each text is a pass of its own on one thread, without padding, so that equal texts get equal vectors.
+    """
+
+    def __init__(self, folder: Path, *, threads: int | None = None) -> None:
+        """Loads the model and embeds a word with it.
+
+        Args:
+            folder: Folder of the model.
+            threads: Texts that are embedded at once, each on one processor; None for at most four.
+
+        Raises:
+            NotLoaded: A package that runs it is not installed.
+            BadRequest: The folder lacks a file, or the model can't be run as a sentence encoder.
+        """
+        self._tokenizer, self._session, model = _load(folder)
+        self._unknown = {
+            int(token) for name in ("[UNK]", "<unk>") if (token := self._tokenizer.token_to_id(name)) is not None
+        }
+        inputs = {one.name for one in self._session.get_inputs()}
+        if "input_ids" not in inputs or not inputs <= _INPUTS:
+            raise _unusable(f"it takes {', '.join(sorted(inputs))}, not the tokens of a text alone")
+        self._inputs = inputs
+        self._output, self._pooling, pooled_by = _pooling(folder, [one.name for one in self._session.get_outputs()])
+        self._passes = ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1), thread_name_prefix="encoder")
+        self._most_tokens = _most_tokens(folder)
+        try:
+            dim = self._embed("word").vector.size
+        except Exception as error:  # onnxruntime raises nothing narrower
+            raise _unusable("it fails on a word") from error
+        files = [*model.parent.glob(f"{model.name}*"), folder / "tokenizer.json", *pooled_by]
+        self._identity = EncoderIdentity(
+            name=NAME,
+            digest=digest(
+                {
+                    "files": {path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
+                    "text": TEXT_VERSION,
+                    "tokens": self._most_tokens,
+                    "picture": descriptor.VERSION,
+                }
+            ),
+            text_dim=dim,
+            picture_dim=descriptor.DIM,
+            text_tokens=self._most_tokens,
+        )
+
+    @property
+    def identity(self) -> EncoderIdentity:
+        """Identity of the encoder: the digest covers model, tokenizer, pooling and our own rules for texts."""
+        return self._identity
+
+    @property
+    def floors(self) -> PartialMinSimilarity:
+        """Minimum similarity of pictures, as the built-in encoder's; that of texts is measured on each library."""
+        return PartialMinSimilarity(picture=descriptor.MIN_SIMILARITY)
+
+    def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
+        """One vector a text: float32 of shape (n, text_dim), zeros for no text and for one of unknown tokens."""
+        words = [normalise_text(one) for one in texts]
+        unique = sorted({one for one in words if one})
+        found = dict(zip(unique, self._passes.map(self._embed, unique), strict=True))
+        vectors = np.zeros((len(words), self._identity.text_dim), dtype=np.float32)
+        for number, one in enumerate(words):
+            if one:
+                vectors[number] = found[one].vector
+        return TextEmbeddings(unit_rows(vectors), tuple(bool(one) and found[one].cut for one in words))
+
+    def _embed(self, text: str) -> _Embedded:
+        ids, marks = (getattr(self._tokenizer.encode(text), name) for name in ("ids", "special_tokens_mask"))
+        # Of a text that is longer, the mark of its end is kept.
+        cut = len(ids) > self._most_tokens
+        read = [*ids[: self._most_tokens - 1], ids[-1]] if cut else ids
+        tokens = np.array([read], dtype=np.int64)
+        given = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
+        (found,) = self._session.run([self._output], {name: given[name] for name in self._inputs})
+        if self._pooling == "given":
+            vector = found[0]
+        else:
+            vector = found[0].mean(axis=0) if self._pooling == "mean" else found[0, 0]
+        words = [token for token, mark in zip(ids, marks, strict=True) if not mark]
+        known = sum(token not in self._unknown for token in words)
+        return _Embedded(vector if known >= _LEAST_KNOWN * len(words) else np.zeros_like(vector), cut)
+
+
+class _Embedded:
+    """A text's vector, shape (text_dim,), not of length 1, and whether the text was cut."""
+
+    __slots__ = ("cut", "vector")
+
+    def __init__(self, vector: NDArray[np.float32], cut: bool) -> None:
+        self.vector, self.cut = np.asarray(vector, dtype=np.float32), cut
+
+
+def _load(folder: Path) -> tuple[Any, Any, Path]:
+    """The tokenizer, the model, and the model's file. Raises as the constructor."""
+    model = next((path for path in (folder / "model.onnx", folder / "onnx" / "model.onnx") if path.is_file()), None)
+    if model is None or not (folder / "tokenizer.json").is_file():
+        raise BadRequest(
+            f"An encoder onnx:FOLDER is a folder with model.onnx (or onnx/model.onnx) and tokenizer.json; {folder} "
+            f"{'lacks one' if folder.is_dir() else 'is no folder'}.",
+            reason="ENCODER_DAMAGED",
+            field="encoder",
+        )
+    try:
+        onnxruntime, tokenizers = import_module("onnxruntime"), import_module("tokenizers")
+    except ImportError as error:
+        raise NotLoaded(
+            f"An ONNX encoder needs {error.name}. Install it with `pip install 'memecourt[server]'`.",
+            reason="ENCODER_NOT_INSTALLED",
+        ) from error
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # a pass runs in the thread that asks for it
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # neither raises anything narrower
+        raise _unusable("its files are damaged, or of a kind that onnxruntime and tokenizers don't know") from error
+    # The file may cut and fill up as it was trained with.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer, session, model
+
+
+def _pooling(folder: Path, outputs: Sequence[str]) -> tuple[str, str, list[Path]]:
+    """The output to take, how a text's vector comes of it (``given``, ``mean``, ``first``), and the files that say so.
+
+    Raises:
+        BadRequest: No output is known, or nothing says how its tokens are pooled.
+    """
+    if _SENTENCE in outputs:
+        return _SENTENCE, "given", []
+    output = next((name for name in _TOKENS if name in outputs), None)
+    if output is None:
+        raise _unusable(f"it gives {', '.join(outputs)}, and neither {_SENTENCE} nor {' nor '.join(_TOKENS)}")
+    path = folder / "1_Pooling" / "config.json"
+    try:
+        pooling = json.loads(path.read_text("utf-8"))
+        ways = {name for name, used in pooling.items() if name.startswith("pooling_mode_") and used}
+    except (OSError, ValueError, AttributeError):
+        raise _unusable(
+            f"it gives a vector for each token, and 1_Pooling/config.json, which says how a text's comes of them, is "
+            f"missing or damaged. Write one with pooling_mode_mean_tokens or pooling_mode_cls_token, or export the "
+            f"model with {_SENTENCE}"
+        ) from None
+    known = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
+    if len(ways) != 1 or not ways <= known.keys():
+        raise _unusable(f"it pools by {', '.join(sorted(ways)) or 'nothing'}; known are {', '.join(known)}")
+    return output, known[ways.pop()], [path]
+
+
+def _most_tokens(folder: Path) -> int:
+    """Tokens of a text that are read, as the folder says; 512 where it does not."""
+    for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+        try:
+            most = json.loads((folder / name).read_text("utf-8"))[key]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        # Where a tokenizer knows no bound, its file has an astronomical one.
+        if isinstance(most, int) and 2 <= most <= _MOST_TOKENS:
+            return most
+    return _USUAL_TOKENS
+
+
+def _unusable(why: str) -> BadRequest:
+    return BadRequest(f"The ONNX encoder can't be used: {why}.", reason="ENCODER_DAMAGED", field="encoder")
