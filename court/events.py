@@ -124,6 +124,8 @@ class MemeIdentity(_Value):
     """Indices of the representative frames in the file."""
     frames_unlike: int = Field(default=0, ge=0)
     """Number of other frames that look unlike all representative ones."""
+    incomplete: bool = False
+    """Whether the file was cut short, so that a part of the picture is missing."""
     frames: tuple[str, ...] = ()
     """SHA-256 of each representative frame as models are shown it, in hex; none where none is asked."""
     text_given: bool = False

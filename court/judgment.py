@@ -160,16 +160,18 @@ def with_harmful_duplicates(verdict: Verdict, found: NearDuplicatesFound | None)
     return verdict.model_copy(update={"review": (*verdict.review, review)})
 
 
-def with_frames_not_judged(verdict: Verdict, meme: MemeIdentity | None) -> Verdict:
-    """Adds a reason for review to a verdict that is not harmful where frames were not judged."""
-    if meme is None or not meme.frames_unlike or verdict.label is Label.HARMFUL:
+def with_parts_not_judged(verdict: Verdict, meme: MemeIdentity | None) -> Verdict:
+    """Adds reasons for review to a verdict that is not harmful where frames or a part of the picture were not seen."""
+    if meme is None or verdict.label is Label.HARMFUL:
         return verdict
-    detail = (
-        f"{len(meme.frames_used)} of {meme.frame_count} frames were judged; {meme.frames_unlike} others look unlike "
-        "all of them."
-    )
-    review = Review(reason=ReviewReason.FRAMES_NOT_JUDGED, detail=detail)
-    return verdict.model_copy(update={"review": (*verdict.review, review)})
+    reviews = []
+    if meme.frames_unlike:
+        detail = f"{len(meme.frames_used)} of {meme.frame_count} frames were judged; {meme.frames_unlike} others look "
+        reviews.append(Review(reason=ReviewReason.FRAMES_NOT_JUDGED, detail=f"{detail}unlike all of them."))
+    if meme.incomplete:
+        detail = "The file of the picture was cut short: what is missing of it could not be judged."
+        reviews.append(Review(reason=ReviewReason.PICTURE_INCOMPLETE, detail=detail))
+    return verdict.model_copy(update={"review": (*verdict.review, *reviews)})
 
 
 async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **values: Any) -> None:
@@ -179,7 +181,7 @@ async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **va
         clerk: Recorder of the trial.
         before: Last events, stored together with the verdict.
         verdict: Verdict of the procedure. A reason for review is added where there are signs of steering, and where it
-            is not harmful and a near-duplicate was, or frames were not judged; its label, strengths and score stay.
+            is not harmful and a near-duplicate was, or a part was not judged; its label, strengths and score stay.
         values: Further values of its event.
     """
 
@@ -188,7 +190,7 @@ async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **va
         near = next((event for event in events if isinstance(event, NearDuplicatesFound)), None)
         seen = with_harmful_duplicates(with_review(verdict, found), near)
         opened = next((event for event in events if isinstance(event, TrialOpened)), None)
-        seen = with_frames_not_judged(seen, opened.meme if opened else None)
+        seen = with_parts_not_judged(seen, opened.meme if opened else None)
         return EventDraft(VerdictGiven, {"verdict": seen, "steering": found, **values})
 
     await clerk.note_all(*before, given)

@@ -95,6 +95,7 @@ class Picture:
         frames: The representative frames, at least one, in file order; of an animated file the first, and then those
             that differ most from the ones chosen before.
         frames_unlike: Number of other frames that look unlike all representative ones.
+        incomplete: True if the file was cut short, so that a part of the picture is missing.
     """
 
     format: PictureFormat
@@ -105,6 +106,7 @@ class Picture:
     frame_count: int
     frames: tuple[Frame, ...]
     frames_unlike: int = 0
+    incomplete: bool = False
 
     def __post_init__(self) -> None:
         if not self.frames:

@@ -313,6 +313,7 @@ class Court:
                 frame_count=picture.frame_count,
                 frames_used=tuple(frame.index for frame in picture.frames),
                 frames_unlike=picture.frames_unlike,
+                incomplete=picture.incomplete,
                 frames=() if asks_nobody else tuple(file_sha256(frame.png) for frame in picture.frames),
                 text_given=case.meme.text is not None,
                 namespace=case.namespace,

@@ -99,6 +99,8 @@ class ReviewReason(StrEnum):
     """The meme was not found harmful, and would have been without a single precedent."""
     FRAMES_NOT_JUDGED = "FRAMES_NOT_JUDGED"
     """The meme was not found harmful, and frames of its animation look unlike all that were judged."""
+    PICTURE_INCOMPLETE = "PICTURE_INCOMPLETE"
+    """The meme was not found harmful, and its file was cut short, so that a part of the picture is missing."""
 
 
 class Review(BaseModel):

@@ -251,7 +251,10 @@ async def _pictures(
             assert one.path is not None
             try:
                 data = await asyncio.to_thread(one.path.read_bytes)
-                one.picture = (await reader.read(data)).pixels_sha256
+                picture = await reader.read(data)
+                one.picture = picture.pixels_sha256
+                if picture.incomplete:
+                    refused.append((one, "the file was cut short; what there is of it is judged"))
             except OSError:
                 refused.append((one, "the file can't be read"))
             except BadPicture as bad:

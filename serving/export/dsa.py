@@ -199,8 +199,8 @@ def _facts(record: TrialRecord) -> str:
         )
     if cited is not None and cited.vote is not None:
         sentences.append(
-            f"Of the {cited.vote.voters} most similar contents decided before, {cited.vote.harmful} had been found "
-            "harmful."
+            f"Of the {cited.vote.voters} most similar labelled examples it was compared with, {cited.vote.harmful} "
+            "were labelled harmful."
         )
     if verdict.harm_score is not None:
         meaning = {

@@ -131,6 +131,8 @@ def test_a_trial_that_asked_no_model_leaves_the_clause_to_the_platform():
         "category", "incompatible_content_ground", "incompatible_content_explanation",
     }  # fmt: skip
     assert "no generative model was asked" in told["statement"]["decision_facts"]
+    # Nobody has decided precedents: they are what a library has labelled.
+    assert "labelled examples it was compared with" in told["statement"]["decision_facts"]
     assert Procedure.SUMMARY == "SUMMARY"
 
 

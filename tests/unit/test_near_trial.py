@@ -213,11 +213,12 @@ def test_a_search_that_hangs_ends_in_time():
 @pytest.mark.parametrize("procedure", Procedure)
 def test_an_acquittal_of_an_animation_that_was_not_looked_at_whole_calls_a_person(procedure):
     meme = a_meme("words")
-    picture = replace(meme.picture, frame_count=60, frames_unlike=12)
+    picture = replace(meme.picture, frame_count=60, frames_unlike=12, incomplete=True)
     for labels, called in (((N,) * 5, True), ((H,) * 5, False)):
         lines = {"judge": ACQUITTAL if called else RULING}
         verdict = hear(procedure, labels=labels, meme=replace(meme, picture=picture), lines=lines).verdict
         assert verdict.label is (N if called else H)
         reasons = [review for review in verdict.review if review.reason is ReviewReason.FRAMES_NOT_JUDGED]
         assert len(reasons) == called
+        assert (ReviewReason.PICTURE_INCOMPLETE in {review.reason for review in verdict.review}) == called
         assert not reasons or "1 of 60 frames were judged; 12 others look unlike all of them" in reasons[0].detail

@@ -55,6 +55,7 @@ class _Read(BaseModel):
     height: int = Field(ge=1)
     frame_count: int = Field(ge=1)
     frames_unlike: int = Field(ge=0)
+    incomplete: bool
     pixels_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     frames: list[_Sent] = Field(min_length=1)
 
@@ -162,6 +163,7 @@ class GuardedPictureReader:
             frame_count=read.frame_count,
             frames=tuple(frames),
             frames_unlike=read.frames_unlike,
+            incomplete=read.incomplete,
         )
 
     def _frame(self, sent: _Sent, pngs: Iterator[bytes]) -> Frame:

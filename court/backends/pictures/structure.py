@@ -42,6 +42,7 @@ class Structure:
         frames: At least 1.
         data: Bytes for the decoder.
         bits: Per channel, where the format is PNG.
+        cut: True if the file of a still ends before its picture does, as an upload that broke off.
     """
 
     format: PictureFormat
@@ -50,6 +51,7 @@ class Structure:
     frames: int
     data: bytes
     bits: int = 8
+    cut: bool = False
 
 
 def parse_structure(data: bytes, limits: Limits) -> Structure:
@@ -98,11 +100,15 @@ def _png(data: bytes, limits: Limits) -> Structure:
     size: tuple[int, int] | None = None
     bits, kind, default_still, ended = 8, b"", False, False
     while not ended:
+        if not declared and default_still and at + 8 > len(data):
+            return _cut_png(kept, b"", size, bits)
         length, kind = struct.unpack_from(">I4s", data, at)
         body, end = at + 8, at + 12 + length
         chunks += 1
         if chunks > limits.max_png_chunks:
             raise Refused("PICTURE_TOO_MANY_CHUNKS", parts=chunks, limit=limits.max_png_chunks)
+        if not declared and end > len(data) and (kind == b"IDAT" or default_still):
+            return _cut_png(kept, data[body:] if kind == b"IDAT" else b"", size, bits)
         if end > len(data) or (size is None) != (kind == b"IHDR"):
             raise Refused("PICTURE_DAMAGED")
         whole = memoryview(data)[at:end]
@@ -131,6 +137,19 @@ def _png(data: bytes, limits: Limits) -> Structure:
     )
 
 
+def _cut_png(kept: list[bytes], rest: bytes, size: tuple[int, int] | None, bits: int) -> Structure:
+    """A PNG that breaks off, as a decoder takes it: what there is of its last chunk is one, and the end is marked."""
+    if size is None:
+        raise Refused("PICTURE_DAMAGED")
+    chunks = b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in ((b"IDAT", rest), (b"IEND", b""))
+    )
+    width, height = size
+    whole = b"".join([*kept, chunks])
+    return Structure(format=PictureFormat.PNG, width=width, height=height, frames=1, data=whole, bits=bits, cut=True)
+
+
 def _is_profile(body: memoryview) -> bool:
     """True if a colour profile unpacks to a reasonable size."""
     name, _, packed = bytes(body).partition(b"\0")
@@ -147,12 +166,13 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
     at, scans, segments = 2, 0, 0
     size: tuple[int, int] | None = None
     first_scan = end = len(data)
+    cut = True
     while (found := _JPEG_MARKER.search(data, at)) is not None:
         if found.end() - at > _JUNK_MOST:
             raise Refused("PICTURE_DAMAGED")
         marker, at = data[found.end() - 1], found.end()
         if marker == 0xD9:  # the end of the first picture; of an MPO, others follow
-            end = at
+            end, cut = at, False
             break
         segments += 1
         if segments > limits.max_png_chunks:
@@ -181,9 +201,8 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
     if size is None or scans == 0:
         raise Refused("PICTURE_DAMAGED")
     width, height = size
-    return Structure(
-        format=PictureFormat.JPEG, width=width, height=height, frames=1, data=b"".join([*kept, data[first_scan:end]])
-    )
+    whole = b"".join([*kept, data[first_scan:end]])
+    return Structure(format=PictureFormat.JPEG, width=width, height=height, frames=1, data=whole, cut=cut)
 
 
 def _is_needed(marker: int, begins: bytes) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageFile
 
 from court.backends.pictures.normalise import PIXELS_VERSION, as_png, representative, stills, upright_size
 from court.backends.pictures.refusals import Refused
@@ -28,6 +28,20 @@ def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, A
 def _read(data: bytes, limits: Limits) -> tuple[dict[str, Any], list[bytes]]:
     structure = parse_structure(data, limits)
     del data
+    try:
+        return _decode(structure, limits, incomplete=False)
+    except Refused as refused:
+        if not structure.cut or refused.reason != "PICTURE_DAMAGED":
+            raise
+    # People see what there is of a file that was cut short: so does the court, which says so.
+    ImageFile.LOAD_TRUNCATED_IMAGES = True
+    try:
+        return _decode(structure, limits, incomplete=True)
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = False
+
+
+def _decode(structure: Structure, limits: Limits, *, incomplete: bool) -> tuple[dict[str, Any], list[bytes]]:
     pixels = hashlib.sha256(PIXELS_VERSION)
     frames, pngs = [], []
     try:
@@ -53,6 +67,7 @@ def _read(data: bytes, limits: Limits) -> tuple[dict[str, Any], list[bytes]]:
         "height": height,
         "frame_count": structure.frames,
         "frames_unlike": unlike,
+        "incomplete": incomplete,
         "pixels_sha256": pixels.hexdigest(),
         "frames": frames,
     }, pngs

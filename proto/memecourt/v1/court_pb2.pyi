@@ -219,6 +219,8 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The meme was not found harmful, and would have been without a single precedent. A signal, and by itself no reason."""
     REVIEW_REASON_FRAMES_NOT_JUDGED: _ReviewReason.ValueType  # 16
     """The meme was not found harmful, and frames of its animation look unlike all that were judged."""
+    REVIEW_REASON_PICTURE_INCOMPLETE: _ReviewReason.ValueType  # 17
+    """The meme was not found harmful, and its file was cut short, so that a part of the picture is missing."""
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -259,6 +261,8 @@ REVIEW_REASON_RESTS_ON_ONE_PRECEDENT: ReviewReason.ValueType  # 15
 """The meme was not found harmful, and would have been without a single precedent. A signal, and by itself no reason."""
 REVIEW_REASON_FRAMES_NOT_JUDGED: ReviewReason.ValueType  # 16
 """The meme was not found harmful, and frames of its animation look unlike all that were judged."""
+REVIEW_REASON_PICTURE_INCOMPLETE: ReviewReason.ValueType  # 17
+"""The meme was not found harmful, and its file was cut short, so that a part of the picture is missing."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:

@@ -176,6 +176,7 @@ def picture_of(meme: MemeIdentity, kept: Sequence[bytes]) -> Picture:
             for png, (width, height), index in zip(kept, sizes, meme.frames_used, strict=True)
         ),
         frames_unlike=meme.frames_unlike,
+        incomplete=meme.incomplete,
     )
 
 
