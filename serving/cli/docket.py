@@ -15,6 +15,7 @@ from serving.cli.common import docket_in, docket_option, library_option, printab
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
+    from serving.docket.backup import Backup
     from serving.docket.log.entries import Erased
     from serving.docket.log.verify import Report
     from serving.settings import Settings
@@ -163,6 +164,47 @@ def erase_precedent(
     erased, removed = run(_erased_precedent(docket, library, precedent_id, who=who, why=why))
     click.echo(f"{len(erased.numbers)} texts of the precedent {printable(precedent_id)} are erased.")
     click.echo("It is out of the library." if removed else "The library has nothing of it.")
+
+
+@docket.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@docket_option
+def backup(folder: Path, docket: Path | Address | None) -> None:
+    """Backs the docket up into FOLDER, which is made, and checks the copy.
+
+    It holds one moment of the docket, also while a server writes. The private key is not in it: keep that elsewhere.
+    """
+    made = run(_backed_up(folder, docket))
+    click.echo(f"{folder}: {made.entries:,} entries, {made.trials:,} trials, {made.pictures:,} pictures; clean")
+
+
+@docket.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@docket_option
+def restore(folder: Path, docket: Path | Address | None) -> None:
+    """Restores the backup in FOLDER to where --docket or the settings say, and checks it.
+
+    Nothing that is there is written over.
+    """
+    from serving.docket.backup import restore as bring_back
+
+    settings = settings_of(docket=docket)
+    place = settings.docket_place
+    found = run(bring_back(folder, place, settings.pictures_place, tell=tell))
+    click.echo(f"{place}: {found.entries:,} entries, {found.trials:,} trials, {found.pictures:,} pictures; clean")
+    key = settings.docket_key_place or Path(str(place)).with_suffix(".key")
+    if not key.exists():
+        tell(f"Its private key is not at {key}: put it back before anything is judged with this docket.")
+
+
+async def _backed_up(folder: Path, place: Path | Address | None) -> Backup:
+    from serving.docket.backup import back_up
+    from serving.version import SOFTWARE
+
+    settings = settings_of(docket=place)
+    async with docket_in(settings) as store:
+        shown = json.dumps(settings.model_dump(mode="json"), indent=2) + "\n"
+        return await back_up(store, settings.docket_place, folder, settings=shown, software=SOFTWARE, tell=tell)
 
 
 async def _verified(place: Path | Address | None, keys: Path, anchors: Sequence[Path]) -> Report:

@@ -58,7 +58,7 @@ def list_records(limit: int, as_json: bool, docket: Path | Address | None) -> No
             whose = "/".join(filter(None, (excerpt(line.namespace, 20), excerpt(line.content_id, 20))))
             look = "  erased" if line.erased else "  a person should look" if line.needs_human_review else ""
             click.echo(
-                f"{line.trial_id}  {line.opened_at:%Y-%m-%d %H:%M:%S}  {line.procedure.lower():<8}"
+                f"{line.trial_id}  {line.opened_at:%Y-%m-%d %H:%M:%S}Z  {line.procedure.lower():<8}"
                 f"{outcome:<12}{'  ' + whose if whose else ''}{look}"
             )
 
@@ -96,7 +96,7 @@ def resume_record(
 
 async def show_event(event: AnyEvent) -> None:
     """A watcher that prints each event as it happens, on standard error."""
-    click.echo("\n".join([f"{event.seq:>3}  {event.at:%H:%M:%S}  {event.kind}", *_event_lines(event), ""]), err=True)
+    click.echo("\n".join([f"{event.seq:>3}  {event.at:%H:%M:%S}Z  {event.kind}", *_event_lines(event), ""]), err=True)
 
 
 def render(record: TrialRecord) -> str:

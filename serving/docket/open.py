@@ -37,7 +37,7 @@ from serving.docket.store.postgres import PostgresDatabase
 from serving.docket.store.requests import SqlHeartbeatStore, SqlLeaseStore
 from serving.docket.store.reuse import SqlFingerprintStore, SqlVerdictKeys
 from serving.docket.store.reviews import SqlReviewStore
-from serving.docket.store.sqlite import SqliteDatabase
+from serving.docket.store.sqlite import open_sqlite
 from serving.docket.store.transactions import Transactions
 from serving.docket.store.trials import SqlTrialReader, SqlTrialWriter
 from serving.settings import Settings
@@ -83,15 +83,20 @@ class Docket:
         place: Path | Address,
         *,
         create: bool = True,
+        read_only: bool = False,
         patience: float = 10.0,
         key: Path | None = None,
         pictures: Path | str | None = None,
     ) -> Self:
         """Opens a docket; one of an earlier format is upgraded first. Blocks: it asks a disk or a server.
 
+        A file that this user may only read, and that is not to be made, is opened for reading: nothing is written, and
+        what would write raises Unavailable.
+
         Args:
             place: The SQLite file, or the address of a PostgreSQL database.
             create: True to make the docket if it is not there.
+            read_only: True to write nothing to a file that is there.
             patience: Seconds to wait for another process that is writing.
             key: The file of the private key that checkpoints are signed with, made when the first is; ``docket.key``
                 beside a file ``docket.sqlite``, or in the user's folder of MemeCourt for a database, if not given.
@@ -109,14 +114,17 @@ class Docket:
             database = PostgresDatabase.open(place, create=create, patience=patience)
             key = key or user_data_path("memecourt") / "docket.key"
         else:
-            database = SqliteDatabase.open(place, create=create, patience=patience)
+            database = open_sqlite(place, create=create, patience=patience, read_only=read_only)
             key = key or place.with_suffix(".key")
             pictures = pictures or place.with_name(f"{place.name}-pictures")
             beside = (place.with_name(place.name + suffix) for suffix in ("", "-wal", "-shm"))
-            tighten([*beside, key, *([pictures] if isinstance(pictures, Path) else [])])
+            if not database.read_only:
+                tighten([*beside, key, *([pictures] if isinstance(pictures, Path) else [])])
+            elif isinstance(pictures, Path) and not pictures.is_dir():
+                pictures = None  # it can't be made, and holds nothing
         try:
             objects = None if pictures is None else ObjectPictures.open(pictures)
-            if objects is not None:
+            if objects is not None and not database.read_only:
                 move_out_of_table(database, objects)
                 remove_erased_pictures(database, objects)
         except Exception as error:

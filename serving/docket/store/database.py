@@ -16,6 +16,9 @@ from serving.docket.ports import DocketError, TrialErased, TrialUnknown
 class Database(Protocol):
     """A database with the tables of a docket."""
 
+    read_only: bool
+    """Whether nothing can be written to it."""
+
     def writing(self) -> AbstractContextManager[Connection]:
         """A transaction that writes: kept when it ends, on the disk, or not at all where it raises.
 

@@ -197,6 +197,29 @@ def _settle(outcomes: Sequence[tuple[_Item, Any]]) -> None:
             item.done.set_result(outcome)
 
 
+def sqlite_reader(path: Path, patience: float, *, immutable: bool) -> Engine:
+    """An engine for a SQLite file that may only be read.
+
+    Args:
+        path: The file.
+        patience: Seconds to wait for a process that is writing.
+        immutable: True where nothing can write to the file: then it is read without the files that SQLite keeps beside
+            it, which it could not make. What lies in such a file is not seen.
+    """
+    engine = create_engine(
+        URL.create(
+            "sqlite",
+            database=f"file:{quote(str(path.absolute()))}",
+            query={"mode": "ro", "uri": "true", **({"immutable": "1"} if immutable else {})},
+        ),
+        connect_args={"timeout": patience},
+        hide_parameters=True,
+        pool_use_lifo=True,
+    )
+    event.listen(engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
+    return engine
+
+
 def sqlite_engine(path: Path, patience: float, *, create: bool = True, pages: int = 8000) -> Engine:
     """An engine for a SQLite file in WAL mode, flushed to the disk at every commit.
 

@@ -80,6 +80,8 @@ _STATUS = text(f"SELECT pg_xact_status(CAST(:number AS xid8)), {_LIFE}")
 class PostgresDatabase(Database):
     """A docket's database in a schema of its own."""
 
+    read_only = False
+
     def __init__(self, address: Address, patience: float) -> None:
         """Connects only when there is work. Raises NotLoaded if the driver is not installed."""
         _require_driver()

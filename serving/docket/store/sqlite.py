@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import Engine
@@ -20,7 +21,7 @@ from serving.docket.ports import DocketError
 from serving.docket.store import schema
 from serving.docket.store import tables as t
 from serving.docket.store.database import Database, exists, failed, later_format, unavailable
-from serving.docket.store.group_commit import sqlite_engine, transaction
+from serving.docket.store.group_commit import sqlite_engine, sqlite_reader, transaction
 
 _AGAIN_S = 0.05
 """Seconds between two attempts to have all readers gone."""
@@ -102,6 +103,8 @@ class _Mover:
 class SqliteDatabase(Database):
     """A docket's database in a file."""
 
+    read_only = False
+
     def __init__(self, path: Path, patience: float) -> None:
         self._path = path
         # After it has been opened the file is never made anew: what is written to a fresh one would be lost when the
@@ -126,16 +129,19 @@ class SqliteDatabase(Database):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # SQLite gives the files that it makes beside this one the same mode.
             path.touch(mode=0o600)
+        elif not _writable(path):
+            raise DocketError(
+                f"The docket {path} can't be written: its file or its folder may only be read. Name another with "
+                "--docket or MEMECOURT_DOCKET.",
+                reason="DOCKET_READ_ONLY",
+            )
         database = cls(path, patience)
         try:
             with transaction(database._writer) as connection:
                 _check_or_create(connection)
         except SQLAlchemyError as error:
             database.close()
-            raise DocketError(
-                f"The file {path} can't be opened as a docket: it is damaged, locked, or something else. "
-                "Restore it from a copy, or name another with --docket or MEMECOURT_DOCKET.",
-            ) from error
+            raise _no_docket(path) from error
         except DocketError as error:
             database.close()
             raise DocketError(f"{path}: {error.message}", reason=error.reason) from None
@@ -162,19 +168,7 @@ class SqliteDatabase(Database):
 
     @override
     def translated(self, error: Exception) -> CourtError:
-        if isinstance(error, CourtError):
-            return error
-        if isinstance(error, _Gone):
-            return unavailable("its file is gone")
-        if isinstance(error, IntegrityError):
-            return exists()
-        if isinstance(error, OperationalError):
-            name = getattr(error.orig, "sqlite_errorname", "") if isinstance(error.orig, sqlite3.Error) else ""
-            known = next((why for code, why in _WHY.items() if name.startswith(code)), None)
-            return unavailable(known or "it is locked, its disk is full, or its file is gone")
-        if isinstance(error, SQLAlchemyError) and not isinstance(error, DatabaseError):
-            return unavailable("too many ask it at once")
-        return failed()
+        return translated(error)
 
     @override
     def scrub(self, patience: float) -> bool:
@@ -210,6 +204,133 @@ class SqliteDatabase(Database):
     def _dispose(self) -> None:
         self._engine.dispose()
         self._writer.dispose()
+
+
+class ReadOnlySqliteDatabase(Database):
+    """A docket's database in a file that this user may only read, such as an auditor's copy. Nothing is written."""
+
+    read_only = True
+
+    def __init__(self, path: Path, patience: float) -> None:
+        """Opens nothing yet.
+
+        Raises:
+            DocketError: A part of the docket lies in the file that SQLite keeps beside it, and can't be read.
+        """
+        beside, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
+        rest = beside.exists() and beside.stat().st_size > 0
+        if rest and not index.exists():
+            raise DocketError(
+                f"The newest entries of {path} lie in {beside.name} beside it, which can't be read where nothing may "
+                "be written. Copy both into a folder that can be written, or copy the docket with `memecourt docket "
+                "backup`.",
+                reason="DOCKET_READ_ONLY",
+            )
+        self._engine = sqlite_reader(path, patience, immutable=not rest)
+
+    @classmethod
+    def open(cls, path: Path, *, patience: float) -> Self:
+        """Opens a docket; as :meth:`serving.docket.open.Docket.open`, but one of an earlier format is not upgraded."""
+        database = cls(path, patience)
+        try:
+            with database.reading() as connection:
+                found = connection.execute(text("PRAGMA user_version")).scalar_one()
+        except SQLAlchemyError as error:
+            database.close()
+            raise _no_docket(path) from error
+        if found != t.FORMAT:
+            database.close()
+            raise (
+                later_format(found, t.FORMAT)
+                if found > t.FORMAT
+                else DocketError(
+                    f"The docket {path} has format {found}, which has to be upgraded to {t.FORMAT}, and may only be "
+                    "read. Open a copy that can be written.",
+                    reason="DOCKET_FORMAT",
+                )
+            )
+        return database
+
+    @override
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        raise unavailable(_WHY["SQLITE_READONLY"])
+        yield
+
+    @override
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql("BEGIN")
+            yield connection
+
+    @override
+    def translated(self, error: Exception) -> CourtError:
+        return translated(error)
+
+    @override
+    def scrub(self, patience: float) -> bool:
+        return False
+
+    @override
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def copy_sqlite(path: Path, to: Path) -> None:
+    """Copies a docket's file as it is at one moment, committed changes beside it included; others may go on writing.
+
+    Raises:
+        DocketError: The file can't be read.
+    """
+    to.unlink(missing_ok=True)
+    source = ReadOnlySqliteDatabase(path, patience=10.0)
+    try:
+        with source.reading() as connection, closing(sqlite3.connect(to)) as copy:
+            driver: Any = connection.connection.driver_connection
+            driver.backup(copy)
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        raise _no_docket(path) from error
+    finally:
+        source.close()
+
+
+def open_sqlite(
+    path: Path, *, create: bool, patience: float, read_only: bool = False
+) -> SqliteDatabase | ReadOnlySqliteDatabase:
+    """Opens a docket's file: for reading alone where that is asked, or it may not be written and need not be made."""
+    if not create and path.exists() and (read_only or not _writable(path)):
+        return ReadOnlySqliteDatabase.open(path, patience=patience)
+    return SqliteDatabase.open(path, create=create, patience=patience)
+
+
+def translated(error: Exception) -> CourtError:
+    """An error of SQLite, of SQLAlchemy, or ours, in the court's words."""
+    if isinstance(error, CourtError):
+        return error
+    if isinstance(error, _Gone):
+        return unavailable("its file is gone")
+    if isinstance(error, IntegrityError):
+        return exists()
+    if isinstance(error, OperationalError):
+        name = getattr(error.orig, "sqlite_errorname", "") if isinstance(error.orig, sqlite3.Error) else ""
+        known = next((why for code, why in _WHY.items() if name.startswith(code)), None)
+        return unavailable(known or "it is locked, its disk is full, or its file is gone")
+    if isinstance(error, SQLAlchemyError) and not isinstance(error, DatabaseError):
+        return unavailable("too many ask it at once")
+    return failed()
+
+
+def _writable(path: Path) -> bool:
+    """True if this user may write to a file and make others beside it, as SQLite must."""
+    return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+
+
+def _no_docket(path: Path) -> DocketError:
+    return DocketError(
+        f"The file {path} can't be opened as a docket: it is damaged, locked, or something else. Restore it from a "
+        "copy, or name another with --docket or MEMECOURT_DOCKET.",
+    )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

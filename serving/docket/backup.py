@@ -1,0 +1,236 @@
+"""Backups of a docket in a file: a folder with a copy of one moment, checked after it is written, and brought back.
+
+::
+
+    FOLDER/docket.sqlite            the database, copied by SQLite's own interface while others may write to it
+    FOLDER/docket.sqlite-pictures/  the pictures of its trials
+    FOLDER/docket.vkey              the public key of its checkpoints
+    FOLDER/checkpoint.txt           its newest signed checkpoint
+    FOLDER/settings.json            the settings in force, without secrets
+    FOLDER/backup.json              what the backup holds; written last: a folder without it is no backup
+
+The private key is not in it: a backup that is stolen must not be able to sign. Without that key a restored docket can
+be read and checked, and nothing can be added to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy import select
+
+from court.digests import sha256_of
+from court.errors import BadRequest, Unavailable
+from retrieval.library.postgres.address import Address
+from serving.docket.log.anchors import read_anchor, read_keys
+from serving.docket.log.verify import Report
+from serving.docket.open import Docket
+from serving.docket.ports import DocketError
+from serving.docket.store import tables as t
+from serving.docket.store.pictures import ObjectPictures
+from serving.docket.store.sqlite import copy_sqlite
+
+DATABASE, PICTURES = "docket.sqlite", "docket.sqlite-pictures"
+_KEY, _CHECKPOINT, _SETTINGS, _MANIFEST = "docket.vkey", "checkpoint.txt", "settings.json", "backup.json"
+_UNFINISHED = ".unfinished"
+
+Tell = Callable[[str], None]
+
+
+class Backup(BaseModel):
+    """Content of a backup."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = 1
+    made: AwareDatetime
+    software: str
+    entries: int = Field(ge=0)
+    trials: int = Field(ge=0)
+    pictures: int = Field(ge=0)
+    database_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+async def back_up(
+    docket: Docket, place: Path | Address, folder: Path, *, settings: str, software: str, tell: Tell
+) -> Backup:
+    """Backs up a docket, which may be written to meanwhile, and checks the copy as ``docket verify`` does.
+
+    Args:
+        docket: The docket.
+        place: Its file.
+        folder: Folder of the backup, which is made; a crash leaves one beside it that is called ``.unfinished``.
+        settings: Settings in force, as the text of a file.
+        software: Version of what writes the backup.
+        tell: Is told each step.
+
+    Raises:
+        BadRequest: The docket lies in PostgreSQL, or the folder is there already.
+        DocketError: Nothing was ever written to the docket, or the copy is not what it should be.
+        Unavailable: The docket can't be read now, or the backup can't be written.
+    """
+    if isinstance(place, Address):
+        raise BadRequest(
+            "This docket lies in PostgreSQL, which has means of its own: `pg_dump --format=custom DATABASE > FILE` and "
+            "`pg_restore` into an empty database. Pictures are in it unless MEMECOURT_PICTURES names another place.",
+            field="docket",
+        )
+    _refuse_existing(folder)
+    new = folder.with_name(folder.name + _UNFINISHED)
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True, mode=0o700)
+        tell("Copying the database and the pictures …")
+        await _copy(docket, place, new)
+        (new / _SETTINGS).write_text(settings, encoding="utf-8")
+        tell("Checking the copy …")
+        report = await _checked(new / DATABASE, new)
+        backup = Backup(
+            made=datetime.now(UTC),
+            software=software,
+            entries=report.size,
+            trials=report.trials,
+            pictures=report.pictures,
+            database_sha256=await asyncio.to_thread(sha256_of, new / DATABASE),
+        )
+        (new / _MANIFEST).write_text(backup.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        await asyncio.to_thread(_flush_all, new)
+        new.rename(folder)
+        _flush(folder.parent)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    return backup
+
+
+async def restore(folder: Path, place: Path | Address, pictures: Path | str | None, *, tell: Tell) -> Backup:
+    """Brings a backup back and checks it. The database gets its name last: until then there is no docket.
+
+    Args:
+        folder: Folder of the backup.
+        place: File of the docket, which must not be there yet.
+        pictures: Directory of its pictures; beside the file if not given.
+        tell: Is told each step.
+
+    Raises:
+        BadRequest: The folder is no finished backup, there is a docket already, or it or its pictures are to lie
+            elsewhere than on a disk.
+        DocketError: The backup is damaged.
+        Unavailable: The docket can't be written.
+    """
+    if isinstance(place, Address):
+        raise BadRequest("A backup is restored to a file: name it with --docket.", field="docket")
+    if isinstance(pictures, str):
+        raise BadRequest("Pictures are restored to a directory. Leave MEMECOURT_PICTURES out, or name one.")
+    beside = pictures or place.with_name(f"{place.name}-pictures")
+    try:
+        backup = Backup.model_validate_json((folder / _MANIFEST).read_bytes())
+    except (OSError, ValidationError):
+        raise BadRequest(
+            f"{folder} is no finished backup: {_MANIFEST} is missing in it, or damaged.", reason="NO_BACKUP"
+        ) from None
+    for one in (place, beside):
+        _refuse_existing(one)
+    try:
+        if await asyncio.to_thread(sha256_of, folder / DATABASE) != backup.database_sha256:
+            raise DocketError("The backup's database is not what was written: its SHA-256 is another.")
+        tell("Copying the database and the pictures …")
+        new = place.with_name(place.name + _UNFINISHED)
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        new_pictures = beside.with_name(beside.name + _UNFINISHED)
+        shutil.rmtree(new_pictures, ignore_errors=True)
+        await asyncio.to_thread(shutil.copytree, folder / PICTURES, new_pictures)
+        await asyncio.to_thread(shutil.copyfile, folder / DATABASE, new)
+        new.chmod(0o600)
+        await asyncio.to_thread(_flush_all, new_pictures)
+        _flush(new)
+        new_pictures.rename(beside)
+        new.rename(place)
+        _flush(place.parent)
+    except OSError as error:
+        raise _unwritable(place, error) from None
+    tell("Checking it …")
+    await _checked(place, folder, beside)
+    return backup
+
+
+async def _copy(docket: Docket, place: Path, new: Path) -> None:
+    """Copies the database, the pictures of its trials, the public key and the newest checkpoint."""
+    pictures = ObjectPictures.open(new / PICTURES)
+    copied: set[str] = set()
+    missing: set[str] | None = None
+    try:
+        while True:
+            await asyncio.to_thread(copy_sqlite, place, new / DATABASE)
+            copy = Docket.open(new / DATABASE, create=False, read_only=True)
+            try:
+                wanted = await copy.transactions.read(
+                    lambda connection: set(connection.execute(select(t.trials.c.pixels_sha256).distinct()).scalars())
+                )
+                (new / _KEY).write_text(await copy.log.vkey() + "\n", encoding="ascii")
+                (new / _CHECKPOINT).write_text(await copy.log.checkpoint(), encoding="utf-8")
+            except Unavailable:
+                raise DocketError("Nothing was ever signed in this docket: there is nothing to back up.") from None
+            finally:
+                await copy.close()
+            wanted.discard(None)
+            lacking = set()
+            for pixels in sorted(wanted - copied):
+                if frames := await docket.trials.frames(pixels):
+                    await pictures.keep(pixels, frames)
+                    copied.add(pixels)
+                else:
+                    lacking.add(pixels)
+            # A picture that is gone was erased meanwhile, and a later copy of the database knows so.
+            if not lacking or lacking == missing:
+                break
+            missing = lacking
+        for pixels in copied - wanted:
+            await asyncio.to_thread(pictures.forget_now, pixels)
+    finally:
+        pictures.close()
+
+
+async def _checked(database: Path, folder: Path, pictures: Path | None = None) -> Report:
+    """The report on a copy. Raises DocketError if anything in it is wrong."""
+    copy = Docket.open(database, create=False, read_only=True, pictures=pictures)
+    try:
+        report = await copy.auditor.audit(read_keys(folder / _KEY), [read_anchor(folder / _CHECKPOINT)])
+    finally:
+        await copy.close()
+    if report.violated or report.unchecked:
+        told = [finding.text for finding in report.findings[:3]] + report.unchecked[:1]
+        raise DocketError(
+            f"The copy is not clean: {' '.join(told)} `memecourt docket verify` tells whether the docket is.",
+            reason="BACKUP_NOT_CLEAN",
+        )
+    return report
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise BadRequest(f"{path} is there already, and is not written over. Name another place.", reason="EXISTS")
+    if path.is_dir():
+        path.rmdir()
+
+
+def _unwritable(path: Path, error: OSError) -> Unavailable:
+    return Unavailable(f"{path} can't be written: {error.strerror}.", reason="BACKUP_UNWRITABLE", retry_after=None)
+
+
+def _flush_all(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        _flush(path)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

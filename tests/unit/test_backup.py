@@ -1,0 +1,296 @@
+"""Backups of a docket: made while it is written to, killed on the way, restored; and copies that may only be read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from court.errors import Unavailable
+from court.events import TrialOpened
+from serving.cli.main import cli
+from serving.docket.open import Docket
+from tests.support.dockets import events_of, with_docket
+from tests.support.tampering import drawn, scene_of
+
+UNPRIVILEGED = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"]
+"""Runs a command as root without what lets root write anywhere: the modes of files hold for it."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a docket of twelve trials, an erased one among them, and its public key."""
+    folder = tmp_path_factory.mktemp("made")
+    place = folder / "docket.sqlite"
+
+    async def scene() -> None:
+        docket = Docket.open(place)
+        try:
+            filled = await scene_of(docket, random.Random(11), trials=12, place=place)
+            (folder / "key").write_text(f"{filled.key}\n")
+        finally:
+            await docket.close()
+
+    asyncio.run(scene())
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that, which the commands take for theirs."""
+    place = Path(shutil.copytree(made, tmp_path / "docket"))
+    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MEMECOURT_DOCKET", str(place / "docket.sqlite"))
+    return place
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def trials(place: Path) -> dict[str, object]:
+    done = call("records", "list", "--limit", "100000", "--json", "--docket", place)
+    assert done.exit_code == 0, done.output
+    return {one["trial_id"]: one for one in map(json.loads, done.stdout.splitlines())}
+
+
+def verified(place: Path, key: Path) -> bool:
+    return call("docket", "verify", "--key", key, "--docket", place).exit_code == 0
+
+
+def test_what_is_backed_up_comes_back_whole(folder: Path, tmp_path: Path) -> None:
+    backup, place = tmp_path / "backup", tmp_path / "elsewhere" / "docket.sqlite"
+    done = call("docket", "backup", backup)
+    assert done.exit_code == 0 and "clean" in done.stdout, done.output
+    assert not list(backup.rglob("*.key")), "the private key stays where it is"
+    shutil.rmtree(folder)
+    restored = call("docket", "restore", backup, "--docket", place)
+    assert restored.exit_code == 0 and "put it back before anything is judged" in restored.stderr
+    # Its key was kept elsewhere, as docs/docket.md says.
+    shutil.copyfile(folder.parent / "backup" / "docket.vkey", tmp_path / "vkey")
+    assert verified(place, tmp_path / "vkey") and len(trials(place)) == 12
+    frames = sorted(path.name for path in Path(f"{place}-pictures").rglob("*.png"))
+    assert frames == sorted(path.name for path in backup.rglob("*.png")) and frames
+
+
+def test_nothing_that_is_there_is_written_over(folder: Path, tmp_path: Path) -> None:
+    backup = tmp_path / "backup"
+    assert call("docket", "backup", backup).exit_code == 0
+    for command in (("docket", "backup", backup), ("docket", "restore", backup)):
+        done = call(*command)
+        assert done.exit_code == 1 and "is there already" in done.stderr
+    assert len(trials(folder / "docket.sqlite")) == 12
+
+
+@pytest.mark.parametrize("fault", ["unfinished", "altered", "cut short", "picture gone", "no folder"])
+def test_a_backup_that_is_none_or_was_damaged_is_told(folder: Path, tmp_path: Path, fault: str) -> None:
+    backup, place = tmp_path / "backup", tmp_path / "elsewhere" / "docket.sqlite"
+    assert call("docket", "backup", backup).exit_code == 0
+    database = backup / "docket.sqlite"
+    match fault:
+        case "unfinished":
+            (backup / "backup.json").unlink()
+        case "altered":
+            content = bytearray(database.read_bytes())
+            content[-100] ^= 1
+            database.write_bytes(content)
+        case "cut short":
+            database.write_bytes(database.read_bytes()[:-4096])
+        case "picture gone":
+            next(backup.rglob("*.png")).unlink()
+        case _:
+            shutil.rmtree(backup)
+    done = call("docket", "restore", backup, "--docket", place)
+    assert done.exit_code in (1, 2) and "Traceback" not in done.output
+    if fault != "picture gone":
+        assert not place.exists()
+
+
+def test_a_docket_that_is_not_clean_gives_no_backup(folder: Path, tmp_path: Path) -> None:
+    next((folder / "docket.sqlite-pictures").rglob("*.png")).unlink()
+    done = call("docket", "backup", tmp_path / "backup")
+    assert done.exit_code == 1 and "not clean" in done.stderr and not (tmp_path / "backup").exists()
+
+
+def test_a_docket_in_postgresql_is_told_of_its_own_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from retrieval.library.postgres.address import Address
+    from serving.docket.backup import back_up
+
+    asked = back_up(None, Address("postgresql://u@h/d"), tmp_path / "b", settings="", software="", tell=print)  # type: ignore[arg-type]
+    with pytest.raises(Exception, match="pg_dump"):
+        asyncio.run(asked)
+
+
+@contextmanager
+def written_to(place: Path) -> Iterator[list[str]]:
+    """A docket to which trials are added all the while; their ids, each once its verdict is kept."""
+    kept: list[str] = []
+    ended = threading.Event()
+
+    async def write(docket: Docket) -> None:
+        while not ended.is_set():
+            trial_id = f"load-{len(kept)}"
+            opened, *others = events_of(trial_id)
+            assert isinstance(opened, TrialOpened)
+            picture = drawn(len(kept) % 256)
+            await docket.writer.keep_picture(picture)
+            meme = opened.meme.model_copy(update={"pixels_sha256": picture.pixels_sha256})
+            await docket.writer.append(opened.model_copy(update={"meme": meme}), *others)
+            kept.append(trial_id)
+
+    thread = threading.Thread(target=lambda: with_docket(place, write))
+    thread.start()
+    try:
+        yield kept
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_a_backup_under_load_holds_all_that_was_kept_before_it_began(folder: Path, tmp_path: Path) -> None:
+    with written_to(folder / "docket.sqlite") as kept:
+        for number in range(3):
+            while len(kept) < 40 * (number + 1):
+                time.sleep(0.01)
+            before = set(kept)
+            assert call("docket", "backup", tmp_path / f"backup-{number}").exit_code == 0
+            place = tmp_path / f"restored-{number}" / "docket.sqlite"
+            assert call("docket", "restore", tmp_path / f"backup-{number}", "--docket", place).exit_code == 0
+            assert before <= trials(place).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["backup", "restore"])
+def test_a_kill_leaves_no_half_backup_and_no_half_docket(folder: Path, tmp_path: Path, command: str) -> None:
+    backup, place = tmp_path / "backup", tmp_path / "restored" / "docket.sqlite"
+    if command == "restore":
+        assert call("docket", "backup", backup).exit_code == 0
+    arguments = ["backup", backup] if command == "backup" else ["restore", backup, "--docket", place]
+    whole = backup if command == "backup" else place
+    began = time.monotonic()
+    run(*arguments)
+    took = time.monotonic() - began
+    with written_to(folder / "docket.sqlite"):
+        for number in range(8):
+            remove(whole)
+            killed_at = took * (0.3 + 0.1 * number)
+            process = subprocess.Popen([*PROGRAM, "docket", *map(str, arguments)], stderr=subprocess.DEVNULL)
+            try:
+                process.wait(timeout=killed_at)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if command == "backup" and whole.exists():
+                target = tmp_path / f"again-{number}" / "docket.sqlite"
+                assert call("docket", "restore", backup, "--docket", target).exit_code == 0
+            elif whole.exists():
+                assert verified(place, backup / "docket.vkey")
+    remove(whole)
+    run(*arguments)
+    assert verified(folder / "docket.sqlite", folder / "key")
+
+
+PROGRAM = [sys.executable, "-m", "serving.cli"]
+
+
+def run(*arguments: object) -> None:
+    subprocess.run([*PROGRAM, "docket", *map(str, arguments)], check=True, capture_output=True)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+        shutil.rmtree(f"{path}-pictures", ignore_errors=True)
+
+
+# Copies that may only be read.
+
+
+def read_only(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*(UNPRIVILEGED if os.geteuid() == 0 else []), *PROGRAM, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def copy(folder: Path) -> Iterator[Path]:
+    """An auditor's copy of the docket, in which nothing can be written."""
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root can write anywhere, and there is no setpriv to take that away")
+    paths = [folder, *folder.rglob("*")]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    yield folder
+    for path in paths:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def state(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+def test_a_copy_that_may_only_be_read_is_listed_shown_checked_and_backed_up(copy: Path, tmp_path: Path) -> None:
+    before = state(copy)
+    listed = read_only("records", "list")
+    assert listed.returncode == 0 and len(listed.stdout.splitlines()) == 12, listed.stderr
+    trial, _, time_of_day, *_ = listed.stdout.splitlines()[-1].split()
+    assert time_of_day.endswith("Z"), "a time has its zone"
+    shown = read_only("records", "show", trial)
+    assert shown.returncode == 0, shown.stderr
+    checked = read_only("docket", "verify", "--key", copy / "key")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert read_only("docket", "backup", tmp_path / "backup").returncode == 0
+    assert state(copy) == before
+
+
+def test_who_would_write_to_it_is_told_that_it_may_only_be_read(copy: Path, tmp_path: Path) -> None:
+    erased = read_only("docket", "erase", "t", "--who", "Ruth", "--why", "asked", "--yes")
+    assert erased.returncode == 1 and "may only be read" in erased.stderr
+    meme = tmp_path / "meme.png"
+    meme.write_bytes(b"\x89PNG")
+    judged = read_only("judge", meme, "--text", "words")
+    assert judged.returncode == 1 and "Traceback" not in judged.stderr
+
+
+def test_entries_beside_a_copy_that_can_not_be_read_are_not_passed_over(copy: Path) -> None:
+    # As after a crash: what was committed last lies in the file beside the docket.
+    for path in (copy, copy / "docket.sqlite"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (copy / "docket.sqlite-wal").write_bytes(b"x" * 100)
+    for path in (copy / "docket.sqlite-wal", copy / "docket.sqlite", copy):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    done = read_only("records", "list")
+    assert done.returncode == 1 and "docket.sqlite-wal" in done.stderr
+    copy.chmod(0o755)
+    (copy / "docket.sqlite-wal").unlink()
+
+
+def test_a_docket_opened_for_reading_takes_no_event(folder: Path) -> None:
+    async def write(docket: Docket) -> None:
+        with pytest.raises(Unavailable, match="may only be read"):
+            await docket.writer.append(events_of("new")[0])
+
+    with_docket(folder / "docket.sqlite", write, create=False, read_only=True)
+
+
+def test_an_empty_home_that_may_only_be_read_gives_one_line(copy: Path, tmp_path: Path) -> None:
+    home = tmp_path / "empty"
+    home.mkdir()
+    home.chmod(0o555)
+    for command in (["records", "list"], ["docket", "verify", "--key", copy / "key"]):
+        done = read_only(*command, "--docket", home / "docket.sqlite")
+        assert done.returncode in (1, 2) and len(done.stderr.strip().splitlines()) == 1, done.stderr
