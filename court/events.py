@@ -93,6 +93,8 @@ class ModelCall(_Value):
     the record; empty in records of before this was kept."""
     schema_in_words: bool = False
     """Whether the schema of the reply stood in the message, in words, because the server knows none."""
+    unknown: tuple[str, ...] = ()
+    """Names of figures that the server did not give, or gave as what they can't be; they stand as 0, or empty."""
 
 
 class Unused(_Value):

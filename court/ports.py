@@ -190,6 +190,7 @@ class ChatReply:
         latency_s: From sending the request to the end of the reply, retries included, in seconds.
         server: Address of the server that gave it, without a key; empty where there is none.
         schema_in_words: True if the schema stood in the user message, in words, because the server knows none.
+        unknown: Names of figures that the server did not give, or gave as what they can't be; 0 or empty here.
     """
 
     text: str
@@ -201,6 +202,7 @@ class ChatReply:
     latency_s: float
     server: str = ""
     schema_in_words: bool = False
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,4 +326,5 @@ def _figures(
         quoted=quoted,
         messages_digest=messages_digest(asked, lambda frame: file_sha256(frame.png), schema_in_words=in_words),
         schema_in_words=in_words,
+        unknown=tuple(dict.fromkeys(name for reply in answered for name in reply.unknown)),
     )

@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
+import copy
 import hashlib
+import json
 import logging
 import socket
 import time
@@ -15,7 +17,7 @@ import pytest
 
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions, http_client
-from court.backends.chat.failures import MAPPED, Again, Failure, of_sdk, of_status, retry_after
+from court.backends.chat.failures import MAPPED, Again, Failure, context_lengths, of_sdk, of_status, retry_after
 from court.backends.chat.wire import (
     Capabilities,
     LogProbs,
@@ -67,6 +69,30 @@ def talking(steps, settings=None, **model):
             return await steps(chat, server)
 
     return asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def answered(status, body, steps):
+    """What comes of steps with a model whose server answers everything so."""
+
+    async def answer(reader, writer):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        await reader.readexactly(int(head.split("content-length:")[1].split()[0]))
+        writer.write(f"HTTP/1.1 {status} x\r\nContent-Type: application/json\r\n".encode())
+        writer.write(f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+    async def run():
+        listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="m", attempts=1)
+        try:
+            return await steps(model, port)
+        finally:
+            await model.aclose()
+            listening.close()
+
+    return asyncio.run(run())
 
 
 def failing(script, *, within_s=5.0, settings=None, request=HELLO, **model):
@@ -469,13 +495,121 @@ def test_odds_of_what_is_no_single_token():
 
 def test_odds_that_the_server_leaves_out_are_no_odds():
     async def steps(chat, server):
-        with pytest.raises(Unavailable) as caught:
-            await chat.odds(HELLO, ("A", "B"), within_s=5)
-        return caught.value.reason
+        return await chat.odds(HELLO, ("A", "B"), within_s=5)
 
     lesser = Settings(api_key=KEY, features=FEATURES - {"log_probs"})
     for how in (LogProbs.TOP, LogProbs.CHOSEN):
-        assert talking(steps, lesser, capabilities=Capabilities(log_probs=how)) == "MODEL_GARBLED"
+        # It has said before that it gives them: the trial goes on without a harm score.
+        assert talking(steps, lesser, capabilities=Capabilities(log_probs=how)) is None
+
+
+GOOD = {
+    "id": "1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "system_fingerprint": "f",
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "the reply", "refusal": None, "reasoning": "r"},
+            "finish_reason": "stop",
+            "logprobs": {"content": [{"token": "A", "logprob": -0.1, "top_logprobs": [{"token": "A", "logprob": -1}]}]},
+        }
+    ],
+    "usage": {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}},
+}
+FIGURES = {
+    "id": ("id",),
+    "object": ("object",),
+    "created": ("created",),
+    "model": ("model",),
+    "system_fingerprint": ("system_fingerprint",),
+    "index": ("choices", 0, "index"),
+    "refusal": ("choices", 0, "message", "refusal"),
+    "reasoning": ("choices", 0, "message", "reasoning"),
+    "finish_reason": ("choices", 0, "finish_reason"),
+    "logprobs": ("choices", 0, "logprobs"),
+    "logprobs content": ("choices", 0, "logprobs", "content"),
+    "logprob": ("choices", 0, "logprobs", "content", 0, "logprob"),
+    "top_logprobs": ("choices", 0, "logprobs", "content", 0, "top_logprobs"),
+    "usage": ("usage",),
+    "prompt_tokens": ("usage", "prompt_tokens"),
+    "completion_tokens": ("usage", "completion_tokens"),
+    "details": ("usage", "prompt_tokens_details"),
+    "cached_tokens": ("usage", "prompt_tokens_details", "cached_tokens"),
+}
+ABSENT = object()
+OF_NO_USE = {"absent": ABSENT, "null": None, "empty": {}, "NaN": float("nan"), "infinite": float("inf"), "bool": True}
+
+
+@pytest.mark.parametrize("useless", OF_NO_USE)
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_figure_that_is_of_no_use_costs_no_reply(figure, useless):
+    body, *way, last = copy.deepcopy(GOOD), *FIGURES[figure]
+    place = body
+    for step in way:
+        place = place[step]
+    if OF_NO_USE[useless] is ABSENT:
+        del place[last]
+    else:
+        place[last] = OF_NO_USE[useless]
+    answer = read(json.dumps(body).encode(), "http://model/v1")
+    reply = answer.reply(0.1)
+    assert reply.text == "the reply" and reply.finish is FinishReason.STOP
+    lost = {"usage": {"prompt_tokens", "completion_tokens"}}.get(figure, {figure})
+    assert set(reply.unknown) == lost & {"model", "finish_reason", "prompt_tokens", "completion_tokens"}
+    assert answer.first_token() is None or "logprob" not in figure
+
+
+def test_what_is_said_and_how_it_ended_are_no_figures():
+    for content in (7, ["a"], {}, True):
+        body = copy.deepcopy(GOOD)
+        body["choices"][0]["message"]["content"] = content
+        with pytest.raises(Failure):
+            read(json.dumps(body).encode())
+    body = copy.deepcopy(GOOD)
+    body["choices"][0]["finish_reason"] = "abort"
+    with pytest.raises(Failure):
+        read(json.dumps(body).encode()).reply(0.1)
+    body["choices"][0] |= {"finish_reason": "length"}
+    assert read(json.dumps(body).encode()).reply(0.1).finish is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("said", "lengths"),
+    [
+        (
+            "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens (4744 in the "
+            "messages, 256 in the completion).",
+            (4096, 5000),
+        ),
+        ("The decoder prompt (length 5000) is longer than the maximum model length of 4096.", (4096, 5000)),
+        ("request (9012 tokens) exceeds the available context size (8192 tokens), try increasing it", (8192, 9012)),
+        ("the request exceeds the available context size (2048 tokens)", (2048, None)),
+        ("exceeds the model's maximum context length of 32768 tokens. You requested 33000 tokens", (32768, 33000)),
+        ("the context length was exceeded", (None, None)),
+        ("this is no picture of 4096 x 5000", None),
+        ("", None),
+    ],
+)
+def test_a_context_that_is_too_short_is_told_in_figures(said, lengths):
+    assert context_lengths(said) == lengths
+    failure = of_status(400, {}, said)
+    assert failure.error.reason == ("MODEL_REFUSED" if lengths is None else "MODEL_CONTEXT_TOO_SHORT")
+    for length in lengths or ():
+        assert length is None or f"{length:,}" in failure.error.message
+    assert "messages" not in failure.error.message, "nothing of what a server says but figures"
+
+
+def test_a_server_that_refuses_for_its_context_is_read_over_the_wire():
+    async def steps(model, address):
+        with pytest.raises(ModelRefused) as caught:
+            await model.reply(HELLO, within_s=5)
+        return caught.value
+
+    body = json.dumps({"error": {"message": "maximum context length is 4096 tokens, you asked for 5000", "code": 400}})
+    assert "4,096" in answered(400, body.encode(), steps).message
 
 
 def test_a_word_with_and_without_a_space_is_one_option():

@@ -120,9 +120,13 @@ async def _pictures(model: ChatCompletions, found: Capabilities, wanted: int, wi
 async def _log_probs(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
     for how in (LogProbs.CHOSEN, LogProbs.TOP):
         model.capabilities = replace(found, log_probs=how)
-        if await _can(model, partial(model.odds, _HELLO, ("A", "B"), within_s=within_s), within_s):
+        if await _can(model, partial(_has_odds, model, within_s), within_s):
             return model.capabilities
     return found
+
+
+async def _has_odds(model: ChatCompletions, within_s: float) -> bool:
+    return await model.odds(_HELLO, ("A", "B"), within_s=within_s) is not None
 
 
 async def _picture_ids(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_bef
 
 from court import usage as tally
 from court.backends.chat import wire
-from court.backends.chat.failures import Again, Failure, garbled, overrun
+from court.backends.chat.failures import Again, Failure, overrun
 from court.backends.chat.server import ChatServer
 from court.backends.chat.wire import Capabilities, LogProbs
 from court.backends.http import Load
@@ -31,6 +32,7 @@ from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, Odds
 
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 
 class ChatCompletions:
@@ -162,10 +164,14 @@ class ChatCompletions:
         try:
             candidates = answer.first_token()
             if candidates is None:
-                raise garbled()
-            masses = wire.masses_of_words(candidates, options) if ids is None else wire.masses_of_ids(candidates, ids)
+                masses = None
+            elif ids is None:
+                masses = wire.masses_of_words(candidates, options)
+            else:
+                masses = wire.masses_of_ids(candidates, ids)
             if masses is None:
-                raise garbled()
+                _log.warning("a model server gave no log-probabilities, or others than were asked for: no harm score")
+                return None
             return Odds(masses=masses, reply=answer.reply(time.monotonic() - began))
         except Failure as failure:
             raise failure.told() from None

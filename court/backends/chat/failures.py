@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import email.utils
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -110,8 +111,14 @@ def of_sdk(error: openai.OpenAIError) -> Failure:
     return garbled()  # a test tells when the SDK grows an error that would come here unseen
 
 
-def of_status(status: int, headers: Mapping[str, str]) -> Failure:
-    """The failure behind an HTTP status that is no success."""
+def of_status(status: int, headers: Mapping[str, str], said: str = "") -> Failure:
+    """The failure behind an HTTP status that is no success.
+
+    Args:
+        status: The status.
+        headers: Headers of the answer.
+        said: The body's own words, of which figures alone are passed on.
+    """
     if status in (401, 403):
         message = "The model server does not accept our key. Check the key that the court was given for it."
         return Failure(ModelRefused(message, reason="MODEL_UNAUTHORISED", status=status))
@@ -131,6 +138,8 @@ def of_status(status: int, headers: Mapping[str, str]) -> Failure:
         message = f"The model server points elsewhere (HTTP {status}). Configure the address that it points to."
     elif status == 404:
         message = "The model server does not know the model, or the address is wrong. Check both."
+    elif status in (400, 422) and (lengths := context_lengths(said)) is not None:
+        return Failure(ModelRefused(_too_long(*lengths), reason="MODEL_CONTEXT_TOO_SHORT", status=status))
     elif status == 413:
         message = "The request is too large for the model server (HTTP 413). Allow larger requests there."
     else:
@@ -139,6 +148,41 @@ def of_status(status: int, headers: Mapping[str, str]) -> Failure:
             "feature that it lacks. Look at its log."
         )
     return Failure(ModelRefused(message, status=status))
+
+
+_CONTEXT = re.compile(r"context (?:length|size|window)|max(?:imum)?[ _]model[ _]len|exceed_context_size|n_ctx", re.I)
+_NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
+
+
+def context_lengths(said: str) -> tuple[int | None, int | None] | None:
+    """Tokens that a model takes and that a request had, as far as a server says so; None where it is about another.
+
+    Servers word it differently and agree on the order of size: what a model takes is the smallest number in what they
+    say, and the request, which was too long for it, the largest.
+    """
+    if not _CONTEXT.search(said):
+        return None
+    numbers = sorted(int(number) for number in _NUMBER.findall(said))
+    if len(numbers) < 2 or numbers[0] == numbers[-1]:
+        return (numbers[0] if numbers else None), None
+    # Of a request they may give the parts too: the model takes the largest number that is below the whole.
+    limit = next((n for n in _limits_in(said) if n in numbers), numbers[0])
+    return limit, numbers[-1] if numbers[-1] > limit else None
+
+
+def _limits_in(said: str) -> list[int]:
+    """Numbers that stand right behind words for what a model takes."""
+    found = re.findall(r"(?:maximum[\w ]*?|context (?:length|size|window)|limit|n_ctx)\D{0,24}?(\d{2,9})", said, re.I)
+    return [int(number) for number in found]
+
+
+def _too_long(limit: int | None, asked: int | None) -> str:
+    known = f"takes {limit:,} tokens" if limit is not None else "is too short"
+    request = f"the request with its reply has {asked:,}" if asked is not None else "the request is longer"
+    return (
+        f"The model's context {known}; {request}. Start the server with a longer one (vLLM: --max-model-len), lower "
+        "trial.exhibits or trial.reply_chars, or name a model with more."
+    )
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
@@ -156,7 +200,16 @@ def retry_after(headers: Mapping[str, str]) -> float:
 
 def _of_status_error(error: openai.OpenAIError) -> Failure:
     assert isinstance(error, openai.APIStatusError)
-    return of_status(error.response.status_code, error.response.headers)
+    return of_status(error.response.status_code, error.response.headers, _said(error))
+
+
+def _said(error: openai.APIStatusError) -> str:
+    """The words of an error's body, shortened; empty where there are none."""
+    body = error.body
+    for key in ("error", "message"):
+        if isinstance(body, Mapping) and key in body:
+            body = body[key]
+    return str(body)[:2000] if isinstance(body, str | Mapping) else ""
 
 
 def _of_connection_error(error: openai.OpenAIError) -> Failure:

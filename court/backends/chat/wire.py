@@ -10,9 +10,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from court.backends.chat.failures import garbled
 from court.meme import Frame
@@ -109,6 +117,19 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
+def _or_none(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """A figure that is of another type, negative or not finite is unknown, and costs no reply that is good."""
+    try:
+        return validate(value)
+    except ValidationError:
+        return None
+
+
+_Optional = WrapValidator(_or_none)
+"""Marks what an answer may lack, and what may be of no use in it."""
+_Count = Annotated[Annotated[int, Field(ge=0)] | None, _Optional]
+
+
 class _LogProb(_Strict):
     token: str
     logprob: float = Field(le=1e-3)  # 0 at most, but for rounding
@@ -124,32 +145,35 @@ class _LogProbs(_Strict):
 
 class _Message(_Strict):
     content: str | None = None
-    refusal: str | None = None
+    refusal: Annotated[str | None, _Optional] = None
 
 
 class _Choice(_Strict):
     message: _Message
-    finish_reason: str
-    logprobs: _LogProbs | None = None
+    finish_reason: Annotated[str | None, _Optional] = None
+    logprobs: Annotated[_LogProbs | None, _Optional] = None
 
 
 class _Details(_Strict):
-    cached_tokens: int | None = Field(default=None, ge=0)
+    cached_tokens: _Count = None
 
 
 class _Usage(_Strict):
-    prompt_tokens: int = Field(ge=0)
-    completion_tokens: int = Field(default=0, ge=0)
-    prompt_tokens_details: _Details | None = None
+    prompt_tokens: _Count = None
+    completion_tokens: _Count = None
+    prompt_tokens_details: Annotated[_Details | None, _Optional] = None
 
 
 class ServerAnswer(_Strict):
-    """The body of an answer."""
+    """The body of an answer.
 
-    model: str
+    What it tells beside the reply may be absent, null or of no use: it is unknown then, and :attr:`unknown` names it.
+    """
+
+    model: Annotated[str | None, _Optional] = None
     # Exactly one, as asked for: which of two would count, nobody could say.
     choices: list[_Choice] = Field(min_length=1, max_length=1)
-    usage: _Usage | None = None
+    usage: Annotated[_Usage | None, _Optional] = None
     # Not of the body: a server does not say who it is.
     _server: str = PrivateAttr(default="")
 
@@ -159,25 +183,39 @@ class ServerAnswer(_Strict):
         details = self.usage.prompt_tokens_details if self.usage else None
         return details is not None and details.cached_tokens is not None
 
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Names of figures that an answer usually has and this one does not tell."""
+        usage, (choice,) = self.usage or _Usage(), self.choices
+        told = {
+            "model": self.model,
+            "finish_reason": choice.finish_reason,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+        }
+        return tuple(name for name, value in told.items() if value is None or value == "")
+
     def reply(self, latency_s: float) -> ChatReply:
         """The reply that it holds. Raises Failure if it ended in a way that is not known."""
         (choice,) = self.choices
-        finish = _FINISHES.get(choice.finish_reason)
+        # Where it is not told how it ended, what it says has to show that it is whole.
+        finish = _FINISHES.get(choice.finish_reason or "stop")
         if finish is None:
             raise garbled()
         if choice.message.refusal:
             finish = FinishReason.REFUSAL
-        usage = self.usage or _Usage(prompt_tokens=0)
+        usage = self.usage or _Usage()
         details = usage.prompt_tokens_details or _Details()
         return ChatReply(
             text=choice.message.content or "",
             finish=finish,
-            model=self.model,
-            tokens_in=usage.prompt_tokens,
-            tokens_out=usage.completion_tokens,
+            model=self.model or "",
+            tokens_in=usage.prompt_tokens or 0,
+            tokens_out=usage.completion_tokens or 0,
             tokens_cached=details.cached_tokens or 0,
             latency_s=latency_s,
             server=self._server,
+            unknown=self.unknown,
         )
 
     def first_token(self) -> list[_LogProb] | None:
