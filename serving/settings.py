@@ -254,6 +254,17 @@ class Settings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=named)
 
     @property
+    def worked_on_at_once(self) -> int:
+        """Number of requests of one caller beyond which more only wait, and their time passes.
+
+        Trials that ask models wait for these. Those that ask none have the processors busy as soon as there are a few
+        for each; most of their time is for reading text.
+        """
+        if self.procedure is not Procedure.SUMMARY:
+            return self.concurrent_trials
+        return min(self.concurrent_trials, max(8, 4 * self.text_workers))
+
+    @property
     def docket_place(self) -> Path | Address:
         """Place of the docket."""
         return self.docket or self.home / "docket.sqlite"

@@ -25,7 +25,7 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
     Only memes that both were asked about are compared; a meme without a class counts as wrong. Differences are A less B
     with 95 % intervals by paired bootstrap over memes (10,000 resamples); the p-value is the exact McNemar test's.
     """
-    from court.errors import CourtError
+    from court.errors import BadRequest, CourtError
     from eval.commands.options import protocols_of
     from eval.runs.results import read_results
     from eval.scores.compare import compare as compared
@@ -34,6 +34,12 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
 
     try:
         a, b = read_results(run_a), read_results(run_b)
+        for one in (a, b):
+            if not one.finished:
+                raise BadRequest(
+                    f"{one.name} is not finished: some of its memes have no answer yet. Finish it with `memecourt-eval "
+                    "run --resume`, and compare then."
+                )
         common = tuple(one for one in a.protocols if one in b.protocols)
         if not common:
             raise click.ClickException(f"{a.name} and {b.name} were not run under the same protocol.")

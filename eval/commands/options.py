@@ -89,6 +89,14 @@ def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
             "the same.",
         ),
         click.option("--allow-missing", is_flag=True, help="Memes without a picture fail, each by itself."),
+        click.option(
+            "--patience",
+            default=10.0,
+            show_default=True,
+            type=click.FloatRange(0),
+            metavar="MINUTES",
+            help="How long a meme waits for a model server that is busy or away.",
+        ),
         click.option("--retry-failed", is_flag=True, help="Try memes again that failed for a passing reason."),
     )
 
@@ -119,6 +127,7 @@ def study_of(
     encoder: str | None,
     server_name: str,
     allow_missing: bool,
+    patience: float,
     retry_failed: bool,
 ) -> Study:
     """The study that the options ask for.
@@ -153,6 +162,7 @@ def study_of(
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
         server=server_name,
         allow_missing=allow_missing,
+        patience_s=60 * patience,
         retry_failed=retry_failed,
     )
 

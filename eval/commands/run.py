@@ -13,11 +13,13 @@ import click
 
 if TYPE_CHECKING:
     from eval.runs.folder import RunManifest
+    from eval.runs.progress import Progress
     from eval.runs.results import Results
     from eval.runs.run import Plan
     from serving.settings import Settings
 
 EXIT_INTERRUPTED = 130
+EXIT_UNFINISHED = 3
 _BEGUN = (
     "dataset",
     "data",
@@ -74,6 +76,14 @@ _BEGUN = (
 )
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Take this run up again.")
 @click.option("--retry-failed", is_flag=True, help="With --resume: try again what failed for a reason that may pass.")
+@click.option(
+    "--patience",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="MINUTES",
+    help="How long a meme waits for a model server that is busy or away; with --ray each is tried once.",
+)
 @click.option("--json", "as_json", is_flag=True, help="What came of it as one JSON object.")
 def run(**given: Any) -> None:
     """Tries every meme of a split and keeps what came of each, with records, in a folder of plain files.
@@ -81,11 +91,12 @@ def run(**given: Any) -> None:
     Precedents come from the train split, without those that are too near to what is judged. A run can be ended at any
     moment, by Ctrl-C or otherwise: --resume goes on where it was, and no model is asked again for what it has said.
 
-    Exit code: 0 if every meme has been judged (undecided and failed ones are counted), 1 if the run could not go on,
-    130 if it was interrupted.
+    Exit code: 0 if every meme has been judged (undecided and failed ones are counted), 3 if some have no answer yet for
+    want of a server that may come back, 1 if the run could not go on, 130 if it was interrupted.
     """
-    from court.errors import CourtError
+    from court.errors import CourtError, Unavailable
     from eval.runs.progress import watching
+    from eval.runs.run import SERVER_GONE, UNFINISHED
     from eval.runs.run import run as hold
     from serving.cli.common import run as asyncio_run
 
@@ -95,9 +106,21 @@ def run(**given: Any) -> None:
         plan = _resumed(given) if given["resume"] else _planned(given)
     except CourtError as error:
         raise click.ClickException(error.message) from None
+
+    async def held(progress: Progress) -> str:
+        """Why the run is not finished; empty where it is."""
+        try:
+            await hold(plan, progress)
+        except Unavailable as error:
+            if error.reason not in (SERVER_GONE, UNFINISHED):
+                raise
+            return error.message
+        return ""
+
+    unfinished = ""
     with watching(lambda line: click.echo(line, err=True)) as progress:
         try:
-            asyncio_run(hold(plan, progress))
+            unfinished = asyncio_run(held(progress))
         except KeyboardInterrupt:
             interrupted = True
         else:
@@ -105,6 +128,13 @@ def run(**given: Any) -> None:
     if interrupted:
         click.echo(f"Interrupted. What was judged is kept; this goes on:\n  {again(plan, given)}", err=True)
         sys.exit(EXIT_INTERRUPTED)
+    if unfinished:
+        click.echo(
+            f"Not finished. {unfinished} What was judged is kept; this goes on:\n  {again(plan, given)}", err=True
+        )
+        if given["as_json"]:
+            click.echo(json.dumps({"run": str(plan.out), "name": plan.name, "finished": False, "why": unfinished}))
+        sys.exit(EXIT_UNFINISHED)
     _show(plan, given)
 
 
@@ -158,6 +188,7 @@ def _planned(given: dict[str, Any]) -> Plan:
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
         server=given["server_name"] or "",
         allow_missing=given["allow_missing"],
+        patience_s=60 * given["patience"],
         text_only=given["text_only"],
         ray=given["ray"] or "",
         ray_workers=given["ray_workers"] or 0,
@@ -197,6 +228,7 @@ def _resumed(given: dict[str, Any]) -> Plan:
         command=begun.command,
         server=begun.server,
         allow_missing=given["allow_missing"],
+        patience_s=60 * given["patience"],
         text_only=begun.text_only,
         retry_failed=given["retry_failed"],
         ray=given["ray"] or "",

@@ -47,18 +47,19 @@ class Contrast:
 
 
 def contrasts(runs: Sequence[tuple[str, Results]], protocol: Protocol, resamples: int) -> tuple[Contrast, ...]:
-    """Compares each run (label, results) with the majority class, its vote, and the first run.
+    """Compares each finished run (label, results) with the majority class, its vote, and the first of them.
 
     Raises:
         BadRequest: Two runs disagree on a gold label.
     """
     found = []
-    for place, (label, results) in enumerate(runs):
+    finished = [run for run in runs if run[1].finished]
+    for place, (label, results) in enumerate(finished):
         rivals = [(f"always “{_word(_majority(results, protocol))}”", _constant(results, protocol))]
         if (voted := _vote(results)).judged:
             rivals.append(("the precedents' vote", voted))
         if place:
-            rivals.append(runs[0])
+            rivals.append(finished[0])
         for against, rival in rivals:
             try:
                 compared = compare(results, rival, protocol, resamples=resamples)

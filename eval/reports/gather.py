@@ -78,7 +78,7 @@ class RunView:
             return f"{self.label} has judged all of its {self.total:,} memes, but was not closed."
         return (
             f"{self.label} is not finished: {self.judged:,} of {self.total:,} memes are judged. The "
-            f"{self.total - self.judged:,} others count as failed, and as wrong in the strict figures."
+            f"{self.total - self.judged:,} others have no answer yet, so that there are no strict figures."
         )
 
 

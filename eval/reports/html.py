@@ -47,10 +47,11 @@ def _figures_of(table: Table) -> dict[str, Any]:
             tokens=row.run.cost.tokens if row.run.cost else 0.0,
         )
         for row in table.rows
+        if row.run.finished
     ]
     first = table.rows[0].card
-    if len(bars) == 1:
-        alone = "One run alone can't be set beside another. What it cost stands below, with the run."
+    if len(bars) < 2:
+        alone = "One finished run alone can't be set beside another. What it cost stands below, with the run."
         together = [Drawn("Runs side by side", "", alone)]
     else:
         caption = "Strict figures with 95 % intervals. Dashed: always saying the more frequent class."

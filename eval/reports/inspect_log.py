@@ -97,7 +97,7 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
         results=EvalResults(
             total_samples=len(samples),
             completed_samples=sum(sample.error is None for sample in samples),
-            scores=[_score_of(results, protocol) for protocol in results.protocols],
+            scores=[_score_of(results, protocol) for protocol in results.protocols if results.finished],
         ),
         stats=EvalStats(
             started_at=_time(manifest.created),

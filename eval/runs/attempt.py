@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import math
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -24,8 +27,32 @@ _NOT_THE_TRIALS = frozenset({"CANCELLED", CallsError.default_reason})
 """Reasons for which a trial ended that are no outcome: it is taken up again without being asked to."""
 _ANEW = frozenset({CantResume.default_reason, PICTURE_MISSING, "TRIAL_FAILED"})
 """Why a trial can't go on, but the meme be tried anew: there was nothing yet to go on from, or the fault was ours."""
+LATE = frozenset({"MODEL_TOO_SLOW", "TEXT_TOO_SLOW", "SEARCH_TOO_SLOW", "OVERRUN"})
+"""Reasons of trials that were out of time. That may pass, and it may be the meme's fault: each is tried once more, and
+then its answer did not come."""
+_LONGEST_PAUSE_S = 30.0
 _OURS = "INTERNAL"
 """Reason of a trial that failed by a fault of this software, which another version may not have."""
+
+
+@dataclass(slots=True)
+class Patience:
+    """Waiting for what is busy or away, of all memes of a run together.
+
+    Attributes:
+        seconds: Longest wait of a meme, counted from its first failure, or from when any meme last had an answer.
+    """
+
+    seconds: float
+    _answered: float = -math.inf
+
+    def answered(self) -> None:
+        """Notes that a meme had an answer: what trials need is there."""
+        self._answered = time.monotonic()
+
+    def left(self, since: float) -> float:
+        """Seconds left of the patience for a meme that first failed at a time of the monotonic clock."""
+        return self.seconds - (time.monotonic() - max(since, self._answered))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +66,8 @@ class Attempt:
         procedure: Procedure of the trials.
         seed: Seed of the run.
         server: Name of the model servers in the store of calls; their addresses if empty.
-        retry_failed: True to retry trials that failed for a passing reason.
+        retry_failed: True to retry trials that failed for a reason of ours, or were late, in an earlier run.
+        patience: Patience with what is busy or away; None to try each meme once.
     """
 
     house: TrialExecutor
@@ -49,11 +77,16 @@ class Attempt:
     seed: int = 0
     server: str = ""
     retry_failed: bool = False
+    patience: Patience | None = None
 
     async def try_meme(
         self, meme: JudgedMeme, known: TrialRecord | None, picture: Callable[[], Awaitable[bytes | None]]
     ) -> tuple[Prediction, bool]:
-        """Tries a meme; returns its prediction, and whether it failed for want of something that may come back.
+        """Tries a meme; again where what it failed for may pass, as long as there is patience.
+
+        Returns:
+            Its prediction; and True where that is none, because the meme failed for want of something that may come
+            back: it is to be tried again another time.
 
         Args:
             meme: Meme to try.
@@ -63,22 +96,41 @@ class Attempt:
         Raises:
             CourtError: The run's own files are at fault, and not the trial (:func:`ends_the_run`).
         """
-        hits = HitCounter()
         if known is not None and not self.to_be_resumed(known):
             return prediction_of(meme, known), False
+        first, pause, late = time.monotonic(), 1.0, 0
+        while True:
+            tried = await self._try_once(meme, known, picture)
+            late += tried.prediction.reason in LATE
+            if not tried.passing or late > 1:
+                if self.patience is not None and not tried.passing:
+                    self.patience.answered()
+                return tried.prediction, False
+            wait = max(pause, tried.retry_after)
+            if self.patience is None or self.patience.left(first) < wait:
+                return tried.prediction, tried.prediction.reason not in LATE
+            await asyncio.sleep(wait)
+            known, pause = tried.record or known, min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def _try_once(
+        self, meme: JudgedMeme, known: TrialRecord | None, picture: Callable[[], Awaitable[bytes | None]]
+    ) -> _Tried:
+        hits, retry_after = HitCounter(), 0.0
         try:
             record = await self._tried(meme, known, picture, hits)
         except TrialAborted as error:
             if ends_the_run(error.cause):
                 raise error.cause from None
-            record = error.record
+            record, retry_after = error.record, getattr(error.cause, "retry_after", None) or 0.0
         except (BadInput, Unavailable) as error:
             if ends_the_run(error):
                 raise
             failed = Prediction(meme=meme.id, outcome=Outcome.FAILED, reason=error.reason)
-            return failed, isinstance(error, Unavailable)
+            after = error.retry_after if isinstance(error, Unavailable) else None
+            return _Tried(failed, isinstance(error, Unavailable), retry_after=after or 0.0)
         failure = record.last(TrialFailed) if record.state is TrialState.FAILED else None
-        return prediction_of(meme, record, stored=hits.count), failure is not None and failure.retryable
+        prediction = prediction_of(meme, record, stored=hits.count)
+        return _Tried(prediction, failure is not None and failure.retryable, record, retry_after)
 
     def to_be_resumed(self, record: TrialRecord) -> bool:
         """True if a trial is not over, or ended in a failure to be retried."""
@@ -86,7 +138,8 @@ class Attempt:
             return record.state is TrialState.OPEN
         failed = record.last(TrialFailed)
         assert failed is not None
-        return failed.reason in _NOT_THE_TRIALS or (self.retry_failed and may_pass(failed))
+        passing = failed.reason in _NOT_THE_TRIALS or (failed.retryable and failed.reason not in LATE)
+        return passing or (self.retry_failed and may_pass(failed))
 
     def request(self, meme: JudgedMeme) -> str:
         """Names a meme's request in the docket, which is the run's own."""
@@ -130,6 +183,16 @@ class Attempt:
         # By the file and not by its pixels: that is known before the picture is decoded, and as lasting.
         mark = self.calls.fence_mark(meme.id, bytes_sha256)
         return replace(self.house, court=replace(court, chairs=chairs, fence_mark=mark))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """One attempt: its prediction, whether its failure may pass, its record, and when to come again, in seconds."""
+
+    prediction: Prediction
+    passing: bool
+    record: TrialRecord | None = None
+    retry_after: float = 0.0
 
 
 def may_pass(failed: TrialFailed) -> bool:

@@ -41,6 +41,11 @@ class Results:
     manifest: RunManifest | None = None
     root: Path | None = None
 
+    @property
+    def finished(self) -> bool:
+        """True if the run was closed: every meme has an answer. Predictions from elsewhere count as finished."""
+        return self.manifest is None or self.manifest.finished is not None
+
     def under(self, protocol: Protocol) -> tuple[tuple[bool, Judged], ...]:
         """Gold (harmful or not) and what was said, without the memes that the protocol drops."""
         pairs = ((one.meme.gold(protocol), one) for one in self.judged)

@@ -38,7 +38,7 @@ from eval.datasets.read import read_split, source_of
 from eval.datasets.sample import sample
 from eval.models.call_cache import SqliteCallCache
 from eval.runs import environment as about
-from eval.runs.attempt import PICTURE_MISSING, Attempt, may_pass
+from eval.runs.attempt import LATE, PICTURE_MISSING, Attempt, Patience, may_pass
 from eval.runs.controls import Control, with_control
 from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, STAND_IN, Excluded, RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
@@ -56,6 +56,8 @@ RUN_DIFFERS = "RUN_DIFFERS"
 """Reason of an error: what is there now is not what the run was begun with."""
 SERVER_GONE = "RUN_SERVER_GONE"
 """Reason of an error: so many memes in a row failed for want of something that trying on makes no sense."""
+UNFINISHED = "RUN_UNFINISHED"
+"""Reason of an error: all memes were tried, and some have no answer for want of something that may come back."""
 
 _STARTING = ".starting"  # stands in a run's folder until its manifest does: what lies there is ours to clear away
 _LOCK = ".lock"
@@ -89,6 +91,7 @@ class Plan:
         allow_missing: True if memes without a picture fail, each by itself, instead of keeping the run from starting.
         text_only: True to judge by the texts alone, as where the pictures can't be had; for the summary procedure.
         retry_failed: True to retry memes that failed for a passing reason.
+        patience_s: Seconds that a meme waits for what is busy or away; with Ray each is tried once.
         ray: Address of a Ray cluster that judges, ``HOST:PORT``; empty to judge in this process.
         ray_workers: Workers there; 0 for one a node.
     """
@@ -112,6 +115,7 @@ class Plan:
     allow_missing: bool = False
     text_only: bool = False
     retry_failed: bool = False
+    patience_s: float = 0.0
     ray: str = ""
     ray_workers: int = 0
 
@@ -151,9 +155,9 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
         BadRequest: The folder is not empty and holds no run; the data set can't be read or pictures are missing; or the
             run was begun with something else than is there now (reason RUN_DIFFERS; the message names what).
         BadLibrary, NotLoaded, ModelRefused: As :func:`serving.wiring.open_court`.
-        Unavailable: Somebody else is at this run; docket or store of calls can't be used; or the model server is gone
-            for good (reason RUN_SERVER_GONE); or the Ray cluster is not there, or one of its workers can't judge. What
-            was judged is kept.
+        Unavailable: Somebody else is at this run; docket or store of calls can't be used; the model server is gone for
+            good (reason RUN_SERVER_GONE), or was too busy for some memes (RUN_UNFINISHED); or the Ray cluster is not
+            there, or one of its workers can't judge. What was judged is kept.
         asyncio.CancelledError: It was broken off. What was judged is kept.
     """
     folder = RunFolder(plan.out)
@@ -472,7 +476,9 @@ class _Judging:
             seed=plan.seed,
             server=plan.server,
             retry_failed=plan.retry_failed,
+            patience=Patience(plan.patience_s),
         )
+        self._left: Counter[str] = Counter()
         self._trials: Mapping[str, Sequence[str]] = {}
         self._tally = RunTally(plan.protocols[0], total=len(material.memes))
         self._failures = 0  # in a row, for want of something
@@ -500,6 +506,13 @@ class _Judging:
                 await self._judge(todo)
         finally:
             self._progress.end(self._tally)
+        if self._left:
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in self._left.most_common())
+            raise Unavailable(
+                f"{self._left.total():,} of {len(self._material.memes):,} memes have no answer yet, for reasons that "
+                f"may pass ({reasons}).",
+                reason=UNFINISHED,
+            )
         if self._manifest.finished is None:
             self._folder.write_manifest(self._manifest.model_copy(update={"finished": datetime.now(UTC)}))
 
@@ -526,11 +539,14 @@ class _Judging:
             with (self._plan.out / PREDICTIONS).open("a", encoding="ascii") as file:
 
                 def keep(meme: JudgedMeme, prediction: Prediction, passing: bool) -> None:
-                    # Handed to the system at once. Lost with it, it is read from the docket.
-                    file.write(prediction.model_dump_json(ensure_ascii=True) + "\n")
-                    file.flush()
-                    self._tally.add(meme, prediction)
-                    self._progress.judged(self._tally)
+                    if passing:
+                        self._left[prediction.reason] += 1
+                    else:
+                        # Handed to the system at once. Lost with it, it is read from the docket.
+                        file.write(prediction.model_dump_json(ensure_ascii=True) + "\n")
+                        file.flush()
+                        self._tally.add(meme, prediction)
+                        self._progress.judged(self._tally)
                     self._watch_for_the_end(prediction, passing)
 
                 await (self._here(todo, keep) if self._cluster is None else self._there(self._cluster, todo, keep))
@@ -593,12 +609,14 @@ class _Judging:
 
     def _watch_for_the_end(self, prediction: Prediction, passing: bool) -> None:
         """Ends a run before a server that is gone: it would fail every meme that is left, one after the other."""
-        self._failures = self._failures + 1 if passing else 0
-        most = _IN_A_ROW * max(self._plan.concurrency, 3)
+        self._failures = self._failures + 1 if passing or prediction.reason in LATE else 0
+        # Who has waited in vain, and saw no other meme answered meanwhile, speaks for all.
+        waited = passing and self._plan.patience_s > 0 and not self._plan.ray
+        most = 1 if waited else _IN_A_ROW * max(self._plan.concurrency, 3)
         if self._failures >= most:
             raise Unavailable(
-                f"{most} memes in a row failed, the last with {prediction.reason}: something that trials need is not "
-                "there. When it is back, take the run up again with --retry-failed.",
+                f"The last {self._failures} memes in a row failed, the last with {prediction.reason}: something that "
+                "trials need is not there.",
                 reason=SERVER_GONE,
             )
 

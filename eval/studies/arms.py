@@ -189,6 +189,7 @@ class Study:
         concurrency: Memes on trial at once.
         command: Command line of the study.
         server: Name of the model servers in the store of calls.
+        patience_s: Seconds that a meme waits for a model server that is busy or away.
         allow_missing: True if memes without a picture fail, each by itself.
         retry_failed: True to retry memes that failed for a passing reason.
     """
@@ -207,6 +208,7 @@ class Study:
     concurrency: int = 8
     command: str = ""
     server: str = ""
+    patience_s: float = 0.0
     allow_missing: bool = False
     retry_failed: bool = False
 
@@ -386,6 +388,7 @@ def _plan(study: Study, arm: Arm, settings: Settings, library: Path) -> Plan:
         command=study.command,
         server=study.server,
         allow_missing=study.allow_missing,
+        patience_s=study.patience_s,
         retry_failed=study.retry_failed,
     )
 

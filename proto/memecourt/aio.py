@@ -228,6 +228,7 @@ class _Stream:
         self._client = client
         self._requests = requests
         self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
+        self._book.not_told_yet()
         self._changed = asyncio.Condition()
         self._open = 0  # streams
         self._closed: set[int] = set()  # those that take nothing more
@@ -325,6 +326,10 @@ class _Stream:
         call = self._client._court.JudgeStream(metadata=self._client._connection.metadata())
         sending = asyncio.ensure_future(self._send(call, number))
         try:
+            metadata = await call.initial_metadata()
+            async with self._changed:
+                self._book.told(metadata)
+                self._changed.notify_all()
             async for response in call:
                 async with self._changed:
                     self._book.hear(response)

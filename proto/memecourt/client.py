@@ -127,7 +127,7 @@ class Client:
         Args:
             requests: Each with a request_id of its own. Read in a thread of its own, as outcomes are taken.
             timeout: Seconds that each may take, from when it is taken from ``requests``.
-            at_once: Largest number of requests in flight.
+            at_once: Largest number of requests in flight; fewer where the server says that it works on fewer at once.
 
         Returns:
             Pairs of request_id and outcome.
@@ -324,6 +324,7 @@ class _Stream:
         self._client = client
         self._requests = requests
         self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
+        self._book.not_told_yet()
         self._changed = threading.Condition()  # guards all that follows, and the book
         self._open: dict[int, grpc.Call] = {}  # streams, by their numbers
         self._closed: set[int] = set()  # numbers of streams that take nothing more
@@ -421,6 +422,10 @@ class _Stream:
             if self._stopped:
                 call.cancel()
         try:
+            said = call.initial_metadata()
+            with self._changed:
+                self._book.told(said)
+                self._changed.notify_all()
             for response in call:
                 with self._changed:
                     self._book.hear(response)

@@ -10,7 +10,7 @@ import heapq
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -23,6 +23,9 @@ from memecourt.v1 import court_pb2 as wire
 Outcome = tuple[str, wire.JudgeResponse | JudgeError]
 """The request_id, and the verdict or why there is none."""
 
+AT_ONCE = "memecourt-at-once"
+"""Metadata in which a server says, at the beginning of a stream, how many of its requests it works on at once."""
+_BEFORE_TOLD = 4  # requests in flight
 _LONGEST_NAME = 128  # characters of a request_id
 
 TO_END_S = 5.0
@@ -72,6 +75,7 @@ class Book:
         self._budget = budget
         self._timeout = timeout
         self._at_once = at_once
+        self._bound = at_once
         self._clock = clock
         self._chance = chance
         self._asked: dict[str, _PendingRequest] = {}
@@ -107,7 +111,19 @@ class Book:
 
     def room(self) -> bool:
         """True if another request may be taken."""
-        return len(self._asked) + len(self.outcomes) < self._at_once
+        return len(self._asked) + len(self.outcomes) < min(self._at_once, self._bound)
+
+    def not_told_yet(self) -> None:
+        """Keeps few requests in flight until :meth:`told`."""
+        self._bound = _BEFORE_TOLD
+
+    def told(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
+        """Takes note of how many requests a server works on at once, as its first words in a stream say.
+
+        More in flight would wait there, while their time passes. A server that does not say leaves it to the caller.
+        """
+        said = next((value for key, value in metadata or () if key == AT_ONCE), "")
+        self._bound = int(said) if isinstance(said, str) and said.isdecimal() and int(said) > 0 else self._at_once
 
     def take(self, request: wire.JudgeRequest) -> None:
         """Takes a request.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar
 
@@ -176,6 +176,12 @@ class Responses:
         self._advice = advice
         self._begun = False
 
+    async def begin(self, metadata: Sequence[tuple[str, str]] = ()) -> None:
+        """Sends the metadata that stand before the responses, unless they were sent."""
+        if not self._begun:
+            await self._context.send_initial_metadata(tuple(metadata))
+            self._begun = True
+
     async def send(self, response: Message | bytes) -> None:
         """Sends the next response, once flow control has let it go. One at a time.
 
@@ -184,11 +190,9 @@ class Responses:
         """
         try:
             async with asyncio.timeout(self._idle_s) as limit:
-                if not self._begun:
-                    # With the first response the library would send it a second time where that is not taken, and fail
-                    # at that: the caller would be told that all is well.
-                    await self._context.send_initial_metadata(())
-                    self._begun = True
+                # With the first response the library would send it a second time where that is not taken, and fail at
+                # that: the caller would be told that all is well.
+                await self.begin()
                 await self._context.write(response)
             return
         except TimeoutError:

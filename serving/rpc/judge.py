@@ -184,6 +184,7 @@ class CourtService:
                 SERVICE,
                 tried,
                 most=self._settings.concurrent_trials,
+                worked_on=self._settings.worked_on_at_once,
                 idle_s=self._settings.idle,
                 told=self._telemetry.streamed,
             )

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from court.errors import BadRequest, CourtError, Overrun
+from memecourt.many import AT_ONCE
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_in_force
 from serving.rpc.calls import Responses, parse_request, time_left, to_court_error
@@ -32,6 +33,7 @@ async def judge_stream(
     tried: Callable[[wire.JudgeRequest], Judging],
     *,
     most: int,
+    worked_on: int,
     idle_s: float,
     told: Callable[[int], None] = lambda _: None,
 ) -> None:
@@ -46,6 +48,8 @@ async def judge_stream(
         tried: Function that judges the meme of a request; raises the fault of the request.
         most: Requests that are tried or wait at once; no more is read until one is answered. As the answer must have
             been taken by the caller, one that is slow to read is also slow to be read.
+        worked_on: Requests that the server works on at once without any waiting for the others: the caller is told, so
+            that it sends no more of them while their time passes.
         idle_s: Seconds in which the caller must take an answer. While it waits to be taken, an answer has the memory of
             its request, but no more of it than it needs itself.
         told: Is told of each answer: the google.rpc code of a failure, or 0.
@@ -59,6 +63,7 @@ async def judge_stream(
     stream = _OpenStream(context, memory, of=of, tried=tried, most=most, idle_s=idle_s, told=told)
     end: CourtError | None = None
     try:
+        await stream.begin(worked_on)
         async with asyncio.TaskGroup() as items:
             try:
                 while (came := await stream.next()) is not None:
@@ -108,6 +113,10 @@ class _OpenStream:
         self._read = 0
         self._answered = 0
         self._last_answer = 0.0  # by the loop's clock
+
+    async def begin(self, worked_on: int) -> None:
+        """Tells the caller how many requests are worked on at once."""
+        await self._responses.begin([(AT_ONCE, str(worked_on))])
 
     async def next(self) -> tuple[wire.JudgeStreamRequest, Reservation] | None:
         """The next request and its memory, once there is place for it; None where there is none to come."""

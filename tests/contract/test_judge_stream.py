@@ -331,6 +331,18 @@ def test_when_the_court_closes_what_runs_is_answered_and_what_waits_is_told_when
     assert end.code is grpc.StatusCode.UNAVAILABLE and end.of(error_details_pb2.RetryInfo)
 
 
+def test_a_stream_begins_with_how_many_requests_are_worked_on_at_once(tmp_path):
+    async def work(it):
+        call = it.stub.JudgeStream(timeout=20)
+        said = dict(await call.initial_metadata())  # before anything is sent
+        await call.done_writing()
+        return said
+
+    assert play(work, tmp_path, text_workers=3)["memecourt-at-once"] == "12"
+    assert play(work, tmp_path, text_workers=3, concurrent_trials=5)["memecourt-at-once"] == "5"
+    assert play(work, tmp_path, text_workers=3, procedure="FULL")["memecourt-at-once"] == "32"
+
+
 def test_an_id_that_is_too_long_does_not_come_back_whole(tmp_path):
     async def work(it):
         return await rest_of(it.stub.JudgeStream(iter([item("x" * 1_000_000)]), timeout=20))

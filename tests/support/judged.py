@@ -49,6 +49,7 @@ def write_run(root, ours):
         RunManifest(
             name=ours.name,
             created=datetime(2026, 1, 2, tzinfo=UTC),
+            finished=datetime(2026, 1, 2, tzinfo=UTC),
             dataset=ours.dataset,
             split=ours.split,
             data={},

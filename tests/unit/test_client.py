@@ -644,3 +644,28 @@ def test_the_client_needs_nothing_but_grpc_and_protobuf():
 def test_tls_takes_paths_and_says_so(name, content):
     with pytest.raises(TypeError, match=f"path of a PEM file as {name}"):
         Tls(**{name: content})
+
+
+@pytest.mark.parametrize(
+    ("said", "bound"),
+    [
+        ([("memecourt-at-once", "3")], 3),
+        ([("other", "3"), ("memecourt-at-once", "500")], 16),
+        ([("memecourt-at-once", "0")], 16),
+        ([("memecourt-at-once", "many")], 16),
+        ([], 16),
+        (None, 16),
+    ],
+)
+def test_no_more_are_on_their_way_than_the_server_works_on(said, bound):
+    book = a_book(lambda: 0.0, at_once=16)
+
+    def taken():
+        while book.room():
+            book.take(wire.JudgeRequest(request_id=f"{len(book._asked)}"))
+        return len(book._asked)
+
+    book.not_told_yet()
+    assert taken() == 4, "few until it has said how many"
+    book.told(said)
+    assert taken() == max(4, bound)

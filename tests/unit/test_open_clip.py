@@ -478,7 +478,8 @@ def test_the_command_builds_adds_and_searches_with_it(
     assert bad.exit_code == 1 and "not those of ViT-B-32" in bad.output and not (tmp_path / "library").exists()
     built = CliRunner().invoke(cli, [*build, "--encoder", named, "--text-encoder", "clip"])
     assert built.exit_code == 0, built.output
-    assert f"encoder      open_clip:{TINY} (local) (sha256:" in built.output
+    shown = CliRunner().invoke(cli, ["precedents", "info", "--library", place])
+    assert f"encoder      open_clip:{TINY} (local) (sha256:" in shown.output
     (tmp_path / "more.csv").write_text("id,label,text\nnew,harmful,another note from Blueland\n")
     added = CliRunner().invoke(cli, ["precedents", "add", place, str(tmp_path / "more.csv"), "--encoder", named])
     assert added.exit_code == 0, added.output

@@ -47,7 +47,7 @@ from eval.runs.from_record import chain_of, cost_of, level_of, prediction_of
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, ProgressBar, ProgressLines, RunTally
 from eval.runs.results import read_results
-from eval.runs.run import PICTURE_MISSING, RUN_DIFFERS, SERVER_GONE, Plan, run
+from eval.runs.run import PICTURE_MISSING, RUN_DIFFERS, SERVER_GONE, UNFINISHED, Plan, run
 from eval.synthetic.make import Layout, make
 from serving.docket.open import Docket
 from serving.runner.executor import TrialExecutor
@@ -549,21 +549,66 @@ def test_what_failed_for_want_of_a_server_is_tried_again_when_asked(home, data, 
             return await hear(self, ask, *args, **kwargs)
 
         monkeypatch.setattr(TrialExecutor, "hear", hear_without)
+        with pytest.raises(Unavailable, match=r"1 of 8 memes have no answer yet.*MODEL_BUSY 1") as caught:
+            await run(plan, Progress())
+        assert caught.value.reason == UNFINISHED
+        first = {p.meme: p for p in RunFolder(plan.out).predictions()}
+        assert RunFolder(plan.out).manifest().finished is None
         folder = await run(plan, Progress())
-        first = {p.meme: p for p in folder.predictions()}
-        await run(plan, Progress())  # without being asked to, nothing is
-        kept = folder.predictions()
-        await run(dataclasses.replace(plan, retry_failed=True), Progress())
-        return first, kept, folder
+        return first, folder, await docket_trials(folder)
 
-    first, kept, folder = with_server(work)
-    (failed,) = (p for p in first.values() if p.outcome is Outcome.FAILED)
-    assert failed.reason == "MODEL_BUSY" and failed.trial
-    assert kept == tuple(first.values())
+    first, folder, trials = with_server(work)
+    assert len(first) == 7, "who was turned away is not counted as wrong"
     now = {p.meme: p for p in folder.predictions()}
-    assert now[failed.meme].outcome is Outcome.HARMFUL
-    assert now[failed.meme].trial == failed.trial  # the same trial, resumed
-    assert {m: p for m, p in now.items() if m != failed.meme} == {m: p for m, p in first.items() if m != failed.meme}
+    assert [p.outcome for p in now.values()] == [Outcome.HARMFUL] * 8 and trials == 8, "the same trial, resumed"
+    assert {m: p for m, p in now.items() if m in first} == first
+
+
+async def docket_trials(folder):
+    docket = Docket.open(folder.root / "docket.sqlite")
+    try:
+        return len(await docket.index.list(limit=100))
+    finally:
+        await docket.close()
+
+
+def busy(times, reason="MODEL_BUSY"):
+    """A court whose every meme is turned away so many times before it is heard."""
+    asked, hear = Counter(), TrialExecutor.hear
+
+    async def turned_away(self, ask, *args, **kwargs):
+        asked[ask.content_id] += 1
+        if asked[ask.content_id] <= times:
+            raise Unavailable("later", reason=reason, retry_after=0.1)
+        return await hear(self, ask, *args, **kwargs)
+
+    return turned_away
+
+
+def test_a_busy_server_costs_no_meme_as_long_as_there_is_patience(home, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(TrialExecutor, "hear", busy(1))
+    folder = hold(a_plan(home, data, tmp_path / "run", limit=4, patience_s=60.0))
+    assert [p.outcome is not Outcome.FAILED for p in folder.predictions()] == [True] * 4
+    assert folder.manifest().finished is not None
+
+
+def test_without_patience_it_is_not_finished_and_the_command_says_how_it_goes_on(home, data, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    monkeypatch.setattr(TrialExecutor, "hear", busy(2))
+    given = ("--dataset", "synthetic-harmeme", "--data", data, "--out", out, "--limit", 4, "--patience", 0, "--json")
+    said = command(home, *given)
+    assert said.exit_code == 3 and "Not finished. 4 of 4 memes have no answer yet" in said.stderr, said.output
+    assert f"memecourt-eval run --resume {out}" in said.stderr
+    assert json.loads(said.stdout)["finished"] is False and "cards" not in said.stdout
+    assert command(home, "--resume", out, "--patience", 0).exit_code == 3
+    done = command(home, "--resume", out, "--patience", 0, "--json")
+    assert done.exit_code == 0 and json.loads(done.stdout)["cards"]["merged"]["n"] == 4
+
+
+def test_who_is_late_twice_has_not_answered(home, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(TrialExecutor, "hear", busy(9, "MODEL_TOO_SLOW"))
+    folder = hold(a_plan(home, data, tmp_path / "run", limit=2, patience_s=60.0))
+    assert [p.reason for p in folder.predictions()] == ["MODEL_TOO_SLOW"] * 2
 
 
 def test_a_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):
@@ -572,12 +617,11 @@ def test_a_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(TrialExecutor, "hear", gone)
     monkeypatch.setattr("eval.runs.run._IN_A_ROW", 2)
-    with pytest.raises(CourtError, match="--retry-failed") as caught:
+    with pytest.raises(CourtError, match="The last 6 memes in a row failed") as caught:
         hold(a_plan(home, data, tmp_path / "run", concurrency=1))
     assert caught.value.reason == SERVER_GONE
     folder = RunFolder(tmp_path / "run")
-    assert [p.reason for p in folder.predictions()] == ["MODEL_GONE"] * 6
-    assert folder.manifest().finished is None
+    assert folder.predictions() == () and folder.manifest().finished is None
 
 
 @pytest.mark.slow
