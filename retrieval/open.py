@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from court.errors import BadLibrary, BadRequest
@@ -57,7 +58,14 @@ def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
 
 
 def load_encoder_for(library: Path | Address | None, asked: str | None = None) -> Encoder:
-    """The encoder that a library was made with; which of its kind exactly is checked when the library is opened.
+    """The encoder that a library was made with, warm; as :func:`choose_encoder`, and raises as :func:`load_encoder`."""
+    return choose_encoder(library, asked)()
+
+
+def choose_encoder(library: Path | Address | None, asked: str | None = None) -> Callable[[], Encoder]:
+    """Chooses the encoder that a library was made with, and returns what loads it: nothing heavy happens before.
+
+    Which of its kind exactly it was made with is checked when the library is opened.
 
     Args:
         library: Its directory, or the address of its database; None where there is none yet.
@@ -66,10 +74,11 @@ def load_encoder_for(library: Path | Address | None, asked: str | None = None) -
     Raises:
         BadLibrary: The library is missing or damaged, was made with another encoder than is asked for, or with
             weights that it can't name.
-        BadRequest, NotLoaded, Unavailable: As :func:`load_encoder`.
+        BadRequest: There is no encoder of that name.
     """
     if library is None:
-        return load_encoder(asked or BUILTIN)
+        name_of(asked or BUILTIN)
+        return partial(load_encoder, asked or BUILTIN)
     made_with = encoder_of(library)
     if asked is not None and name_of(asked) != made_with.name:
         raise BadLibrary(
@@ -84,8 +93,14 @@ def load_encoder_for(library: Path | Address | None, asked: str | None = None) -
             reason="ENCODER_NOT_NAMED",
         )
     if not made_with.name.startswith(clip_source.PREFIX):
-        return load_encoder(asked or BUILTIN)
-    return load_encoder(asked or made_with.name, texts="builtin" if made_with.texts_by else "clip")
+        return partial(load_encoder, asked or BUILTIN)
+    return partial(load_encoder, asked or made_with.name, texts="builtin" if made_with.texts_by else "clip")
+
+
+def require_library(library: Path | Address | None) -> None:
+    """Before anything is loaded: raises BadLibrary where a library on disk is missing or damaged at first sight."""
+    if isinstance(library, Path):
+        encoder_of(library)
 
 
 def name_of(asked: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import grpc
 
 from court.errors import BadRequest, NotLoaded, Unavailable
+from retrieval.open import require_library
 from serving.access.exposure import only_here, require_guarded
 from serving.access.reload import follow_files
 from serving.access.tls import WHAT as CERTIFICATES
@@ -79,6 +80,7 @@ async def serve(
         require_guarded("The server", host, settings, field="address")
         certificates = Certificates.of(settings)
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
+        await asyncio.to_thread(require_library, settings.library)
         anchor = open_witness(settings.anchor) if settings.anchor else None
         telemetry = await stack.enter_async_context(open_telemetry(settings))
         memory = ReceiveBudget(settings.picture_memory, settings.idle)

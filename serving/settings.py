@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
@@ -251,7 +252,16 @@ class Settings(BaseSettings):
             return init_settings, env_settings
         if not Path(named).is_file():
             raise BadRequest(f"There is no file of settings at {named}.", reason="CONFIG_MISSING", field="config")
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=named)
+        try:
+            file = TomlConfigSettingsSource(settings_cls, toml_file=named)
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else f"it is no TOML ({error})"
+            if isinstance(error, UnicodeDecodeError):
+                why = "it is not in UTF-8"
+            raise BadRequest(
+                f"The file of settings {named} can't be read: {why}.", reason="CONFIG_DAMAGED", field="config"
+            ) from None
+        return init_settings, env_settings, file
 
     @property
     def worked_on_at_once(self) -> int:

@@ -28,7 +28,7 @@ from retrieval.library.manifest import FORMAT, USUAL
 from retrieval.library.postgres.address import Address
 from retrieval.library.reload import follow
 from retrieval.library.storage import CURRENT
-from retrieval.open import load_encoder_for, open_writer, open_writer_of
+from retrieval.open import choose_encoder, load_encoder_for, open_writer, open_writer_of
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.docket.open import Docket, open_docket
@@ -85,6 +85,8 @@ async def open_court(
     """
     async with AsyncExitStack() as stack:
         policy = Policy.load(settings.policy) if settings.policy else DEFAULT_POLICY
+        if isinstance(settings.docket_place, Path) and not settings.docket_place.exists():
+            tell(f"Making a docket at {settings.docket_place} …")
         docket = await asyncio.to_thread(open_docket, settings)
         stack.push_async_callback(docket.close)
         await docket.log.sign()  # before the first trial: without the right key nothing could be kept of it
@@ -97,8 +99,8 @@ async def open_court(
         if text_reader is not None:
             stack.push_async_callback(text_reader.aclose)
         warm = text_reader.warm if text_reader is not None and read_text else None
+        load = await asyncio.to_thread(choose_encoder, settings.library, settings.encoder)
         tell("Loading the encoder and the text reader …" if warm else "Loading the encoder …")
-        load = partial(load_encoder_for, settings.library, settings.encoder)
         loading = asyncio.to_thread(partial(EncoderProcess, load) if encoder_apart else load)
         encoder: Encoder = (await asyncio.gather(loading, warm()))[0] if warm else await loading
         if isinstance(encoder, EncoderProcess):

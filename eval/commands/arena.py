@@ -34,7 +34,13 @@ PAGE = "leaderboard.html"
 @click.option("--out", type=click.Path(path_type=Path), default=Path("arena"), show_default=True, help="Its folder.")
 @click.option("--name", help="What to call it. [default: the folder's name]")
 @click.option("--limit", type=click.IntRange(min=1), help="So many memes at most, drawn by label.")
-@click.option("--seed", default=0, show_default=True, help="Of that sample, of who meets whom, and of replies.")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Of that sample, of who meets whom, and of replies.",
+)
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=4, show_default=True, help="Memes at once.")
 @click.option(
     "--tasks",

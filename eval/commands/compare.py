@@ -17,7 +17,7 @@ _SHOWN = 20  # flipped memes that are listed; --json lists all
 @click.argument("run_a", type=click.Path(path_type=Path))
 @click.argument("run_b", type=click.Path(path_type=Path))
 @click.option("--protocol", help="How labels become two classes, parted by commas. [default: all that both runs have]")
-@click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the bootstrap.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object, every flipped meme listed.")
 def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: bool) -> None:
     """Says whether RUN_A or RUN_B is better, and whether the memes are enough to tell.

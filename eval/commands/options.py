@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from serving.cli.common import FiniteRange
+
 if TYPE_CHECKING:
     from eval.datasets.known import Dataset
     from eval.datasets.protocol import Protocol
@@ -68,7 +70,13 @@ def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
         ),
         click.option("--protocol", help="How labels become two classes, parted by commas. [default: all there are]"),
         click.option("--limit", type=click.IntRange(1), help="Judge so many memes, drawn by label."),
-        click.option("--seed", default=0, show_default=True, help="Of the sample, of controls and of the bootstrap."),
+        click.option(
+            "--seed",
+            default=0,
+            show_default=True,
+            type=click.IntRange(0),
+            help="Of the sample, of controls and of the bootstrap.",
+        ),
         click.option(
             "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Memes on trial at once."
         ),
@@ -93,7 +101,7 @@ def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
             "--patience",
             default=10.0,
             show_default=True,
-            type=click.FloatRange(0),
+            type=FiniteRange(0),
             metavar="MINUTES",
             help="How long a meme waits for a model server that is busy or away.",
         ),

@@ -49,7 +49,13 @@ PAGE = "weakness.html"
     "once for all targets. [default: the probe's own]",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="So many memes at most, drawn by label.")
-@click.option("--seed", default=0, show_default=True, help="Of that sample, of where searches begin, and of replies.")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Of that sample, of where searches begin, and of replies.",
+)
 @click.option("--steps", type=click.IntRange(1, 100), default=10, show_default=True, help="Of a search, at most (N).")
 @click.option("--seeds", type=click.IntRange(0, 1000), default=5, show_default=True, help="Searches in a category.")
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Memes sorted alike; see docs.")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from serving.cli.common import FiniteRange
+
 if TYPE_CHECKING:
     from eval.runs.folder import RunManifest
     from eval.runs.progress import Progress
@@ -46,7 +48,9 @@ _BEGUN = (
 @click.option("--procedure", type=click.Choice(["summary", "full", "cascade"]), help="[default: summary]")
 @click.option("--protocol", help="Under which it is scored, parted by commas. [default: all that the data set has]")
 @click.option("--limit", type=click.IntRange(min=1), help="Judge a sample of so many memes, stratified by label.")
-@click.option("--seed", type=int, help="Of that sample, and of replies where a temperature is set. [default: 0]")
+@click.option(
+    "--seed", type=click.IntRange(0), help="Of that sample, and of replies where a temperature is set. [default: 0]"
+)
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of trials, e.g. rounds_max=6.")
 @click.option(
     "--concurrency", type=click.IntRange(1, 1000), help="Memes on trial at once. [default: 4 summary, 16 else]"
@@ -80,7 +84,7 @@ _BEGUN = (
     "--patience",
     default=10.0,
     show_default=True,
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     metavar="MINUTES",
     help="How long a meme waits for a model server that is busy or away; with --ray each is tried once.",
 )

@@ -16,7 +16,7 @@ import click
 @click.option("--split", required=True, help="Which split of it.")
 @click.option("--protocol", help="How labels become two classes, parted by commas. [default: all of the data set]")
 @click.option("--name", help="What to call the system. [default: the file's name]")
-@click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the bootstrap.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
 def score(
     file: Path, id_: str, data: Path, split: str, protocol: str | None, name: str | None, seed: int, as_json: bool

@@ -20,7 +20,7 @@ import click
 @click.option("--train", default=200, show_default=True, help="Memes in the train split.")
 @click.option("--val", default=40, show_default=True, help="Memes in the validation split.")
 @click.option("--test", default=80, show_default=True, help="Memes in the test split.")
-@click.option("--seed", default=0, show_default=True, help="Another seed, other memes.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Another seed, other memes.")
 @click.option("--plant", default="", help="leakage, defects, or both with a comma: faults that are put in on purpose.")
 def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int, plant: str) -> None:
     """Draws and writes a benchmark into OUT, a new directory.

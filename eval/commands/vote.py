@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("library", type=click.Path(path_type=Path))
 @click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option("--pictures", type=click.Path(path_type=Path), help="The folder that the file's picture names are in.")
+@click.option(
+    "--pictures",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="The folder that the file's picture names are in.",
+)
 @click.option("--leave-one-out", is_flag=True, help="Ask about the library's own memes instead, each left out in turn.")
 @click.option("--keep-twins", is_flag=True, help="When leaving one out, leave in what shares its picture or words.")
 @click.option(
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--without-near-duplicates", is_flag=True, help="With --k: what is nearly the meme gives no vote; see the help."
 )
-@click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the bootstrap.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
 def vote(
     library: Path,

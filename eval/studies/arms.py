@@ -61,7 +61,7 @@ class ModelOf(BaseModel):
     def parse(cls, said: str) -> Self:
         """From ``[ROLE=]NAME[@URL]``. Raises BadRequest if it is none."""
         match = re.fullmatch(r"(?:(all|proposer|accuser|defender|judge)=)?([^@]+)(?:@(https?://\S+))?", said.strip())
-        if match is None:
+        if match is None or not said.isprintable():
             raise BadRequest(f"{said!r} names no model. Write NAME, NAME@URL or ROLE=NAME@URL.", field="with-model")
         return cls(role=match[1] or "all", model=match[2], url=match[3] or "")
 

@@ -156,7 +156,9 @@ def add(path: Path, name: str, scopes: Sequence[Scope], namespaces: Sequence[str
     """
     token = _PREFIX + secrets.token_urlsafe(32)
     with _locked(path):
-        before = read_all([path], WHAT)[0].decode() if path.exists() else _HEAD
+        data = read_all([path], WHAT)[0] if path.exists() else _HEAD.encode()
+        parse(data)
+        before = data.decode()
         after = before.rstrip("\n") + "\n\n" + _toml(_entry(name, hash_of(token), scopes, namespaces))
         parse(after.encode())
         _replace(path, after)

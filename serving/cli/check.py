@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import place_on_disk, printable, settings_of, tell
+from serving.cli.common import FiniteRange, place_on_disk, printable, settings_of, tell
 
 if TYPE_CHECKING:
     from retrieval.audit.library_check import LibraryCheck
@@ -36,7 +36,7 @@ _SHOWN = 10  # ids that are listed of each kind; --json lists all
     "--sure",
     default=0.1,
     show_default=True,
-    type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
+    type=FiniteRange(0, 0.5, min_open=True, max_open=True),
     help="A label is suspicious where its neighbours give it at most this probability.",
 )
 @click.option("--encoder", metavar="NAME", help="With --against, as for build. [default: what made the library]")

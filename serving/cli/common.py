@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -25,6 +26,17 @@ EXIT_NOT_HARMFUL = 0
 EXIT_ERROR = 1
 EXIT_HARMFUL = 10
 EXIT_UNDECIDED = 11
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds. What is no number is within none, which click's own range does not see."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number; fails where it is not finite."""
+        number = float(click.FLOAT.convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return float(super().convert(number, param, ctx))
 
 
 def _library_place(_: click.Context, __: click.Parameter, value: str | None) -> Any:
@@ -113,17 +125,17 @@ def trial_options(command: F) -> F:
         click.option(
             "--risk",
             "review_risk",
-            type=click.FloatRange(0, 1, min_open=True, max_open=True),
+            type=FiniteRange(0, 1, min_open=True, max_open=True),
             help="Share of memes whose label may be wrong without a person looking, in a summary. [default: 0.1]",
         ),
         click.option(
             "--review-rate",
-            type=click.FloatRange(0, 1),
+            type=FiniteRange(0, 1),
             help="Share of memes to send to a person for their risk, in place of --risk; 0 sends none.",
         ),
         click.option(
             "--harm-cost",
-            type=click.FloatRange(0.01, 100),
+            type=FiniteRange(0.01, 100),
             help="How many false alarms a missed harmful meme is worth, in a summary. [default: 1]",
         ),
         click.option("--policy", type=click.Path(path_type=Path), help="The file of the policy (TOML)."),

@@ -61,7 +61,9 @@ async def _serve(settings: Settings, address: str) -> None:
     from contextlib import AsyncExitStack
 
     from court.errors import NotLoaded
+    from retrieval.open import require_library
     from serving.access.reload import follow_files
+    from serving.access.tls import Certificates
     from serving.access.tokens import WHAT, Tokens
     from serving.app import stop_signals
     from serving.docket.open import open_docket
@@ -75,6 +77,8 @@ async def _serve(settings: Settings, address: str) -> None:
         ) from None
     async with AsyncExitStack() as stack:
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
+        Certificates.of(settings)  # raises where a part is missing, or is no certificate
+        await asyncio.to_thread(require_library, settings.library)
         docket = await asyncio.to_thread(open_docket, settings, create=False)
         stack.push_async_callback(docket.close)
         if tokens is not None:

@@ -50,7 +50,7 @@ def _signed(command: F) -> F:
 @_id
 @click.argument("label", type=_LABELS)
 @click.option("--text", default="", help="Its text.")
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Its picture.")
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Its picture.")
 @click.option("--category", "categories", multiple=True, help="What kind of harm it is; may be given several times.")
 @click.option("--source", default="", help="Where it comes from. [default: whoever adds it]")
 @click.option("--split", default="", help="Of its data set.")

@@ -23,6 +23,7 @@ from serving.cli.common import (
     EXIT_HARMFUL,
     EXIT_NOT_HARMFUL,
     EXIT_UNDECIDED,
+    FiniteRange,
     docket_option,
     excerpt,
     library_option,
@@ -75,7 +76,13 @@ _Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _JudgeFail
 @click.option("--server-ca", type=_file, help="Whose certificate to trust as the server's (PEM), and nobody else's.")
 @click.option("--certificate", type=_file, help="Your own certificate (PEM), where the server wants one; with --key.")
 @click.option("--key", type=_file, help="The private key of that certificate (PEM).")
-@click.option("--timeout", default=120.0, show_default=True, help="Seconds that one meme may take.")
+@click.option(
+    "--timeout",
+    default=120.0,
+    show_default=True,
+    type=FiniteRange(0, min_open=True),
+    help="Seconds that one meme may take.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a picture and line: file, and verdict or error.")
 @click.option("--watch", is_flag=True, help="Show every event of the trial as it happens, on standard error.")
 @trial_options

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -13,7 +14,7 @@ import click
 
 from court.display import word
 from serving.cli.check import check
-from serving.cli.common import excerpt, library_option, place_on_disk, printable, run, settings_of, tell
+from serving.cli.common import FiniteRange, excerpt, library_option, place_on_disk, printable, run, settings_of, tell
 from serving.cli.edit_precedents import COMMANDS
 from serving.cli.push import push
 
@@ -89,7 +90,7 @@ _max_lost = click.option(
     "--max-lost",
     default=0.1,
     show_default=True,
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     help="The share of the rows that may be unusable; with more, nothing is written.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
@@ -122,7 +123,7 @@ for _command in (*COMMANDS, check, push):
     "--settle-error",
     default=0.05,
     show_default=True,
-    type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
+    type=FiniteRange(0, 0.5, min_open=True, max_open=True),
     help="The share of wrong labels that a cascade may settle by the vote alone, on held-out memes of the library.",
 )
 @click.option(
@@ -268,10 +269,10 @@ def add(
 
 @precedents.command()
 @click.option("--text", help="Text to look for.")
-@click.option("--picture", type=click.Path(path_type=Path), help="Picture to look for.")
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Picture to look for.")
 @click.option("-k", "most", default=5, show_default=True, type=click.IntRange(1, 100), help="How many to show.")
 @click.option(
-    "--alpha", type=click.FloatRange(0, 1), help="Weight of the text against the picture. [default: the library's own]"
+    "--alpha", type=FiniteRange(0, 1), help="Weight of the text against the picture. [default: the library's own]"
 )
 @_with(_filters)
 @click.option(
@@ -387,18 +388,31 @@ def _filter_of(since: datetime | None, until: datetime | None, verified: bool, *
 
 
 @asynccontextmanager
-async def _tools(load: Callable[[], Encoder]) -> AsyncIterator[tuple[Encoder, PictureReader]]:
-    """The encoder, loaded in a thread, and a picture reader."""
+async def _tools(choose: Callable[[], Callable[[], Encoder]]) -> AsyncIterator[tuple[Encoder, PictureReader]]:
+    """The encoder, chosen and loaded in a thread, and a picture reader."""
     import asyncio
 
     from court.backends.pictures.reader import GuardedPictureReader
 
+    load = await asyncio.to_thread(choose)
     tell("Loading the encoder …")
     pictures = GuardedPictureReader(workers=settings_of().picture_workers)
     try:
         yield await asyncio.to_thread(load), pictures
     finally:
         await pictures.aclose()
+
+
+def _require_files(sources: list[Source]) -> None:
+    """Before anything is loaded: raises BadRequest where a file of labelled memes can't be read."""
+    from court.errors import BadRequest
+
+    for source in sources:
+        try:
+            with source.path.open("rb"):
+                pass
+        except OSError as error:
+            raise BadRequest(f"The file of labelled memes {source.path} can't be read: {error.strerror}.") from None
 
 
 async def _build(
@@ -414,10 +428,14 @@ async def _build(
     max_lost: float,
 ) -> tuple[Library, BuildReport]:
     from retrieval.build import build_library
-    from retrieval.open import BUILTIN, load_encoder
+    from retrieval.library.library import refuse_place
+    from retrieval.open import BUILTIN, load_encoder, name_of
 
     chosen = settings_of(encoder=asked).encoder or BUILTIN
-    async with _tools(lambda: load_encoder(chosen, texts=texts or "auto")) as (encoder, pictures):
+    _require_files(sources)
+    refuse_place(place, replace)
+    name_of(chosen)
+    async with _tools(lambda: partial(load_encoder, chosen, texts=texts or "auto")) as (encoder, pictures):
         return await build_library(
             place,
             sources,
@@ -435,9 +453,10 @@ async def _build(
 async def _add(place: Path, sources: list[Source], asked: str | None, max_lost: float) -> tuple[Library, BuildReport]:
     from retrieval.build import add_to_library
     from retrieval.library.library import Library
-    from retrieval.open import load_encoder_for
+    from retrieval.open import choose_encoder
 
-    async with _tools(lambda: load_encoder_for(place, settings_of(encoder=asked).encoder)) as (encoder, pictures):
+    _require_files(sources)
+    async with _tools(lambda: choose_encoder(place, settings_of(encoder=asked).encoder)) as (encoder, pictures):
         library = Library.open(place, encoder.identity)
         return await add_to_library(
             library, sources, encoder=encoder, picture_reader=pictures, progress=_progress(), max_lost=max_lost
@@ -459,12 +478,12 @@ async def _search(
 
     from court.errors import BadPicture
     from court.meme import check_text
-    from retrieval.open import load_encoder_for
+    from retrieval.open import choose_encoder
     from serving.wiring import open_finder
 
     check_text(text)
     settings = settings_of(library=place, encoder=asked)
-    async with _tools(lambda: load_encoder_for(settings.library, settings.encoder)) as (encoder, pictures):
+    async with _tools(lambda: choose_encoder(settings.library, settings.encoder)) as (encoder, pictures):
         finder = await open_finder(settings, encoder, pictures, tell)
         shown = None
         if picture is not None:
@@ -491,7 +510,7 @@ async def _info(place: Path | None) -> Library:
     from court.errors import BadRequest
     from retrieval.library.library import Library
     from retrieval.library.postgres.address import Address
-    from retrieval.open import load_encoder_for
+    from retrieval.open import choose_encoder
     from serving.wiring import open_library
 
     if named := settings_of(library=place).library:
@@ -500,7 +519,7 @@ async def _info(place: Path | None) -> Library:
         opened = Library.open(named, None)
     else:
         settings = settings_of()
-        async with _tools(lambda: load_encoder_for(None, settings.encoder)) as (encoder, pictures):
+        async with _tools(lambda: choose_encoder(None, settings.encoder)) as (encoder, pictures):
             opened = await open_library(settings, encoder, pictures, tell)
     opened.check_pictures()
     return opened

@@ -130,12 +130,18 @@ async def _models(
     if model is None:
         yield settings_of(**given), None
         return
+    from pydantic import ValidationError
+
     from serving.models.vllm import VllmFailed, VllmServer, VllmSettings
 
     settings_of(**given)  # what is wrong with them is said before minutes are spent on a model
+    try:
+        asked = VllmSettings(model=model, flags=flags)
+    except ValidationError as error:
+        raise click.UsageError("--vllm: " + "; ".join(e["msg"] for e in error.errors(include_input=False))) from None
     tell(f"Starting vLLM with {model}; this can take minutes, longer where the model must be fetched …")
     try:
-        async with VllmServer(VllmSettings(model=model, flags=flags)) as server:
+        async with VllmServer(asked) as server:
             llm = {**given.get("llm", {}), "url": server.base_url, "model": server.model, "api_key": server.api_key}
             yield settings_of(**{**given, "llm": llm}), server.ended
     except VllmFailed as error:

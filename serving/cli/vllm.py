@@ -33,7 +33,7 @@ KEY = "MEMECOURT_LLM__API_KEY"
 )
 @click.option(
     "--python",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A Python that has vLLM. [default: MEMECOURT_VLLM_PYTHON, else the one this runs on]",
 )
 @click.option("--log-file", type=click.Path(path_type=Path, dir_okay=False), help="Where to keep vLLM's log.")
@@ -77,6 +77,8 @@ def vllm(
         settings = VllmSettings.model_validate({key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
         raise click.UsageError("; ".join(fault["msg"] for fault in error.errors(include_input=False))) from None
+    if log_file is not None:
+        log_file.open("ab").close()  # that it can't be written is told before minutes are spent
     run(_hold(settings, verbose))
 
 

@@ -1,0 +1,258 @@
+"""Every command and option with every kind of bad argument: a message and an exit code, and no model loaded (BO-7).
+
+The tree of commands is walked, so that a new one is walked too: whoever adds one says here what it is usually given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from court.errors import NotLoaded
+from eval.cli import cli as eval_cli
+from serving.cli.main import cli
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "first_edition"
+LOADED = "a model was loaded, or a server started"
+
+
+def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
+    """Every command that does something, by its words."""
+    if not isinstance(command, click.Group):
+        yield " ".join(path), command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
+        yield from commands(below, (*path, name))
+
+
+ALL = dict([*commands(cli, ("memecourt",)), *commands(eval_cli, ("memecourt-eval",))])
+
+USUAL: dict[str, tuple[str, ...]] = {
+    "memecourt setup": (),
+    "memecourt judge": ("{picture}", "--text", "words"),
+    "memecourt serve": ("--address", "127.0.0.1:0"),
+    "memecourt console": ("--address", "127.0.0.1:0"),
+    "memecourt tokens add": ("ada", "--scope", "judge", "--file", "{tokens}"),
+    "memecourt tokens list": ("--file", "{tokens}"),
+    "memecourt tokens remove": ("ada", "--file", "{tokens}"),
+    "memecourt vllm": ("--model", "m"),
+    "memecourt precedents add": ("{library}", "{memes}"),
+    "memecourt precedents add-one": ("{library}", "i", "harmful", "--text", "t", "--who", "w", "--why", "y"),
+    "memecourt precedents build": ("{new}", "{memes}"),
+    "memecourt precedents check": ("{library}",),
+    "memecourt precedents compact": ("{library}",),
+    "memecourt precedents history": ("{library}",),
+    "memecourt precedents info": ("--library", "{library}"),
+    "memecourt precedents push": ("{library}", "postgresql://u@127.0.0.1:1/d"),
+    "memecourt precedents relabel": ("{library}", "i", "harmful", "--who", "w", "--why", "y"),
+    "memecourt precedents remove": ("{library}", "i", "--who", "w", "--why", "y"),
+    "memecourt precedents revoke": ("{library}", "1", "--who", "w", "--why", "y"),
+    "memecourt precedents search": ("--text", "t", "--library", "{library}"),
+    "memecourt records export": ("t", "--as", "json"),
+    "memecourt records list": (),
+    "memecourt records resume": ("t",),
+    "memecourt records show": ("t",),
+    "memecourt docket backup": ("{new}",),
+    "memecourt docket bundle": ("t",),
+    "memecourt docket checkpoint": (),
+    "memecourt docket erase": ("t", "--who", "w", "--why", "y", "--yes"),
+    "memecourt docket erase-precedent": ("t", "--who", "w", "--why", "y", "--yes"),
+    "memecourt docket key": (),
+    "memecourt docket restore": ("{folder}",),
+    "memecourt docket verify": ("--key", "{key}"),
+    "memecourt settings": (),
+    "memecourt demo": (),
+    "memecourt-eval ablate": ("--dataset", "synthetic-harmeme", "--data", "{data}", "--out", "{new}"),
+    "memecourt-eval arena": ("--models", "{models}", "--tasks", "{data}", "--out", "{new}"),
+    "memecourt-eval compare": ("{run}", "{run}"),
+    "memecourt-eval datasets": (),
+    "memecourt-eval datasets check": ("{data}",),
+    "memecourt-eval datasets list": (),
+    "memecourt-eval export": ("{run}", "--inspect", "{new}"),
+    "memecourt-eval perf": ("nothing-of-that-name",),
+    "memecourt-eval probe": ("--target", "m", "--controller", "m", "--models", "{models}", "--out", "{new}"),
+    "memecourt-eval report": ("{run}",),
+    "memecourt-eval run": ("--dataset", "synthetic-harmeme", "--data", "{data}", "--out", "{new}"),
+    "memecourt-eval score": ("{memes}", "--dataset", "synthetic-harmeme", "--data", "{data}", "--split", "test"),
+    "memecourt-eval steering": ("{memes}",),
+    "memecourt-eval sweep": ("--dataset", "synthetic-harmeme", "--data", "{data}", "--out", "{new}"),
+    "memecourt-eval synthetic": ("{new}", "--train", "2", "--val", "1", "--test", "1"),
+    "memecourt-eval vote": ("{library}", "{memes}"),
+}
+"""What each command is usually given; ``{…}`` is a place of the fixture."""
+
+PATHS = ("missing", "folder", "file", "empty", "binary", "utf16", "json list", "text", "long", "with spaces")
+WORDS = ("", "x" * 20_000, "a\nb", "\udcff", "💥 ؀", "-", "{}")
+NUMBERS = ("x", "", "nan", "inf", "-1", "0", "9" * 400, "1e-400")
+PLACES = frozenset({"place", "library", "docket"})
+"""Parameters that name a place on disk and are no path for click, because they may also name a database."""
+MADE = frozenset(
+    {"out", "new", "html", "markdown", "inspect", "log_file", "calls", "folder", "docket", "output", "run_out", "path"}
+)
+"""Parameters whose path may be missing: it is made."""
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What commands are usually given, and one path of each bad kind."""
+    root = tmp_path_factory.mktemp("places")
+    found = {"library": shutil.copytree(FIXTURES / "library", root / "library"), "folder": root / "folder"}
+    found["home"] = shutil.copytree(FIXTURES / "home", root / "home")
+    found["run"] = shutil.copytree(FIXTURES / "run", root / "run")
+    for name in ("folder", "data"):
+        (root / name).mkdir()
+    found |= {"data": root / "data", "new": root / "new"}
+    contents: dict[str, bytes] = {
+        "picture": b"\x89PNG\r\n\x1a\n",
+        "tokens": b"",
+        "memes": b'{"id": "a", "image": "", "labels": ["not harmful"], "text": "words"}\n',
+        "models": b'[models.m]\nurl = "http://127.0.0.1:1/v1"\nmodel = "m"\n',
+        "key": b"",
+        "file": b"some words\n",
+        "empty": b"",
+        "binary": bytes(range(256)) * 8,
+        "utf16": "id,label\na,1\n".encode("utf-16"),
+        "json list": b"[1, 2]",
+        "text": b"\xff\xfe\xfaneither UTF-8 nor anything else",
+        "with spaces": b"name = ",
+    }
+    for name, content in contents.items():
+        (root / name).write_bytes(content)
+        found[name] = root / name
+    return {**found, "long": root / ("n" * 5000)}
+
+
+@pytest.fixture(autouse=True)
+def light(places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing heavy: what would load a model or start a server says so and fails; servers stop once they listen."""
+
+    def loaded(*_: object, **__: object) -> None:
+        raise NotLoaded(LOADED)
+
+    def refused(*_: object) -> None:
+        raise click.ClickException(LOADED)
+
+    async def entered(*_: object) -> None:
+        raise NotLoaded(LOADED)
+
+    monkeypatch.setattr("retrieval.open.load_encoder", loaded)
+    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder.__init__", loaded)
+    monkeypatch.setattr("serving.cli.demo._server", refused)
+    monkeypatch.setattr("serving.models.vllm.VllmServer.__aenter__", entered)
+    monkeypatch.setattr("eval.models.open.open_chairs", entered)
+    monkeypatch.setattr("court.backends.sandbox.process.WorkerProcess.start", entered)
+    monkeypatch.setattr("retrieval.embed.weights.fetch_weights", loaded)
+    monkeypatch.setattr("court.backends.ocr.rapidocr_models.fetch_model", loaded)
+
+    def stopped() -> asyncio.Event:
+        event = asyncio.Event()
+        event.set()
+        return event
+
+    monkeypatch.setattr("serving.app.stop_signals", stopped)
+    monkeypatch.setenv("MEMECOURT_HOME", str(places["home"]))
+    monkeypatch.setenv("BROWSER", "true")
+
+
+def given(name: str, places: dict[str, Path], new: Path) -> list[str]:
+    """The usual arguments of a command."""
+    return [word.format(**{**places, "new": new}) for word in USUAL[name]]
+
+
+def values_of(parameter: click.Parameter) -> Sequence[str]:
+    """Bad values of a parameter: names of paths, or the values themselves."""
+    if isinstance(parameter.type, click.Path) or parameter.name in PLACES:
+        return PATHS
+    if isinstance(parameter.type, click.types.IntParamType | click.types.FloatParamType):
+        return NUMBERS
+    return WORDS
+
+
+CASES = [
+    (name, parameter, value)
+    for name, command in ALL.items()
+    for parameter in command.params
+    if not getattr(parameter, "is_flag", False) and not isinstance(parameter.type, click.types.BoolParamType)
+    for value in values_of(parameter)
+]
+
+
+def test_every_command_has_its_usual_arguments() -> None:
+    assert set(ALL) <= set(USUAL), set(ALL) - set(USUAL)
+    assert len(CASES) > 2000
+
+
+def with_bad(name: str, parameter: click.Parameter, value: str, places: dict[str, Path], new: Path) -> list[str]:
+    """The command's words with the value in the place of the parameter's usual one."""
+    words = given(name, places, new)
+    if parameter.param_type_name == "argument":
+        arguments = [one for one in ALL[name].params if one.param_type_name == "argument"]
+        usual = words[: next((at for at, word in enumerate(words) if word.startswith("--")), len(words))]
+        place = arguments.index(parameter)
+        if place < len(usual):
+            return [*words[:place], value, *words[place + 1 :]]
+        return [*usual, value, *words[len(usual) :]]
+    flag = parameter.opts[0]
+    if flag in words:
+        at = words.index(flag)
+        return [*words[:at], flag, value, *words[at + 2 :]]
+    return [*words, flag, value]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_bad_argument_is_told_and_nothing_is_loaded_for_it(
+    name: str, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    faults = []
+    root = cli if name.split()[0] == "memecourt" else eval_cli
+    for number, (of, parameter, value) in enumerate(CASES):
+        if of != name:
+            continue
+        path = value in PATHS and values_of(parameter) is PATHS
+        # Some commands make what is missing, so that each has a missing path of its own.
+        missing = tmp_path / f"no-{number}" / "such"
+        shown = str({**places, "missing": missing}[value]) if path else value
+        words = [*name.split()[1:], *with_bad(name, parameter, shown, places, tmp_path / f"new-{number}")]
+        done = CliRunner().invoke(root, words)
+        os.environ.pop("MEMECOURT_CONFIG", None)  # --config is for this process and those it starts
+        if fault := fault_of(done, wrong=path and can_not_be_right(name, parameter, value)):
+            faults.append(f"{parameter.opts[0]} {value[:20]!r}: exit {done.exit_code}, {done.output[-200:]!r}: {fault}")
+    assert not faults, "\n".join(faults)
+
+
+def fault_of(done: Result, *, wrong: bool) -> str:
+    """What is wrong with how a command ended; empty where nothing is."""
+    if done.exception is not None and not isinstance(done.exception, SystemExit | OSError):
+        return repr(done.exception)
+    if "Traceback" in done.output:
+        return "a traceback"
+    return "not told in time" if wrong and (LOADED in done.output or done.exit_code == 0) else ""
+
+
+def can_not_be_right(name: str, parameter: click.Parameter, value: str) -> bool:
+    """True if no command has any use for a path of this kind there."""
+    if parameter.name == "docket" and name in ("memecourt demo", "memecourt serve"):
+        return False  # looked at once the server listens; what is said then, its log has
+    made = parameter.name in MADE or (name, parameter.name) == ("memecourt precedents build", "place")
+    return value == "long" or (value == "missing" and not made)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_usual_arguments_are_no_fault_of_ours_either(
+    name: str, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = cli if name.split()[0] == "memecourt" else eval_cli
+    done = CliRunner().invoke(root, [*name.split()[1:], *given(name, places, tmp_path / "new")])
+    assert done.exception is None or isinstance(done.exception, SystemExit), repr(done.exception)
