@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from eval.arena.leaderboard import Leaderboard
     from eval.arena.run import Ask
 
-EXIT_INTERRUPTED = 130
 PAGE = "leaderboard.html"
 
 
@@ -116,6 +115,7 @@ def figures_of(board: Leaderboard) -> dict[str, Any]:
 def _hold(ask: Ask) -> None:
     from eval.arena.folder import ArenaFolder
     from eval.arena.run import run
+    from serving.cli.common import Interrupted
     from serving.cli.common import run as asyncio_run
 
     def tell(line: str) -> None:
@@ -125,9 +125,9 @@ def _hold(ask: Ask) -> None:
         tell(f"{ask.out} holds an arena: it is gone on with.")
     try:
         asyncio_run(run(ask, tell, lambda done, of: tell(f"{done:,} of {of:,} memes done")))
-    except KeyboardInterrupt:
+    except Interrupted as error:
         tell("Interrupted. What was asked is kept; the same command goes on.")
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(error.exit_code)
 
 
 def _options_of(given: dict[str, Any]) -> Ask:

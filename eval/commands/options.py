@@ -181,19 +181,18 @@ def hold(study: Study, say: Callable[[str], None]) -> tuple[RunFolder, ...]:
     Raises:
         CourtError: The study can't be run; see :func:`eval.studies.arms.run_study`.
     """
-    import asyncio
     import sys
 
-    from eval.commands.run import EXIT_INTERRUPTED
     from eval.runs.progress import watching
     from eval.studies.arms import run_study
+    from serving.cli.common import Interrupted, run_until_signal
 
     try:
         with watching(say) as progress:
-            return asyncio.run(run_study(study, progress))
-    except KeyboardInterrupt:
+            return run_until_signal(run_study(study, progress))
+    except Interrupted as error:
         click.echo("Interrupted. What was judged is kept; the same command goes on.", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(error.exit_code)
 
 
 def say(line: str) -> None:

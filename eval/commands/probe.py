@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from eval.probe.run import ProbePlan
     from eval.runs.progress import Progress
 
-EXIT_INTERRUPTED = 130
 PAGE = "weakness.html"
 
 
@@ -137,6 +136,7 @@ def _hold(plan: ProbePlan, models: Path, calls: Path | None) -> None:
     from eval.probe.run import probe as hold
     from eval.runs.folder import CALLS
     from eval.runs.progress import watching
+    from serving.cli.common import Interrupted
     from serving.cli.common import run as asyncio_run
 
     names = dict.fromkeys((plan.target, *plan.controllers))
@@ -165,16 +165,15 @@ def _hold(plan: ProbePlan, models: Path, calls: Path | None) -> None:
             chairs = await open_chairs(chosen, store, stack, progress.tell, pictures=most, run_seed=plan.seed)
             await hold(plan, chairs, reader, progress)
 
+    interrupted = 0
     with watching(say) as progress:
         try:
             asyncio_run(go(progress))
-        except KeyboardInterrupt:
-            interrupted = True
-        else:
-            interrupted = False
+        except Interrupted as error:
+            interrupted = error.exit_code
     if interrupted:
         say("Interrupted. What was asked is kept; the same command goes on.")
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(interrupted)
 
 
 def _planned(given: dict[str, Any]) -> ProbePlan:

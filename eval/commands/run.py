@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from eval.runs.run import Plan
     from serving.settings import Settings
 
-EXIT_INTERRUPTED = 130
 EXIT_UNFINISHED = 3
 _BEGUN = (
     "dataset",
@@ -102,6 +101,7 @@ def run(**given: Any) -> None:
     from eval.runs.progress import watching
     from eval.runs.run import SERVER_GONE, UNFINISHED
     from eval.runs.run import run as hold
+    from serving.cli.common import Interrupted
     from serving.cli.common import run as asyncio_run
 
     if given["config"]:
@@ -121,17 +121,15 @@ def run(**given: Any) -> None:
             return error.message
         return ""
 
-    unfinished = ""
+    unfinished, interrupted = "", 0
     with watching(lambda line: click.echo(line, err=True)) as progress:
         try:
             unfinished = asyncio_run(held(progress))
-        except KeyboardInterrupt:
-            interrupted = True
-        else:
-            interrupted = False
+        except Interrupted as error:
+            interrupted = error.exit_code
     if interrupted:
         click.echo(f"Interrupted. What was judged is kept; this goes on:\n  {again(plan, given)}", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(interrupted)
     if unfinished:
         click.echo(
             f"Not finished. {unfinished} What was judged is kept; this goes on:\n  {again(plan, given)}", err=True

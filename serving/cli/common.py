@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
+import signal
 import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -211,16 +213,65 @@ async def docket_in(settings: Settings) -> AsyncIterator[Docket]:
         await docket.close()
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a command's work; what goes wrong on purpose becomes a message and exit code 1."""
-    import asyncio
+class Interrupted(KeyboardInterrupt):
+    """A signal that tells a command to end.
 
+    Attributes:
+        exit_code: Exit code of a command that a signal ended: 130 for SIGINT, 143 for SIGTERM.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a command's work; what goes wrong on purpose becomes a message and exit code 1.
+
+    Raises:
+        Interrupted: As :func:`run_until_signal`.
+    """
     from court.errors import CourtError
 
     try:
-        return asyncio.run(work)
+        return run_until_signal(work)
     except CourtError as error:
         raise click.ClickException(error.message) from None
+
+
+def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a command's work until it is done, or SIGINT or SIGTERM comes.
+
+    A signal cancels the work, which ends what it has begun and records that. Servers take signals over, to finish what
+    runs.
+
+    Raises:
+        Interrupted: A signal came, and the work has ended.
+    """
+    import asyncio
+
+    received: list[int] = []
+
+    async def interruptible() -> T:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+
+        def stop(number: int) -> None:
+            received.append(number)
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Elsewhere than in the main thread, and where there are no such signals, whoever started it ends it.
+            with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+                loop.add_signal_handler(number, stop, number)
+        return await work
+
+    try:
+        return asyncio.run(interruptible())
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        raise Interrupted(received[0]) from None
 
 
 def tell(sentence: str) -> None:

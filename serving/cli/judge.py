@@ -24,6 +24,7 @@ from serving.cli.common import (
     EXIT_NOT_HARMFUL,
     EXIT_UNDECIDED,
     FiniteRange,
+    Interrupted,
     docket_option,
     excerpt,
     library_option,
@@ -144,7 +145,16 @@ def judge(
         _there(server, timeout, certificates, token) if server else _here(settings_of(**given), text, timeout, watch)
     )
     where = f"  (on the server's machine, {server})" if server else ""
-    sys.exit(run(_judge_all(pictures, request_of, judges, as_json=as_json, where=where, docket=docket)))
+    exits = [EXIT_NOT_HARMFUL]
+    try:
+        run(_judge_all(pictures, request_of, judges, exits=exits, as_json=as_json, where=where, docket=docket))
+    except Interrupted as error:
+        tell(
+            f"Interrupted. {len(exits) - 1:,} of {len(pictures):,} pictures were judged; the trials of those on their "
+            "way are recorded as cancelled."
+        )
+        sys.exit(error.exit_code)
+    sys.exit(next(code for code in (EXIT_ERROR, EXIT_HARMFUL, EXIT_UNDECIDED, EXIT_NOT_HARMFUL) if code in exits))
 
 
 async def _judge_all(
@@ -152,13 +162,13 @@ async def _judge_all(
     request_of: Callable[[bytes], wire.JudgeRequest],
     judges: Any,
     *,
+    exits: list[int],
     as_json: bool,
     where: str,
     docket: Path | Address | None,
-) -> int:
-    """Judges several at a time, prints in the order given, each as soon as its turn has come."""
+) -> None:
+    """Judges several at a time, prints in the order given, each as soon as its turn has come; notes the exit codes."""
     gate = asyncio.Semaphore(_AT_ONCE)
-    exits = [EXIT_NOT_HARMFUL]
 
     if not any(str(path) == "-" or (path.is_file() and os.access(path, os.R_OK)) for path in pictures):
         judges = nullcontext()  # loading models takes long, and there is nothing to ask them
@@ -171,7 +181,14 @@ async def _judge_all(
 
         running = [asyncio.ensure_future(one(path)) for path in pictures]
         for path, outcome in zip(pictures, running, strict=True):
-            answer = await outcome
+            try:
+                answer = await outcome
+            except asyncio.CancelledError:
+                # Each trial ends by itself, and its record says that it was cancelled.
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+                raise
             exits.append(_exit_of(answer))
             if as_json:
                 part = (
@@ -184,7 +201,6 @@ async def _judge_all(
                 click.echo(f"{path}: {click.style('error', fg='red', bold=True)}: {answer.message}", err=True)
             else:
                 show_verdict(str(path), answer, where=where, docket=docket)
-    return next(code for code in (EXIT_ERROR, EXIT_HARMFUL, EXIT_UNDECIDED, EXIT_NOT_HARMFUL) if code in exits)
 
 
 @asynccontextmanager

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 import click
@@ -71,6 +73,13 @@ def main() -> None:
     run_command(cli)
 
 
+def _terminated(number: int, _: object) -> None:
+    """SIGTERM ends a command as Ctrl-C does, wherever it is; an event loop hears of it by itself."""
+    from serving.cli.common import Interrupted
+
+    raise Interrupted(number)
+
+
 def run_command(command: click.Group) -> None:
     """Runs a command line; whatever goes wrong becomes a message and an exit code, and never a traceback.
 
@@ -80,8 +89,21 @@ def run_command(command: click.Group) -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that knows fewer characters than a meme gets the others as escapes.
             stream.reconfigure(errors="backslashreplace")
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, _terminated)
     try:
-        command(standalone_mode=True)
+        code = command.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort as error:
+        # Click's own name for Ctrl-C, and for a question that is answered with no.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            click.echo("Aborted.", err=True)
+            sys.exit(1)
+        click.echo("Interrupted.", err=True)
+        sys.exit(getattr(error.__cause__, "exit_code", 128 + signal.SIGINT))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("court", "retrieval", "serving", "eval", "memecourt"):
             raise

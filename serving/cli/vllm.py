@@ -33,7 +33,7 @@ KEY = "MEMECOURT_LLM__API_KEY"
 )
 @click.option(
     "--python",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=click.Path(path_type=Path),
     help="A Python that has vLLM. [default: MEMECOURT_VLLM_PYTHON, else the one this runs on]",
 )
 @click.option("--log-file", type=click.Path(path_type=Path, dir_okay=False), help="Where to keep vLLM's log.")

@@ -242,6 +242,8 @@ def fault_of(done: Result, *, wrong: bool) -> str:
 
 def can_not_be_right(name: str, parameter: click.Parameter, value: str) -> bool:
     """True if no command has any use for a path of this kind there."""
+    if (name, parameter.name) == ("memecourt vllm", "python"):
+        return False  # told by what would start it, which is replaced here
     if parameter.name == "docket" and name in ("memecourt demo", "memecourt serve"):
         return False  # looked at once the server listens; what is said then, its log has
     made = parameter.name in MADE or (name, parameter.name) == ("memecourt precedents build", "place")
