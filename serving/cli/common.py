@@ -229,7 +229,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """Runs a command's work; what goes wrong on purpose becomes a message and exit code 1.
 
     Raises:
-        Interrupted: As :func:`run_until_signal`.
+        Interrupted: A signal ended it; see :func:`run_until_signal`.
     """
     from court.errors import CourtError
 
