@@ -18,8 +18,9 @@ from court.events import (
     TrialOpened,
     TrialResumed,
     VerdictGiven,
+    VerdictReviewed,
 )
-from court.verdict import Verdict
+from court.verdict import Label, Verdict
 
 
 class TrialState(StrEnum):
@@ -88,6 +89,14 @@ class TrialRecord:
         """The Judge's verdict, or None if there is none (yet)."""
         given = self.last(VerdictGiven)
         return given.verdict if given else None
+
+    @property
+    def label_in_force(self) -> Label:
+        """The label that holds: the last reviewer's, else the court's; UNDECIDED where there is no verdict."""
+        review, verdict = self.last(VerdictReviewed), self.verdict
+        if review is not None:
+            return review.label
+        return verdict.label if verdict else Label.UNDECIDED
 
     @property
     def text(self) -> TextRead | None:

@@ -15,6 +15,7 @@ from court.digests import digest
 from court.errors import BadRequest, Unavailable
 from court.events import (
     Procedure,
+    ReviewOutcome,
     VerdictReviewed,
 )
 from court.policy import DEFAULT_POLICY, Policy
@@ -246,17 +247,23 @@ def parts_beside(
 
 
 @asynccontextmanager
-async def parts_alone(docket: Docket, settings: Settings) -> AsyncIterator[Mapping[str, object]]:
+async def parts_alone(
+    docket: Docket, settings: Settings, reviewed: Callable[[ReviewOutcome], None] = lambda _: None
+) -> AsyncIterator[Mapping[str, object]]:
     """The parts of a console in a process of its own; the encoder is loaded when the first precedent is made.
 
     Whose memes are found to be alike is the visitor's business: each sees their own namespaces alone.
     """
-    from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, RULINGS
+    from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, REVIEWED, RULINGS
+
+    def told(event: VerdictReviewed) -> None:
+        reviewed(event.outcome)
 
     near = _duplicate_index(docket, settings.model_copy(update={"reuse": "everywhere"}))
     parts: dict[str, object] = {
         BLIND_FIRST: settings.blind_first,
         REVIEW_QUEUE: docket.review_queue(rules_of(settings)),
+        REVIEWED: told,
         NEAR: near,
     }
     library = settings.library or _starter(settings)

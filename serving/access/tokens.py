@@ -26,10 +26,11 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from court.errors import BadRequest
 from serving.access.callers import Caller, Scope
@@ -59,6 +60,13 @@ class Entry(BaseModel):
     """What it may do."""
     namespaces: Annotated[tuple[_Namespace, ...], Field(min_length=1)] | None = None
     """Whose content it may hand in and see; everybody's if not given. The empty one is that of content without one."""
+    expires: AwareDatetime | None = None
+    """When it ends to be in force; never if not given."""
+
+    @property
+    def in_force(self) -> bool:
+        """True until it expires."""
+        return self.expires is None or datetime.now(UTC) < self.expires
 
     @property
     def caller(self) -> Caller:
@@ -115,17 +123,17 @@ class Tokens:
 
     path: Path
     contents: Contents
-    callers: Mapping[str, Caller]
+    entries: Mapping[str, Entry]
 
     @classmethod
     def of(cls, path: Path) -> Tokens:
         """Reads tokens from a file. Raises BadRequest if it can't be read or used: then no caller is let in."""
         contents = read_all([path], WHAT)
-        return cls(path, contents, _callers(contents))
+        return cls(path, contents, _by_hash(contents))
 
     def use(self, contents: Contents) -> None:
         """From now on, those of this file. Raises BadRequest where it can't be used; then nothing changes."""
-        self.callers = _callers(contents)
+        self.entries = _by_hash(contents)
         self.contents = contents
 
     def caller(self, token: str) -> Caller | None:
@@ -133,11 +141,16 @@ class Tokens:
 
         The hash is looked up, so that the time that takes tells nothing of a token.
         """
-        return self.callers.get(hash_of(token))
+        return self.caller_of(hash_of(token))
+
+    def caller_of(self, sha256: str) -> Caller | None:
+        """Returns the caller of the token with this hash; None if it is not in force."""
+        entry = self.entries.get(sha256)
+        return entry.caller if entry is not None and entry.in_force else None
 
 
-def _callers(contents: Contents) -> dict[str, Caller]:
-    return {entry.sha256: entry.caller for entry in parse(contents[0])}
+def _by_hash(contents: Contents) -> dict[str, Entry]:
+    return {entry.sha256: entry for entry in parse(contents[0])}
 
 
 def hash_of(token: str) -> str:
@@ -145,21 +158,38 @@ def hash_of(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def add(path: Path, name: str, scopes: Sequence[Scope], namespaces: Sequence[str] | None) -> str:
+def add(
+    path: Path,
+    name: str,
+    scopes: Sequence[Scope],
+    namespaces: Sequence[str] | None,
+    *,
+    expires: datetime | None = None,
+    widen: bool = False,
+) -> str:
     """Writes a new token's hash into the file, which is made if it is not there; what stands in it stays as it is.
+
+    Args:
+        path: The file.
+        name: Name of the caller.
+        scopes: What the token opens.
+        namespaces: Whose content it is for; None for everybody's.
+        expires: When it ends to be in force; None for never.
+        widen: True to let a caller whose other tokens are for some namespaces have one for more.
 
     Returns:
         The token. It is kept nowhere.
 
     Raises:
-        BadRequest: The file or the name can't be used; nothing was written.
+        BadRequest: The file or the name can't be used, or the token would be for more than the caller's others are;
+            nothing was written.
     """
     token = _PREFIX + secrets.token_urlsafe(32)
     with _locked(path):
         data = read_all([path], WHAT)[0] if path.exists() else _HEAD.encode()
-        parse(data)
+        _refuse_widening([entry for entry in parse(data) if entry.name == name], namespaces, widen=widen)
         before = data.decode()
-        after = before.rstrip("\n") + "\n\n" + _toml(_entry(name, hash_of(token), scopes, namespaces))
+        after = before.rstrip("\n") + "\n\n" + _toml(_entry(name, hash_of(token), scopes, namespaces, expires))
         parse(after.encode())
         _replace(path, after)
     return token
@@ -188,10 +218,26 @@ def remove(path: Path, name: str, number: str | None = None) -> Sequence[Entry]:
     return gone
 
 
-def _entry(name: str, sha256: str, scopes: Sequence[Scope], namespaces: Sequence[str] | None) -> Entry:
+def _refuse_widening(others: Sequence[Entry], namespaces: Sequence[str] | None, *, widen: bool) -> None:
+    """Raises BadRequest where a caller's other tokens are for some namespaces and a new one would be for more."""
+    limits = [set(entry.namespaces) for entry in others if entry.namespaces is not None]
+    if widen or not limits or len(limits) < len(others):
+        return
+    known = set.union(*limits)
+    if namespaces is None or not set(namespaces) <= known:
+        raise BadRequest(
+            f"The other tokens of this caller are for {', '.join(map(repr, sorted(known)))} alone, and this one would "
+            "be for more. Name those with --namespace, or say --widen.",
+            reason="TOKEN_WIDENS",
+        )
+
+
+def _entry(
+    name: str, sha256: str, scopes: Sequence[Scope], namespaces: Sequence[str] | None, expires: datetime | None
+) -> Entry:
     whose = tuple(dict.fromkeys(namespaces)) if namespaces else None
     try:
-        return Entry(name=name, sha256=sha256, scopes=tuple(scopes), namespaces=whose)
+        return Entry(name=name, sha256=sha256, scopes=tuple(scopes), namespaces=whose, expires=expires)
     except ValidationError:
         raise BadRequest(
             "That token can't be made: a caller's name has 1 to 128 characters, none of them invisible, and no space "

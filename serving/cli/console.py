@@ -38,6 +38,7 @@ _FILE = click.Path(path_type=Path)
     type=click.Choice(["never", "chosen", "always"]),
     help="Which overruled verdicts become precedents: none, those of which the reviewer says so (the default), or all.",
 )
+@click.option("--metrics", metavar="HOST:PORT", help="Where Prometheus finds how many verdicts were reviewed here.")
 @insecure_option
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="How a line of the log is written.")
 @library_option
@@ -67,6 +68,7 @@ async def _serve(settings: Settings, address: str) -> None:
     from serving.access.tokens import WHAT, Tokens
     from serving.app import stop_signals
     from serving.docket.open import open_docket
+    from serving.telemetry import open_telemetry
 
     try:
         from serving.console.serve import open_console, pictures_of
@@ -85,7 +87,8 @@ async def _serve(settings: Settings, address: str) -> None:
             following = asyncio.create_task(follow_files([tokens.path], tokens.use, WHAT, tokens.contents))
             stack.callback(following.cancel)
         stopping = stop_signals()
-        parts = await stack.enter_async_context(parts_alone(docket, settings))
+        telemetry = await stack.enter_async_context(open_telemetry(settings.model_copy(update={"traces": False})))
+        parts = await stack.enter_async_context(parts_alone(docket, settings, telemetry.reviewed))
         opening = open_console(docket, settings, address, tokens=tokens, pictures=pictures_of(settings), parts=parts)
         click.echo(f"console on {await stack.enter_async_context(opening)}")
         await stopping.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -51,8 +52,19 @@ def tokens() -> None:
     multiple=True,
     help="Whose content it may hand in and see; once for each. [default: everybody's]",
 )
+@click.option("--expires", type=click.DateTime(), help="When it ends to be in force (UTC). [default: never]")
+@click.option(
+    "--widen", is_flag=True, help="Let a caller whose other tokens are for some namespaces have one for more."
+)
 @_file
-def add(name: str, scopes: tuple[str, ...], namespaces: tuple[str, ...], path: Path) -> None:
+def add(
+    name: str,
+    scopes: tuple[str, ...],
+    namespaces: tuple[str, ...],
+    expires: datetime | None,
+    widen: bool,
+    path: Path,
+) -> None:
     """Makes a token for the caller NAME and prints it, this once.
 
     A caller may have several: that is how one is replaced. NAME stands in records, as who reviewed a verdict.
@@ -60,7 +72,9 @@ def add(name: str, scopes: tuple[str, ...], namespaces: tuple[str, ...], path: P
     from serving.access import tokens as file
     from serving.access.callers import Scope
 
-    token = _done(lambda: file.add(path, name, [Scope(scope) for scope in dict.fromkeys(scopes)], namespaces or None))
+    end = None if expires is None else expires.replace(tzinfo=UTC)
+    known = [Scope(scope) for scope in dict.fromkeys(scopes)]
+    token = _done(lambda: file.add(path, name, known, namespaces or None, expires=end, widen=widen))
     click.echo(token)
     click.echo("This is the only time that it is shown: hand it over now.", err=True)
 
@@ -68,7 +82,7 @@ def add(name: str, scopes: tuple[str, ...], namespaces: tuple[str, ...], path: P
 @tokens.command("list")
 @_file
 def list_tokens(path: Path) -> None:
-    """Lists who may call: name, first digits of the token's hash, scopes, namespaces."""
+    """Lists who may call: name, first digits of the token's hash, scopes, namespaces, and when the token ends."""
     from serving.access import tokens as file
 
     for entry in _done(lambda: file.read(path)):
@@ -89,7 +103,10 @@ def remove(name: str, number: str | None, path: Path) -> None:
 
 def _line(entry: Entry) -> str:
     whose = "of everybody" if entry.namespaces is None else "of " + ", ".join(map(repr, entry.namespaces))
-    return f"{printable(entry.name)}  {entry.sha256[:12]}  {','.join(entry.scopes)}  {printable(whose)}"
+    end = ""
+    if entry.expires is not None:
+        end = f"  {'until' if entry.in_force else 'expired'} {entry.expires:%Y-%m-%d %H:%M}Z"
+    return f"{printable(entry.name)}  {entry.sha256[:12]}  {','.join(entry.scopes)}  {printable(whose)}{end}"
 
 
 def _done(work: Callable[[], T]) -> T:

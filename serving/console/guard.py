@@ -38,6 +38,8 @@ _HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 }
 
+_HSTS = "max-age=31536000"
+"""For a year: not for the names below, which are not ours to promise."""
 _log = logging.getLogger("memecourt.console")
 
 
@@ -66,6 +68,8 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers[name] = value
+                if scope["scheme"] == "https":
+                    headers["strict-transport-security"] = _HSTS
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 

@@ -193,7 +193,7 @@ class Sessions:
     def _visitor(self, token_hash: str) -> Visitor | None:
         if self._tokens is None:
             return LOCAL
-        caller = self._tokens.callers.get(token_hash)
+        caller = self._tokens.caller_of(token_hash)
         role = role_of(caller) if caller is not None else None
         return Visitor(caller.name, role, caller.namespaces) if caller is not None and role is not None else None
 

@@ -14,9 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from court.errors import BadRequest
-from court.events import VerdictGiven, VerdictReviewed, parse_event
+from court.events import VerdictReviewed, parse_event
 from court.record import TrialRecord
-from court.verdict import Label
 from serving.export.source import ExportSource, Pictures
 from serving.views.blur import blurred
 from serving.views.messages import PictureShown, messages_of
@@ -38,7 +37,7 @@ def document(kept: ExportSource, *, pictures: Pictures = Pictures.NONE, messages
         "format": FORMAT,
         "trial_id": record.trial_id,
         "state": str(record.state),
-        "label": None if verdict is None else str(holds(record)),
+        "label": None if verdict is None else str(record.label_in_force),
         "court_label": None if verdict is None else str(verdict.label),
         "reviewed": None if review is None else str(review.outcome),
         "events": [event.model_dump(mode="json") for event in record.events],
@@ -94,14 +93,6 @@ def read_document(text: str | bytes) -> TrialRecord:
         return TrialRecord.of(parse_event(json.dumps(event)) for event in told["events"])
     except (ValueError, KeyError, TypeError, ValidationError):
         raise BadRequest(f"This is no trial in the form {FORMAT}.", reason="NOT_A_TRIAL") from None
-
-
-def holds(record: TrialRecord) -> Label:
-    """The label that holds: the last reviewer's, else the court's; UNDECIDED where there is no verdict."""
-    review, given = record.last(VerdictReviewed), record.last(VerdictGiven)
-    if review is not None:
-        return review.label
-    return given.verdict.label if given else Label.UNDECIDED
 
 
 def _part(part: str | PictureShown) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from court.record import TrialRecord
 from court.verdict import Finding, Label, ScoreMeaning
 from serving.docket.ports import NotDecided
 from serving.export import dsa_schema as schema
-from serving.export.document import holds
 
 FORMAT = "memecourt-dsa-draft/1"
 
@@ -85,7 +84,7 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         BadRequest: A given value is not as the database takes it.
     """
     given, review = record.last(VerdictGiven), record.last(VerdictReviewed)
-    if given is None or holds(record) is not Label.HARMFUL:
+    if given is None or record.label_in_force is not Label.HARMFUL:
         raise NotDecided(
             "A statement of reasons is owed for content that is restricted; this trial did not end in harmful.",
             reason="NOT_HARMFUL",

@@ -17,7 +17,7 @@ from court.errors import NotLoaded
 from court.events import ModelCall, Summarised, SummarisedAhead, TrialFailed, VerdictGiven, VerdictReviewed
 from court.record import TrialRecord
 from serving.docket.ports import TrialErased, TrialFilter, TrialIndex, TrialReader
-from serving.export.document import document, holds
+from serving.export.document import document
 from serving.export.source import ExportSource
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def row_of(record: TrialRecord) -> dict[str, Any]:
         "content_id": opened.meme.content_id,
         "request_id": opened.request_id,
         "state": str(record.state),
-        "label": str(holds(record)) if verdict else None,
+        "label": str(record.label_in_force) if verdict else None,
         "court_label": str(verdict.label) if verdict else None,
         "harmful_strength": str(strengths.harmful) if strengths else None,
         "benign_strength": str(strengths.benign) if strengths else None,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import grpc
 import prometheus_client
@@ -71,6 +72,19 @@ class _Scrape(WSGIRequestHandler):
     @override
     def log_message(self, format: str, *args: Any) -> None:
         """Logs nothing: addresses of callers are nobody's business."""
+
+
+def _only_metrics(app: WSGIApplication | None) -> WSGIApplication:
+    """Answers ``/metrics``, and 404 under any other path: what asks for it is meant for somebody else."""
+    assert app is not None
+
+    def answer(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") == "/metrics":
+            return app(environ, start)
+        start("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+        return [b"Metrics are at /metrics.\n"]
+
+    return answer
 
 
 class Metrics:
@@ -171,6 +185,8 @@ class Metrics:
         # What is not a trial.
         self._reused = counter("reused_verdicts", "Answers with an earlier verdict: exact, or near.", ("kind",))
         self._reviews = counter("reviews", "Verdicts that people upheld or overruled.", ("outcome",))
+        for outcome in ReviewOutcome:  # a count that is missing is not the count 0, and nobody alerts on it
+            self._reviews.labels(outcome.value)
 
         # What is now.
         self._running = gauge("running_trials", "Trials that are being held.")
@@ -205,6 +221,7 @@ class Metrics:
                 field="metrics",
             ) from None
         server.RequestHandlerClass = _Scrape
+        server.set_app(_only_metrics(server.get_app()))
         self.port = server.server_port
 
         def close() -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 import trustme
+from click.testing import CliRunner
 from google.protobuf import descriptor_pool
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -23,6 +24,7 @@ from serving.access.callers import ANYBODY, Caller, NotAllowed, Scope, check_nam
 from serving.access.reload import follow_files
 from serving.access.tls import Certificates
 from serving.access.tokens import Tokens
+from serving.cli.main import cli
 from serving.rpc.auth import SCOPES
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import MESSAGE_BYTES, ReceiveBudget
@@ -268,7 +270,7 @@ def test_a_caller_sees_its_namespaces_and_no_other(namespaces, seen, hidden):
 def test_a_file_that_the_command_wrote_is_read_back(file):
     first = token_file.add(file, "pipeline", [Scope.JUDGE], ["forum", 'a "quoted" \\ one', "日本"])
     file.write_text("# who is who\n" + file.read_text())
-    second = token_file.add(file, "pipeline", [Scope.JUDGE, Scope.REVIEW], None)
+    second = token_file.add(file, "pipeline", [Scope.JUDGE, Scope.REVIEW], None, widen=True)
     tokens = Tokens.of(file)
     assert tokens.caller(first) == Caller(
         "pipeline", frozenset({Scope.JUDGE}), frozenset({"forum", 'a "quoted" \\ one', "日本"})
@@ -284,6 +286,39 @@ def test_a_file_that_the_command_wrote_is_read_back(file):
     assert tokens.caller(first) is None and tokens.caller(second) is not None
     with pytest.raises(BadRequest):
         token_file.remove(file, "pipeline", number)
+
+
+def test_a_limited_caller_gets_no_token_for_more_unless_that_is_said(file):
+    token_file.add(file, "forum", [Scope.JUDGE], ["forum", "archive"])
+    before = file.read_bytes()
+    for namespaces in (None, ["forum", "other"]):
+        with pytest.raises(BadRequest) as caught:
+            token_file.add(file, "forum", [Scope.JUDGE], namespaces)
+        assert caught.value.reason == "TOKEN_WIDENS" and "'archive', 'forum'" in caught.value.message
+    assert file.read_bytes() == before
+    token_file.add(file, "forum", [Scope.JUDGE], ["archive"])
+    token_file.add(file, "somebody else", [Scope.JUDGE], None)
+    wide = token_file.add(file, "forum", [Scope.JUDGE], None, widen=True)
+    assert Tokens.of(file).caller(wide).namespaces is None
+
+
+def test_a_token_ends_when_it_says(file, monkeypatch):
+    now = datetime.datetime.now(datetime.UTC)
+    token = token_file.add(file, "ada", [Scope.JUDGE], None, expires=now + datetime.timedelta(hours=1))
+    tokens = Tokens.of(file)
+    assert tokens.caller(token).name == "ada"
+    over = token_file.add(file, "ada", [Scope.JUDGE], None, expires=now - datetime.timedelta(seconds=1))
+    assert Tokens.of(file).caller(over) is None
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return now + datetime.timedelta(hours=2)
+
+    monkeypatch.setattr(token_file, "datetime", Later)
+    assert tokens.caller(token) is None, "without the file having changed"
+    listed = CliRunner().invoke(cli, ["tokens", "list", "--file", str(file)])
+    assert listed.exit_code == 0 and listed.stdout.count("  expired ") == 2
 
 
 def test_who_add_at_once_lose_nothing(file):
@@ -323,7 +358,7 @@ def test_a_file_that_says_something_else_is_refused(file, text):
         Tokens.of(file)
     assert HASH not in caught.value.message and str(file) not in caught.value.message
     file.write_text(GOOD)
-    assert Tokens.of(file).callers.keys() == {HASH}
+    assert Tokens.of(file).entries.keys() == {HASH}
 
 
 def test_a_file_that_is_not_there_lets_nobody_in_by_accident(file):

@@ -133,7 +133,7 @@ def test_the_outcome_as_json_is_the_change(place: Path | Address) -> None:
         (("add-one", " ", "harmful", "--text", "a cat"), "1 to 200 characters"),
         (("add-one", "x" * 201, "harmful", "--text", "a cat"), "1 to 200 characters"),
         (("add-one", "new", "harmful", "--text", " "), "a picture, or a text whose script"),
-        (("add-one", "new", "harmful", "--picture", "no such file"), "can't be read"),
+        (("add-one", "new", "harmful", "--picture", "no such file"), "does not exist"),
     ],
 )
 def test_what_does_not_fit_is_an_error_and_changes_nothing(
@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_an_error_and_changes_nothing(
 ) -> None:
     before = history(place)
     code, told = call(given[0], place, *given[1:], *SIGNED)
-    assert (code, wrong in told) == (1, True), told
+    assert code in (1, 2) and wrong in told, told
     assert "Traceback" not in told
     assert history(place) == before
 

@@ -392,7 +392,9 @@ def test_every_answer_keeps_the_browser_in_hand(scene):
         headers = visit.get(path).headers
         assert headers["content-security-policy"] == POLICY and headers["x-content-type-options"] == "nosniff", path
         assert headers["x-frame-options"] == "DENY" and "cache-control" in headers
-        assert "server" not in headers
+        assert "server" not in headers and "strict-transport-security" not in headers
+        secure = visit.client.get(f"https://testserver{path}", follow_redirects=False).headers
+        assert secure["strict-transport-security"] == "max-age=31536000"
     assert visit.get(f"/trials/{ONE}").headers["cache-control"] == "no-store"
     assert "unsafe" not in POLICY and "http" not in POLICY and "*" not in POLICY
 

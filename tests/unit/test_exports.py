@@ -23,7 +23,7 @@ from memecourt import verify
 from serving.cli.main import cli
 from serving.docket.ports import DocketError, DocketLine, TrialErased, TrialFilter, TrialUnknown
 from serving.export import tables
-from serving.export.document import document, holds, read_document, write_document
+from serving.export.document import document, read_document, write_document
 from serving.export.page import page
 from serving.export.source import ExportSource, Pictures, gather
 from serving.export.tables import Form, Selection
@@ -242,7 +242,7 @@ def test_a_selection_holds_every_trial_once_whatever_the_pages(tmp_path, monkeyp
         record = records[row["trial_id"]]
         assert TrialRecord.of(map(tables_event, json.loads(row["events"]))) == record
         assert row["opened_at"] == record.opened.at and row["state"] == record.state
-        assert row["label"] == (str(holds(record)) if record.verdict else None)
+        assert row["label"] == (str(record.label_in_force) if record.verdict else None)
         assert row["rationale"] == (record.verdict.rationale if record.verdict else None)
     wanted = {id_ for id_, record in records.items() if record.verdict and record.verdict.label == "HARMFUL"}
     assert {json.loads(line)["trial_id"] for line in harmful.splitlines()} == wanted != set(records)

@@ -103,7 +103,7 @@ def test_a_run_is_prepared_by_the_encoder_that_the_settings_name(
         return SEARCHING
 
     monkeypatch.setattr(choose, "load_encoder_for", load)
-    monkeypatch.setattr("serving.wiring.load_encoder_for", load)
+    monkeypatch.setattr("serving.wiring.choose_encoder", lambda *asked: lambda: load(*asked))
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
     made = make(tmp_path / "data", Layout.HARMEME, train=12, val=0, test=4, seed=1)
     plan = Plan(

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 import warnings
 from collections import Counter
 from contextlib import contextmanager
@@ -352,6 +354,21 @@ ALLOWED = {
     "of",
 }
 """Labels whose values are closed sets, or what the operator has set up."""
+
+
+def test_metrics_are_at_their_path_alone_and_say_that_nobody_has_reviewed():
+    metrics = Metrics(Settings())
+    close = metrics.serve("127.0.0.1:0")
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=20) as answer:
+            assert b'memecourt_reviews_total{outcome="UPHELD"} 0.0' in answer.read()
+        for path in ("/", "/metrics/", "/etc/passwd", "/metricsx"):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}{path}", timeout=20)
+            assert caught.value.code == 404
+            caught.value.close()
+    finally:
+        close()
 
 
 def test_names_follow_the_conventions_and_labels_are_bounded(tried):

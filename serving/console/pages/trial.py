@@ -27,6 +27,7 @@ from court.events import (
 )
 from court.record import TrialRecord
 from court.transcript import transcript
+from court.verdict import Label
 from serving.console.pages.pictures import changed_since, frames_of
 from serving.console.proof import proof_of, unreadable
 from serving.console.registry import Page, console_of, session_of, trial_of, visitor_of
@@ -134,6 +135,7 @@ async def _values(request: Request, record: TrialRecord) -> dict[str, Any]:
     return {
         "told": view_of(record),
         "record": record,
+        "harmful_now": record.label_in_force is Label.HARMFUL,
         "pictures": console.pictures is not None,
         "proof_of_trial": await proof_of(console.auditor, record.trial_id),
         "quiet_s": (datetime.now(UTC) - record.events[-1].at).total_seconds(),

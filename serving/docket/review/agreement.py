@@ -19,6 +19,10 @@ K = TypeVar("K", bound=Hashable)
 _Z95 = 1.959963984540054
 
 
+FEWEST = 10
+"""Memes below which a kappa says nothing: one more that agrees would make another figure of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kappa:
     """Agreement of two, or of many.
@@ -38,6 +42,11 @@ class Kappa:
     value: float | None = None
     low: float | None = None
     high: float | None = None
+
+    @property
+    def enough(self) -> bool:
+        """True if there are memes enough to show the value."""
+        return self.n >= FEWEST
 
 
 def cohen(pairs: Sequence[tuple[str, str]]) -> Kappa:
