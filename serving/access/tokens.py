@@ -172,9 +172,9 @@ def add(
     Args:
         path: The file.
         name: Name of the caller.
-        scopes: What the token opens.
-        namespaces: Whose content it is for; None for everybody's.
-        expires: When it ends to be in force; None for never.
+        scopes: Scopes that the token opens.
+        namespaces: Namespaces of the content it is for; None for all.
+        expires: End of the token; None for never.
         widen: True to let a caller whose other tokens are for some namespaces have one for more.
 
     Returns:
