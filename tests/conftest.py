@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from pathlib import Path
 
 import pytest
+
+from tests.support import promises
 
 SLOW_FOLDERS = ("tests/integration/", "tests/browser/")
 """Folders whose tests start a server or a browser of their own."""
@@ -22,6 +25,7 @@ def pytest_configure():
 
 
 def pytest_addoption(parser):
+    parser.addoption("--promises", metavar="FILE", help="write a table of the promises that were shown")
     parser.addoption("--write-golden", action="store_true", help="rewrite the golden files, for review as a diff")
     parser.addoption("--list-overlong", action="store_true", help="list tests of over five seconds not marked slow")
 
@@ -39,10 +43,25 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.hookimpl(tryfirst=True)  # also of a test that is skipped then
+def pytest_runtest_setup(item):
+    """Hand the promise that a test shows on to its report, which is all that comes back from another process."""
+    if (mark := item.get_closest_marker("promise")) is not None:
+        item.user_properties.append(("promise", mark.args))
+
+
 def pytest_terminal_summary(terminalreporter, config):
+    """Write the table of promises, and list what should be marked slow, as far as either was asked for."""
+    if path := config.getoption("--promises"):
+        reports = [report for some in terminalreporter.stats.values() for report in some]
+        Path(path).write_text(promises.table(report for report in reports if isinstance(report, pytest.TestReport)))
+        terminalreporter.line(f"{path} says which promises were shown.")
+    if config.getoption("--list-overlong"):
+        list_overlong(terminalreporter)
+
+
+def list_overlong(terminalreporter):
     """List what should be marked slow or made faster; no failure, since a busy machine makes any test slow."""
-    if not config.getoption("--list-overlong"):
-        return
     seconds = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:

@@ -28,8 +28,9 @@ from retrieval.library.postgres.address import Address
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.ports import DocketError, RequestName
-from tests.support.dockets import NIGHTLY, NOON, append_all, events_of, place_of, reviewing, shown, with_docket
+from tests.support.dockets import NOON, append_all, events_of, place_of, reviewing, shown, with_docket
 from tests.support.fakes import a_picture
+from tests.support.sizes import FULL
 from tests.support.tampering import drawn
 
 NAME = RequestName("n", "r")
@@ -120,9 +121,10 @@ def test_an_erased_picture_goes_also_where_the_process_was_killed_before_it_did(
     assert not [*(tmp_path / "pictures").rglob("*.png")]
 
 
+@pytest.mark.promise("RE-2", "500 kills each in SQLite and PostgreSQL: 0 acknowledged events lost")
 @pytest.mark.slow
 def test_what_was_acknowledged_survives_sigkill_at_any_moment(docket_place, using, forks):
-    kills = 500 if NIGHTLY else 15
+    kills = 500 if FULL else 15
     chances = [random.Random(time.time_ns() + n) for n in range(kills)]
     # Three at a time: each is killed while others are in the middle of writing.
     with ThreadPoolExecutor(3) as threads:

@@ -17,12 +17,14 @@ from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from tests.contract.test_docket_migrations import fill
 from tests.contract.test_docket_migrations import old_docket as old_docket
-from tests.support.dockets import NIGHTLY, NOON, append_all, place_of, random_records, with_docket
+from tests.support.dockets import NOON, append_all, place_of, random_records, with_docket
+from tests.support.sizes import FULL
 from tests.support.tampering import ALTERATIONS, Hand, Outcome, checked, drawn, scene_of, tampering
 
 
+@pytest.mark.promise("AU-1", "2,000 alterations each in SQLite and PostgreSQL: all found")
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(40 if NIGHTLY else 1))
+@pytest.mark.parametrize("seed", range(40 if FULL else 1))
 def test_random_alterations_are_found_exactly_where_they_can_be(docket_place: str, seed: int) -> None:
     """Each checked with and without a checkpoint kept outside. Nightly 2,000 in each database."""
     rounds = 50

@@ -1,6 +1,6 @@
 """Faults while requests come: afterwards each that was accepted has a verdict or a recorded failure, none two.
 
-Everything is counted, at the callers and in the docket. Full size with MEMECOURT_NIGHTLY=1.
+Everything is counted, at the callers and in the docket. Full size with MEMECOURT_FULL=1.
 """
 
 import asyncio
@@ -24,11 +24,12 @@ from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.runner import reaper as loose_ends
 from tests.contract.scenes import a_scene, rest_of, told, until
-from tests.support.dockets import NIGHTLY, open_trials, place_of
+from tests.support.dockets import open_trials, place_of
 from tests.support.fakes import FakeReader
+from tests.support.sizes import FULL
 from tests.unit.test_trial import a_court
 
-REQUESTS, FAULTS = (600, 20) if NIGHTLY else (40, 2)
+REQUESTS, FAULTS = (600, 20) if FULL else (40, 2)
 PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
@@ -179,6 +180,7 @@ SQLITE = [a_locked_file, a_full_disk, a_file_that_is_gone]
 POSTGRES = [a_locked_database, a_database_whose_disk_is_full, a_database_that_is_gone, broken_connections]
 
 
+@pytest.mark.promise("RE-8", "600 requests, 20 faults of each of 7 kinds: 0 lost, 0 twice")
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [*SQLITE, *POSTGRES], ids=lambda fault: fault.__name__)
 def test_a_docket_that_fails_under_load_costs_no_request_its_verdict(tmp_path, monkeypatch, request, fault):

@@ -1,6 +1,6 @@
 """Requests that no honest client makes: each has a typed answer, tells nothing of the machine, and costs nobody else.
 
-10,000 with ``MEMECOURT_NIGHTLY=1``, a share of them without; what is sent is the same each time.
+10,000 with ``MEMECOURT_FULL=1``, a share of them without; what is sent is the same each time.
 """
 
 import asyncio
@@ -21,8 +21,9 @@ from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from tests.contract.real_court import IMAGE, real_court
 from tests.contract.test_wire import fill, kind
+from tests.support.sizes import FULL
 
-COUNT = 10_000 if os.environ.get("MEMECOURT_NIGHTLY") == "1" else 1_500
+COUNT = 10_000 if FULL else 1_500
 AT_ONCE = 16
 WITHIN_S = 60
 METHODS = {
@@ -301,6 +302,7 @@ async def fuzz(path, count):
         return found, well.status, first, again, other, record, left
 
 
+@pytest.mark.promise("GR-2", "10,000 fuzzed requests, 0 faults")
 @pytest.mark.slow
 def test_nonsense_has_typed_answers_and_the_server_goes_on(tmp_path):
     found, status, first, again, other, record, left = asyncio.run(fuzz(tmp_path, COUNT))

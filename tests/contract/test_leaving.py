@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import random
 from collections import Counter
 from contextlib import suppress
@@ -26,9 +25,9 @@ from tests.contract.scenes import a_scene, play, until
 from tests.support.cast import Cast, PictureFinder, full_court
 from tests.support.dockets import open_trials
 from tests.support.fakes import FakeReader, H, findings
+from tests.support.sizes import FULL
 
-NIGHTLY = bool(os.environ.get("MEMECOURT_NIGHTLY"))
-CANCELS = 200 if NIGHTLY else 30
+CANCELS = 200 if FULL else 30
 TICK_S = 0.01
 
 
@@ -60,6 +59,7 @@ class TickingStandIn(FakeModelServer):
             self.gone.append(self.ticks)
 
 
+@pytest.mark.promise("RE-5", "200 callers leave: each model call gone within 1 s")
 def test_the_model_call_of_a_caller_that_leaves_is_gone_within_a_second_by_the_model_server_s_clock(tmp_path):
     choose = random.Random(23)
 
@@ -111,7 +111,7 @@ def open_files():
 @pytest.mark.slow
 def test_tasks_and_handles_are_as_many_after_many_requests_as_after_few(tmp_path):
     """Requests that are answered, reused, refused, given up and that fail, in turn: what they leave is counted."""
-    rounds, each = (12, 200) if NIGHTLY else (4, 40)
+    rounds, each = (12, 200) if FULL else (4, 40)
     choose = random.Random(29)
     cast = Cast(rounds=2, delay_s=0.002)
     usual = cast._speaker("proposer")

@@ -1,7 +1,6 @@
 """More is asked than can be held: who waits, who is sent away, whose memory it is, and what is left when callers go."""
 
 import asyncio
-import os
 import random
 from contextlib import suppress
 
@@ -21,6 +20,7 @@ from tests.contract.scenes import IMAGE, play, rest_of, told, until
 from tests.support.cast import Cast, full_court
 from tests.support.fakes import FakeReader
 from tests.support.service_calls import refused
+from tests.support.sizes import FULL
 
 MIB = 1024 * 1024
 
@@ -105,7 +105,7 @@ def test_one_whose_time_ends_in_the_queue_leaves_it(tmp_path):
     assert len(lines) == 1
 
 
-@pytest.mark.parametrize("cancels", [200 if os.environ.get("MEMECOURT_NIGHTLY") else 40])
+@pytest.mark.parametrize("cancels", [200 if FULL else 40])
 def test_callers_that_leave_at_any_moment_leave_nothing_behind(tmp_path, cancels):
     """RE-5: each model call is cancelled within a second, and no slot, memory or reading stays taken."""
     choose = random.Random(5)

@@ -1,7 +1,6 @@
 """An arena whose process is killed, at any moment, comes to the same as one that is left alone."""
 
 import asyncio
-import os
 import random
 import signal
 import sqlite3
@@ -14,9 +13,10 @@ import pytest
 
 from eval.arena.folder import ArenaFolder, line
 from tests.support.arena_world import Arena, Voice
+from tests.support.sizes import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = 10 if os.environ.get("MEMECOURT_NIGHTLY") == "1" else 2
+KILLS = 10 if FULL else 2
 TARGETS = {"ash": 1.0, "beech": 0.0, "cedar": -1.0}
 DELAY_S = 0.02
 AT_ONCE = 3 * 8  # calls under way: models, and what a chair asks at once

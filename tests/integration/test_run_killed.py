@@ -27,7 +27,7 @@ from eval.perf.model_server.settings import FEATURES, Settings
 from eval.runs.folder import CALLS, DOCKET, RunFolder
 from eval.synthetic.make import Layout, make
 from serving.docket.store.bodies import unpacked
-from tests.support.dockets import NIGHTLY
+from tests.support.sizes import FULL
 
 pytestmark = pytest.mark.integration
 
@@ -196,7 +196,7 @@ def when_begun(process, server, number):
 
 @pytest.mark.parametrize(
     "how,times",
-    [(signal.SIGKILL, 3 if NIGHTLY else 1), (signal.SIGINT, 2 if NIGHTLY else 1)],
+    [(signal.SIGKILL, 3 if FULL else 1), (signal.SIGINT, 2 if FULL else 1)],
     ids=["killed", "interrupted"],
 )
 def test_a_run_that_is_ended_again_and_again_asks_nothing_twice_and_says_the_same(place, undisturbed, how, times):

@@ -4,7 +4,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import json
-import os
 import random
 import signal
 import time
@@ -52,6 +51,7 @@ from serving.settings import Settings
 from serving.wiring import readiness_checks
 from tests.integration.test_full_server import ModelServer
 from tests.integration.test_server import HARMFUL, HARMLESS, drawn, records
+from tests.support.sizes import FULL
 
 pytestmark = pytest.mark.integration
 
@@ -424,9 +424,10 @@ def test_a_server_waits_for_its_model_server_and_says_so_when_it_goes_again(star
             models.kill()
 
 
-N = 100 if os.environ.get("MEMECOURT_NIGHTLY") else 12
+N = 100 if FULL else 12
 
 
+@pytest.mark.promise("GR-5", "100 requests, 50 trials at once: 0 lost, 0 twice")
 def test_sigterm_under_load_loses_nothing(start, monkeypatch):
     """GR-5: what was accepted has its verdict, or a typed refusal and a record that is taken up where it was left."""
     asks = {
@@ -488,9 +489,10 @@ def test_sigterm_under_load_loses_nothing(start, monkeypatch):
             models.kill()
 
 
-KILLS = 10 if os.environ.get("MEMECOURT_NIGHTLY") else 1
+KILLS = 10 if FULL else 1
 
 
+@pytest.mark.promise("RE-1", "100 requests over 10 kills: one verdict each")
 def test_sigkill_under_load_loses_no_request_that_was_accepted(start):
     """Each kill leaves trials in all states; the next server takes them up, and every request has its verdict once."""
     choose = random.Random(19)
@@ -581,9 +583,10 @@ def test_a_trial_that_was_taken_up_without_being_asked_is_ended_in_order_by_sigt
             models.kill()
 
 
-BOMBS = 1200 if os.environ.get("MEMECOURT_NIGHTLY") else 24
+BOMBS = 1200 if FULL else 24
 
 
+@pytest.mark.promise("IM-6", "1,200 hostile pictures beside normal requests: all refused, 0 others fail")
 def test_twenty_hostile_pictures_a_second_are_refused_and_fail_nobody_else(server):
     """IM-6, counted: what it costs the others is measured by ``perf bombs``."""
     seconds, before = BOMBS / hostile.RATE, len(records(server.docket))

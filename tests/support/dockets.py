@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
@@ -34,7 +33,6 @@ from tests.unit.test_trial import a_court
 T = TypeVar("T")
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
-NIGHTLY = os.environ.get("MEMECOURT_NIGHTLY") == "1"
 
 
 _WHOLE = asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes())).events

@@ -19,8 +19,9 @@ from memecourt.verify import CantCheck, Violated, verify_bundle, verify_receipt
 from serving.docket.log.bundle import bundle, signed_count
 from serving.docket.log.errors import BadNote, BadProof
 from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint, sign_note
-from tests.support.dockets import NIGHTLY, events_of
+from tests.support.dockets import events_of
 from tests.support.logs import MemoryLog, root_at, verify_consistency
+from tests.support.sizes import FULL
 
 TRIAL = "trial-1"
 
@@ -201,7 +202,7 @@ def test_no_altered_bundle_passes(log: MemoryLog) -> None:
     text = handed_over(log, known=[earlier(log, 5), earlier(log, 16)])
     right = verify_bundle(text, keys_of(log))
     chance = random.Random(6962)
-    for _ in range(5_000 if NIGHTLY else 300):
+    for _ in range(5_000 if FULL else 300):
         value = json.loads(text)
         if not altered(value, chance):
             continue

@@ -18,11 +18,12 @@ from serving.docket.review.queue import Search, place_of
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store.bodies import packed
 from tests.support.desks import NOBODY, play, verdict
-from tests.support.dockets import NIGHTLY, NOON, Intercepted
+from tests.support.dockets import NOON, Intercepted
+from tests.support.sizes import FULL
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 ACTS = ["take", "take", "take", "renew", "review", "review", "release", "wait"]
-OPERATIONS = 5000 if NIGHTLY else 150
+OPERATIONS = 5000 if FULL else 150
 TIE = (Strength.MODERATE, Strength.MODERATE)
 
 

@@ -19,7 +19,8 @@ from serving.docket.log.canonical_json import canonical, from_canonical, parse, 
 from serving.docket.log.entries import Entry, Erased, body_of, check, erased_of, event_of
 from serving.docket.log.errors import BadEntry
 from serving.docket.store.bodies import seal_bodies, unpacked
-from tests.support.dockets import NIGHTLY, NOON, events_of
+from tests.support.dockets import NOON, events_of
+from tests.support.sizes import FULL
 
 # RFC 8785, appendix B: an IEEE 754 number in hex, and how it is written.
 NUMBERS = {
@@ -84,7 +85,7 @@ def test_keys_and_text_are_written_as_the_standard_has_them() -> None:
 
 def test_anything_is_written_as_the_library_writes_it_and_comes_back() -> None:
     chance = random.Random(8785)
-    for _ in range(100_000 if NIGHTLY else 3_000):
+    for _ in range(100_000 if FULL else 3_000):
         value = something(chance)
         written = canonical(value)
         assert written.encode() == rfc8785.dumps(to_canonical(value))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import random
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from serving.runner.near_duplicates import NearDuplicateIndex, StoredFingerprint
 from serving.settings import Settings
 from tests.support.drawn_memes import BASES, CAPTIONS, COPIES, Caption, drawn
 from tests.support.pictures import encode
+from tests.support.sizes import FULL
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 CAPTION = Caption("My aunt told me", "Blueland", "bring soup to the neighbours", "in spring")
@@ -578,8 +578,7 @@ def _toned(still: Image.Image) -> np.ndarray:
 
 # DP-4: same picture, other text
 
-NIGHTLY = os.environ.get("MEMECOURT_NIGHTLY") == "1"
-PAIRS = 75 if NIGHTLY else 4
+PAIRS = 75 if FULL else 4
 """A picture; there are 46."""
 EDITS = ("the same", "JPEG, quality 40", "half the size", "grey", "brighter by 20 %", "mirrored", "white border")
 
@@ -594,9 +593,10 @@ def captions(base: str) -> Sequence[Caption]:
 
 
 def test_dp_4_is_about_so_many_pairs():
-    assert len(BASES) * PAIRS == (3450 if NIGHTLY else 184)
+    assert len(BASES) * PAIRS == (3450 if FULL else 184)
 
 
+@pytest.mark.promise("DP-4", "3,450 pairs of the same picture under another text: 0 verdicts given again")
 @pytest.mark.parametrize("base", BASES)
 def test_dp_4_no_verdict_is_given_again_for_the_same_picture_under_another_text(on, base):
     """Each pair twice: with the texts as they are given, and as a reader that makes no mistake reads them, where one

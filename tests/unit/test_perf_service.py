@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sqlite3
 
 import pytest
@@ -12,6 +11,7 @@ from eval.perf.load import clients as asking
 from eval.perf.load import overload
 from eval.perf.load import process as served
 from eval.perf.load.process import Resources
+from tests.support.sizes import FULL
 
 SCALES = {
     "service": {"memes": 2, "clients": 4, "seconds": 0.5, "turns": 1},
@@ -22,10 +22,10 @@ SCALES = {
     "soak": {"seconds": 4, "trials": 2},
     "bombs": {"rate": 6, "known": 5, "fresh": 1, "seconds": 3},
 }
-nightly = pytest.mark.skipif(os.environ.get("MEMECOURT_NIGHTLY") != "1", reason="starts a server: a minute together")
+full = pytest.mark.skipif(not FULL, reason="starts a server: a minute together")
 
 
-@nightly
+@full
 @pytest.mark.parametrize("name", SCALES)
 def test_it_runs_and_measures_what_it_is_held_against(name):
     result = bench.measure(name, **SCALES[name])

@@ -1,7 +1,6 @@
 """What poisoned precedents can do (DP-1, DP-2), and the safeguards against them."""
 
 import asyncio
-import os
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from retrieval.precedents.search import NEARLY
 from serving.cli.main import cli as memecourt
 from tests.support.encoders import WordEncoder
 from tests.support.poisoning import acquittals, acquitted_by_planted, macro_f1_by_flipped
+from tests.support.sizes import FULL
 
 HARMEME = Path(__file__).resolve().parents[3] / "shared" / "data" / "harmeme"
 ENCODER = WordEncoder()
@@ -244,7 +244,8 @@ def test_a_sole_acquittal_is_left_out_and_named(tmp_path):
     assert any("poison0 was left out" in note for note in shut.notes)
 
 
-@pytest.mark.skipif(not os.environ.get("MEMECOURT_NIGHTLY"), reason="a minute for each, at night")
+@pytest.mark.promise("DP-1", "1 % and 5 % of labels flipped on HarMeme: at most 1 and 4 points")
+@pytest.mark.skipif(not FULL, reason="a minute for each, at night")
 @pytest.mark.parametrize("name", ["Harm-C", "Harm-P"])
 def test_on_real_annotations(tmp_path, name):
     train = HARMEME / name / "train.jsonl"

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import json
-import os
 import re
 from pathlib import Path
 
@@ -27,8 +26,7 @@ from retrieval.library.sources import NOT_FOR_LIBRARIES, Source
 from tests.support.encoders import WordEncoder
 from tests.support.fakes import FakeReader
 from tests.support.probing import TEXTS, World, a_data_set, at_a_bench, scored
-
-NIGHTLY = os.environ.get("MEMECOURT_NIGHTLY") == "1"
+from tests.support.sizes import FULL
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +134,7 @@ class Ended(Exception):
 def test_a_probe_that_is_ended_anywhere_goes_on_where_it_was(whole, tmp_path, data):
     _, folder, calls, _ = whole
     # Every step has its calls: preparing, sorting, misbeliefs, references and scores, each part of a refinement.
-    for number, most in enumerate(range(0, calls - 10, 5) if NIGHTLY else (2, 25, 70)):
+    for number, most in enumerate(range(0, calls - 10, 5) if FULL else (2, 25, 70)):
         plan = a_plan(tmp_path / str(number), data)
         world, left = World(), most
 

@@ -1,7 +1,6 @@
 """The ranking core against other people's, against known truths, and on tables that have no ranking."""
 
 import itertools
-import os
 import warnings
 
 import numpy as np
@@ -24,8 +23,7 @@ from eval.arena.ranking.bradley_terry import NoMaximum, fit, ratings, styled
 from eval.arena.ranking.elo import elo, elo_of_orders
 from eval.arena.ranking.simulation import World, coverage
 from eval.perf import ranking as benchmark
-
-NIGHTLY = os.environ.get("MEMECOURT_NIGHTLY") == "1"
+from tests.support.sizes import FULL
 
 
 def drawn(n, rows, *, seed=0, spread=0.8, ties=0.2, memes=40, weights=False):
@@ -287,11 +285,11 @@ def test_memes_are_drawn_whole_and_resamples_without_ratings_are_counted():
 
 def test_intervals_over_memes_cover_what_they_say_and_those_over_battles_do_not():
     """200 tables at night; here 15, whose share may be off by more."""
-    tables = 200 if NIGHTLY else 15
-    found = coverage(World(meme_effect=2.0, memes=60, tasks=8), tables, resamples=500 if NIGHTLY else 200)
+    tables = 200 if FULL else 15
+    found = coverage(World(meme_effect=2.0, memes=60, tasks=8), tables, resamples=500 if FULL else 200)
     assert found.tables == tables
-    assert (0.92 if NIGHTLY else 0.84) <= found.memes <= 0.99
-    assert found.rows < (0.78 if NIGHTLY else 0.8)
+    assert (0.92 if FULL else 0.84) <= found.memes <= 0.99
+    assert found.rows < (0.78 if FULL else 0.8)
 
 
 def test_a_table_is_checked_when_it_is_made():

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import os
 import sqlite3
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -31,6 +30,7 @@ from tests.support.dockets import Intercepted, open_trials
 from tests.support.fakes import LIBRARY, FakeFinder, FakeReader, H, Notes, findings, ticking
 from tests.support.gates import CountedPictures, Gates, checked, through
 from tests.support.leftovers import soon, uncollected
+from tests.support.sizes import FULL
 
 
 class Pictures:
@@ -155,12 +155,13 @@ def on_one_server(town, work, **options):
     return asyncio.run(scene())
 
 
-SOME = 50 if os.environ.get("MEMECOURT_NIGHTLY") == "1" else 8
+SOME = 50 if FULL else 8
 
 
 # RE-3: a hundred identical requests at once are one trial.
 
 
+@pytest.mark.promise("RE-3", "100 at once, 50 rounds: one trial each")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("request_id", "reuse", "times"), [("one", "namespace", 50), ("one", "off", SOME), ("", "namespace", SOME)]

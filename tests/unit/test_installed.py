@@ -1,0 +1,85 @@
+"""What is installed, and what is loaded of it: nothing known to be vulnerable, nothing that unpickles (SC-1)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.support.sizes import FULL
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("court", "retrieval", "serving", "eval", "proto/memecourt")
+FORBIDDEN = {
+    "eval",
+    "exec",
+    "compile",
+    "os.system",
+    "os.popen",
+    "pickle.load",
+    "pickle.loads",
+    "pickle.Unpickler",
+    "marshal.loads",
+    "shelve.open",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "torch.load",
+    "joblib.load",
+    "dill.loads",
+    "jsonpickle.decode",
+}
+"""Calls that run, or may run, what they are given; names as the source writes them."""
+ALLOWED = {("retrieval/embed/clip_weights.py", "torch.load")}
+"""With ``weights_only=True``, which the test looks at."""
+
+
+def calls() -> list[tuple[str, str, ast.Call]]:
+    """Every call in our source: file, name and node."""
+    return [
+        (path.relative_to(ROOT).as_posix(), ast.unparse(node.func), node)
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+    ]
+
+
+def test_nothing_in_the_source_runs_what_it_is_given() -> None:
+    found = [(path, name, node) for path, name, node in calls() if name in FORBIDDEN]
+    assert {(path, name) for path, name, _ in found} <= ALLOWED
+    for path, name, node in found:
+        only_weights = [word.value for word in node.keywords if word.arg == "weights_only"]
+        assert len(only_weights) == 1 and ast.unparse(only_weights[0]) == "True", f"{path}: {name}"
+    numpy = [node for _, name, node in calls() if name in ("np.load", "numpy.load")]
+    for node in numpy:
+        assert not any(word.arg == "allow_pickle" and ast.unparse(word.value) != "False" for word in node.keywords)
+    shells = [(path, node.lineno) for path, _, node in calls() if any(
+        word.arg == "shell" and ast.unparse(word.value) != "False" for word in node.keywords
+    )]  # fmt: skip
+    assert shells == []
+
+
+def test_a_court_and_a_server_load_nothing_that_unpickles() -> None:
+    """What is loaded at run time, with all that it brings along."""
+    program = (
+        "import sys, serving.app, serving.cli.judge, retrieval.embed.builtin\n"
+        "print(*sorted({'torch', 'joblib', 'dill', 'cloudpickle', 'shelve', 'marshal_loads'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == ""
+
+
+@pytest.mark.promise("SC-1", "0 known vulnerabilities in anything that is installed")
+@pytest.mark.skipif(not FULL, reason="asks PyPI, in make test-full")
+def test_nothing_that_is_installed_is_known_to_be_vulnerable() -> None:
+    try:
+        urllib.request.urlopen("https://pypi.org/pypi/pip/json", timeout=20).close()
+    except (urllib.error.URLError, TimeoutError):
+        pytest.skip("needs the internet")
+    done = subprocess.run(["make", "audit"], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
