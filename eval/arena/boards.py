@@ -11,6 +11,7 @@ import numpy as np
 
 from eval.arena.events import Answered, Event, Forfeited, Judged
 from eval.arena.folder import ArenaManifest
+from eval.arena.noise import noise_in
 from eval.arena.ranking.battles import Battles, Floats, NotRanked, battles, expected, win_rates, wins
 from eval.arena.ranking.bootstrap import Spread, spread, spread_of_elo, spread_styled
 from eval.arena.ranking.bradley_terry import NoMaximum, ratings, styled
@@ -50,7 +51,7 @@ class BoardRow:
         first: The best place that the resamples leave it; None without intervals.
         last: The worst.
         win_rate: Counted over all its battles; None where it fought none.
-        elo: After the last battle, in the order of :func:`table_of`.
+        elo: After the last battle, in the order of :func:`table_of`; None where verdicts are noise.
         elo_orders: Standard deviation of its Elo rating over other orders of the same battles.
         styled: Rating with style held equal; overall only, and None where that was not to be had.
         against_anchor: Chance against the anchor by its rating; None without an anchor or ratings.
@@ -62,7 +63,7 @@ class BoardRow:
     first: int | None
     last: int | None
     win_rate: float | None
-    elo: Estimate
+    elo: Estimate | None
     elo_orders: float
     styled: Estimate | None
     against_anchor: float | None
@@ -86,7 +87,7 @@ class Board:
         rows: The best first.
         battles: Number of battles.
         tied: Share of them that were tied.
-        not_ranked: Why there are no ratings; empty where there are.
+        not_ranked: Why there are no ratings; empty where there are. Where verdicts are noise, models stand by name.
         without: Resamples without finite ratings.
         resamples: Number of resamples of the interval.
         effects: Effects of style; overall only.
@@ -115,12 +116,13 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -
     rates, against = win_rates(wins(table))
     rating: Floats | None = None
     found: Spread | None = None
-    not_ranked = ""
-    try:
-        rating = ratings(table, anchor=anchor)
-        found = spread(table, anchor=anchor, resamples=settings.resamples, seed=seed)
-    except NotRanked as error:
-        not_ranked = error.message
+    not_ranked = noise = noise_in(events, dimension)
+    if not noise:
+        try:
+            rating = ratings(table, anchor=anchor)
+            found = spread(table, anchor=anchor, resamples=settings.resamples, seed=seed)
+        except NotRanked as error:
+            not_ranked = error.message
     style: list[Estimate] | None = None
     effects: tuple[Effect, ...] = ()
     no_style = ""
@@ -142,7 +144,7 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -
             first=first,
             last=last,
             win_rate=None if np.isnan(rates[place]) else float(rates[place]),
-            elo=_estimate(elo_now, elo_spread, place),
+            elo=None if noise else _estimate(elo_now, elo_spread, place),
             elo_orders=float(over_orders[place]),
             styled=style[place] if style else None,
             against_anchor=chance,
@@ -150,7 +152,7 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -
         )
 
     by = rating if rating is not None else np.nan_to_num(rates, nan=-1.0)
-    ranked = sorted(range(len(models)), key=lambda place: (-by[place], models[place]))
+    ranked = sorted(range(len(models)), key=lambda place: (0.0 if noise else -by[place], models[place]))
     return Board(
         dimension=dimension,
         rows=tuple(row(place) for place in ranked),

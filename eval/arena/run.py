@@ -27,6 +27,7 @@ from eval.arena.folder import (
 from eval.arena.hold import ArenaPlan, hold
 from eval.arena.settings import ArenaSettings
 from eval.arena.speakers import ROLES, prompt_of
+from eval.arena.words import Relevance, Setting
 from eval.datasets.known import Dataset
 from eval.models.call_cache import SqliteCallCache
 from eval.models.memes import ShownMemes, shown_memes
@@ -75,11 +76,46 @@ class Ask:
     command: str = ""
 
 
+_TOKENS_IN, _TOKENS_OUT = 1500, 300
+"""Tokens of a call, as far as nobody has asked yet: a picture and two answers, and a short reply."""
+
+
+def foretold(ask: Ask, memes: int, given: int) -> tuple[int, float]:
+    """Calls that an arena makes, and about what they cost in US dollars.
+
+    Args:
+        ask: Options of the run.
+        memes: Number of memes.
+        given: Number of questions that come with it; 0 where they are made up, three for each meme.
+    """
+    settings = ask.settings
+    tasks = given or len(Relevance) * memes
+    meetings = settings.answers_per_task * (settings.answers_per_task - 1) // 2
+    if settings.pairing == "baseline":
+        meetings = settings.answers_per_task - 1
+    judged = tasks * meetings * settings.judges_per_battle * (2 if settings.swapped else 1)
+    if settings.bias:
+        judged += min(tasks, settings.bias_tasks) * meetings * len(settings.judges) * len(Setting)
+    merged = tasks * (settings.answers_per_task - 1) if settings.guideline == "fused" else 0
+    by_role = (
+        ((settings.controller,), 0 if given else memes + tasks),
+        (settings.targets, tasks * settings.answers_per_task),
+        (settings.judges, judged + merged),
+    )
+    dollars = 0.0
+    for names, calls in by_role:
+        for name in names:
+            spec = ask.specs[name]
+            dollars += calls / len(names) * (_TOKENS_IN * spec.usd_in + _TOKENS_OUT * spec.usd_out) / 1e6
+    return sum(calls for _, calls in by_role), dollars
+
+
 async def run(
     ask: Ask,
     tell: Callable[[str], None],
     progress: Callable[[int, int], None] = lambda *_: None,
     chairs: Mapping[str, MeteredModel] | None = None,
+    begin: Callable[[int, float], None] = lambda *_: None,
 ) -> None:
     """Holds an arena, or what is missing of it.
 
@@ -88,6 +124,7 @@ async def run(
         tell: Is told what one should know.
         progress: Told how many memes of how many are done.
         chairs: The models, where they are connected already.
+        begin: Told how many calls it takes in all, and about what they cost, before the first; it may raise.
 
     Raises:
         BadRequest: The files can't be read, or the folder holds something else than this arena.
@@ -117,6 +154,7 @@ async def run(
             tell(f"{len(absent):,} memes that the questions are about are not in the sample of {ask.split}.")
         if shown.without_picture:
             tell(f"{len(shown.without_picture):,} memes have no picture that can be used and are left out.")
+        begin(*foretold(ask, len(shown.memes), len(given)))
         async with AsyncExitStack() as stack:
             store = SqliteCallCache.open(ask.calls or ask.out / CALLS)
             stack.push_async_callback(store.close)

@@ -30,7 +30,7 @@ def as_text(board: Leaderboard) -> str:
                 _place(row, number),
                 row.model,
                 _rating(row),
-                f"{row.elo.value:.0f}",
+                "–" if row.elo is None else f"{row.elo.value:.0f}",
                 "–" if row.win_rate is None else f"{100 * row.win_rate:.1f} %",
                 f"{row.battles:,}",
                 f"{target.answered:,} of {target.answered + sum(target.unanswered.values()):,}",

@@ -58,6 +58,7 @@ PAGE = "leaderboard.html"
 )
 @click.option("--calls", type=click.Path(path_type=Path), help="A store of model calls that arenas share.")
 @click.option("--report", "only_report", is_flag=True, help="Ask nobody: report on what is there in --out.")
+@click.option("--yes", is_flag=True, help="Begin without asking, in a terminal, whether that many calls are meant.")
 @click.option("--json", "as_json", is_flag=True, help="The leaderboard as one JSON object, without any text.")
 def arena(**given: Any) -> None:
     """Has models explain the harm in memes and judge each other's answers in pairs, and ranks them.
@@ -78,7 +79,7 @@ def arena(**given: Any) -> None:
     out: Path = given["out"]
     try:
         if not given["only_report"]:
-            _hold(_options_of(given))
+            _hold(_options_of(given), yes=given["yes"])
         humans = read_lines(given["humans"], HumanVerdict) if given["humans"] else ()
         board = leaderboard(out, humans)
         page = _page(board, out)
@@ -112,7 +113,7 @@ def figures_of(board: Leaderboard) -> dict[str, Any]:
     return told
 
 
-def _hold(ask: Ask) -> None:
+def _hold(ask: Ask, *, yes: bool) -> None:
     from eval.arena.folder import ArenaFolder
     from eval.arena.run import run
     from serving.cli.common import Interrupted
@@ -121,10 +122,16 @@ def _hold(ask: Ask) -> None:
     def tell(line: str) -> None:
         click.echo(line, err=True)
 
+    def begin(calls: int, dollars: float) -> None:
+        price = f", about US$ {dollars:,.2f} at 1,500 tokens in and 300 out a call" if dollars else ""
+        tell(f"This takes about {calls:,} calls{price}; what was asked before is not asked again.")
+        if not yes and sys.stdin.isatty():
+            click.confirm("Begin?", abort=True, err=True)
+
     if ArenaFolder(ask.out).begun:
         tell(f"{ask.out} holds an arena: it is gone on with.")
     try:
-        asyncio_run(run(ask, tell, lambda done, of: tell(f"{done:,} of {of:,} memes done")))
+        asyncio_run(run(ask, tell, lambda done, of: tell(f"{done:,} of {of:,} memes done"), begin=begin))
     except Interrupted as error:
         tell("Interrupted. What was asked is kept; the same command goes on.")
         sys.exit(error.exit_code)

@@ -3,9 +3,11 @@
 import asyncio
 import itertools
 import json
+import random
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -29,7 +31,7 @@ from eval.arena.events import (
 )
 from eval.arena.folder import FixedTask, HumanReference, line, read_lines
 from eval.arena.leaderboard import leaderboard
-from eval.arena.run import Ask, run
+from eval.arena.run import Ask, foretold, run
 from eval.arena.settings import ArenaSettings, arena_settings
 from eval.arena.speakers import ROLES, prompt_of, style_of
 from eval.arena.terminal import as_text
@@ -315,6 +317,50 @@ def test_an_undefeated_model_is_said_to_be_and_given_no_rating(tmp_path):
     assert [row.rating for row in overall.rows] == [None] * 3
     assert overall.rows[0].model == "ash" and overall.rows[0].win_rate == 1 and overall.rows[0].elo.value > 1000
     assert "no finite ratings" in as_text(board)
+
+
+def by_place(verdict):
+    """What makes a judge choose by the place alone."""
+
+    def says(request, usual):
+        if "why" not in usual:
+            return usual
+        return {**usual, **dict.fromkeys(DIMENSIONS, verdict)}
+
+    return says
+
+
+@pytest.mark.parametrize(("verdict", "place"), [("A", "first"), ("B", "second")])
+def test_judges_that_choose_by_the_place_rank_nobody(tmp_path, verdict, place):
+    voices = {name: Voice(name, THREE, says=by_place(verdict)) for name in THREE}
+    Arena(tmp_path, memes=8, strengths=THREE, voices=voices).hold()
+    board = leaderboard(tmp_path)
+    overall = board.board("overall")
+    assert f"No ranking: the answer shown {place} won" in overall.not_ranked
+    assert all((row.rating, row.elo, row.first) == (None, None, None) for row in overall.rows)
+    assert [row.model for row in overall.rows] == sorted(THREE), "by name, for there are no places"
+    told = as_text(board)
+    assert "No ranking" in told and not re.search(r"\d{3,4} \[", told)
+
+
+def test_judges_that_contradict_themselves_in_the_other_order_rank_nobody(tmp_path):
+    def says(request, usual):
+        if "why" not in usual:
+            return usual
+        draw = random.Random(str(request.parts)).random()
+        return {**usual, **dict.fromkeys(DIMENSIONS, "A" if draw < 0.5 else "B")}
+
+    voices = {name: Voice(name, THREE, says=says) for name in THREE}
+    Arena(tmp_path, memes=8, strengths=THREE, voices=voices, swapped=True).hold()
+    assert "a coin could have given too" in leaderboard(tmp_path).board("overall").not_ranked
+
+
+def test_calls_are_foretold(tmp_path):
+    arena = Arena(tmp_path, memes=6, strengths=THREE, swapped=True)
+    ask = SimpleNamespace(settings=arena.settings, specs=dict.fromkeys(THREE, SimpleNamespace(usd_in=1.0, usd_out=2.0)))
+    calls, dollars = foretold(ask, len(arena.memes), 0)
+    arena.hold()
+    assert calls == arena.asked and dollars == pytest.approx(calls * (1500 + 600) / 1e6)
 
 
 def test_five_levels_both_orders_and_an_anchor(tmp_path):

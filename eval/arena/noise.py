@@ -1,0 +1,51 @@
+"""Whether the judges' choices say anything about answers: where they don't, there is nothing to rank by."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from scipy.stats import binomtest
+
+from eval.arena.events import Event, Judged
+
+_MOST_BY_PLACE = 0.8
+"""Share of decided battles that may go to the same place, first or second shown. A panel that looks at answers alone
+comes out near a half, whoever wins; beyond this, four of five choices are of the place."""
+_CONFIDENCE = 0.95
+
+
+def noise_in(events: Sequence[Event], dimension: str) -> str:
+    """Why verdicts of a dimension rank nobody; empty where they may.
+
+    Args:
+        events: Events of an arena.
+        dimension: Dimension of the verdicts.
+    """
+    fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
+    decided = [event for event in fought if event.verdicts[dimension].score != 0.5]
+    first = sum(event.verdicts[dimension].score > 0.5 for event in decided)
+    for won, place in ((first, "first"), (len(decided) - first, "second")):
+        if decided and binomtest(won, len(decided)).proportion_ci(_CONFIDENCE, "wilson").low > _MOST_BY_PLACE:
+            return (
+                f"No ranking: the answer shown {place} won {won:,} of {len(decided):,} decided battles. The judges "
+                "chose by the place and not by the answer; take other judges, or have battles judged in both orders."
+            )
+    same, both = _alike_in_both_orders(fought, dimension)
+    if both and binomtest(same, both).proportion_ci(_CONFIDENCE, "wilson").low <= 0.5:
+        return (
+            f"No ranking: judged in both orders, {same:,} of {both:,} battles had the same outcome, which a coin "
+            "could have given too. Take other judges, or more battles."
+        )
+    return ""
+
+
+def _alike_in_both_orders(fought: Sequence[Judged], dimension: str) -> tuple[int, int]:
+    """Number of battles judged in both orders that were decided alike, and of all that were decided in both."""
+    twice: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
+    for event in fought:
+        one, other = sorted((event.a, event.b))
+        score = event.verdicts[dimension].score
+        twice[event.meme, event.task, one, other, event.judge][event.turn] = score if event.a == one else 1 - score
+    both = [turns for turns in twice.values() if len(turns) == 2 and 0.5 not in turns.values()]
+    return sum((turns[0] > 0.5) == (turns[1] > 0.5) for turns in both), len(both)
