@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import fcntl
 import gc
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Collection, Coroutine
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -108,6 +110,11 @@ async def serve(
         )
         house = await _unless(stopping, opening)
         if house is not None:
+            if isinstance(place := settings.docket_place, Path) and not stack.enter_context(held_alone(place)):
+                tell(
+                    f"Another server of this machine serves the docket {place} too: its trials are listed here, and each "
+                    "answers its own callers."
+                )
             if anchor is not None:
                 _beside(stack, keep_anchored(house.docket.log, anchor))
             if settings.console:
@@ -126,6 +133,21 @@ async def serve(
         await server.stop(_LAST_S)
         if widowed.done():
             raise Unavailable("The model server ended by itself, and the court with it.", reason="MODEL_SERVER_ENDED")
+
+
+@contextmanager
+def held_alone(docket: Path) -> Iterator[bool]:
+    """True if no other server of this machine holds this file of a docket; until the block is left, this one does.
+
+    Several may serve one docket. That is told, for it is seldom meant where each was started by hand.
+    """
+    with docket.with_name(f"{docket.name}-serving").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def _console(

@@ -1,4 +1,4 @@
-"""Whether the judges' choices say anything about answers: where they don't, there is nothing to rank by."""
+"""A check whether the judges' choices say anything about answers: where they don't, there is nothing to rank by."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONFIDENCE = 0.95
 
 
 def noise_in(events: Sequence[Event], dimension: str) -> str:
-    """Why verdicts of a dimension rank nobody; empty where they may.
+    """Reason why verdicts of a dimension rank nobody; empty where they may.
 
     Args:
         events: Events of an arena.

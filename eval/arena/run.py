@@ -124,7 +124,7 @@ async def run(
         tell: Is told what one should know.
         progress: Told how many memes of how many are done.
         chairs: The models, where they are connected already.
-        begin: Told how many calls it takes in all, and about what they cost, before the first; it may raise.
+        begin: Function that takes the number of all calls and about what they cost, before the first; it may raise.
 
     Raises:
         BadRequest: The files can't be read, or the folder holds something else than this arena.

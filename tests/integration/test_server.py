@@ -308,3 +308,14 @@ def test_no_trial_is_lost_when_the_encoder_is_killed_and_none_outlives_the_serve
     last = encoder_of(server)
     assert server.end() == 0
     assert not pathlib.Path(f"/proc/{last}").exists()
+
+
+def test_a_second_server_on_one_docket_says_so(start, tmp_path):
+    place = tmp_path / "docket.sqlite"
+    first = start(place).ready()
+    second = start(place).ready()
+    assert second.wait_for(lambda line: "Another server of this machine serves the docket" in line)
+    assert not any("Another server" in line for line in first.log)
+    first.end()
+    second.end()
+    assert not any("Another server" in line for line in start(place).ready().log)
