@@ -112,8 +112,8 @@ async def serve(
         if house is not None:
             if isinstance(place := settings.docket_place, Path) and not stack.enter_context(held_alone(place)):
                 tell(
-                    f"Another server of this machine serves the docket {place} too: its trials are listed here, and each "
-                    "answers its own callers."
+                    f"Another server of this machine serves the docket {place} too: its trials are listed here, and "
+                    "each answers its own callers."
                 )
             if anchor is not None:
                 _beside(stack, keep_anchored(house.docket.log, anchor))
