@@ -136,10 +136,10 @@ async def open_chairs(
         BadRequest: A key is not in the environment.
         NotLoaded: The client for model servers is not installed.
         ModelRefused: A server does not have the model, wants another key, or takes no pictures.
-        Unavailable: A server does not answer.
+        Unavailable: None of a model's servers answers.
     """
     try:
-        from court.backends.chat.capabilities import probe
+        from court.backends.chat.capabilities import probe_replicas
         from court.backends.chat.client import ChatCompletions, http_client
         from court.backends.http import Load
     except ModuleNotFoundError as error:
@@ -153,16 +153,21 @@ async def open_chairs(
     loads: dict[str, Load] = {}
     chairs = {}
     for name, spec in specs.items():
-        tell(f"Asking the server of {name} what it can do …")
-        servers: list[ChatCompletions] = []
-        for url in spec.url:
-            load = loads.setdefault(url, Load(spec.concurrency))
-            one = ChatCompletions(base_url=url, model=spec.model, api_key=_key(name, spec), http=http, load=load)
-            found = await probe(one, pictures=pictures)
-            for sentence in found.sentences:
-                tell(f"{name}: {sentence}")
-            servers.append(one)
-        model = ChatCompletions.joined(servers)
+        key = _key(name, spec)
+        model = await probe_replicas(
+            [
+                ChatCompletions(
+                    base_url=url,
+                    model=spec.model,
+                    api_key=key,
+                    http=http,
+                    load=loads.setdefault(url, Load(spec.concurrency)),
+                )
+                for url in spec.url
+            ],
+            pictures=pictures,
+            tell=tell,
+        )
         if not model.capabilities.pictures:
             raise ModelRefused(f"{name} must see pictures, and takes none. Leave it out, or name another model.")
         chairs[name] = MeteredModel(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from court.errors import BadRequest, ModelRefused, NotLoaded, Unavailable
@@ -13,8 +14,6 @@ from court.roles import RoleModel, RoleModels
 from serving.settings import RoleName, RoleSettings, Settings
 
 if TYPE_CHECKING:
-    import httpx2
-
     from court.backends.chat.capabilities import Probed
     from court.backends.chat.client import ChatCompletions
     from court.backends.http import Load
@@ -41,13 +40,14 @@ async def connect_models(
         BadRequest: A role has a server without a model, or the other way round.
         NotLoaded: The client for model servers is not installed.
         ModelRefused: A server does not have the model, wants another key, or takes no pictures and is to see some.
-        Unavailable: A server does not answer, and is not waited for.
+        Unavailable: None of a model's servers answers, and none is waited for.
     """
     wanted = {role: settings.llm.of_role(role) for role in get_args(RoleName)}
     if not any(role.url or role.model for role in wanted.values()):
         return None
     try:
-        from court.backends.chat.client import http_client
+        from court.backends.chat.capabilities import probe_replicas
+        from court.backends.chat.client import ChatCompletions, http_client
         from court.backends.http import Load
     except ModuleNotFoundError as error:
         raise NotLoaded(
@@ -70,14 +70,14 @@ async def connect_models(
         if model is None:
             for url in urls:
                 loads.setdefault(url, Load(settings.llm.concurrency))
-            model = await _probed(
-                {url: loads[url] for url in urls},
-                name,
-                key=key,
-                http=http,
+            model = await probe_replicas(
+                [
+                    ChatCompletions(base_url=url, model=name, api_key=key or None, http=http, load=loads[url])
+                    for url in urls
+                ],
                 pictures=pictures,
                 tell=tell,
-                patient=patient,
+                reach=partial(_reached, tell) if patient else None,
             )
             models[urls, name, key] = model
         if role in _SEES and not model.capabilities.pictures:
@@ -86,34 +86,7 @@ async def connect_models(
     return RoleModels(**chairs)
 
 
-async def _probed(
-    loads: Mapping[str, Load],
-    name: str,
-    *,
-    key: str,
-    http: httpx2.AsyncClient,
-    pictures: int,
-    tell: Callable[[str], None],
-    patient: bool,
-) -> ChatCompletions:
-    """A model at all of its servers, each of which was asked what it can do; what counts is what all of them can."""
-    from court.backends.chat.client import ChatCompletions
-
-    probed = []
-    for number, (url, load) in enumerate(loads.items(), 1):
-        which = f" ({number} of {len(loads)})" if len(loads) > 1 else ""
-        tell(f"Asking the model server for {name}{which} what it can do …")
-        model = ChatCompletions(base_url=url, model=name, api_key=key or None, http=http, load=load)
-        found = await _reached(model, pictures, tell, patient)
-        for sentence in found.sentences:
-            tell(f"{name}{which}: {sentence}")
-        probed.append(model)
-    if len({model.capabilities for model in probed}) > 1:
-        tell(f"{name}: its servers differ; each is asked only for what all of them can do.")
-    return ChatCompletions.joined(probed)
-
-
-async def _reached(model: ChatCompletions, pictures: int, tell: Callable[[str], None], patient: bool) -> Probed:
+async def _reached(tell: Callable[[str], None], model: ChatCompletions, pictures: int) -> Probed:
     """Probes a server, waiting for it if need be: it may start later than this court, or be started again."""
     from court.backends.chat.capabilities import probe
 
@@ -122,8 +95,6 @@ async def _reached(model: ChatCompletions, pictures: int, tell: Callable[[str], 
         try:
             return await probe(model, pictures=pictures)
         except Unavailable as error:
-            if not patient:
-                raise
             if tries % _TOLD_EVERY == 0:
                 tell(f"Waiting for the model server for {model.name}: {error.message}")
             tries += 1

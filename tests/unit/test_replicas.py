@@ -327,3 +327,30 @@ def test_each_server_must_have_the_model():
 def test_servers_that_are_alike_are_not_said_to_differ():
     _, said, _ = asyncio.run(opened([Behaviour(), Behaviour()]))
     assert not any("differ" in sentence for sentence in said)
+
+
+def test_one_server_of_two_is_enough_and_the_other_is_named_and_asked_once_it_is_back():
+    async def work():
+        said = []
+        async with AsyncExitStack() as stack:
+            port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
+            there, gone = f"http://127.0.0.1:{port}/v1", "http://127.0.0.1:1/v1"
+            settings = Settings(llm={"url": [gone, there], "model": "stand-in"})
+            chairs = await connect_models(settings, stack, said.append)
+            reply = await chairs.judge.model.reply(HELLO, within_s=10)
+            return chairs.judge.servers.urls, reply.server, said, (gone, there)
+
+    urls, answered, said, (gone, there) = asyncio.run(work())
+    assert urls == (gone, there), "so that what is stored under their names is found again"
+    assert answered == there and any(gone in sentence for sentence in said)
+    assert any("1 of 2 servers answer" in sentence for sentence in said)
+
+
+def test_where_none_answers_all_are_named():
+    async def work():
+        async with AsyncExitStack() as stack:
+            urls = ["http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"]
+            await connect_models(Settings(llm={"url": urls, "model": "stand-in"}), stack, lambda _: None)
+
+    with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:1/v1, http://127\.0\.0\.1:2/v1"):
+        asyncio.run(work())

@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from court.backends.chat.client import ChatCompletions
-from court.backends.chat.wire import Capabilities, LogProbs
+from court.backends.chat.wire import Capabilities, LogProbs, weakest
 from court.errors import ModelRefused, Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatRequest, FinishReason
@@ -83,6 +83,55 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
     finally:
         model.capabilities = found
     return Probed(found, (*sentences, *_limitations(found, pictures)))
+
+
+async def probe_replicas(
+    models: Sequence[ChatCompletions],
+    *,
+    pictures: int,
+    tell: Callable[[str], None],
+    reach: Callable[[ChatCompletions, int], Awaitable[Probed]] | None = None,
+) -> ChatCompletions:
+    """Probes a model at each of its servers, and returns it at all of them; what counts is what all of them can do.
+
+    One of several is enough: those that do not answer are taken to be like the others, and asked as calls go by.
+
+    Args:
+        models: The model, bound to one server each, in the order in which they are asked.
+        pictures: Largest number of pictures that one of our prompts shows.
+        tell: Is told which servers do not answer, and what the others can't do.
+        reach: Probes one; None for :func:`probe`.
+
+    Raises:
+        ModelRefused: A server does not have the model, or wants another key.
+        Unavailable: None of the servers answers; the message names them.
+    """
+    reached, away = [], []
+    for number, model in enumerate(models, 1):
+        which = f" ({number} of {len(models)})" if len(models) > 1 else ""
+        tell(f"Asking the model server for {model.name}{which} what it can do …")
+        try:
+            found = await (reach(model, pictures) if reach else probe(model, pictures=pictures))
+        except Unavailable as error:
+            tell(f"The model server {model.urls[0]} does not answer: {error.message}")
+            away.append(model)
+            continue
+        for sentence in found.sentences:
+            tell(f"{model.name}{which}: {sentence}")
+        reached.append(model)
+    if not reached:
+        raise Unavailable(
+            f"No model server for {models[0].name} answers: {', '.join(model.urls[0] for model in models)}. Start it, "
+            "or name another.",
+            reason="MODEL_GONE",
+        )
+    if len({model.capabilities for model in reached}) > 1:
+        tell(f"{models[0].name}: its servers differ; each is asked only for what all of them can do.")
+    if away:
+        tell(f"{models[0].name}: {len(reached)} of {len(models)} servers answer; the others are asked once they do.")
+    for model in away:
+        model.capabilities = weakest([one.capabilities for one in reached])
+    return ChatCompletions.joined(models)
 
 
 async def _listed(model: ChatCompletions, within_s: float) -> list[str] | None:
