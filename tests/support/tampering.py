@@ -319,10 +319,11 @@ class Hand:
         return FOUND
 
     def thin_out(self) -> Outcome:
-        """A kept checkpoint that nobody needs: that is allowed."""
+        """A kept checkpoint that is taken out: missed where it was kept outside too."""
         row = self.chance.choice(self.connection.execute(select(t.checkpoints)).all())
         self.connection.execute(delete(t.checkpoints).where(t.checkpoints.c.size == row.size))
-        return UNSEEN
+        latest = self.connection.execute(select(t.log)).one().signed  # stands there too
+        return Outcome(alone=False, anchored=row.size == self.scene.anchored and row.size != latest)
 
     def alter_trial(self) -> Outcome | None:
         """The listing: another value, a trial left out, or one put in."""

@@ -95,6 +95,8 @@ class Fault(StrEnum):
     CHECKPOINT_UNSIGNED = "CHECKPOINT_UNSIGNED"
     CHECKPOINT_DIFFERS = "CHECKPOINT_DIFFERS"
     """It was signed over other entries than are there."""
+    CHECKPOINT_MISSING = "CHECKPOINT_MISSING"
+    """One that was kept outside is not among those of the docket any more."""
     TAIL_MISSING = "TAIL_MISSING"
     """There are fewer entries than were signed."""
     TAIL_UNSIGNED = "TAIL_UNSIGNED"
@@ -318,7 +320,8 @@ class _Signed:
 
     def hold_against(self, size: int, root: Callable[[], bytes]) -> None:
         """Compares what was signed over so many entries with the tree over them."""
-        for signed in self._kept.pop(size, ()):
+        kept = self._kept.pop(size, ())
+        for signed in kept:
             if signed == root():
                 self._report.checkpoints += 1
             else:
@@ -328,6 +331,9 @@ class _Signed:
             if signed == root():
                 self._report.anchors += 1
                 self._report.anchored = max(self._report.anchored, size)
+                if not kept:
+                    text = f"The checkpoint over {size} entries in the anchor {name} was taken out of the docket."
+                    self._report.wrong(Fault.CHECKPOINT_MISSING, text)
             else:
                 text = f"The checkpoint over {size} entries in the anchor {name} was signed over others than are there."
                 self._report.wrong(Fault.CHECKPOINT_DIFFERS, text)
