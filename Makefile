@@ -28,7 +28,7 @@ test-slow: .venv/dev ## Run the others: servers, browser, PostgreSQL, Ray, kills
 	$(PYTEST) -m slow $(ARGS)
 
 test-full: .venv/dev ## Run what shows the promises of docs/security.md at their full figures, and write their table (hours)
-	MEMECOURT_FULL=1 $(PYTEST) -m promise --promises docs/promises.md $(ARGS)
+	MEMECOURT_FULL=1 $(PYTEST) -o faulthandler_timeout=14400 -m promise --promises docs/promises.md $(ARGS)
 
 test-vllm: .venv/dev ## Install a vLLM that needs no GPU, and a Phoenix, and test against them (minutes, gigabytes once)
 	[ -n "$$MEMECOURT_VLLM_PYTHON" ] || $(BIN)/python scripts/vllm_cpu.py
