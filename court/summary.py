@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from court.events import Side, TextRead, TextSource
+from court.injection.disguise import disguises_in
 from court.precedents import Findings, Precedent, RiskPoint, Vote
 from court.precedents import vote as vote_by
 from court.settings import TrialSettings
@@ -117,7 +118,7 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
             ),
             review=(
                 Review(reason=ReviewReason.NO_SIMILAR_PRECEDENT, detail=_distance(findings, reach)),
-                *_text_reasons(findings),
+                *_text_reasons(findings, text),
                 *unsure_text(text, settings),
             ),
         )
@@ -142,7 +143,7 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
         harm_score_meaning=ScoreMeaning.PRECEDENT_VOTE,
         rationale=_rationale(label, strengths, findings=findings, vote=vote, threshold=threshold),
         review=(
-            *_text_reasons(findings),
+            *_text_reasons(findings, text),
             *_contrary_precedents(vote, label, threshold, settings.review_margin),
             *must_look,
             *_risk_reasons(findings, risk, settings),
@@ -334,11 +335,13 @@ def _confidence(text: TextRead) -> float:
     return sum(line.confidence * len(line.text) for line in text.lines) / characters
 
 
-def _text_reasons(findings: Findings) -> tuple[Review, ...]:
+def _text_reasons(findings: Findings, text: TextRead) -> tuple[Review, ...]:
     """Reasons that always call a person: words that were compared with nothing."""
     reasons = []
     if findings.text_not_understood:
         detail = "The encoder can't read the text's script or signs, so that it was compared with no precedent."
+        if worn := disguises_in(text.text):
+            detail += f" The text looks disguised: {', '.join(worn)}."
         reasons.append(Review(reason=ReviewReason.TEXT_NOT_UNDERSTOOD, detail=detail))
     if findings.text_cut:
         detail = "The text is longer than the encoder reads; its end was not compared with any precedent."
