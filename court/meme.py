@@ -31,6 +31,7 @@ class Limits:
     Attributes:
         max_bytes: Size of the uploaded file, in bytes.
         max_pixels: Width x height of one frame, in pixels.
+        max_jpeg_pixels: The same of a JPEG in one scan, as cameras write them: it is scaled down while it is decoded.
         max_side: Width or height, in pixels.
         max_frames: Frames of an animated file.
         max_total_pixels: Frames x width x height, in pixels.
@@ -45,7 +46,8 @@ class Limits:
 
     max_bytes: int = 16 * 1024 * 1024
     max_pixels: int = 16_777_216
-    max_side: int = 8192
+    max_jpeg_pixels: int = 100_000_000
+    max_side: int = 16_384
     max_frames: int = 64
     max_total_pixels: int = 36_000_000
     max_png_chunks: int = 4096

@@ -17,7 +17,7 @@ import zlib
 from gzip import compress
 
 import pytest
-from PIL import Image, ImageCms, ImageDraw, ImageFont
+from PIL import Image, ImageChops, ImageCms, ImageDraw, ImageFont, ImageStat
 from PIL.PngImagePlugin import PngInfo
 
 from court.backends.pictures.normalise import as_png, pixels_sha256
@@ -317,6 +317,30 @@ def test_the_format_and_the_digest_of_the_upload():
     assert read(mpo()).format is PictureFormat.JPEG
 
 
+@pytest.mark.parametrize(
+    ("size", "turned"),
+    [((8160, 6120), 1), ((8160, 6120), 6), ((5210, 5057), 1), ((16_384, 6100), 1), ((2000, 16_384), 1)],
+)
+def test_a_large_photograph_as_cameras_write_it_is_scaled_down_while_it_is_decoded(size, turned):
+    still = captioned("A QUIET DAY", size=(640, 480)).resize(size)
+    data = encode(still, "JPEG", quality=80, exif=exif(turned))
+    picture = read(data)
+    assert (picture.width, picture.height) == (size if turned == 1 else size[::-1])
+    shown = decode(picture.frames[0].png)
+    usual = still.transpose(Image.Transpose.ROTATE_270) if turned == 6 else still
+    assert max(shown.size) == 1280 and abs(shown.width / shown.height - usual.width / usual.height) < 0.02
+    difference = ImageChops.difference(shown, usual.resize(shown.size, Image.Resampling.LANCZOS))
+    assert max(ImageStat.Stat(difference).mean) < 3, "it shows the same"
+
+
+def test_large_pictures_that_can_not_be_scaled_down_on_the_way_are_refused_with_the_remedy():
+    still = Image.new("RGB", (5210, 5057), RED)
+    progressive = refusal(encode(still, "JPEG", progressive=True))
+    assert progressive.reason == "PICTURE_PROGRESSIVE_TOO_LARGE" and "26,346,970 pixels" in progressive.message
+    assert refusal(encode(still, "PNG")).reason == "PICTURE_TOO_MANY_PIXELS"
+    assert not isinstance(read_all([encode(still.resize((4096, 4096)), "JPEG", progressive=True)])[0], BadPicture)
+
+
 @pytest.mark.parametrize("size", [(8192, 1), (1, 8192), (1281, 1280), (1280, 1281), (4000, 3), (1280, 1280), (7, 5)])
 def test_no_side_is_longer_than_1280_and_none_vanishes(size):
     still = shown(encode(Image.new("RGB", size, RED), "PNG"))
@@ -573,6 +597,7 @@ def flicker(kind, frames, side):
 SMALL = Limits(
     max_bytes=20_000,
     max_pixels=10_000,
+    max_jpeg_pixels=10_000,
     max_side=200,
     max_frames=5,
     max_total_pixels=20_000,

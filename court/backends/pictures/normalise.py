@@ -42,6 +42,8 @@ _GLANCE = (48, 48)
 """Size at which frames of an animation are compared, in pixels: a word changes some of them much, grain none."""
 _UNLIKE = 20
 """Difference at some place, in 0 to 255, from which two frames look unlike."""
+_SPARE = 1.5
+"""Size of a picture that is scaled down while it is decoded, over that at which it goes on: the rest is averaged."""
 _UP = 2
 """PNG's mark of a line that is told by how it differs from the one above."""
 _SRGB = ImageCms.createProfile("sRGB")
@@ -94,10 +96,7 @@ def stills(opened: Image.Image, structure: Structure, limits: Limits, indices: S
     """The frames with these indices, repeated ones left out. Whatever Pillow raises comes through."""
     seen: set[bytes] = set()
     turn = _turn(opened)
-    longer, shorter = max(opened.size), min(opened.size)
-    legible_side = None
-    if longer > limits.outgoing_side and longer >= limits.long_ratio * shorter:
-        legible_side = min(longer, int(limits.outgoing_side * math.sqrt(longer / shorter)))
+    legible_side = _legible_side(opened.size, limits)
     for index in indices:
         opened.seek(index)
         opened.load()
@@ -111,6 +110,27 @@ def stills(opened: Image.Image, structure: Structure, limits: Limits, indices: S
             seen.add(digest)
             legible = _normal(upright, profile, legible_side) if legible_side else None
             yield Still(index, still, digest, legible)
+
+
+def scale_while_decoding(opened: Image.Image, limits: Limits) -> None:
+    """Has a JPEG of more pixels than are decoded whole scaled down on the way, by 2, 4 or 8, to what goes on and more.
+
+    Others are decoded whole, as they always were: their pixels stay the same.
+    """
+    if opened.format != PictureFormat.JPEG or math.prod(opened.size) <= limits.max_pixels:
+        return
+    longest = max(opened.size)
+    wanted = _SPARE * (_legible_side(opened.size, limits) or limits.outgoing_side)
+    width, height = (max(1, int(side * wanted / longest)) for side in opened.size)
+    opened.draft(None, (width, height))
+
+
+def _legible_side(size: tuple[int, int], limits: Limits) -> int | None:
+    """Longest side at which the text of a long picture is read; None for other pictures."""
+    longer, shorter = max(size), min(size)
+    if longer <= limits.outgoing_side or longer < limits.long_ratio * shorter:
+        return None
+    return min(longer, int(limits.outgoing_side * math.sqrt(longer / shorter)))
 
 
 def digest_of(still: Image.Image) -> bytes:

@@ -20,6 +20,10 @@ _WORDS = {
         "The picture has {width:,} x {height:,} = {pixels:,} pixels; "
         "at most {limit:,} are decoded in a file of its kind. Scale it down."
     ),
+    "PICTURE_PROGRESSIVE_TOO_LARGE": (
+        "The JPEG has {width:,} x {height:,} = {pixels:,} pixels in several scans (progressive); at most {limit:,} are "
+        'decoded of that kind. Save it without "progressive", as cameras do, or scale it down.'
+    ),
     "PICTURE_SIDE_TOO_LONG": (
         "The picture is {width:,} pixels wide and {height:,} high; neither may be more than {limit:,}. Scale it down."
     ),

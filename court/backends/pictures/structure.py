@@ -43,6 +43,7 @@ class Structure:
         data: Bytes for the decoder.
         bits: Per channel, where the format is PNG.
         cut: True if the file of a still ends before its picture does, as an upload that broke off.
+        scans: Scans of a JPEG.
     """
 
     format: PictureFormat
@@ -52,6 +53,7 @@ class Structure:
     data: bytes
     bits: int = 8
     cut: bool = False
+    scans: int = 1
 
 
 def parse_structure(data: bytes, limits: Limits) -> Structure:
@@ -69,12 +71,20 @@ def parse_structure(data: bytes, limits: Limits) -> Structure:
             raise Refused("PICTURE_FORMAT_NOT_READ")
     except (struct.error, IndexError):  # read beyond the end
         raise Refused("PICTURE_DAMAGED") from None
-    check(structure.format, (structure.width, structure.height), structure.frames, limits)
+    check(structure.format, (structure.width, structure.height), structure.frames, limits, scans=structure.scans)
     return structure
 
 
-def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limits) -> None:
-    """Raises Refused if a canvas or an animation is beyond the limits."""
+def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limits, *, scans: int = 1) -> None:
+    """Raises Refused if a canvas or an animation is beyond the limits.
+
+    Args:
+        kind: Format of the file.
+        size: Width and height, in pixels.
+        frames: Frames of the file.
+        limits: The limits.
+        scans: Scans of a JPEG, as far as they are known; of several, whole coefficients have to be held in memory.
+    """
     width, height = size
     pixels = width * height
     if pixels == 0:
@@ -83,13 +93,18 @@ def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limit
         raise Refused("PICTURE_SIDE_TOO_LONG", width=width, height=height, limit=limits.max_side)
     # Decoders of animations, and WebP's is always one, keep up to five canvases at once. With half the pixels these
     # still fit in the memory of one picture.
-    most = limits.max_pixels // 2 if frames > 1 or kind is PictureFormat.WEBP else limits.max_pixels
+    if kind is PictureFormat.JPEG and scans == 1:
+        most = limits.max_jpeg_pixels
+    else:
+        most = limits.max_pixels // 2 if frames > 1 or kind is PictureFormat.WEBP else limits.max_pixels
+    if kind is PictureFormat.JPEG and scans > 1 and most < pixels <= limits.max_jpeg_pixels:
+        raise Refused("PICTURE_PROGRESSIVE_TOO_LARGE", width=width, height=height, pixels=pixels, limit=most)
     if pixels > most:
         raise Refused("PICTURE_TOO_MANY_PIXELS", width=width, height=height, pixels=pixels, limit=most)
     if frames > limits.max_frames:
         raise Refused("PICTURE_TOO_MANY_FRAMES", frames=frames, limit=limits.max_frames)
     total = frames * pixels
-    if total > limits.max_total_pixels:
+    if frames > 1 and total > limits.max_total_pixels:
         figures = {"frames": frames, "width": width, "height": height, "pixels": total}
         raise Refused("PICTURE_ANIMATION_TOO_LARGE", **figures, limit=limits.max_total_pixels)
 
@@ -202,7 +217,7 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
         raise Refused("PICTURE_DAMAGED")
     width, height = size
     whole = b"".join([*kept, data[first_scan:end]])
-    return Structure(format=PictureFormat.JPEG, width=width, height=height, frames=1, data=whole, cut=cut)
+    return Structure(format=PictureFormat.JPEG, width=width, height=height, frames=1, data=whole, cut=cut, scans=scans)
 
 
 def _is_needed(marker: int, begins: bytes) -> bool:

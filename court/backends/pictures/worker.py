@@ -10,11 +10,18 @@ from typing import Any
 
 from PIL import Image, ImageFile
 
-from court.backends.pictures.normalise import PIXELS_VERSION, as_png, representative, stills, upright_size
+from court.backends.pictures.normalise import (
+    PIXELS_VERSION,
+    as_png,
+    representative,
+    scale_while_decoding,
+    stills,
+    upright_size,
+)
 from court.backends.pictures.refusals import Refused
 from court.backends.pictures.structure import Structure, check, parse_structure
 from court.backends.sandbox import child as worker_child
-from court.meme import Limits
+from court.meme import LIMITS, Limits
 
 
 def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
@@ -78,7 +85,8 @@ def _open(structure: Structure, limits: Limits) -> Image.Image:
     # The file shown to Pillow is the only copy of it from here on.
     opened = Image.open(BytesIO(structure.data), formats=[structure.format.value])
     try:
-        check(structure.format, opened.size, structure.frames, limits)
+        check(structure.format, opened.size, structure.frames, limits, scans=structure.scans)
+        scale_while_decoding(opened, limits)
     except Refused:
         opened.close()
         raise
@@ -92,6 +100,8 @@ def main() -> None:
     # Imported now, so that a first picture does not pay for it.
     Image.preinit()
     Image.init()
+    # Beyond its own bound, which lies below ours, Pillow would warn: the structure was checked before it sees a file.
+    Image.MAX_IMAGE_PIXELS = LIMITS.max_jpeg_pixels
     worker_child.serve(answer)
 
 

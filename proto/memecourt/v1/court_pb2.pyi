@@ -366,8 +366,8 @@ class JudgeRequest(_message.Message):
     record. At most 128 characters. Optional; the server makes one up if it is empty.
     """
     image: _builtins.bytes
-    """The picture file, as uploaded: JPEG, PNG, WebP or GIF (animated ones included), at most 16 MiB, 16,777,216 pixels,
-    8192 pixels a side, 64 frames and 36,000,000 pixels over all frames. Required. There is no field for a URI:
+    """The picture file, as uploaded: JPEG, PNG, WebP or GIF (animated ones included), at most 16 MiB, 16,777,216 pixels
+    (100,000,000 in a JPEG that is not progressive), 16,384 pixels a side, 64 frames and 36,000,000 pixels over all frames. Required. There is no field for a URI:
     pictures come as bytes.
     """
     text: _builtins.str
