@@ -189,7 +189,11 @@ def add(
         data = read_all([path], WHAT)[0] if path.exists() else _HEAD.encode()
         _refuse_widening([entry for entry in parse(data) if entry.name == name], namespaces, widen=widen)
         before = data.decode()
-        after = before.rstrip("\n") + "\n\n" + _toml(_entry(name, hash_of(token), scopes, namespaces, expires))
+        after = (
+            before.rstrip("\n")
+            + "\n\n"
+            + _toml(_entry(name, hash_of(token), scopes, namespaces=namespaces, expires=expires))
+        )
         parse(after.encode())
         _replace(path, after)
     return token
@@ -233,7 +237,7 @@ def _refuse_widening(others: Sequence[Entry], namespaces: Sequence[str] | None, 
 
 
 def _entry(
-    name: str, sha256: str, scopes: Sequence[Scope], namespaces: Sequence[str] | None, expires: datetime | None
+    name: str, sha256: str, scopes: Sequence[Scope], *, namespaces: Sequence[str] | None, expires: datetime | None
 ) -> Entry:
     whose = tuple(dict.fromkeys(namespaces)) if namespaces else None
     try:

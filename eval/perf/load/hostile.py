@@ -222,15 +222,16 @@ def _many_frames() -> bytes:
 
 
 def _cut_off(chance: random.Random) -> bytes:
-    """A progressive JPEG of many scans that ends in one of the first."""
-    data = _many_scans()
-    return data[: len(data) // 3 + chance.randrange(100_000)]
+    """An animation of frames that take long to decode, and which ends in one of them."""
+    data = _noisy_frames()
+    return data[: len(data) // 3 + chance.randrange(len(data) // 3)]
 
 
 @cache
-def _many_scans() -> bytes:
+def _noisy_frames() -> bytes:
+    frames = [Image.effect_noise((600, 450), 60).convert("P") for _ in range(4)]
     file = io.BytesIO()
-    Image.effect_noise((1200, 900), 60).convert("RGB").save(file, "JPEG", quality=85, progressive=True)
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=20)
     return file.getvalue()
 
 
