@@ -12,7 +12,7 @@ import numpy as np
 from eval.arena.events import Answered, Event, Forfeited, Judged
 from eval.arena.folder import ArenaManifest
 from eval.arena.noise import noise_in
-from eval.arena.ranking.battles import Battles, Floats, NotRanked, battles, expected, win_rates, wins
+from eval.arena.ranking.battles import Battles, Floats, NotRanked, among, battles, expected, groups, win_rates, wins
 from eval.arena.ranking.bootstrap import Spread, spread, spread_of_elo, spread_styled
 from eval.arena.ranking.bradley_terry import NoMaximum, ratings, styled
 from eval.arena.ranking.elo import elo, elo_of_orders
@@ -47,18 +47,20 @@ class BoardRow:
 
     Attributes:
         model: Its name.
-        rating: Bradley-Terry's; None where there are no finite ratings.
-        first: The best place that the resamples leave it; None without intervals.
+        group: Number of its group, the best being 1: models are rated within one. None where verdicts are noise.
+        rating: Bradley-Terry's within its group; None where it is alone there.
+        first: The best place that the resamples leave it within its group; None without intervals.
         last: The worst.
         win_rate: Counted over all its battles; None where it fought none.
         elo: After the last battle, in the order of :func:`table_of`; None where verdicts are noise.
         elo_orders: Standard deviation of its Elo rating over other orders of the same battles.
         styled: Rating with style held equal; overall only, and None where that was not to be had.
-        against_anchor: Chance against the anchor by its rating; None without an anchor or ratings.
+        against_anchor: Chance against the anchor by its rating; None without an anchor or ratings in its group.
         battles: Number of battles of the model.
     """
 
     model: str
+    group: int | None
     rating: Estimate | None
     first: int | None
     last: int | None
@@ -84,11 +86,12 @@ class Board:
 
     Attributes:
         dimension: Which.
-        rows: The best first.
+        rows: The best first, group by group.
         battles: Number of battles.
         tied: Share of them that were tied.
         not_ranked: Why there are no ratings; empty where there are. Where verdicts are noise, models stand by name.
-        without: Resamples without finite ratings.
+        grouped: Why ratings hold within groups alone; empty where all models can be rated together, or none.
+        without: Resamples without finite ratings, in whichever group has most of them.
         resamples: Number of resamples of the interval.
         effects: Effects of style; overall only.
         no_style: Why style could not be held equal; empty where it could, or was not asked for.
@@ -100,11 +103,36 @@ class Board:
     battles: int
     tied: float
     not_ranked: str
+    grouped: str
     without: int
     resamples: int
     effects: tuple[Effect, ...]
     no_style: str
     against: dict[tuple[str, str], float]
+
+    @property
+    def on_one_scale(self) -> bool:
+        """True where all ratings that there are can be set beside each other."""
+        return len({row.group for row in self.rows if row.rating is not None}) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Models that are rated among themselves.
+
+    Attributes:
+        number: 1 for the best.
+        members: Places of the models in the table of all battles.
+        anchor: Place of the anchor among the members; None where it is none of them.
+        ratings: Their ratings, float of shape (members,); None of one that is alone.
+        spread: Spread of the ratings; None likewise.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    anchor: int | None
+    ratings: Floats | None
+    spread: Spread | None
 
 
 def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -> Board:
@@ -114,19 +142,22 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -
     table, covariates = table_of(manifest, events, dimension)
     anchor = models.index(settings.anchor) if settings.anchor else None
     rates, against = win_rates(wins(table))
-    rating: Floats | None = None
-    found: Spread | None = None
     not_ranked = noise = noise_in(events, dimension)
-    if not noise:
-        try:
-            rating = ratings(table, anchor=anchor)
-            found = spread(table, anchor=anchor, resamples=settings.resamples, seed=seed)
-        except NotRanked as error:
-            not_ranked = error.message
+    rated = () if noise else _rate(table, anchor=anchor, resamples=settings.resamples, seed=seed)
+    group_of = {place: group for group in rated for place in group.members}
+    grouped = ""
+    if len(rated) > 1:
+        apart = NotRanked([[models[place] for place in group.members] for group in rated]).message
+        if all(group.ratings is None for group in rated):
+            not_ranked = apart
+        else:
+            grouped = apart
     style: list[Estimate] | None = None
     effects: tuple[Effect, ...] = ()
     no_style = ""
-    if dimension == OVERALL and rating is not None:
+    if dimension == OVERALL and grouped:
+        no_style = "That takes battles by which all models can be rated together."
+    elif dimension == OVERALL and not not_ranked:
         style, effects, no_style = _style(manifest, table, covariates, anchor)
     elo_now = elo(table, k=settings.elo_k)
     elo_spread = spread_of_elo(table, k=settings.elo_k, resamples=settings.resamples, seed=seed)
@@ -136,11 +167,20 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -
     fights = np.bincount(table.left, minlength=len(models)) + np.bincount(table.right, minlength=len(models))
 
     def row(place: int) -> BoardRow:
-        first, last = _places(found, place)
-        chance = None if rating is None or anchor is None else float(expected(rating[place], rating[anchor]))
+        group = group_of.get(place)
+        rating: Estimate | None = None
+        first = last = None
+        chance: float | None = None
+        if group is not None and group.ratings is not None:
+            own = group.members.index(place)
+            rating = _estimate(group.ratings, group.spread, own)
+            first, last = _places(group.spread, own)
+            if group.anchor is not None:
+                chance = float(expected(group.ratings[own], group.ratings[group.anchor]))
         return BoardRow(
             model=models[place],
-            rating=None if rating is None else _estimate(rating, found, place),
+            group=None if group is None else group.number,
+            rating=rating,
             first=first,
             last=last,
             win_rate=None if np.isnan(rates[place]) else float(rates[place]),
@@ -151,15 +191,22 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -
             battles=int(fights[place]),
         )
 
-    by = rating if rating is not None else np.nan_to_num(rates, nan=-1.0)
-    ranked = sorted(range(len(models)), key=lambda place: (0.0 if noise else -by[place], models[place]))
+    def standing(row: BoardRow) -> tuple[int, float, str]:
+        """The order of rows: by group and rating, by what was won where nobody has one, by name in noise."""
+        if noise:
+            return 0, 0.0, row.model
+        if not_ranked:
+            return 0, -1.0 if row.win_rate is None else -row.win_rate, row.model
+        return row.group or 0, -row.rating.value if row.rating else 0.0, row.model
+
     return Board(
         dimension=dimension,
-        rows=tuple(row(place) for place in ranked),
+        rows=tuple(sorted(map(row, range(len(models))), key=standing)),
         battles=len(table),
         tied=float(np.mean(table.score == 0.5)),
         not_ranked=not_ranked,
-        without=found.without if found else 0,
+        grouped=grouped,
+        without=max((group.spread.without for group in rated if group.spread), default=0),
         resamples=settings.resamples,
         effects=effects,
         no_style=no_style,
@@ -169,6 +216,22 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -
             if not np.isnan(against[i, j])
         },
     )
+
+
+def _rate(table: Battles, *, anchor: int | None, resamples: int, seed: int) -> tuple[_Group, ...]:
+    """Rates the models that can be rated together, the group first that reaches most others by wins."""
+    rated = []
+    for number, names in enumerate(groups(wins(table), table.models), 1):
+        members = tuple(table.models.index(name) for name in names)
+        own_anchor = members.index(anchor) if anchor in members else None
+        ratings_: Floats | None = None
+        found: Spread | None = None
+        if len(members) > 1:
+            own = among(table, members)
+            ratings_ = ratings(own, anchor=own_anchor)
+            found = spread(own, anchor=own_anchor, resamples=resamples, seed=seed)
+        rated.append(_Group(number, members, own_anchor, ratings_, found))
+    return tuple(rated)
 
 
 def table_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -> tuple[Battles, Floats]:

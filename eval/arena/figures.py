@@ -12,9 +12,9 @@ from eval.reports.svg import Ink, drawing, themed
 
 
 def rating_bars(board: Board, name: str) -> str | None:
-    """Ratings and their intervals, the best on top; None where there are none."""
+    """Ratings and their intervals, the best on top; None where there are none on one scale."""
     rows = [(words.plain(row.model), row.rating) for row in board.rows if row.rating is not None]
-    if not rows:
+    if not board.on_one_scale:
         return None
     from matplotlib.figure import Figure
 
@@ -72,14 +72,14 @@ def heads(board: Board, name: str) -> str | None:
 
 
 def tokens(board: Board, targets: Sequence[Target], name: str) -> str | None:
-    """Rating against the length of answers; None without ratings."""
+    """Rating against the length of answers; None without ratings on one scale."""
     length = {target.model: target.tokens for target in targets}
     rows = [
         (words.plain(row.model), length[row.model], row.rating.value)
         for row in board.rows
         if row.rating is not None and length[row.model]
     ]
-    if not rows:
+    if not rows or not board.on_one_scale:
         return None
     from matplotlib.figure import Figure
 

@@ -48,14 +48,16 @@ def as_html(board: Leaderboard) -> str:
             Drawn(
                 "Ratings",
                 bars or "",
-                "Overall, with 95 % intervals by bootstrap over memes." if bars else overall.not_ranked,
+                "Overall, with 95 % intervals by bootstrap over memes."
+                if bars
+                else overall.not_ranked or overall.grouped,
             ),
             Drawn(
                 "Rating against length",
                 tokens or "",
                 "A judge may take length for quality: a slope here is no proof of it, and no acquittal."
                 if tokens
-                else "There are no ratings to set against length.",
+                else "There are no ratings on one scale to set against length.",
             ),
         ],
         heads=Drawn(

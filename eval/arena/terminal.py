@@ -21,13 +21,14 @@ def as_text(board: Leaderboard) -> str:
         f"K = {settings.elo_k:g}.",
         "",
     ]
-    rows = [["place", "model", "rating", "Elo", "won", "battles", "answered"]]
+    rows = [[*(["group"] if overall.grouped else []), "place", "model", "rating", "Elo", "won", "battles", "answered"]]
     targets = {target.model: target for target in board.targets}
     for number, row in enumerate(overall.rows, 1):
         target = targets[row.model]
         rows.append(
             [
-                _place(row, number),
+                *([str(row.group)] if overall.grouped else []),
+                _place(row, None if overall.grouped else number),
                 row.model,
                 _rating(row),
                 "–" if row.elo is None else f"{row.elo.value:.0f}",
@@ -39,6 +40,8 @@ def as_text(board: Leaderboard) -> str:
     lines += [table(rows), ""]
     if overall.not_ranked:
         lines += [overall.not_ranked, ""]
+    if overall.grouped:
+        lines += [f"{overall.grouped} Ratings and places hold within a group.", ""]
     rows = [["by dimension", *(DIMENSION_WORDS[one.dimension] for one in board.boards[1:])]]
     for row in overall.rows:
         own = [next(r for r in one.rows if r.model == row.model) for one in board.boards[1:]]
@@ -68,9 +71,9 @@ def as_text(board: Leaderboard) -> str:
     return "\n".join(lines)
 
 
-def _place(row: BoardRow, number: int) -> str:
+def _place(row: BoardRow, number: int | None) -> str:
     if row.first is None or row.last is None:
-        return "–" if row.rating is None else str(number)
+        return "–" if row.rating is None or number is None else str(number)
     return str(row.first) if row.first == row.last else f"{row.first}–{row.last}"
 
 

@@ -31,6 +31,10 @@ from eval.arena.events import (
 )
 from eval.arena.folder import FixedTask, HumanReference, line, read_lines
 from eval.arena.leaderboard import leaderboard
+from eval.arena.page import as_html
+from eval.arena.ranking.battles import among
+from eval.arena.ranking.bootstrap import spread
+from eval.arena.ranking.bradley_terry import ratings
 from eval.arena.run import Ask, foretold, run
 from eval.arena.settings import ArenaSettings, arena_settings
 from eval.arena.speakers import ROLES, prompt_of, style_of
@@ -308,15 +312,46 @@ def test_a_judge_or_a_controller_that_says_nothing_usable_gives_no_battle_and_no
     assert next(t for t in board.targets if t.model == "beech").unjudged == len(of(events, NotJudged))
 
 
-def test_an_undefeated_model_is_said_to_be_and_given_no_rating(tmp_path):
+def test_an_undefeated_model_is_rated_apart_from_the_others(tmp_path):
     far = {"ash": 90.0, "beech": 0.0, "cedar": 0.0}
     Arena(tmp_path, memes=6, strengths=far, judges=["beech", "cedar"], controller="beech", own_case=True).hold()
     board = leaderboard(tmp_path)
     overall = board.board("overall")
-    assert "no finite ratings" in overall.not_ranked and "(ash; " in overall.not_ranked
-    assert [row.rating for row in overall.rows] == [None] * 3
-    assert overall.rows[0].model == "ash" and overall.rows[0].win_rate == 1 and overall.rows[0].elo.value > 1000
-    assert "no finite ratings" in as_text(board)
+    assert "no finite ratings" in overall.grouped and "(ash; " in overall.grouped and not overall.not_ranked
+    first, *others = overall.rows
+    assert (first.model, first.group, first.rating, first.first) == ("ash", 1, None, None)
+    assert first.win_rate == 1 and first.elo.value > 1000
+    assert {row.group for row in others} == {2} and sum(row.rating.value for row in others) == pytest.approx(2000)
+    told = as_text(board)
+    assert "Ratings and places hold within a group" in told and re.search(r"^ *1 +– +ash +– ", told, re.MULTILINE)
+
+
+def test_a_model_that_never_wins_takes_no_other_model_s_rating_away(tmp_path):
+    strengths = {**THREE, "dud": -90.0}
+    arena = Arena(tmp_path, memes=12, strengths=strengths, judges=list(THREE), anchor="ash")
+    arena.hold()
+    overall = leaderboard(tmp_path).board("overall")
+    *rated, dud = overall.rows
+    assert (dud.model, dud.win_rate, dud.rating, dud.against_anchor) == ("dud", 0, None, None)
+    assert [row.model for row in rated] == list(THREE) and rated[0].rating.value == 1000
+
+    table, _ = table_of(arena.manifest(), arena.folder.events(), "overall")
+    without = among(table, [0, 1, 2])
+    alone = ratings(without, anchor=0)
+    assert [row.rating.value for row in rated] == pytest.approx(list(alone))
+    apart = spread(without, anchor=0, resamples=100, seed=0)
+    assert [row.rating.low for row in rated] == pytest.approx(list(apart.low))
+    assert all(1 <= row.first <= row.last <= 3 and 0 < row.against_anchor <= 0.5 for row in rated)
+    page = as_html(leaderboard(tmp_path))
+    assert "Ratings hold within groups" in page and "There are no ratings" not in page
+
+
+def test_models_of_which_each_beats_all_the_next_have_no_ratings(tmp_path):
+    far = {"ash": 180.0, "beech": 90.0, "cedar": 0.0}
+    Arena(tmp_path, memes=6, strengths=far, judges=["ash", "cedar"]).hold()
+    overall = leaderboard(tmp_path).board("overall")
+    assert "no finite ratings" in overall.not_ranked and not overall.grouped and not overall.on_one_scale
+    assert [(row.model, row.rating) for row in overall.rows] == [("ash", None), ("beech", None), ("cedar", None)]
 
 
 def by_place(verdict):

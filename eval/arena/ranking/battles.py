@@ -165,6 +165,27 @@ def groups(won: Floats, models: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(models[place] for place in group) for group in ordered)
 
 
+def among(table: Battles, places: Sequence[int]) -> Battles:
+    """Selects the battles that some models fought against each other.
+
+    Args:
+        table: Battles of all.
+        places: Places of the models in it, which they have here in this order.
+    """
+    new = np.full(len(table.models), -1, dtype=np.int64)
+    new[list(places)] = np.arange(len(places))
+    left, right = new[table.left], new[table.right]
+    own = (left >= 0) & (right >= 0)
+    return Battles(
+        models=tuple(table.models[place] for place in places),
+        left=left[own],
+        right=right[own],
+        score=table.score[own],
+        meme=table.meme[own],
+        weight=table.weight[own],
+    )
+
+
 def rated(theta: Floats, anchor: int | None) -> Floats:
     """Log-odds as ratings.
 
