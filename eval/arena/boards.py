@@ -117,7 +117,7 @@ class Board:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _RatedGroup:
     """Models that are rated among themselves.
 
     Attributes:
@@ -218,7 +218,7 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -
     )
 
 
-def _rate(table: Battles, *, anchor: int | None, resamples: int, seed: int) -> tuple[_Group, ...]:
+def _rate(table: Battles, *, anchor: int | None, resamples: int, seed: int) -> tuple[_RatedGroup, ...]:
     """Rates the models that can be rated together, the group first that reaches most others by wins."""
     rated = []
     for number, names in enumerate(groups(wins(table), table.models), 1):
@@ -230,7 +230,7 @@ def _rate(table: Battles, *, anchor: int | None, resamples: int, seed: int) -> t
             own = among(table, members)
             ratings_ = ratings(own, anchor=own_anchor)
             found = spread(own, anchor=own_anchor, resamples=resamples, seed=seed)
-        rated.append(_Group(number, members, own_anchor, ratings_, found))
+        rated.append(_RatedGroup(number, members, own_anchor, ratings_, found))
     return tuple(rated)
 
 

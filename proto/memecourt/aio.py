@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from typing import Self, TypeVar, Unpack
 
@@ -14,7 +16,7 @@ from memecourt.connection import Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
 from memecourt.many import TO_END_S, Book, Outcome, not_opened
 from memecourt.requests import About, Export, added, judge_request, named, named_precedent, watch_request
-from memecourt.retries import Attempts, Budget, Retries, patient
+from memecourt.retries import HEALTH, NOT_THERE, Attempts, Budget, Retries, connect_again_s, patient
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
 
@@ -53,6 +55,7 @@ class AsyncClient:
         self._court = CourtStub(self._channel)
         self._docket = DocketStub(self._channel)
         self._precedents = PrecedentsStub(self._channel)
+        self._health: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(HEALTH, None, None)
 
     # The court
 
@@ -195,7 +198,22 @@ class AsyncClient:
                 told = CallError.of(error)
             finally:
                 call.cancel()
-            await asyncio.sleep(attempts.after(told))
+            await asyncio.sleep(attempts.after(told, unreached=await self._had_to_connect(attempts.ready_s(told))))
+
+    async def _had_to_connect(self, within_s: float) -> bool:
+        """See :meth:`memecourt.client.Client._had_to_connect`."""
+        until = time.monotonic() + within_s
+        for waits in itertools.count():
+            if (left := until - time.monotonic()) <= 0:
+                break
+            try:
+                await self._health(b"", timeout=left)
+            except grpc.RpcError as error:
+                if error.code() in NOT_THERE:
+                    await asyncio.sleep(min(left, connect_again_s(waits)))
+                    continue
+            break
+        return waits > 0
 
     async def _call(
         self,
@@ -212,7 +230,7 @@ class AsyncClient:
                 return await method(request, timeout=attempts.left(), metadata=self._connection.metadata())
             except grpc.RpcError as failed:
                 told = error.of(failed)
-            await asyncio.sleep(attempts.after(told))
+            await asyncio.sleep(attempts.after(told, unreached=await self._had_to_connect(attempts.ready_s(told))))
 
 
 class _Stream:

@@ -14,6 +14,7 @@ request_id is given one, the same for all attempts, so that a verdict is paid fo
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -27,7 +28,7 @@ from memecourt.connection import MESSAGE_BYTES, Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
 from memecourt.many import TO_END_S, Book, Outcome, not_opened
 from memecourt.requests import About, Export, added, judge_request, named, named_precedent, watch_request
-from memecourt.retries import Attempts, Budget, Retries, patient
+from memecourt.retries import HEALTH, NOT_THERE, Attempts, Budget, Retries, connect_again_s, patient
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
 
@@ -92,6 +93,7 @@ class Client:
         self._court = CourtStub(self._channel)
         self._docket = DocketStub(self._channel)
         self._precedents = PrecedentsStub(self._channel)
+        self._health: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(HEALTH, None, None)
 
     # The court
 
@@ -297,7 +299,22 @@ class Client:
                 call.cancel()
             if self._closed:
                 raise told  # it looks like what a proxy does, but who closed the client has had enough
-            time.sleep(attempts.after(told))
+            time.sleep(attempts.after(told, unreached=self._had_to_connect(attempts.ready_s(told))))
+
+    def _had_to_connect(self, within_s: float) -> bool:
+        """Waits until a server can be reached, so long at most; False if one could be from the first."""
+        until = time.monotonic() + within_s
+        for waits in itertools.count():
+            if (left := until - time.monotonic()) <= 0:
+                break
+            try:
+                self._health(b"", timeout=left)
+            except grpc.RpcError as error:
+                if error.code() in NOT_THERE:
+                    time.sleep(min(left, connect_again_s(waits)))
+                    continue
+            break
+        return waits > 0
 
     def _call(
         self,
@@ -314,7 +331,7 @@ class Client:
                 return method(request, timeout=attempts.left(), metadata=self._connection.metadata())
             except grpc.RpcError as failed:
                 told = error.of(failed)
-            time.sleep(attempts.after(told))
+            time.sleep(attempts.after(told, unreached=self._had_to_connect(attempts.ready_s(told))))
 
 
 class _Stream:

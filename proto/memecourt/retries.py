@@ -24,6 +24,11 @@ _MOST_ENDINGS = 3
 PASSING = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED})
 """Codes of what may pass by itself."""
 
+HEALTH = "/grpc.health.v1.Health/Check"
+"""A call that costs a server nothing: any answer to it shows that there is one."""
+NOT_THERE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+"""Codes that such a call ends in where there is no server, or a proxy without one behind it."""
+
 IDLE = "IDLE"
 """Reason of a server that has waited long enough for its caller: for the next request, or for an answer to be taken."""
 
@@ -47,9 +52,12 @@ class Retries:
     """Repeats to calls, at most, of all calls of a client together."""
     spare: float = 10.0
     """Repeats that a client has beyond that, once: who asks seldom may ask again too."""
+    ready_s: float = 15.0
+    """How long a call waits for a server that can't be reached, in seconds: it may be starting."""
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.first_s < 0 or self.most_s < self.first_s or self.share < 0 or self.spare < 0:
+        least = min(self.first_s, self.share, self.spare, self.ready_s)
+        if self.attempts < 1 or self.most_s < self.first_s or least < 0:
             raise ValueError("attempts is 1 or more, first_s at most most_s, and nothing is negative")
 
     def wait_s(self, attempt: int, told: float | None, left: float | None, chance: Callable[[], float]) -> float | None:
@@ -72,6 +80,11 @@ class Retries:
                 return None
             spread = min(spread, (left - least) / 2)  # what remains is for the attempt
         return least + spread * chance()
+
+
+def connect_again_s(waits: int) -> float:
+    """Seconds until a server that could not be reached is looked for again, after so many waits."""
+    return float(min(1.0, 0.1 * 2 ** min(waits, 10)) * random.uniform(0.5, 1.0))
 
 
 def patient(retries: Retries) -> Retries:
@@ -181,9 +194,11 @@ class Attempts:
         self._stream = stream
         self._clock = clock
         self._chance = chance
+        self._ready_by = 0.0
         self._deadline = None if timeout is None else clock() + timeout
         self._made = 0
         self._endings = Endings()
+        self.progress()
         budget.call()
 
     def left(self) -> float | None:
@@ -193,9 +208,23 @@ class Attempts:
     def progress(self) -> None:
         """Something came of the last attempt: what goes wrong from now on is counted anew."""
         self._made = 0
+        self._ready_by = self._clock() + (self._retries.ready_s if self._retries.attempts > 1 else 0.0)
 
-    def after(self, error: CallError) -> float:
+    def ready_s(self, error: CallError) -> float:
+        """Seconds that the next attempt may wait for a connection; 0 where the error is that of a server."""
+        if error.code is not grpc.StatusCode.UNAVAILABLE or error.reason or self._changes:
+            return 0.0
+        left = self.left()
+        wait = max(0.0, self._ready_by - self._clock())
+        return wait if left is None else min(wait, left / 2)  # what remains is for the attempt
+
+    def after(self, error: CallError, *, unreached: bool = False) -> float:
         """Seconds to wait before the next attempt.
+
+        Args:
+            error: Error of the last one.
+            unreached: True if there was no connection, so that repeats cost no server anything and are not counted
+                in the client's budget.
 
         Raises:
             CallError: The error itself, where there is to be none. Where the time is over, it says what the attempts
@@ -206,7 +235,7 @@ class Attempts:
         if again and self._made < self._retries.attempts:
             wait = self._retries.wait_s(self._made, error.retry_after, self.left(), self._chance)
             # Who was slow to read asks no more of the server than by reading on.
-            if wait is not None and (error.reason == IDLE or self._budget.repeat()):
+            if wait is not None and (error.reason == IDLE or unreached or self._budget.repeat()):
                 self._endings.add(error)
                 return wait
         if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -17,7 +17,7 @@ from memecourt.v1 import court_pb2 as wire
 from tests.contract.fake_court import FakeCourt, Refusal, listening, served
 from tests.contract.real_court import IMAGE, real_court
 
-QUICK = Retries(first_s=0.01, most_s=0.05)
+QUICK = Retries(first_s=0.01, most_s=0.05, ready_s=0.5)
 Code = grpc.StatusCode
 
 
@@ -176,6 +176,52 @@ def test_under_overload_repeats_are_a_tenth_at_most():
             with pytest.raises(JudgeError):
                 client.judge(b"image")
     assert 410 <= court.calls["Judge"] <= 400 * 1.1 + 10
+
+
+@contextmanager
+def starting(court, after_s):
+    """The address of a server that can be reached only after so long."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    servers = []
+    timer = threading.Timer(after_s, lambda: servers.append(listening(court, f"127.0.0.1:{port}")[0]))
+    timer.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        timer.join()
+        for server in servers:
+            server.stop(0).wait()
+
+
+def test_a_server_that_is_starting_is_waited_for(client):
+    court = FakeCourt()
+    with starting(court, 3.0) as address:
+        assert client.call(address, "judge", b"image", _client={"retries": Retries()}).verdict_id
+    assert court.calls["Judge"] == 1
+
+
+def test_many_calls_wait_for_a_server_that_is_starting_and_none_is_lost():
+    court = FakeCourt()
+
+    async def work(address):
+        async with AsyncClient(address) as client:
+            return await asyncio.gather(*(client.judge(b"image") for _ in range(50)))
+
+    with starting(court, 3.0) as address:
+        assert len(asyncio.run(work(address))) == 50
+    assert court.calls["Judge"] == 50
+
+
+def test_a_server_that_never_comes_is_given_up_after_the_bound(client):
+    bound = Retries(first_s=0.01, most_s=0.02, ready_s=0.6)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen
+        began = time.monotonic()
+        with pytest.raises(JudgeError) as told:
+            client.call(f"127.0.0.1:{held.getsockname()[1]}", "judge", b"image", _client={"retries": bound})
+        assert told.value.code is Code.UNAVAILABLE and time.monotonic() - began >= 0.6
 
 
 def test_token_and_trace_go_with_every_attempt(client):
@@ -663,6 +709,7 @@ def test_no_more_are_on_their_way_than_wanted(client):
 
     def stream(requests, number, context):
         held = []
+        context.send_initial_metadata(())  # as a server does that tells nothing of what it works on at once
         for asked in requests:
             held.append(asked)
             most.append(len(held))
@@ -679,8 +726,8 @@ def test_no_more_are_on_their_way_than_wanted(client):
     court.stream = stream
     with served(court) as address:
         found = client.each(address, "judge_many", source(), at_once=5)
-        assert len(outcomes_of(found)) == 30
-        assert max(most) == 5
+        assert all(outcome.verdict_id for outcome in outcomes_of(found).values())
+        assert len(found) == 30 and max(most) == 5
         drawn.clear()
         # Who takes no outcomes is not read ahead for either.
         assert len(client.each(address, "judge_many", source(), at_once=5, most=1)) == 1

@@ -125,6 +125,32 @@ def test_the_deadline_is_that_of_all_attempts_together():
     assert attempts(None).left() is None
 
 
+def test_a_server_that_can_t_be_reached_is_waited_for_within_a_bound_and_the_deadline():
+    clock, gone = Clock(), an_error(reason="")
+    asked = attempts(clock=clock)
+    assert (asked.ready_s(gone), asked.ready_s(an_error())) == (15.0, 0.0), "what has a reason, a server has said"
+    clock.now += 10
+    assert asked.ready_s(gone) == 5.0
+    clock.now += 10
+    assert asked.ready_s(gone) == 0.0
+    asked.progress()
+    assert asked.ready_s(gone) == 15.0
+    assert attempts(4.0).ready_s(gone) == 2.0
+    assert attempts(changes=True).ready_s(gone) == 0.0, "nobody knows what came of it"
+    assert attempts(retries=Retries(attempts=1)).ready_s(gone) == 0.0
+    assert attempts().ready_s(an_error(Code.INTERNAL, reason="")) == 0.0
+
+
+def test_waiting_for_a_connection_costs_nothing_of_the_budget():
+    retries = Retries(share=0.0, spare=1.0, attempts=9)
+    asked = attempts(retries=retries, budget=Budget(retries))
+    for _ in range(4):
+        asked.after(an_error(reason=""), unreached=True)
+    asked.after(an_error())
+    with pytest.raises(CallError):
+        asked.after(an_error())
+
+
 @pytest.mark.parametrize(("calls", "repeats"), [(0, 2), (10, 3), (1000, 102)])
 def test_repeats_are_a_share_of_the_calls(calls, repeats):
     retries = Retries(share=0.1, spare=2)
