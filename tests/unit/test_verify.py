@@ -228,7 +228,10 @@ def test_anchors_speak_for_what_was_before_them(log: MemoryLog) -> None:
     early = log.checkpoint()
     log.add_events(events_of("b"))
     anchors = [Anchor("one", (early,)), Anchor("two", (early, "no note", log.checkpoint().replace("\n", "\n\n", 1)))]
-    report = checked(log, anchors=anchors)
+    assert faults(checked(log, anchors=anchors)) == {"CHECKPOINT_MISSING": 2}, "told for each anchor that has it"
+    rows = Rows(log)
+    rows.all_checkpoints.append((len(log.entries) - len(events_of("b")), early))
+    report = checked(log, rows, anchors=anchors)
     assert not report.violated and (report.anchors, report.anchored) == (2, len(log.entries) - len(events_of("b")))
     assert report.tail == len(events_of("b"))
     assert len(report.unchecked) == 1 and "2 of 3 checkpoints in the anchor two" in report.unchecked[0]
