@@ -230,7 +230,7 @@ def _rate(table: Battles, *, anchor: int | None, resamples: int, seed: int) -> t
             own = among(table, members)
             ratings_ = ratings(own, anchor=own_anchor)
             found = spread(own, anchor=own_anchor, resamples=resamples, seed=seed)
-        rated.append(_RatedGroup(number, members, own_anchor, ratings_, found))
+        rated.append(_RatedGroup(number, members, anchor=own_anchor, ratings=ratings_, spread=found))
     return tuple(rated)
 
 

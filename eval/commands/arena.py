@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,7 @@ def figures_of(board: Leaderboard) -> dict[str, Any]:
 def _hold(ask: Ask, *, yes: bool) -> None:
     from eval.arena.folder import ArenaFolder
     from eval.arena.run import run
+    from eval.runs.progress import watching
     from serving.cli.common import Interrupted
     from serving.cli.common import run as asyncio_run
 
@@ -131,7 +133,8 @@ def _hold(ask: Ask, *, yes: bool) -> None:
     if ArenaFolder(ask.out).begun:
         tell(f"{ask.out} holds an arena: it is gone on with.")
     try:
-        asyncio_run(run(ask, tell, lambda done, of: tell(f"{done:,} of {of:,} memes done"), begin=begin))
+        with watching(tell) as progress:
+            asyncio_run(run(ask, progress.tell, partial(progress.step, "memes"), begin=begin))
     except Interrupted as error:
         tell("Interrupted. What was asked is kept; the same command goes on.")
         sys.exit(error.exit_code)

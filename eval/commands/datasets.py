@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,22 +84,23 @@ def check(data: Path, id_: str | None, pictures: bool, as_json: bool) -> None:
 
 async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetCheck]:
     from court.backends.pictures.reader import GuardedPictureReader
+    from eval.commands.options import say
     from eval.datasets.check import check as check_dataset
     from eval.datasets.known import DATASETS
     from eval.datasets.places import recognised
+    from eval.runs.progress import watching
 
     chosen = [DATASETS[id_]] if id_ else recognised(data)
     reader = GuardedPictureReader(workers=2) if pictures else None
     try:
-        return [await check_dataset(dataset, data, reader=reader, progress=_progress) for dataset in chosen]
+        with watching(say) as progress:
+            return [
+                await check_dataset(dataset, data, reader=reader, progress=partial(progress.step, dataset.id))
+                for dataset in chosen
+            ]
     finally:
         if reader:
             await reader.aclose()
-
-
-def _progress(done: int, total: int) -> None:
-    if sys.stderr.isatty() and (done == total or done % 50 == 0):
-        click.echo(f"\rpictures {done:,} of {total:,}" + "\n" * (done == total), nl=False, err=True)
 
 
 def _tell(report: DatasetCheck) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -33,6 +33,8 @@ def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int
     memecourt-eval run --dataset synthetic-harmeme --data OUT …
     """  # noqa: D301 - click's mark for text that is not to be wrapped
     from court.errors import CourtError
+    from eval.commands.options import say
+    from eval.runs.progress import watching
     from eval.synthetic.make import Layout, Plant, make
 
     try:
@@ -40,7 +42,17 @@ def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int
     except ValueError:
         raise click.UsageError(f"--plant knows {' and '.join(Plant)}, not {plant!r}.") from None
     try:
-        made = make(out, Layout(layout), train=train, val=val, test=test, seed=seed, plant=planted, progress=_progress)
+        with watching(say) as progress:
+            made = make(
+                out,
+                Layout(layout),
+                train=train,
+                val=val,
+                test=test,
+                seed=seed,
+                plant=planted,
+                progress=partial(progress.step, "pictures"),
+            )
     except CourtError as error:
         raise click.ClickException(error.message) from None
     harmful = sum(meme.harmful for meme in made.memes)
@@ -48,8 +60,3 @@ def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int
     for meme in made.memes:
         if meme.planted:
             click.echo(f"planted in {meme.split}: {meme.planted}, id {meme.id}" + (f", of {meme.of}" * bool(meme.of)))
-
-
-def _progress(done: int, total: int) -> None:
-    if sys.stderr.isatty() and (done == total or done % 20 == 0):
-        click.echo(f"\rpictures {done:,} of {total:,}" + "\n" * (done == total), nl=False, err=True)

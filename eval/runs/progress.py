@@ -173,7 +173,7 @@ class ProgressBar(Progress):
     """A bar, for a terminal."""
 
     def __init__(self, console: Console) -> None:
-        """Shows nothing yet; :meth:`__enter__` does."""
+        """Shows nothing yet: nothing may stand in the way of a question that comes before the first step."""
         self._bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -185,8 +185,7 @@ class ProgressBar(Progress):
         self._judging: int | None = None
 
     def __enter__(self) -> Self:
-        """Shows it."""
-        self._bars.start()
+        """Gives the bar, to be shown from its first step on."""
         return self
 
     def __exit__(
@@ -201,12 +200,14 @@ class ProgressBar(Progress):
 
     def step(self, name: str, done: int, total: int) -> None:
         """Shows the step as a bar of its own."""
+        self._bars.start()
         if name not in self._preparing:
             self._preparing[name] = self._bars.add_task(name, total=total, words="")
         self._bars.update(self._preparing[name], completed=done, total=total)  # type: ignore[arg-type]
 
     def begin(self, tally: RunTally) -> None:
         """Starts the bar."""
+        self._bars.start()
         self._judging = self._bars.add_task("judged", total=tally.total, completed=tally.done, words="")
 
     def judged(self, tally: RunTally) -> None:

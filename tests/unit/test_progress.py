@@ -1,0 +1,26 @@
+"""Progress of long commands: a bar where somebody watches, a line now and then elsewhere."""
+
+import io
+from functools import partial
+
+from rich.console import Console
+
+from eval.runs.progress import ProgressBar, ProgressLines
+
+
+def test_steps_are_a_line_every_half_a_minute_however_many_there_are():
+    now, lines = [0.0], []
+    step = partial(ProgressLines(lines.append, now=lambda: now[0]).step, "memes")
+    for done in range(1, 101):
+        now[0] += 1.0
+        step(done, 100)
+    assert lines == ["memes: 30 of 100", "memes: 60 of 100", "memes: 90 of 100"]
+
+
+def test_a_bar_is_in_the_way_of_no_question_that_comes_before_its_first_step():
+    shown = io.StringIO()
+    with ProgressBar(Console(file=shown, force_terminal=True, width=80)) as bar:
+        bar.tell("This takes about 10 calls.")
+        assert shown.getvalue() == "This takes about 10 calls.\n"
+        bar.step("memes", 3, 10)
+    assert "memes" in shown.getvalue() and "3/10" in shown.getvalue()
