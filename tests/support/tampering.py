@@ -319,11 +319,13 @@ class Hand:
         return FOUND
 
     def thin_out(self) -> Outcome:
-        """A kept checkpoint that is taken out: missed where it was kept outside too."""
+        """A kept checkpoint that is taken out: missed where it was kept outside too, and is a verdict's receipt."""
         row = self.chance.choice(self.connection.execute(select(t.checkpoints)).all())
         self.connection.execute(delete(t.checkpoints).where(t.checkpoints.c.size == row.size))
         latest = self.connection.execute(select(t.log)).one().signed  # stands there too
-        return Outcome(alone=False, anchored=row.size == self.scene.anchored and row.size != latest)
+        last = self.connection.execute(select(t.entries.c.kind).where(t.entries.c.number == row.size - 1)).scalar()
+        missed = last == "VerdictGiven" and row.size == self.scene.anchored and row.size != latest
+        return Outcome(alone=False, anchored=missed)
 
     def alter_trial(self) -> Outcome | None:
         """The listing: another value, a trial left out, or one put in."""

@@ -228,10 +228,7 @@ def test_anchors_speak_for_what_was_before_them(log: MemoryLog) -> None:
     early = log.checkpoint()
     log.add_events(events_of("b"))
     anchors = [Anchor("one", (early,)), Anchor("two", (early, "no note", log.checkpoint().replace("\n", "\n\n", 1)))]
-    assert faults(checked(log, anchors=anchors)) == {"CHECKPOINT_MISSING": 2}, "told for each anchor that has it"
-    rows = Rows(log)
-    rows.all_checkpoints.append((len(log.entries) - len(events_of("b")), early))
-    report = checked(log, rows, anchors=anchors)
+    report = checked(log, anchors=anchors)
     assert not report.violated and (report.anchors, report.anchored) == (2, len(log.entries) - len(events_of("b")))
     assert report.tail == len(events_of("b"))
     assert len(report.unchecked) == 1 and "2 of 3 checkpoints in the anchor two" in report.unchecked[0]
@@ -242,6 +239,23 @@ def test_anchors_speak_for_what_was_before_them(log: MemoryLog) -> None:
     report = checked(log, anchors=[other])
     assert faults(report) == {"CHECKPOINT_DIFFERS": 1, "TAIL_MISSING": 1} and not report.unchecked
     assert all("anchor lies" in finding.text for finding in report.findings)
+
+
+def test_a_receipt_that_was_taken_out_is_missed_against_an_anchor_and_no_other_checkpoint_is() -> None:
+    """A docket keeps the receipts of its verdicts, and of all other checkpoints the newest."""
+    log = MemoryLog()
+    log.add_events(events_of("a"))
+    receipt, size = log.checkpoint(), len(log.entries)
+    log.add_look("a", "ada")
+    between = log.checkpoint()
+    log.add_look("a", "ada")
+    assert log.entries[size - 1].kind == "VerdictGiven"
+    anchor = Anchor("outside", (receipt, between))
+    report = checked(log, anchors=[anchor])
+    assert faults(report) == {"CHECKPOINT_MISSING": 1} and f"over {size} entries" in report.findings[0].text
+    rows = Rows(log)
+    rows.all_checkpoints.insert(0, (size, receipt))
+    assert not checked(log, rows, anchors=[anchor]).violated
 
 
 def test_rows_that_can_not_be_read_are_told_of_and_end_no_check(log: MemoryLog) -> None:

@@ -78,6 +78,10 @@ class Derived(Protocol):
         ...
 
 
+_VERDICT = "VerdictGiven"
+"""Kind of the entry that a receipt is about."""
+
+
 class Fault(StrEnum):
     """Kind of fault in a docket."""
 
@@ -96,7 +100,7 @@ class Fault(StrEnum):
     CHECKPOINT_DIFFERS = "CHECKPOINT_DIFFERS"
     """It was signed over other entries than are there."""
     CHECKPOINT_MISSING = "CHECKPOINT_MISSING"
-    """One that was kept outside is not among those of the docket any more."""
+    """One that was kept outside, and which a verdict has as its receipt, is not among those of the docket any more."""
     TAIL_MISSING = "TAIL_MISSING"
     """There are fewer entries than were signed."""
     TAIL_UNSIGNED = "TAIL_UNSIGNED"
@@ -318,8 +322,15 @@ class _Signed:
                 "key, or were altered: they show nothing. Give an anchor of this docket."
             )
 
-    def hold_against(self, size: int, root: Callable[[], bytes]) -> None:
-        """Compares what was signed over so many entries with the tree over them."""
+    def hold_against(self, size: int, root: Callable[[], bytes], *, is_receipt: bool = False) -> None:
+        """Compares what was signed over so many entries with the tree over them.
+
+        Args:
+            size: Number of entries.
+            root: Gives the root of the tree over them.
+            is_receipt: True if a verdict is the last of them, so that its receipt is the checkpoint over them: that one
+                is kept in the docket. Of others, such as those that only an anchor asked for, the newest alone is.
+        """
         kept = self._kept.pop(size, ())
         for signed in kept:
             if signed == root():
@@ -331,7 +342,7 @@ class _Signed:
             if signed == root():
                 self._report.anchors += 1
                 self._report.anchored = max(self._report.anchored, size)
-                if not kept:
+                if is_receipt and not kept:
                     text = f"The checkpoint over {size} entries in the anchor {name} was taken out of the docket."
                     self._report.wrong(Fault.CHECKPOINT_MISSING, text)
             else:
@@ -405,7 +416,7 @@ def _entries(
             told += _erased(entry, entry.body, report)
         edge.add(frontier.append(entry.leaf()))
         report.size = frontier.size
-        signed.hold_against(frontier.size, frontier.root)
+        signed.hold_against(frontier.size, frontier.root, is_receipt=entry.kind == _VERDICT)
         if not frontier.size % 1000:
             progress(frontier.size)
     report.root = frontier.root()
