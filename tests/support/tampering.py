@@ -401,8 +401,15 @@ class Hand:
         return Outcome(alone=False, anchored=early)
 
     def forge_with_the_key(self) -> Outcome:
-        """The docket written anew with its own key, one body altered or the tail cut: only an anchor tells."""
+        """The docket written anew with its own key, one body altered or the tail cut: only an anchor tells.
+
+        Checkpoints over what is as it was are left in it, so that none of them is missed.
+        """
+        before = rows_of(self.connection)["checkpoints"]
         first = self._forge(self.scene.secret)
+        now = {row.size for row in self.connection.execute(select(t.checkpoints)).all()}
+        if still := [row for row in before if row["size"] <= first and row["size"] not in now]:
+            self.connection.execute(insert(t.checkpoints), still)
         return Outcome(alone=False, anchored=first < self.scene.anchored)
 
     def forge_with_another_key(self) -> Outcome:

@@ -138,6 +138,11 @@ def digest_of(still: Image.Image) -> bytes:
     return hashlib.sha256(struct.pack(">II", *still.size) + still.tobytes()).digest()
 
 
+def is_flat(image: Image.Image) -> bool:
+    """True if all pixels have the same colour, so that there is nothing to see."""
+    return image.getcolors(maxcolors=1) is not None
+
+
 def as_png(still: Image.Image) -> bytes:
     """Encodes RGB pixels as a PNG without metadata; equal pixels give equal bytes.
 

@@ -13,6 +13,7 @@ from PIL import Image, ImageFile
 from court.backends.pictures.normalise import (
     PIXELS_VERSION,
     as_png,
+    is_flat,
     representative,
     scale_while_decoding,
     stills,
@@ -56,6 +57,8 @@ def _decode(structure: Structure, limits: Limits, *, incomplete: bool) -> tuple[
             width, height = upright_size(opened, structure)
             chosen, unlike = representative(opened, structure, limits)
             for still in stills(opened, structure, limits, chosen):
+                if incomplete and is_flat(still.image):
+                    raise Refused("PICTURE_DAMAGED")  # nothing came before the end
                 pixels.update(still.digest)
                 width_height = {"width": still.image.width, "height": still.image.height}
                 frames.append({"index": still.index, **width_height, "legible": still.legible is not None})
