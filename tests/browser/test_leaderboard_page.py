@@ -103,5 +103,5 @@ def test_a_name_with_markup_is_text_and_no_rating_is_said(chromium, unranked):
     page = opened.page
     assert page.locator("img").count() == 0 and not opened.complaints and not opened.fetched
     assert HOSTILE in page.locator("#overall table.ranks").inner_text()
-    assert "There are no ratings" in page.locator(".warning").all_inner_texts()[1]
+    assert "Ratings hold within groups" in page.locator(".warning").all_inner_texts()[1]
     assert page.locator("#overall td.strong").first.inner_text() == "–"
