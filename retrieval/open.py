@@ -9,6 +9,7 @@ from pathlib import Path
 
 from court.errors import BadLibrary, BadRequest
 from retrieval.embed import clip_names as clip_source
+from retrieval.embed import onnx_texts
 from retrieval.embed.clip import TextChoice
 from retrieval.embed.encoder import Encoder, EncoderIdentity
 from retrieval.library import storage, verify
@@ -23,8 +24,6 @@ from retrieval.precedents.postgres_finder import PgvectorFinder
 BUILTIN = "builtin"
 _BUILTIN = "builtin/all-MiniLM-L6-v2"
 """What the built-in encoder calls itself."""
-_ONNX, _ONNX_NAME = "onnx:", "onnx (local)"
-"""How an ONNX encoder of the user's is asked for, and what it calls itself (:mod:`retrieval.embed.onnx_texts`)."""
 
 
 def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
@@ -44,10 +43,8 @@ def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
         name_of(name)
         if texts == "clip":
             raise BadRequest("This encoder has no CLIP to embed texts with. Name one with --encoder.")
-        if name.startswith(_ONNX):
-            from retrieval.embed.onnx_texts import OnnxTextEncoder
-
-            return OnnxTextEncoder(Path(name.removeprefix(_ONNX)).expanduser())
+        if name.startswith(onnx_texts.PREFIX):
+            return onnx_texts.OnnxTextEncoder(Path(name.removeprefix(onnx_texts.PREFIX)).expanduser())
         from retrieval.embed.builtin import BuiltinEncoder
 
         return BuiltinEncoder()
@@ -107,8 +104,8 @@ def name_of(asked: str) -> str:
     """Returns the full name of the encoder of that name. Raises BadRequest if there is none."""
     if clip_source.is_clip(asked):
         return clip_source.parse_clip(asked).name
-    if asked.startswith(_ONNX):
-        return _ONNX_NAME
+    if asked.startswith(onnx_texts.PREFIX):
+        return onnx_texts.NAME
     if asked not in (BUILTIN, _BUILTIN):
         raise BadRequest(
             f"There is no encoder {asked!r}. There are builtin, onnx:FOLDER, and CLIP models: open_clip:MODEL/TAG, "

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import httpx2
 
+from court.errors import Unavailable
+
 _TIMEOUT = httpx2.Timeout(30.0)
 
 
@@ -24,8 +26,8 @@ def download_client() -> Iterator[httpx2.Client]:
         yield client
 
 
-def download(client: httpx2.Client, url: str, path: Path, *, sha256: str, max_bytes: int) -> bool:
-    """Downloads a file.
+def download(client: httpx2.Client, url: str, path: Path, *, sha256: str, max_bytes: int, reason: str) -> None:
+    """Downloads a file; where this raises, what lies at ``path`` is to be deleted.
 
     Args:
         client: From :func:`download_client`.
@@ -33,11 +35,10 @@ def download(client: httpx2.Client, url: str, path: Path, *, sha256: str, max_by
         path: Place that it is written to.
         sha256: SHA-256 of the file, in hexadecimal.
         max_bytes: Size above which it is not read on.
-
-    Returns:
-        True if the file is the one that is known; otherwise what lies at ``path`` is to be deleted.
+        reason: Reason of the error where the file is another.
 
     Raises:
+        Unavailable: The file is not the one that is known.
         httpx2.HTTPError, httpx2.InvalidURL: The file could not be had.
         OSError: The file could not be written.
     """
@@ -50,4 +51,9 @@ def download(client: httpx2.Client, url: str, path: Path, *, sha256: str, max_by
                 break
             digest.update(piece)
             file.write(piece)
-    return size <= max_bytes and digest.hexdigest() == sha256
+    if size > max_bytes or digest.hexdigest() != sha256:
+        raise Unavailable(
+            f"What was fetched as {url.rpartition('/')[2]} is not the file that is known: its SHA-256 is another. "
+            "Nothing was stored. Try again, or fetch it without whatever is in between.",
+            reason=reason,
+        )

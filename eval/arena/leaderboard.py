@@ -28,6 +28,7 @@ from eval.arena.events import (
     TaskFormulated,
 )
 from eval.arena.folder import ArenaFolder, ArenaManifest, Spent
+from eval.arena.noise import judged_in_both_orders
 from eval.arena.words import DIMENSIONS, OVERALL, Verdict
 
 
@@ -161,15 +162,8 @@ def _tie(verdict: Verdict) -> str:
 
 
 def _consistency(fought: Sequence[Judged]) -> tuple[float, int] | None:
-    twice: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
-    for event in fought:
-        one, other = sorted((event.a, event.b))
-        score = event.verdicts[OVERALL].score
-        twice[event.meme, event.task, one, other, event.judge][event.turn] = score if event.a == one else 1 - score
-    both = [turns for turns in twice.values() if len(turns) == 2]
-    if not both:
-        return None
-    return float(np.mean([turns[0] == turns[1] for turns in both])), len(both)
+    both = judged_in_both_orders(fought, OVERALL)
+    return (float(np.mean([one == other for one, other in both])), len(both)) if both else None
 
 
 def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, ...]:

@@ -31,7 +31,8 @@ def noise_in(events: Sequence[Event], dimension: str) -> str:
                 f"No ranking: the answer shown {place} won {won:,} of {len(decided):,} decided battles. The judges "
                 "chose by the place and not by the answer; take other judges, or have battles judged in both orders."
             )
-    same, both = _alike_in_both_orders(fought, dimension)
+    twice = [pair for pair in judged_in_both_orders(fought, dimension) if 0.5 not in pair]
+    same, both = sum((one > 0.5) == (other > 0.5) for one, other in twice), len(twice)
     if both and binomtest(same, both).proportion_ci(_CONFIDENCE, "wilson").low <= 0.5:
         return (
             f"No ranking: judged in both orders, {same:,} of {both:,} battles had the same outcome, which a coin "
@@ -40,12 +41,16 @@ def noise_in(events: Sequence[Event], dimension: str) -> str:
     return ""
 
 
-def _alike_in_both_orders(fought: Sequence[Judged], dimension: str) -> tuple[int, int]:
-    """Number of battles judged in both orders that were decided alike, and of all that were decided in both."""
+def judged_in_both_orders(fought: Sequence[Judged], dimension: str) -> list[tuple[float, float]]:
+    """Scores of the same answer, by the same judge, when it was shown first and second, in the order of the turns.
+
+    Args:
+        fought: Battles.
+        dimension: Dimension of the verdicts.
+    """
     twice: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
     for event in fought:
         one, other = sorted((event.a, event.b))
         score = event.verdicts[dimension].score
         twice[event.meme, event.task, one, other, event.judge][event.turn] = score if event.a == one else 1 - score
-    both = [turns for turns in twice.values() if len(turns) == 2 and 0.5 not in turns.values()]
-    return sum((turns[0] > 0.5) == (turns[1] > 0.5) for turns in both), len(both)
+    return [(turns[0], turns[1]) for turns in twice.values() if len(turns) == 2]

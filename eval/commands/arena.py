@@ -118,11 +118,8 @@ def _hold(ask: Ask, *, yes: bool) -> None:
     from eval.arena.folder import ArenaFolder
     from eval.arena.run import run
     from eval.runs.progress import watching
-    from serving.cli.common import Interrupted
+    from serving.cli.common import Interrupted, tell
     from serving.cli.common import run as asyncio_run
-
-    def tell(line: str) -> None:
-        click.echo(line, err=True)
 
     def begin(calls: int, dollars: float) -> None:
         price = f", about US$ {dollars:,.2f} at 1,500 tokens in and 300 out a call" if dollars else ""

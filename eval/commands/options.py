@@ -47,6 +47,16 @@ def protocols_of(text: str | None, offered: tuple[Protocol, ...]) -> tuple[Proto
     return tuple(dict.fromkeys(Protocol(name) for name in names))
 
 
+patience_option = click.option(
+    "--patience",
+    default=10.0,
+    show_default=True,
+    type=FiniteRange(0),
+    metavar="MINUTES",
+    help="How long a meme waits for a model server that is busy or away; in Ray workers each is tried once.",
+)
+
+
 def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
     """Options that say what is judged and how, with these defaults."""
     options = (
@@ -97,14 +107,7 @@ def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
             "the same.",
         ),
         click.option("--allow-missing", is_flag=True, help="Memes without a picture fail, each by itself."),
-        click.option(
-            "--patience",
-            default=10.0,
-            show_default=True,
-            type=FiniteRange(0),
-            metavar="MINUTES",
-            help="How long a meme waits for a model server that is busy or away.",
-        ),
+        patience_option,
         click.option("--retry-failed", is_flag=True, help="Try memes again that failed for a passing reason."),
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.cli.common import FiniteRange
+from eval.commands.options import patience_option
 
 if TYPE_CHECKING:
     from eval.runs.folder import RunManifest
@@ -79,14 +79,7 @@ _BEGUN = (
 )
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Take this run up again.")
 @click.option("--retry-failed", is_flag=True, help="With --resume: try again what failed for a reason that may pass.")
-@click.option(
-    "--patience",
-    default=10.0,
-    show_default=True,
-    type=FiniteRange(0),
-    metavar="MINUTES",
-    help="How long a meme waits for a model server that is busy or away; with --ray each is tried once.",
-)
+@patience_option
 @click.option("--json", "as_json", is_flag=True, help="What came of it as one JSON object.")
 def run(**given: Any) -> None:
     """Tries every meme of a split and keeps what came of each, with records, in a folder of plain files.

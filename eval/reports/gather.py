@@ -89,6 +89,11 @@ class TableRow:
     run: RunView
     card: Card
 
+    @property
+    def strict(self) -> Rates | None:
+        """Figures in which a meme without a class counts as wrong; None while memes have no answer yet."""
+        return self.card.strict if self.run.finished else None
+
 
 @dataclass(frozen=True, slots=True)
 class Vote:

@@ -69,9 +69,9 @@ def _figures(table: Table) -> Iterator[str]:
                 f"{card.undecided:,}",
                 f"{card.failed:,}",
                 _share(card.decided.accuracy if card.decided else None),
-                _share(card.strict.accuracy if row.run.finished else None),
+                _share(row.strict.accuracy if row.strict else None),
                 _share(card.decided.macro_f1 if card.decided else None),
-                _share(card.strict.macro_f1 if row.run.finished else None),
+                _share(row.strict.macro_f1 if row.strict else None),
                 _number(card.auroc),
                 _number(card.brier),
                 words.places(card.ece),
@@ -122,10 +122,7 @@ def _contrasts(table: Table) -> Iterator[str]:
 def _classes(table: Table) -> Iterator[str]:
     rows = []
     for row in table.rows:
-        kinds: list[tuple[str, Rates | None]] = [
-            ("strict", row.card.strict if row.run.finished else None),
-            ("decided", row.card.decided),
-        ]
+        kinds: list[tuple[str, Rates | None]] = [("strict", row.strict), ("decided", row.card.decided)]
         for kind, rates in kinds:
             for one in rates.classes if rates else ():
                 figures = (_share(one.precision), _share(one.recall), _share(one.f1))

@@ -198,7 +198,12 @@ class AsyncClient:
                 told = CallError.of(error)
             finally:
                 call.cancel()
-            await asyncio.sleep(attempts.after(told, unreached=await self._had_to_connect(attempts.ready_s(told))))
+            await self._wait_for_next(attempts, told)
+
+    async def _wait_for_next(self, attempts: Attempts, error: CallError) -> None:
+        """See :meth:`memecourt.client.Client._wait_for_next`."""
+        unreached = await self._had_to_connect(attempts.connect_within_s(error))
+        await asyncio.sleep(attempts.after(error, unreached=unreached))
 
     async def _had_to_connect(self, within_s: float) -> bool:
         """See :meth:`memecourt.client.Client._had_to_connect`."""
@@ -230,7 +235,7 @@ class AsyncClient:
                 return await method(request, timeout=attempts.left(), metadata=self._connection.metadata())
             except grpc.RpcError as failed:
                 told = error.of(failed)
-            await asyncio.sleep(attempts.after(told, unreached=await self._had_to_connect(attempts.ready_s(told))))
+            await self._wait_for_next(attempts, told)
 
 
 class _Stream:

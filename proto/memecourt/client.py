@@ -299,7 +299,16 @@ class Client:
                 call.cancel()
             if self._closed:
                 raise told  # it looks like what a proxy does, but who closed the client has had enough
-            time.sleep(attempts.after(told, unreached=self._had_to_connect(attempts.ready_s(told))))
+            self._wait_for_next(attempts, told)
+
+    def _wait_for_next(self, attempts: Attempts, error: CallError) -> None:
+        """Waits until the next attempt, for a server first where none can be reached.
+
+        Raises:
+            CallError: The error of the last attempt, where there is to be no other.
+        """
+        unreached = self._had_to_connect(attempts.connect_within_s(error))
+        time.sleep(attempts.after(error, unreached=unreached))
 
     def _had_to_connect(self, within_s: float) -> bool:
         """Waits until a server can be reached, so long at most; False if one could be from the first."""
@@ -331,7 +340,7 @@ class Client:
                 return method(request, timeout=attempts.left(), metadata=self._connection.metadata())
             except grpc.RpcError as failed:
                 told = error.of(failed)
-            time.sleep(attempts.after(told, unreached=self._had_to_connect(attempts.ready_s(told))))
+            self._wait_for_next(attempts, told)
 
 
 class _Stream:

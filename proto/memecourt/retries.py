@@ -210,7 +210,7 @@ class Attempts:
         self._made = 0
         self._ready_by = self._clock() + (self._retries.ready_s if self._retries.attempts > 1 else 0.0)
 
-    def ready_s(self, error: CallError) -> float:
+    def connect_within_s(self, error: CallError) -> float:
         """Seconds that the next attempt may wait for a connection; 0 where the error is that of a server."""
         if error.code is not grpc.StatusCode.UNAVAILABLE or error.reason or self._changes:
             return 0.0

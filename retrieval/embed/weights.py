@@ -79,12 +79,7 @@ def fetch_weights() -> Path:
                 path = partial / name
                 path.parent.mkdir(exist_ok=True)
                 url = f"{endpoint}/{REPOSITORY}/resolve/{REVISION}/{name}"
-                if not download(client, url, path, sha256=sha256, max_bytes=_MAX_BYTES):
-                    raise Unavailable(
-                        f"What was fetched as {path.name} is not the file that is known: its SHA-256 is another. "
-                        "Nothing was stored. Try again, or fetch it without whatever is in between.",
-                        reason="ENCODER_DAMAGED",
-                    )
+                download(client, url, path, sha256=sha256, max_bytes=_MAX_BYTES, reason="ENCODER_DAMAGED")
         if not place.is_dir():
             partial.rename(place)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:

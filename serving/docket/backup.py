@@ -16,7 +16,6 @@ be read and checked, and nothing can be added to it.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -33,7 +32,7 @@ from serving.docket.log.verify import Report
 from serving.docket.open import Docket
 from serving.docket.ports import DocketError
 from serving.docket.store import tables as t
-from serving.docket.store.pictures import ObjectPictures
+from serving.docket.store.pictures import ObjectPictures, flush
 from serving.docket.store.sqlite import copy_sqlite
 
 DATABASE, PICTURES = "docket.sqlite", "docket.sqlite-pictures"
@@ -102,7 +101,7 @@ async def back_up(
         (new / _MANIFEST).write_text(backup.model_dump_json(indent=1) + "\n", encoding="utf-8")
         await asyncio.to_thread(_flush_all, new)
         new.rename(folder)
-        _flush(folder.parent)
+        flush(folder.parent)
     except OSError as error:
         raise _unwritable(folder, error) from None
     return backup
@@ -148,10 +147,10 @@ async def restore(folder: Path, place: Path | Address, pictures: Path | str | No
         await asyncio.to_thread(shutil.copyfile, folder / DATABASE, new)
         new.chmod(0o600)
         await asyncio.to_thread(_flush_all, new_pictures)
-        _flush(new)
+        flush(new)
         new_pictures.rename(beside)
         new.rename(place)
-        _flush(place.parent)
+        flush(place.parent)
     except OSError as error:
         raise _unwritable(place, error) from None
     tell("Checking it …")
@@ -225,12 +224,4 @@ def _unwritable(path: Path, error: OSError) -> Unavailable:
 
 def _flush_all(folder: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
-        _flush(path)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        flush(path)

@@ -128,17 +128,19 @@ def test_the_deadline_is_that_of_all_attempts_together():
 def test_a_server_that_can_t_be_reached_is_waited_for_within_a_bound_and_the_deadline():
     clock, gone = Clock(), an_error(reason="")
     asked = attempts(clock=clock)
-    assert (asked.ready_s(gone), asked.ready_s(an_error())) == (15.0, 0.0), "what has a reason, a server has said"
+    assert (asked.connect_within_s(gone), asked.connect_within_s(an_error())) == (15.0, 0.0), (
+        "what has a reason, a server has said"
+    )
     clock.now += 10
-    assert asked.ready_s(gone) == 5.0
+    assert asked.connect_within_s(gone) == 5.0
     clock.now += 10
-    assert asked.ready_s(gone) == 0.0
+    assert asked.connect_within_s(gone) == 0.0
     asked.progress()
-    assert asked.ready_s(gone) == 15.0
-    assert attempts(4.0).ready_s(gone) == 2.0
-    assert attempts(changes=True).ready_s(gone) == 0.0, "nobody knows what came of it"
-    assert attempts(retries=Retries(attempts=1)).ready_s(gone) == 0.0
-    assert attempts().ready_s(an_error(Code.INTERNAL, reason="")) == 0.0
+    assert asked.connect_within_s(gone) == 15.0
+    assert attempts(4.0).connect_within_s(gone) == 2.0
+    assert attempts(changes=True).connect_within_s(gone) == 0.0, "nobody knows what came of it"
+    assert attempts(retries=Retries(attempts=1)).connect_within_s(gone) == 0.0
+    assert attempts().connect_within_s(an_error(Code.INTERNAL, reason="")) == 0.0
 
 
 def test_waiting_for_a_connection_costs_nothing_of_the_budget():

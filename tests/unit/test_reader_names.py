@@ -128,6 +128,18 @@ def test_tesseract_finds_nothing_where_there_is_nothing() -> None:
 
 
 @TESSERACT
+def test_languages_of_tesseract_may_lie_in_a_folder_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the configurations that lie beside Tesseract's own."""
+    (known,) = Path("/usr/share/tesseract-ocr").glob("*/tessdata/eng.traineddata")
+    shutil.copyfile(known, tmp_path / "cat.traineddata")
+    monkeypatch.setenv("TESSDATA_PREFIX", str(tmp_path))
+    _, lines = read("tesseract:cat", picture(captioned("WHEN THE CAT", "SEES THE SNOW"), scale=2))
+    assert [line.text for line in lines] == ["WHEN THE CAT", "SEES THE SNOW"]
+
+
+@TESSERACT
 def test_a_language_that_tesseract_lacks_is_named() -> None:
     with pytest.raises(NotLoaded, match=r"no language xyz here.*apt-get install tesseract-ocr-xyz") as caught:
         open_reader("tesseract:eng+xyz")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -25,6 +26,8 @@ _SPARSE = "11"
 _LEAST = 0.3
 """Confidence of a word below which it is no text: Tesseract reads words into leaves and bricks."""
 _ASK_S = 20.0
+_DATA = "TESSDATA_PREFIX"
+"""Name of the variable by which Tesseract finds its languages elsewhere than in its own folder."""
 
 
 def tesseract_reader(languages: str = "eng", *, workers: int = 1) -> WorkerTextReader:
@@ -55,7 +58,7 @@ def tesseract_reader(languages: str = "eng", *, workers: int = 1) -> WorkerTextR
     return WorkerTextReader(
         f"tesseract/{version.group() if version else 'unknown'} {languages}, sparse text",
         module=__name__,
-        settings={"program": program, "languages": languages},
+        settings={"program": program, "languages": languages, "data": os.environ.get(_DATA)},
         # Its other languages know Latin letters more or less.
         reads_latin="eng" in languages.split("+"),
         workers=workers,
@@ -98,11 +101,17 @@ def lines_of(table: str, scale: float) -> list[dict[str, Any]]:
     return found
 
 
-def prepare(program: str, languages: str) -> child.Handler:
-    """A handler of jobs that calls Tesseract."""
-    command = [program, "stdin", "stdout", "-l", languages, "--psm", _SPARSE, "tsv"]
+def prepare(program: str, languages: str, data: str | None) -> child.Handler:
+    """A handler of jobs that calls Tesseract.
+
+    Args:
+        program: Path of Tesseract.
+        languages: Names of the languages, with plus signs between them.
+        data: Folder of the languages; None for Tesseract's own.
+    """
+    command = [program, "stdin", "stdout", "-l", languages, "--psm", _SPARSE, "-c", "tessedit_create_tsv=1"]
     # One thread: there are as many workers as processors.
-    environment = {"OMP_THREAD_LIMIT": "1"}
+    environment = {"OMP_THREAD_LIMIT": "1"} | ({} if data is None else {_DATA: data})
 
     def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
         done = subprocess.run(command, input=payloads[0], capture_output=True, check=True, env=environment)
@@ -117,7 +126,7 @@ def prepare(program: str, languages: str) -> child.Handler:
 def main() -> None:
     """Serves until the parent is gone."""
     settings = json.loads(sys.argv[1])
-    child.serve(prepare(settings["program"], settings["languages"]))
+    child.serve(prepare(settings["program"], settings["languages"], settings["data"]))
 
 
 if __name__ == "__main__":

@@ -96,9 +96,9 @@ class ObjectPictures:
         ]
         if self._root is not None and put:
             for path in put:
-                _flush(self._root / path)
+                flush(self._root / path)
             for folder in {(self._root / path).parent for path in put} | {self._root}:
-                _flush(folder)
+                flush(folder)
 
     def frames_now(self, pixels_sha256: str) -> list[bytes]:
         """Reads a picture's frames in the calling thread, as :meth:`frames`."""
@@ -121,7 +121,7 @@ class ObjectPictures:
             with suppress(FileNotFoundError):  # another process removes it too
                 self._store.delete(_path(pixels_sha256, place))
         if self._root is not None and count:
-            _flush((self._root / _path(pixels_sha256, 0)).parent)
+            flush((self._root / _path(pixels_sha256, 0)).parent)
 
     def _there(self, path: str) -> bool:
         try:
@@ -146,7 +146,8 @@ def _path(pixels_sha256: str, place: int) -> str:
     return f"{pixels_sha256[:2]}/{pixels_sha256}.{place}.png"
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Has a file, or the names in a folder, on the disk before it returns."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -162,8 +162,7 @@ class SqliteDatabase(Database):
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         self._find()
-        with self._engine.begin() as connection:
-            connection.exec_driver_sql("BEGIN")
+        with _reading(self._engine) as connection:
             yield connection
 
     @override
@@ -260,8 +259,7 @@ class ReadOnlySqliteDatabase(Database):
     @override
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        with self._engine.begin() as connection:
-            connection.exec_driver_sql("BEGIN")
+        with _reading(self._engine) as connection:
             yield connection
 
     @override
@@ -319,6 +317,14 @@ def translated(error: Exception) -> CourtError:
     if isinstance(error, SQLAlchemyError) and not isinstance(error, DatabaseError):
         return unavailable("too many ask it at once")
     return failed()
+
+
+@contextmanager
+def _reading(engine: Engine) -> Iterator[Connection]:
+    """A transaction that sees one moment of the file."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql("BEGIN")
+        yield connection
 
 
 def _writable(path: Path) -> bool:
