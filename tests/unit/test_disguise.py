@@ -1,3 +1,5 @@
+"""Disguises of a text: named where it wears one, and none found in honest scripts."""
+
 import pytest
 
 from court.injection.disguise import disguises_in

@@ -77,7 +77,7 @@ def test_every_library_gives_a_verdict_of_finite_figures(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_info_describes_it_and_check_finds_its_way(tmp_path: Path, name: str) -> None:
+def test_info_describes_it_in_finite_figures(tmp_path: Path, name: str) -> None:
     built(tmp_path, name)
     shown = CliRunner().invoke(cli, ["precedents", "info", "--library", str(tmp_path / "library")])
     assert shown.exit_code == 0 and "nan" not in shown.stdout.replace("dominant", "")
