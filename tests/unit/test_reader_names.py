@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import shutil
@@ -288,7 +289,8 @@ class Models(BaseHTTPRequestHandler):
         self.send_response(200 if there else 404)
         self.end_headers()
         if there:
-            self.wfile.write(self.content)
+            with contextlib.suppress(ConnectionError):  # whoever takes a thousand bytes at most hangs up before the last
+                self.wfile.write(self.content)
 
     def log_message(self, *_: object) -> None:
         pass
