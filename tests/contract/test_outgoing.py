@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from court.backends.chat.client import ChatCompletions
-from court.backends.http import MAX_ANSWER_BYTES, MAX_ERROR_BYTES
+from court.backends.http import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, MAX_HEAD_BYTES
 from court.errors import ModelRefused, Unavailable
 from court.ports import ChatRequest
 
@@ -18,12 +18,17 @@ BOMB = gzip.compress(b"\0" * 64 * 2**20)
 
 
 class Hostile:
-    """Answers every request with a head and a body; without a body, with zeros for as long as anybody reads."""
+    """Answers every request with a head and a body; without a body, with the same again for as long as anybody reads.
 
-    def __init__(self, status, body=None, *, encoding=""):
-        self.head = f"HTTP/1.1 {status} x\r\nContent-Type: application/json\r\n"
+    Without a status, that comes in the place of a head.
+    """
+
+    def __init__(self, status, body=None, *, encoding="", endless=bytes(65536)):
+        self.head = f"HTTP/1.1 {status} x\r\nContent-Type: application/json\r\n" if status else ""
         self.head += f"Content-Encoding: {encoding}\r\n" if encoding else ""
+        self.head += "\r\n" if status and body is None else ""
         self.body = body
+        self.endless = endless
         self.asked_for = b""
         self.sent = 0
 
@@ -34,11 +39,11 @@ class Hostile:
                 writer.write(f"{self.head}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body)
                 await writer.drain()
             else:
-                writer.write(f"{self.head}\r\n".encode())
+                writer.write(self.head.encode())
                 while True:
-                    writer.write(bytes(65536))
+                    writer.write(self.endless)
                     await writer.drain()
-                    self.sent += 65536
+                    self.sent += len(self.endless)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -88,6 +93,37 @@ def test_an_answer_without_end_is_read_up_to_a_bound(way, status, kind, most):
         ask(server, WAYS[way])
     # What lies in the sockets' buffers was sent and not read.
     assert server.sent <= most + 16 * 2**20
+
+
+INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
+HEADS = {
+    "interim answers": INTERIM * 1000,
+    "long interim answers": INTERIM.replace(b"</a>", b"<" + b"a" * 20_000 + b">"),
+    "headers": b"X-Header: 1\r\n" * 1000,
+    "one header": b"a" * 65536,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_without_end_is_read_up_to_a_bound(way, kind):
+    endless = HEADS[kind]
+    server = Hostile(None if endless.startswith(b"HTTP") else 200, endless=endless)
+    server.head = server.head.removesuffix("\r\n")  # the head goes on
+    with pytest.raises(Unavailable) as caught:
+        ask(server, WAYS[way])
+    assert caught.value.reason == "MODEL_GARBLED"
+    assert server.sent <= MAX_HEAD_BYTES + 16 * 2**20
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_some_interim_answers_do_no_harm(way):
+    body = b'{"error": "busy"}'
+    server = Hostile(503, body)
+    server.head = (INTERIM * 20).decode() + server.head
+    with pytest.raises(Unavailable) as caught:
+        ask(server, WAYS[way])
+    assert caught.value.reason != "MODEL_GARBLED"
 
 
 CLIENTS = {"Client", "AsyncClient", "AsyncHTTPTransport", "urlopen", "HTTPConnection"}
