@@ -7,9 +7,10 @@ import ctypes
 import fcntl
 import gc
 import logging
+import resource
 import signal
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +42,7 @@ _TOLD_S = 5.0
 _LAST_S = 2.0
 """Seconds at the very end for answers that are on their way, and for calls that are no trials."""
 
+_MOST_FILES = 65_536
 _ALLOCATION = {-3: 128 * 1024, -1: 128 * 1024}
 """For glibc, by the option's number: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, with the values that it begins with."""
 
@@ -77,6 +79,7 @@ async def serve(
         Unavailable: The model server ended.
     """
     give_memory_back()
+    allow_open_files()
     async with AsyncExitStack() as stack:
         host = address.rpartition(":")[0]
         require_guarded("The server", host, settings, field="address")
@@ -218,6 +221,19 @@ def give_memory_back() -> None:
     if setting := getattr(ctypes.CDLL(None), "mallopt", None):
         for option, size in _ALLOCATION.items():
             setting(option, size)
+
+
+def allow_open_files() -> None:
+    """Lets this process have as many files and connections open as its hard limit says, up to 65,536.
+
+    The soft limit is 1,024 almost everywhere, for programs that use ``select``: as many silent connections would shut
+    everybody out until they are closed.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _settle_down() -> None:

@@ -27,8 +27,8 @@ MAX_ANSWER_BYTES = 8 * 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
 """As much of a body as is read where the status is no success: enough for a server's reason."""
 MAX_HEAD_BYTES = 64 * 1024
-"""Bytes of an answer after which no more is read in search of the end of its head. Any number of interim answers (status
-1xx) may come before the answer: within this, reading them costs no more than some thousandths of a second."""
+"""Bytes of an answer after which no more is read in search of the end of its head. Any number of interim answers, of
+status 1xx, may come before the answer: so many bytes of them are read within some hundredths of a second."""
 _POOLS = 32
 _LEAST = 16  # connections of a pool: where few are allowed in all, there are fewer pools
 
@@ -147,7 +147,7 @@ class _BoundedBackend(httpcore2.AsyncNetworkBackend):
         self,
         host: str,
         port: int,
-        timeout: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore2's signature, here and below
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
@@ -164,7 +164,7 @@ class _BoundedStream(httpcore2.AsyncNetworkStream):
     def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
         self._stream = stream
 
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
         left = _head_bytes_left.get()
         if left is not None and left[0] <= 0:
             raise UnreadableAnswer("the head of the answer is longer than any that is read")
@@ -173,14 +173,17 @@ class _BoundedStream(httpcore2.AsyncNetworkStream):
             left[0] -= len(data)
         return data
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
         await self._stream.write(buffer, timeout)
 
     async def aclose(self) -> None:
         await self._stream.aclose()
 
     async def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
     ) -> httpcore2.AsyncNetworkStream:
         return _BoundedStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
 

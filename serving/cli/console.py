@@ -66,7 +66,7 @@ async def _serve(settings: Settings, address: str) -> None:
     from serving.access.reload import follow_files
     from serving.access.tls import Certificates
     from serving.access.tokens import WHAT, Tokens
-    from serving.app import stop_signals
+    from serving.app import allow_open_files, stop_signals
     from serving.docket.open import open_docket
     from serving.telemetry import open_telemetry
 
@@ -77,6 +77,7 @@ async def _serve(settings: Settings, address: str) -> None:
         raise NotLoaded(
             f"The console is not installed ({error.name} is missing): pip install 'memecourt[console]'."
         ) from None
+    allow_open_files()
     async with AsyncExitStack() as stack:
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
         Certificates.of(settings)  # raises where a part is missing, or is no certificate

@@ -18,7 +18,7 @@ from retrieval.library.storage import CURRENT
 from serving.access.exposure import only_here, require_guarded
 from serving.access.tokens import Tokens
 from serving.console.app import create_app
-from serving.console.connections import ConsoleProtocol
+from serving.console.connections import HEAD_S, ConsoleProtocol
 from serving.docket.open import Docket
 from serving.export.source import PictureSource
 from serving.settings import Settings
@@ -120,7 +120,6 @@ def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         server_header=False,
         lifespan="off",
         ws="none",
-        http=ConsoleProtocol,
         limit_concurrency=_AT_ONCE,
         timeout_keep_alive=20,
         timeout_graceful_shutdown=_LAST_S,
@@ -149,7 +148,23 @@ class _Server(uvicorn.Server):
         self.begun = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Listens on these sockets.
+
+        uvicorn would wait a minute for the TLS handshake of each connection, and can't be told otherwise.
+        """
+        within = HEAD_S if self.config.ssl else None
+
+        def protocol() -> asyncio.Protocol:
+            return ConsoleProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                protocol, sock=each, ssl=self.config.ssl, ssl_handshake_timeout=within, backlog=self.config.backlog
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
         self.begun.set()
 
     @contextmanager

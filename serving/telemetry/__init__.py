@@ -40,25 +40,33 @@ _trials_log = logging.getLogger("memecourt.trials")
 
 
 class Telemetry:
-    """Is told what happens, and makes metrics, spans and log lines of it. Nothing that it is told can fail."""
+    """Is told what happens, and makes metrics, spans and log lines of it. Nothing that it is told can fail.
 
-    def __init__(self, metrics: Metrics | None = None, tracing: Tracing | None = None, *, log: bool = False) -> None:
+    Attributes:
+        metrics_port: Port of the metrics; None if they are not served.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics | None = None,
+        tracing: Tracing | None = None,
+        *,
+        log: bool = False,
+        metrics_port: int | None = None,
+    ) -> None:
         """Listens.
 
         Args:
             metrics: Metrics to count with; None to count nothing.
             tracing: Sink of spans; None for no tracing.
             log: True to log a line for each event of a trial.
+            metrics_port: Port of the metrics; None if they are not served.
         """
+        self.metrics_port = metrics_port
         self._metrics = metrics
         self._tracing = tracing
         self._logs = log
         self._trials: OrderedDict[str, ObservedTrial] = OrderedDict()
-
-    @property
-    def metrics_port(self) -> int | None:
-        """Port of the metrics; None if they are not served."""
-        return self._metrics.port if self._metrics else None
 
     def interceptor(self) -> grpc.aio.ServerInterceptor:
         """Counts and times every call of a server, and makes a span of each that is about memes.
@@ -170,18 +178,21 @@ async def open_telemetry(settings: Settings) -> AsyncIterator[Telemetry]:
         NotLoaded: Traces are asked for, and OpenTelemetry is not installed.
     """
     from serving.telemetry.metrics import Metrics
+    from serving.telemetry.metrics_port import MetricsPort
 
     async with AsyncExitStack() as stack:
         tracing = None
         if settings.traces:
             tracing = _open_tracing(settings)
             stack.push_async_callback(asyncio.to_thread, tracing.close)
-        metrics = None
+        metrics = port = None
         if settings.metrics:
             metrics = Metrics(settings)
-            stack.push_async_callback(asyncio.to_thread, metrics.serve(settings.metrics))
-            _log.info("metrics are served: path=/metrics port=%d", metrics.port)
-        yield Telemetry(metrics, tracing, log=True)
+            served = MetricsPort(metrics.registry, settings.metrics)
+            stack.push_async_callback(asyncio.to_thread, served.close)
+            port = served.port
+            _log.info("metrics are served: path=/metrics port=%d", port)
+        yield Telemetry(metrics, tracing, log=True, metrics_port=port)
 
 
 def _open_tracing(settings: Settings) -> Tracing:

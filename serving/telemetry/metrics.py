@@ -6,20 +6,13 @@ of the court, methods of the wire, reasons that stand in our code) or what the o
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-from wsgiref.simple_server import WSGIRequestHandler
-from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import grpc
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
-from typing_extensions import override
 
-from court.errors import BadRequest
 from court.events import (
     AnyEvent,
     NearDuplicatesFound,
@@ -51,48 +44,11 @@ _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 _ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)
 
 
-_SCRAPE_S = 10.0
-"""Seconds that a connection for metrics may last."""
-
-
-class _Scrape(WSGIRequestHandler):
-    """One connection, which is over after some seconds whatever it sends: each has a thread of its own."""
-
-    @override
-    def handle(self) -> None:
-        end = threading.Timer(_SCRAPE_S, self.connection.shutdown, (socket.SHUT_RDWR,))
-        end.daemon = True
-        end.start()
-        try:
-            with suppress(OSError):
-                super().handle()
-        finally:
-            end.cancel()
-
-    @override
-    def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing: addresses of callers are nobody's business."""
-
-
-def _only_metrics(app: WSGIApplication | None) -> WSGIApplication:
-    """Answers ``/metrics``, and 404 under any other path: what asks for it is meant for somebody else."""
-    assert app is not None
-
-    def answer(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        if environ.get("PATH_INFO") == "/metrics":
-            return app(environ, start)
-        start("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
-        return [b"Metrics are at /metrics.\n"]
-
-    return answer
-
-
 class Metrics:
     """All metrics of one server, in a registry of their own.
 
     Attributes:
         registry: Registry of the metrics.
-        port: Port on which they are served over HTTP, once they are.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -103,7 +59,6 @@ class Metrics:
         """
         # A second series beside each counter, to say since when it counts: process_start_time_seconds says that.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.port: int | None = None
         self._by_labels: dict[tuple[Metric, tuple[str, ...]], Metric] = {}
         self.registry = registry = CollectorRegistry(auto_describe=True)
         prometheus_client.ProcessCollector(registry=registry)
@@ -201,35 +156,6 @@ class Metrics:
         limit.labels("running_trials").set(settings.concurrent_trials)
         limit.labels("waiting_requests").set(settings.waiting_trials)
         limit.labels("request_memory_bytes").set(settings.picture_memory)
-
-    def serve(self, address: str) -> Callable[[], None]:
-        """Tells whoever asks over HTTP at ``host:port``; what is returned ends it.
-
-        Raises:
-            BadRequest: The address can't be listened on.
-        """
-        host, _, port = address.rpartition(":")
-        try:
-            server, thread = prometheus_client.start_http_server(
-                int(port), host.strip("[]") or "0.0.0.0", registry=self.registry
-            )
-        except (OSError, ValueError, OverflowError):
-            raise BadRequest(
-                f"Metrics can't be served at {address}: it is taken, or no address of this machine. Give host:port, "
-                "or leave metrics out.",
-                reason="METRICS_ADDRESS_UNUSABLE",
-                field="metrics",
-            ) from None
-        server.RequestHandlerClass = _Scrape
-        server.set_app(_only_metrics(server.get_app()))
-        self.port = server.server_port
-
-        def close() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-        return close
 
     def begun(self, service: str, method: str) -> None:
         """A call came."""

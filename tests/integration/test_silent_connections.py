@@ -1,84 +1,130 @@
-"""Connections that say nothing shut nobody out, from the same address as honest ones (BO-2)."""
+"""Connections that say nothing, or never come to an end of what they say, shut nobody out (BO-2).
 
+They come from the same address as honest ones, to every listener that there is.
+"""
+
+import resource
 import socket
+import ssl
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 
+import grpc
 import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from serving.console import connections
-from serving.settings import Settings
-from serving.telemetry import metrics
+from serving.rpc.health import LIVENESS
+from tests.support.sizes import FULL
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-SILENT = 400
-"""More than the console answers at once."""
+SILENT = 2000 if FULL else 300
+"""Connections to each listener: more than the console answers at once."""
+CLOSED_S = 15
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HALF_A_HEAD = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+"""The first bytes of a TLS handshake."""
 
 
-def open_silent(stack, port, count, head=b""):
-    opened = []
-    for _ in range(count):
-        one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
-        if head:
-            one.sendall(head)
-        opened.append(one)
-    return opened
+@dataclass
+class Listener:
+    """One port of a server.
+
+    Attributes:
+        port: Its number.
+        heads: What silent connections send before they fall silent.
+        ask: Asks as an honest caller does; raises where it gets no answer.
+    """
+
+    port: int
+    heads: tuple[bytes, ...]
+    ask: Callable[[], None]
+
+
+def fetch(url, context=None):
+    with urllib.request.urlopen(url, timeout=20, context=context) as answer:
+        assert answer.status == 200
+
+
+def check_health(address, credentials=None):
+    with grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address) as channel:
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=LIVENESS), timeout=20)
+
+
+def listeners_of(server, authority):
+    """Those of a server that serves everything there is, with TLS if there is an authority."""
+    port = int(server.address.rpartition(":")[2])
+    console = server.wait_for(lambda said: "console on http" in said).split("console on ")[1].strip()
+    console = console.replace("127.0.0.1", "localhost")
+    metrics = int(server.wait_for(lambda said: "metrics are served" in said).rpartition("=")[2])
+    url = f"http://127.0.0.1:{metrics}/metrics"
+    found = {"metrics": Listener(metrics, (b"", HALF_A_HEAD), lambda: fetch(url))}
+    console_port = int(console.rpartition(":")[2])
+    if authority is None:
+        found["grpc"] = Listener(port, (b"", PREFACE[:10], PREFACE), lambda: check_health(f"localhost:{port}"))
+        found["console"] = Listener(console_port, (b"", HALF_A_HEAD), lambda: fetch(console))
+    else:
+        trusted = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        hello = (b"", CLIENT_HELLO)
+        found["grpc"] = Listener(port, hello, lambda: check_health(f"localhost:{port}", trusted))
+        found["console"] = Listener(console_port, hello, lambda: fetch(console, context))
+    return found
 
 
 def closed(connection):
-    connection.settimeout(0.01)
+    """True if the other side has closed; what it sent before is passed over."""
+    connection.settimeout(0.0)
     try:
-        return connection.recv(1) == b""
-    except TimeoutError:
+        while connection.recv(65536):
+            pass
+    except BlockingIOError:
         return False
     except OSError:
-        return True
+        pass
+    return True
 
 
-def status_of(url):
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return answer.status
-
-
-@pytest.fixture
-def served(start):
-    server = start(None, "--console", "127.0.0.1:0").ready()
-    line = server.wait_for(lambda said: "console on http" in said)
-    return server, line.split("console on ")[1].strip()
-
-
-@pytest.mark.parametrize("head", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"])
-def test_silent_connections_shut_nobody_out_of_the_console(served, head):
-    _, url = served
-    port = int(url.rpartition(":")[2])
+@pytest.mark.promise("BO-2", "2,000 silent connections to each listener: 0 honest requests refused; closed within 15 s")
+@pytest.mark.parametrize("secured", [False, True], ids=["without TLS", "with TLS"])
+def test_silent_connections_shut_nobody_out_and_end(start, tmp_path, secured):
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(20_000, hard), hard))
+    options, authority = ["--console", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], None
+    if secured:
+        authority = trustme.CA()
+        issued = authority.issue_cert("localhost", "127.0.0.1")
+        issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+        issued.cert_chain_pems[0].write_to_path(tmp_path / "certificate.pem")
+        options += ["--tls-certificate", str(tmp_path / "certificate.pem"), "--tls-key", str(tmp_path / "key.pem")]
+    listeners = listeners_of(start(None, *options).ready(), authority)
     with ExitStack() as stack:
-        opened = open_silent(stack, port, SILENT, head)
-        for _ in range(20):
-            assert status_of(url) == 200
-        end = time.monotonic() + connections.HEAD_S + 5
-        waiting = opened
-        while waiting and time.monotonic() < end:
-            # A byte now and then buys no time.
-            for one in waiting[:5]:
-                with suppress(OSError):
-                    one.sendall(b"X")
-            time.sleep(1)
-            waiting = [one for one in waiting if not closed(one)]
-        assert not waiting
-        assert status_of(url) == 200
-
-
-def test_silent_connections_to_the_metrics_end(monkeypatch):
-    monkeypatch.setattr(metrics, "_SCRAPE_S", 1.0)
-    served = metrics.Metrics(Settings())
-    end = served.serve("127.0.0.1:0")
-    try:
-        with ExitStack() as stack:
-            opened = open_silent(stack, served.port, 100, b"GET /metrics HTTP/1.1\r\n")
-            assert status_of(f"http://127.0.0.1:{served.port}/metrics") == 200
-            time.sleep(2)
-            assert all(map(closed, opened))
-    finally:
-        end()
+        silent = []
+        for number in range(SILENT):
+            for name, listener in listeners.items():
+                one = stack.enter_context(socket.create_connection(("127.0.0.1", listener.port), timeout=20))
+                one.sendall(listener.heads[number % len(listener.heads)])
+                silent.append((time.monotonic(), name, number, one))
+        answered = 0
+        while silent:
+            for listener in listeners.values():
+                listener.ask()
+                answered += 1
+            for _, _, number, one in silent:
+                if number % 60 == 0:  # a byte now and then buys no time
+                    with suppress(OSError):
+                        one.sendall(b"X")
+            now = time.monotonic()
+            silent = [each for each in silent if not closed(each[3])]
+            late = {name for opened, name, _, _ in silent if now - opened > 3 * CLOSED_S}
+            assert not late, f"still open after {3 * CLOSED_S} s: {late}"
+            time.sleep(0.5)
+    assert answered >= 3 * len(listeners)
+    for listener in listeners.values():
+        listener.ask()

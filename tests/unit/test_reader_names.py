@@ -289,7 +289,7 @@ class Models(BaseHTTPRequestHandler):
         self.send_response(200 if there else 404)
         self.end_headers()
         if there:
-            with contextlib.suppress(ConnectionError):  # whoever takes a thousand bytes at most hangs up before the last
+            with contextlib.suppress(ConnectionError):  # who takes a thousand bytes at most hangs up
                 self.wfile.write(self.content)
 
     def log_message(self, *_: object) -> None:

@@ -44,6 +44,7 @@ from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry, open_telemetry
 from serving.telemetry.logs import JsonLines, TextLines, set_up
 from serving.telemetry.metrics import Metrics
+from serving.telemetry.metrics_port import MetricsPort
 from tests.support.cast import ACQUITTAL, Cast, as_json, full_court, is_repair
 from tests.support.fakes import FakeReader, H, N, Notes, a_meme, a_picture, findings, telling, ticking
 from tests.unit.test_resume import ahead_of_time
@@ -357,8 +358,7 @@ ALLOWED = {
 
 
 def test_metrics_are_at_their_path_alone_and_say_that_nobody_has_reviewed():
-    metrics = Metrics(Settings())
-    close = metrics.serve("127.0.0.1:0")
+    metrics = MetricsPort(Metrics(Settings()).registry, "127.0.0.1:0")
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=20) as answer:
             assert b'memecourt_reviews_total{outcome="UPHELD"} 0.0' in answer.read()
@@ -368,7 +368,7 @@ def test_metrics_are_at_their_path_alone_and_say_that_nobody_has_reviewed():
             assert caught.value.code == 404
             caught.value.close()
     finally:
-        close()
+        metrics.close()
 
 
 def test_names_follow_the_conventions_and_labels_are_bounded(tried):
@@ -429,7 +429,7 @@ def test_the_page_on_monitoring_tells_of_each_metric_and_asks_for_none_that_is_n
 def test_a_place_for_metrics_that_is_no_place_is_an_error_that_says_so():
     for address in ("127.0.0.1:notaport", "256.0.0.1:0", "127.0.0.1:99999999", "nothing"):
         with pytest.raises(BadRequest, match="Metrics can't be served") as caught:
-            Metrics(Settings()).serve(address)
+            MetricsPort(Metrics(Settings()).registry, address)
         assert caught.value.reason == "METRICS_ADDRESS_UNUSABLE"
 
 
