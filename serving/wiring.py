@@ -99,11 +99,13 @@ async def open_court(
         text_reader = await asyncio.to_thread(open_reader, settings.reader, workers=settings.text_workers)
         if text_reader is not None:
             stack.push_async_callback(text_reader.aclose)
-        warm = text_reader.warm if text_reader is not None and read_text else None
+        reads = text_reader is not None and read_text
+        warm = [part.warm for part in (text_reader if reads else None, near) if part is not None]
         load = await asyncio.to_thread(choose_encoder, settings.library, settings.encoder)
-        tell("Loading the encoder and the text reader …" if warm else "Loading the encoder …")
+        tell("Loading the encoder and the text reader …" if reads else "Loading the encoder …")
         loading = asyncio.to_thread(partial(EncoderProcess, load) if encoder_apart else load)
-        encoder: Encoder = (await asyncio.gather(loading, warm()))[0] if warm else await loading
+        warming = asyncio.gather(*(begin() for begin in warm))
+        encoder: Encoder = (await asyncio.gather(loading, warming))[0]
         if isinstance(encoder, EncoderProcess):
             stack.callback(encoder.close)
         finder = await open_finder(settings, encoder, pictures, tell)
@@ -308,10 +310,17 @@ def readiness_checks(house: TrialExecutor, settings: Settings) -> dict[str, Sequ
         except TimeoutError:
             raise Unavailable("The docket does not answer.", reason="DOCKET_UNAVAILABLE") from None
 
+    async def encoder() -> None:
+        finder = house.court.finder
+        if isinstance(finder, LibraryFinder | PgvectorFinder) and isinstance(finder.encoder, EncoderProcess):
+            # In a thread: where the process could not be started, it is tried again, which takes seconds.
+            await asyncio.to_thread(finder.encoder.check)
+
     models: list[ReadinessCheck] = []
     if house.court.chairs is not None and settings.procedure is not Procedure.SUMMARY:
         from court.backends.chat.client import ChatCompletions
 
         asked = {id(chair.model): chair.model for chair in house.court.chairs.by_role.values()}
         models = [ModelProbe(model) for model in asked.values() if isinstance(model, ChatCompletions)]
-    return {COURT: [docket, *models], OVERALL: [docket, *models], DOCKET: [docket], PRECEDENTS: []}
+    everything = [docket, encoder, *models]
+    return {COURT: everything, OVERALL: everything, DOCKET: [docket], PRECEDENTS: [encoder]}

@@ -10,15 +10,14 @@ A pool of httpcore2 looks at every connection that it has, idle sockets one by o
 from __future__ import annotations
 
 import math
-import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import httpcore2
 import httpx2
+
+from court.backends.http_head import MAX_HEAD_BYTES, UnreadableAnswer, head_bytes_left
 
 CONNECT_S = 5.0
 """For opening a connection: what is not there is noticed while there is time to ask again."""
@@ -26,15 +25,8 @@ MAX_ANSWER_BYTES = 8 * 1024 * 1024
 """Longest body of an answer. Far above what any ``max_tokens`` of ours can fill."""
 MAX_ERROR_BYTES = 64 * 1024
 """As much of a body as is read where the status is no success: enough for a server's reason."""
-MAX_HEAD_BYTES = 64 * 1024
-"""Bytes of an answer after which no more is read in search of the end of its head. Any number of interim answers, of
-status 1xx, may come before the answer: so many bytes of them are read within some hundredths of a second."""
 _POOLS = 32
 _LEAST = 16  # connections of a pool: where few are allowed in all, there are fewer pools
-
-
-class UnreadableAnswer(httpx2.TransportError):
-    """An answer that is compressed although nobody asked for that, or whose head or body is too long."""
 
 
 def http_client(connections: int = 1024, *, base_url: str = "") -> httpx2.AsyncClient:
@@ -47,12 +39,15 @@ def http_client(connections: int = 1024, *, base_url: str = "") -> httpx2.AsyncC
         connections: At once, at most; up to 31 more where they can't be divided evenly.
         base_url: Base address for addresses without a host.
     """
+    # What it stands on need not be loaded where nothing is asked over HTTP.
+    from court.backends.http_transport import BoundedTransport
+
     pools = max(1, min(_POOLS, connections // _LEAST))
     each = math.ceil(connections / pools)
     limits = httpx2.Limits(max_connections=each, max_keepalive_connections=max(1, each // 4), keepalive_expiry=30.0)
     context = httpx2.create_ssl_context(trust_env=False)  # takes long to make; one does for all
     return httpx2.AsyncClient(
-        transport=Spread([_BoundedTransport(context, limits) for _ in range(pools)]),
+        transport=Spread([BoundedTransport(context, limits) for _ in range(pools)]),
         # All but connecting is bounded by the deadline of the call, which holds for the whole of it.
         timeout=httpx2.Timeout(None, connect=CONNECT_S),
         base_url=base_url,
@@ -84,14 +79,14 @@ class Spread(httpx2.AsyncBaseTransport):
         def over() -> None:
             self._in_flight[place] -= 1
 
-        looking = _head_bytes_left.set([MAX_HEAD_BYTES])
+        looking = head_bytes_left.set([MAX_HEAD_BYTES])
         try:
             response = await self._pools[place].handle_async_request(request)
         except BaseException:
             over()
             raise
         finally:
-            _head_bytes_left.reset(looking)
+            head_bytes_left.reset(looking)
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _Bounded(response.stream, over, failed=response.is_error)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
@@ -116,79 +111,6 @@ class Spread(httpx2.AsyncBaseTransport):
         """Closes all connections."""
         for pool in self._pools:
             await pool.aclose()
-
-
-_head_bytes_left: ContextVar[list[int] | None] = ContextVar("_head_bytes_left", default=None)
-"""What may still be read in search of the end of a head, while a request waits for one; None while a body is read."""
-
-
-class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    """A pool of connections that end where the head of an answer has no end."""
-
-    def __init__(self, context: ssl.SSLContext, limits: httpx2.Limits) -> None:
-        super().__init__(verify=context, limits=limits)
-        # httpcore2 counts no interim answers, and httpx2 hands no backend on to it.
-        self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=context,
-            max_connections=limits.max_connections,
-            max_keepalive_connections=limits.max_keepalive_connections,
-            keepalive_expiry=limits.keepalive_expiry,
-            network_backend=_BoundedBackend(),
-        )
-
-
-class _BoundedBackend(httpcore2.AsyncNetworkBackend):
-    """Opens connections over TCP."""
-
-    def __init__(self) -> None:
-        self._backend = httpcore2.AnyIOBackend()
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore2's signature, here and below
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        stream = await self._backend.connect_tcp(host, port, timeout, local_address, socket_options)
-        return _BoundedStream(stream)
-
-    async def sleep(self, seconds: float) -> None:
-        await self._backend.sleep(seconds)
-
-
-class _BoundedStream(httpcore2.AsyncNetworkStream):
-    """A connection that is read from only up to a bound while the head of an answer is looked for."""
-
-    def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
-        self._stream = stream
-
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
-        left = _head_bytes_left.get()
-        if left is not None and left[0] <= 0:
-            raise UnreadableAnswer("the head of the answer is longer than any that is read")
-        data = await self._stream.read(max_bytes, timeout)
-        if left is not None:
-            left[0] -= len(data)
-        return data
-
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        await self._stream.write(buffer, timeout)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    async def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109
-    ) -> httpcore2.AsyncNetworkStream:
-        return _BoundedStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)
 
 
 class _Bounded(httpx2.AsyncByteStream):

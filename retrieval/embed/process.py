@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from court.backends.sandbox.pool import worker_deaths
 from court.backends.sandbox.process import ending
 from court.errors import CourtError, Unavailable
 from retrieval.embed.encoder import Encoder, EncoderIdentity, KnownMinSimilarity, TextEmbeddings
@@ -36,6 +38,13 @@ _NICE = 10
 """A trial waits for its precedents anyway: whatever answers others, or holds the interpreter of the parent, goes first.
 Not more than that: a tenth of a processor is left to it by whatever else keeps that busy."""
 
+CALL_CPU_S = 10.0
+"""CPU time that the thread of a call may take for each text or picture in it, in seconds. It takes hundredths of one,
+with a large CLIP some: what takes this long will hardly ever end, and keeps others from theirs."""
+CALL_S = 120.0
+"""The same by the clock, the wait in the pipe included: for what hangs, and takes no CPU time or lets nobody look."""
+_LOOK_S = 0.5
+"""Seconds between two looks at the CPU time of the calls that are answered."""
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 """After a start that failed nothing is started for so long; twice as long after each further one."""
@@ -61,26 +70,37 @@ class EncoderProcess:
     """An :class:`~retrieval.embed.encoder.Encoder` that is loaded and asked in a process of its own.
 
     Where that process ends it is started again, and calls that were under way are made once more. One that it ends by
-    again raises Unavailable. So do all calls for a while after it could not be started again.
+    again raises Unavailable. So do all calls for a while after it could not be started again. A call that takes too
+    long ends the process, and is not made again: it raises Unavailable too (``ENCODER_STUCK``).
     """
 
-    def __init__(self, load: Callable[[], Encoder], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Encoder],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        call_cpu_s: float = CALL_CPU_S,
+        call_s: float = CALL_S,
+    ) -> None:
         """Starts the process and waits until the encoder is loaded, which takes seconds.
 
         Args:
             load: Loads the encoder; called there, and so pickled.
             clock: Monotonic, in seconds.
+            call_cpu_s: CPU time of a call for each text or picture in it, in seconds.
+            call_s: Time of it on the clock, in seconds.
 
         Raises:
             Unavailable: The process ended before it had loaded.
             Exception: Any error that ``load`` raised.
         """
-        self._load = load
+        self._start = partial(_Child, load, call_cpu_s)
         self._clock = clock
+        self._call_s = call_s
         self._failure: _RemoteError | None = None
         self._starting = threading.Lock()
         self._closed = False
-        self._child = _Child(load)
+        self._child = self._start()
 
     @property
     def identity(self) -> EncoderIdentity:
@@ -94,12 +114,13 @@ class EncoderProcess:
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
         """Embeds texts in the process. Raises Unavailable if it dies twice of them, or can't be started again."""
-        found: TextEmbeddings = self._ask("embed_texts", list(texts))
+        found: TextEmbeddings = self._ask("embed_texts", list(texts), items=len(texts))
         return found
 
     def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
         """Embeds pictures in the process. Raises Unavailable if it dies twice of them, or can't be started again."""
-        found: NDArray[np.float32] = self._ask("embed_pictures", [list(frames) for frames in pictures])
+        items = [list(frames) for frames in pictures]
+        found: NDArray[np.float32] = self._ask("embed_pictures", items, items=len(items))
         return found
 
     def embed_meme(self, text: str, frames: Sequence[bytes]) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
@@ -107,20 +128,30 @@ class EncoderProcess:
         found: tuple[TextEmbeddings, NDArray[np.float32] | None] = self._ask("embed_meme", text, list(frames))
         return found
 
+    def check(self) -> None:
+        """Tries to start the process again if it could not be started; else does nothing.
+
+        Raises:
+            Unavailable: It can't be started now.
+        """
+        if self._failure is not None:
+            self._after(self._child)
+
     def close(self) -> None:
         """Ends the process; whoever waits for it gets Unavailable."""
         with self._starting:
             self._closed = True
             self._child.end()
 
-    def _ask(self, method: str, *asked: object) -> Any:
+    def _ask(self, method: str, *asked: object, items: int = 1) -> Any:
+        within_s = self._call_s * max(1, items)
         child = self._child
         try:
-            return child.ask(method, asked)
+            return child.ask(method, asked, within_s)
         except _Ended:
             again = self._after(child)
         try:
-            return again.ask(method, asked)
+            return again.ask(method, asked, within_s)
         except _Ended as error:
             raise error.unavailable() from None
 
@@ -128,6 +159,8 @@ class EncoderProcess:
         """The process that is asked now that this one has ended."""
         with self._starting:
             if self._child is ended and not self._closed:
+                if self._failure is None:
+                    worker_deaths["encoder"] += 1
                 # Who waited for a start that failed shares it: else each in turn would wait for one more.
                 if self._failure is None or self._clock() >= self._failure.until:
                     self._failure = self._start_again(ended)
@@ -140,7 +173,7 @@ class EncoderProcess:
         """Starts the process that is asked from now on; or says why there is none."""
         _log.warning("the encoder's process ended (%s); it is started again", ended.how)
         try:
-            again = _Child(self._load)
+            again = self._start()
             if again.identity != ended.identity:
                 again.end()
                 raise Unavailable(
@@ -167,10 +200,14 @@ class _Ended(Exception):
         )
 
 
+def _stuck() -> Unavailable:
+    return Unavailable("The encoder came to no end with what it was given, and was ended.", reason="ENCODER_STUCK")
+
+
 class _Child:
     """One process with an encoder, and those who wait for its answers."""
 
-    def __init__(self, load: Callable[[], Encoder]) -> None:
+    def __init__(self, load: Callable[[], Encoder], call_cpu_s: float) -> None:
         here, there = socket.socketpair()
         with there:
             self._process = subprocess.Popen(
@@ -187,7 +224,7 @@ class _Child:
         self._waiting: dict[int, Future[Any]] = {}
         self._closed = False
         try:
-            self._connection.send(load)
+            self._connection.send((load, call_cpu_s))
             loaded = self._connection.recv()
         except BaseException as error:
             self._hang_up()
@@ -207,8 +244,14 @@ class _Child:
         """In what way it ended."""
         return ending(self._process.wait())
 
-    def ask(self, method: str, asked: tuple[object, ...]) -> Any:
-        """Calls a method of the encoder in the process. Raises its error, or _Ended if the process has ended."""
+    def ask(self, method: str, asked: tuple[object, ...], within_s: float) -> Any:
+        """Calls a method of the encoder in the process, which is ended if that takes longer.
+
+        Raises:
+            Unavailable: It took longer.
+            _Ended: The process ended before it had answered.
+            Exception: Any error of the encoder.
+        """
         answer: Future[Any] = Future()
         with self._sending:
             if self._closed:
@@ -221,7 +264,13 @@ class _Child:
                 self._waiting.pop(number, None)
                 self.end()
                 raise _Ended(self.how) from error
-        return answer.result()
+        try:
+            return answer.result(within_s)
+        except TimeoutError:
+            if answer.done():  # an error of the encoder's own, or the very last moment
+                return answer.result()
+            self.end()
+            raise _stuck() from None
 
     def end(self) -> None:
         """At once; nothing is in it that could be lost."""
@@ -256,12 +305,13 @@ def _serve(connection: Connection) -> None:
     # Ctrl-C, and SIGTERM to a whole group, are the parent's to answer: it finishes what runs, and needs us for that.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    load = connection.recv()
-    answering = _Answering(connection)
+    load, call_cpu_s = connection.recv()
+    answering = _Answering(connection, call_cpu_s)
     # A call that waits for a thread waits in here: the parent is never kept from sending. Loading is one of them, so
     # that also meanwhile the parent's end is seen.
     threads = ThreadPoolExecutor(_AT_ONCE)
     threads.submit(answering.begin, load)
+    threading.Thread(target=answering.watch, daemon=True).start()
     while True:
         threads.submit(answering.answer, *connection.recv())
 
@@ -280,10 +330,13 @@ def _go_behind() -> None:
 class _Answering:
     """Gives the parent what it asks for; it asks for nothing before it was told that the encoder is there."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, call_cpu_s: float) -> None:
         self._connection = connection
+        self._call_cpu_s = call_cpu_s
         self._sending = threading.Lock()
         self._encoder: Encoder
+        # For each call that is answered now: the clock of its thread, and what that may come to.
+        self._until: dict[int, tuple[int, float]] = {}
 
     def begin(self, load: Callable[[], Encoder]) -> None:
         """Loads the encoder."""
@@ -297,11 +350,25 @@ class _Answering:
 
     def answer(self, number: int, method: str, asked: tuple[object, ...]) -> None:
         """Makes one call."""
+        if hasattr(time, "pthread_getcpuclockid"):  # macOS has none
+            items = 1 if method == "embed_meme" else len(asked[0])  # type: ignore[arg-type]
+            clock = time.pthread_getcpuclockid(threading.get_ident())
+            self._until[number] = clock, time.clock_gettime(clock) + self._call_cpu_s * max(1, items)
         try:
             failed, got = False, getattr(self._encoder, method)(*asked)
         except Exception as error:
             failed, got = True, _sendable(error)
+        self._until.pop(number, None)
         self._send((number, failed, got))
+
+    def watch(self) -> None:
+        """Ends the process when a call has taken too much CPU time: its thread can't be ended by itself."""
+        while True:
+            time.sleep(_LOOK_S)
+            for number, (clock, until) in list(self._until.items()):
+                if time.clock_gettime(clock) > until:
+                    self._send((number, True, _stuck()))
+                    os._exit(1)
 
     def _send(self, said: object) -> None:
         try:

@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from rapidfuzz.distance import Levenshtein
 
-from court.meme import Picture
 from retrieval.borders import Box, peeled
 from retrieval.near_duplicates.pdq import QUALITY_FLOOR, Hash, Position, distance, hashes_of, turned
 from retrieval.near_duplicates.tiles import Comparison, TileOutcome, Tolerance, compare
@@ -35,6 +35,9 @@ _PLAIN: Final = 48
 """Levels by which a pixel of a border may be off the border's colour; a letter is further off."""
 _SEAM: Final = 4
 """Lines beside the picture in which a border may be anything: compression smears the picture into them."""
+MISREAD_MOST: Final = 400
+"""Letters up to which a text may be misread; longer ones agree to the letter. Counted once characters were taken apart,
+which makes up to eighteen of one: what it takes to compare them grows by the square."""
 _POSITIONS: Final = 2
 """Ways of turning or mirroring a picture that are tried, nearest first."""
 _TRIES: Final = 2
@@ -137,19 +140,19 @@ class Agreement(StrEnum):
     OTHER = "OTHER"
 
 
-def fingerprint(picture: Picture, words: MemeText) -> Fingerprint:
-    """Fingerprints a meme.
-
-    Decodes PNGs of our own and hashes: tens of milliseconds a frame.
+def fingerprint(frames: Sequence[bytes], words: MemeText) -> Fingerprint:
+    """Fingerprints a meme by its frames, PNG files of ours: tens of milliseconds each.
 
     Raises:
         NotLoaded: ``pdqhash`` is not installed.
+        ValueError: There is no frame.
     """
-    frames = []
-    for frame in picture.frames:
-        with Image.open(io.BytesIO(frame.png)) as opened:
-            frames.append(np.asarray(opened.convert("RGB")))
-    return fingerprint_pixels(frames, words)
+    return fingerprint_pixels([_decoded(png) for png in frames], words)
+
+
+def _decoded(png: bytes) -> Pixels:
+    with Image.open(io.BytesIO(png)) as opened:
+        return np.asarray(opened.convert("RGB"))
 
 
 def fingerprint_pixels(frames: Sequence[Pixels], words: MemeText) -> Fingerprint:
@@ -250,7 +253,8 @@ def agreement_of(one: MemeText, other: MemeText, misread: float = MatchThreshold
     """Compares the texts of two memes.
 
     Texts that were given must be the same but for case and spacing. Where one was read off a picture, signs and accents
-    don't count, what readers mistake for each other counts as one, and they may differ in a share of their letters.
+    don't count, what readers mistake for each other counts as one, and short ones may differ in a share of their
+    letters.
     """
     if text_key(one.text) == text_key(other.text):
         return Agreement.SAME
@@ -259,7 +263,10 @@ def agreement_of(one: MemeText, other: MemeText, misread: float = MatchThreshold
     a, b = letters_of(one.text), letters_of(other.text)
     if a == b:
         return Agreement.SAME
-    return Agreement.MISREAD if _within(a, b, int(misread * max(len(a), len(b)))) else Agreement.OTHER
+    if max(len(a), len(b)) > MISREAD_MOST:
+        return Agreement.OTHER
+    most = int(misread * max(len(a), len(b)))
+    return Agreement.MISREAD if Levenshtein.distance(a, b, score_cutoff=most) <= most else Agreement.OTHER
 
 
 def texts_agree(one: MemeText, other: MemeText, misread: float = MatchThresholds().misread) -> bool:
@@ -274,23 +281,3 @@ def letters_of(text: str) -> str:
     """A text without spaces, signs and accents, which readers drop and put in; what they mistake is made alike."""
     plain = unicodedata.normalize("NFKD", text.casefold()).translate(_ALIKE)
     return "".join(c for c in plain if c.isalnum()).replace("rn", "m").replace("vv", "w")
-
-
-def _within(a: str, b: str, most: int) -> bool:
-    """True if at most so many insertions, removals and replacements turn one text into the other (Ukkonen)."""
-    if abs(len(a) - len(b)) > most:
-        return False
-    beyond = most + 1
-    row = {j: j for j in range(min(len(b), most) + 1)}
-    for i, letter in enumerate(a, 1):
-        new: dict[int, int] = {}
-        for j in range(max(0, i - most), min(len(b), i + most) + 1):
-            if j == 0:
-                new[j] = i
-                continue
-            cost = row.get(j - 1, beyond) + (letter != b[j - 1])
-            new[j] = min(cost, row.get(j, beyond) + 1, new.get(j - 1, beyond) + 1)
-        if min(new.values()) > most:
-            return False
-        row = new
-    return row.get(len(b), beyond) <= most

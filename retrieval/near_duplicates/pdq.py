@@ -7,18 +7,16 @@ all eight positions come at the price of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import ModuleType
 from typing import Any, Final
 
 import cv2
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from court.errors import NotLoaded
-from retrieval.index.candidates import one_thread
 
 Hash = NDArray[np.uint8]
 """A hash: uint8 of shape (32,), its 256 bits as numpy.packbits has them."""
@@ -44,6 +42,7 @@ class Position(StrEnum):
     TRANSVERSED = "TRANSVERSED"
 
 
+POSITIONS: Final = len(Position)
 _TURNS: Mapping[Position, Callable[[NDArray[Any]], NDArray[Any]]] = {
     Position.UPRIGHT: lambda a: a,
     Position.TURNED_90: lambda a: np.rot90(a, 1),
@@ -96,92 +95,13 @@ def _pdqhash() -> ModuleType:
     try:
         import pdqhash
     except ImportError:
-        raise NotLoaded(
-            "Known memes are found by PDQ, which is not installed: pip install 'memecourt[server]'.",
-            reason="PDQ_MISSING",
-        ) from None
+        raise pdq_missing() from None
     module: ModuleType = pdqhash
     return module
 
 
-class PdqIndex:
-    """Hashes and the rows that they belong to, searched exactly. Immutable, so any number of threads may search it.
-
-    To add, make a new one by :meth:`with_more` and put it in the place of the old in one assignment: FAISS crashes
-    when something is added to an index that is being searched. Old and new share the block of what was there.
-    """
-
-    def __init__(self, hashes: NDArray[np.uint8], rows: Sequence[int] | NDArray[np.int64]) -> None:
-        """Keeps a copy.
-
-        Args:
-            hashes: Hashes to index, shape (n, 32).
-            rows: The n numbers to be told for them; one may stand at several hashes.
-
-        Raises:
-            ValueError: They don't fit each other.
-        """
-        self._blocks = (_Block(hashes, rows),) if len(hashes) or len(rows) else ()
-
-    def __len__(self) -> int:
-        return sum(len(block.rows) for block in self._blocks)
-
-    def with_more(self, hashes: NDArray[np.uint8], rows: Sequence[int] | NDArray[np.int64]) -> PdqIndex:
-        """Another index, of these as well. Adding n hashes one by one copies each about log2(n) times."""
-        blocks = [*self._blocks, _Block(hashes, rows)]
-        while len(blocks) > 1 and len(blocks[-2].rows) <= len(blocks[-1].rows):
-            last = blocks.pop()
-            blocks[-1] = _Block(
-                np.concatenate([blocks[-1].hashes, last.hashes]), np.concatenate([blocks[-1].rows, last.rows])
-            )
-        more = PdqIndex(np.empty((0, BYTES), np.uint8), [])
-        more._blocks = tuple(blocks)
-        return more
-
-    def without_below(self, row: int) -> PdqIndex:
-        """Another index, without the rows below a number: a copy of all that is left."""
-        kept = [(block.hashes[block.rows >= row], block.rows[block.rows >= row]) for block in self._blocks]
-        return PdqIndex(
-            np.concatenate([np.empty((0, BYTES), np.uint8), *(hashes for hashes, _ in kept)]),
-            np.concatenate([np.empty(0, np.int64), *(rows for _, rows in kept)]),
-        )
-
-    def near(self, hashes: NDArray[np.uint8], radius: int) -> dict[int, int]:
-        """Rows of which a hash differs from one of these in at most ``radius`` bits, and in how many the nearest does.
-
-        Args:
-            hashes: Hashes of one picture in all its positions, say: shape (n, 32).
-            radius: Largest distance, in bits of 256.
-
-        Raises:
-            ValueError: The hashes or the radius are none.
-        """
-        if hashes.ndim != 2 or hashes.shape[1] != BYTES or hashes.dtype != np.uint8:
-            raise ValueError(f"PDQ hashes are uint8 of shape (n, 32), not {hashes.dtype} of shape {hashes.shape}")
-        if not 0 <= radius <= BITS:
-            raise ValueError(f"a radius is 0 to {BITS} bits, not {radius}")
-        near: dict[int, int] = {}
-        for block in self._blocks if len(hashes) else ():
-            for row, bits in block.near(hashes, radius):
-                near[row] = min(bits, near.get(row, bits))
-        return near
-
-
-class _Block:
-    def __init__(self, hashes: NDArray[np.uint8], rows: Sequence[int] | NDArray[np.int64]) -> None:
-        if hashes.dtype != np.uint8 or hashes.shape != (len(rows), BYTES):
-            raise ValueError(f"{len(rows)} rows need uint8 of shape ({len(rows)}, {BYTES}), not {hashes.shape}")
-        self.rows = np.array(rows, dtype=np.int64)
-        self._index = faiss.IndexBinaryFlat(BITS)
-        self._index.add(np.ascontiguousarray(hashes))
-
-    @property
-    def hashes(self) -> NDArray[np.uint8]:
-        """A copy: FAISS has its own, and there is no second one to keep."""
-        return np.asarray(faiss.vector_to_array(self._index.xb)).reshape(-1, BYTES)  # type: ignore[attr-defined]
-
-    def near(self, hashes: NDArray[np.uint8], radius: int) -> list[tuple[int, int]]:
-        with one_thread():
-            # FAISS finds what is nearer than the radius, not what is at it.
-            _, distances, places = self._index.range_search(np.ascontiguousarray(hashes), radius + 1)
-        return list(zip(self.rows[places].tolist(), distances.astype(np.int64).tolist(), strict=True))
+def pdq_missing() -> NotLoaded:
+    """The error of an installation without ``pdqhash``."""
+    return NotLoaded(
+        "Known memes are found by PDQ, which is not installed: pip install 'memecourt[server]'.", reason="PDQ_MISSING"
+    )

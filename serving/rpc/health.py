@@ -2,11 +2,12 @@
 
 ========================  ==============================================================================
 ``liveness``              SERVING as long as the process answers at all. For what restarts it.
-``memecourt.v1.Court``    SERVING while trials can be held: the court is open, its docket answers, and so do
-                          the model servers, where its procedure needs them. For what sends it requests.
+``memecourt.v1.Court``    SERVING while trials can be held: the court is open, its docket answers, its encoder
+                          runs or can be started, and the model servers answer, where its procedure needs them.
+                          For what sends it requests.
 ``""``                    The same: what is asked where nobody names a service.
 ``memecourt.v1.Docket``   SERVING while the docket answers.
-``memecourt.v1.Precedents``  SERVING while the court is open.
+``memecourt.v1.Precedents``  SERVING while the court is open and its encoder runs or can be started.
 ========================  ==============================================================================
 
 A model server that is gone makes no process of ours any better by a restart: that is why liveness does not look at it.

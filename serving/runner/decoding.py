@@ -94,11 +94,18 @@ class DecodingPool:
 
     @asynccontextmanager
     async def picture(self, data: bytes, namespace: str) -> AsyncIterator[Picture]:
-        """The picture in a file, counted for as long as the block lasts. Raises as :meth:`read`."""
-        picture = (await self.read(data, await digest_of_file(data), namespace)).picture
+        """The picture in a file, counted for as long as the block lasts. Raises as :meth:`read`.
+
+        A process that the block's work on the picture ends is held against the file, as in a trial.
+        """
+        file = await digest_of_file(data)
+        picture = (await self.read(data, file, namespace)).picture
         self._memory.change_pictures(size_of(picture))
         try:
             yield picture
+        except Unavailable as error:
+            self._quarantine.failed(file, error.reason)
+            raise
         finally:
             self._memory.change_pictures(-size_of(picture))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from court.errors import CantResume, CourtError, Unavailable
-from court.events import AnyEvent, TextRead, TrialFailed, TrialResumed
+from court.events import AnyEvent, PrecedentsCited, TextRead, TrialFailed, TrialResumed
 from court.meme import Picture
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
@@ -186,6 +186,8 @@ class TrialsInFlight:
             self._telemetry.resuming(TrialRecord.of(flight.events))
         elif isinstance(event, TextRead) and event.reader:
             self._quarantine.text_read(flight.file)  # at once: the reader has survived this file
+        elif isinstance(event, PrecedentsCited):
+            self._quarantine.compared(flight.file)
         flight.events.append(event)
 
     def resumable(self, record: TrialRecord) -> bool:

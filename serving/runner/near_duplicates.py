@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import logging
 import struct
 import zlib
@@ -21,24 +20,23 @@ from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from court.errors import Unavailable
 from court.events import NearDuplicate, ReviewOutcome, VerdictReviewed
 from court.meme import Picture
 from court.record import TrialState
 from court.verdict import Label
+from retrieval.near_duplicates.comparer import GuardedComparer
 from retrieval.near_duplicates.match import (
+    MISREAD_MOST,
     Agreement,
     MatchThresholds,
     MemeText,
     agreement_of,
-    fingerprint,
-    fingerprint_pixels,
     letters_of,
-    pictures_differ,
 )
-from retrieval.near_duplicates.pdq import BYTES, PdqIndex
+from retrieval.near_duplicates.pdq import BYTES
+from retrieval.near_duplicates.pdq_index import PdqIndex
 from serving.docket.ports import FingerprintStore, TrialIndex, TrialReader, TrialUnknown
 from serving.settings import Settings
 
@@ -62,9 +60,6 @@ _LAID_OVER: Final = 3
 """Pictures that are compared tile by tile to say how near a meme is: a tenth of a second of one processor each."""
 _TRIED: Final = 8
 """The same to find a meme whose verdict may be given again."""
-_FUZZY: Final = 400
-"""Characters up to which a text may be misread; longer ones agree to the letter: what it takes to compare grows by the
-square."""
 _PATIENCE: Final = 2.0
 """Seconds that a verdict, or the end, waits for a look to be kept. In PostgreSQL the looks of several servers are
 numbered one after the other, and one of these may hang."""
@@ -209,8 +204,8 @@ class _Candidate:
 class NearDuplicateIndex:
     """Finds memes tried before by their looks (:class:`court.ports.DuplicateFinder`), and keeps the looks of new ones.
 
-    Several servers with the same docket see each other's: each reads on in it before it searches. Everything that takes
-    the processor long runs in threads of its own.
+    Several servers with the same docket see each other's: each reads on in it before it searches. Searches run in
+    threads of their own; what is done to pixels, in guarded processes.
     """
 
     def __init__(
@@ -247,10 +242,15 @@ class NearDuplicateIndex:
         self._begun = self._done = 0
         self._keeping: set[asyncio.Future[None]] = set()
         self._hashes: OrderedDict[str, Hashes] = OrderedDict()
+        self._comparer = GuardedComparer()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="near")
 
     def __len__(self) -> int:
         return self._shelf.size
+
+    async def warm(self) -> None:
+        """Starts a process that compares pictures. Raises Overrun or Unavailable if it can't be started."""
+        await self._comparer.warm()
 
     async def catch_up(self) -> None:
         """Reads the looks that have been kept since, here or elsewhere. Of callers at once, one reads for all.
@@ -373,6 +373,7 @@ class NearDuplicateIndex:
             _, hanging = await asyncio.wait(going_on, timeout=_PATIENCE)
             for task in hanging:
                 task.cancel()
+        await self._comparer.aclose()
         await asyncio.to_thread(self._threads.shutdown)
 
     async def _candidates(self, picture: Picture, words: MemeText, namespace: str) -> Sequence[_Candidate]:
@@ -398,7 +399,7 @@ class NearDuplicateIndex:
         """Hashes all frames with and without borders, in eight positions: uint8 of shape (n, 8, 32)."""
         known = self._hashes.get(picture.pixels_sha256)
         if known is None:
-            known = await self._aside(lambda: _hashes_of(picture))
+            known = await self._comparer.hashes(picture)
             self._hashes[picture.pixels_sha256] = known
             if len(self._hashes) > _REMEMBERED:
                 self._hashes.popitem(last=False)
@@ -407,9 +408,7 @@ class NearDuplicateIndex:
     async def _is_same_picture(self, known: _Candidate, picture: Picture) -> bool:
         """True if no tile differs in any frame; False if the docket has lost the picture."""
         frames = await self._trials.frames(known.pixels_sha256)
-        return bool(frames) and await self._aside(
-            lambda: _equal_tiles(frames, picture, self._nearness, known.agreement)
-        )
+        return bool(frames) and await self._comparer.is_same(frames, picture, self._nearness, known.agreement)
 
     async def _stands(self, trial_id: str) -> bool:
         try:
@@ -446,26 +445,9 @@ def _cited(found: Iterable[_Candidate], labels: Mapping[str, Label]) -> Iterator
 
 def _agreement(row: _Row, new: MemeText, mark: bytes, misread: float) -> Agreement:
     known = row.words
-    if row.fingerprint != mark and max(len(known.text), len(new.text)) > _FUZZY:
-        return Agreement.OTHER
+    if row.fingerprint != mark and max(len(known.text), len(new.text)) > MISREAD_MOST:
+        return Agreement.OTHER  # as it would be said of them, without taking two hundred long texts apart
     agreement = agreement_of(known, new, misread)
     if agreement is Agreement.SAME and (known.read or new.read) and not letters_of(new.text):
         return Agreement.MISREAD  # nothing was read on either, which does not say that nothing stands there
     return agreement
-
-
-def _hashes_of(picture: Picture) -> Hashes:
-    look = fingerprint(picture, MemeText("", read=False))
-    views = [view.hashes for frame in look.frames for view in frame]
-    return np.stack(views) if views else np.empty((0, 8, BYTES), np.uint8)
-
-
-def _equal_tiles(frames: Sequence[bytes], picture: Picture, nearness: MatchThresholds, agreement: Agreement) -> bool:
-    nothing = MemeText("", read=False)
-    known = fingerprint_pixels([_decoded(png) for png in frames], nothing)
-    return pictures_differ(known, fingerprint(picture, nothing), nearness, agreement) is None
-
-
-def _decoded(png: bytes) -> NDArray[np.uint8]:
-    with Image.open(io.BytesIO(png)) as opened:
-        return np.asarray(opened.convert("RGB"))

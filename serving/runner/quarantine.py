@@ -23,6 +23,9 @@ _KILLED = "PICTURE_READER_KILLED"
 itself that signal, and a file can be what the memory of the machine was too small for: twice is once too often."""
 _UNREAD = "TEXT_READER_FAILED"
 _UNREAD_KILLED = "TEXT_READER_KILLED"
+_COMPARED = "COMPARER_FAILED"
+_COMPARED_TWICE = frozenset({"COMPARER_KILLED", "ENCODER_ENDED", "ENCODER_STUCK"})
+"""Others are compared in the encoder's process at the same time, and end with it."""
 
 
 class Quarantine:
@@ -38,12 +41,15 @@ class Quarantine:
         # Whether a file is refused; not yet where its process was killed from outside once.
         self._files: LRUCache[bytes, bool] = LRUCache(_MOST_FILES)
         self._unread: LRUCache[bytes, bool] = LRUCache(_MOST_FILES)
+        self._uncompared: LRUCache[bytes, bool] = LRUCache(_MOST_FILES)
         self._suspect = asyncio.Lock()
 
     def require(self, file: bytes, *, text_given: bool) -> None:
         """Raises BadPicture if a file of that digest has killed a worker that it would be given to again."""
         if self._files.get(file):
             raise _quarantined("The process that decoded it was killed or worn out.")
+        if self._uncompared.get(file):
+            raise _quarantined("The process that compared it with others failed, or was killed over it.")
         if not text_given and self._unread.get(file):
             raise _quarantined("The process that read the text off it failed or was killed. Send the text with it.")
 
@@ -60,6 +66,12 @@ class Quarantine:
         """Takes note of why the trial of a file failed."""
         if reason in (_UNREAD, _UNREAD_KILLED):
             _blame(self._unread, file, at_once=reason == _UNREAD)
+        elif reason == _COMPARED or reason in _COMPARED_TWICE:
+            _blame(self._uncompared, file, at_once=reason == _COMPARED)
+
+    def compared(self, file: bytes) -> None:
+        """Clears a file that was compared with precedents and memes tried before."""
+        _clear(self._uncompared, file)
 
     def text_read(self, file: bytes) -> None:
         """Clears a file whose text was read."""

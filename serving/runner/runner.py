@@ -524,7 +524,11 @@ class TrialRunner:
             return reusable(record) and self._known.held_alike(record, call.ask)
 
         read = call.ask.text is None
-        trial_id = await self._near.same(picture, text, read, call.ask.namespace, usable=usable)
+        try:
+            trial_id = await self._near.same(picture, text, read, call.ask.namespace, usable=usable)
+        except CourtError as error:
+            self._quarantine.failed(call.file, error.reason)
+            raise
         return None if trial_id is None else found[trial_id]
 
     async def _is_near(self, call: Call, record: TrialRecord) -> bool:

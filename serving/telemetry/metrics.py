@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import grpc
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
+from court.backends.sandbox.pool import worker_deaths
 from court.events import (
     AnyEvent,
     NearDuplicatesFound,
@@ -41,7 +44,25 @@ _REQUEST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5
 _TRIAL_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _CALL_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128)
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_WORKERS = ("encoder", "picture comparer", "picture reader", "text reader")
+"""Those that are counted from 0 on: nobody alerts on a count that is missing."""
 _ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)
+
+
+class _WorkerDeaths(Collector):
+    """Counts the guarded processes that ended in the middle of their work, by what they do."""
+
+    _labelnames = ("worker",)
+
+    def describe(self) -> list[CounterMetricFamily]:
+        told = "Processes that worked on what strangers sent and died, or were ended because it took too long."
+        return [CounterMetricFamily("memecourt_worker_deaths", told, labels=self._labelnames)]
+
+    def collect(self) -> list[CounterMetricFamily]:
+        (family,) = self.describe()
+        for worker in (*_WORKERS, *(worker_deaths.keys() - set(_WORKERS))):
+            family.add_metric([worker], worker_deaths[worker])
+        return [family]
 
 
 class Metrics:
@@ -142,6 +163,8 @@ class Metrics:
         self._reviews = counter("reviews", "Verdicts that people upheld or overruled.", ("outcome",))
         for outcome in ReviewOutcome:  # a count that is missing is not the count 0, and nobody alerts on it
             self._reviews.labels(outcome.value)
+
+        registry.register(_WorkerDeaths())
 
         # What is now.
         self._running = gauge("running_trials", "Trials that are being held.")

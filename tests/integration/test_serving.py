@@ -189,7 +189,8 @@ async def a_watched_court(procedure=Procedure.FULL, hosts=1):
     docket, health = FakeDocket(), Health()
     async with served_models(hosts) as (served, model):
         chair = RoleModel(model)
-        house = SimpleNamespace(court=SimpleNamespace(chairs=RoleModels(chair, chair, chair, chair)), docket=docket)
+        court = SimpleNamespace(chairs=RoleModels(chair, chair, chair, chair), finder=None)
+        house = SimpleNamespace(court=court, docket=docket)
         looks = readiness_checks(house, Settings(procedure=procedure))
         async with beside(wellness.run_health_checks(health, looks)) as looking:
             await asyncio.wait_for(health.until_serving(COURT), 20)

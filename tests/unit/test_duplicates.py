@@ -27,7 +27,8 @@ from retrieval.near_duplicates.match import (
     pictures_differ,
     texts_agree,
 )
-from retrieval.near_duplicates.pdq import PdqIndex, Position, distance, hashes_of, turned
+from retrieval.near_duplicates.pdq import Position, distance, hashes_of, turned
+from retrieval.near_duplicates.pdq_index import PdqIndex
 from retrieval.near_duplicates.tiles import TileOutcome, Tolerance, compare
 from tests.support.drawn_memes import CAPTIONS, COPIES, Caption, drawn
 from tests.support.pictures import decode, encode, exif
@@ -293,6 +294,13 @@ def test_misread_letters_are_counted_as_levenshtein_has_it(a, b, misread):
     )
 
 
+def test_one_character_that_stands_for_many_letters_counts_as_many():
+    """Three hundred of them are 5,400 letters: by characters alone, they would be compared for minutes."""
+    phrase = "\N{ARABIC LIGATURE SALLALLAHOU ALAYHE WASALLAM}"
+    assert agreement_of(MemeText(phrase * 20 + "a", True), MemeText(phrase * 20 + "b", True)) is Agreement.MISREAD
+    assert agreement_of(MemeText(phrase * 300 + "a", True), MemeText(phrase * 300 + "b", True)) is Agreement.OTHER
+
+
 def test_what_may_be_misread_is_told_from_what_is_the_same():
     read = MemeText("People from Blueland bring soup to the neighbours", True)
     assert agreement_of(read, MemeText("people from B1ueland bring soup, to the neighbours", True)) is Agreement.SAME
@@ -347,7 +355,7 @@ def test_a_meme_of_the_court_s_own_is_looked_at(meme):
         finally:
             await reader.aclose()
 
-    seen = fingerprint(asyncio.run(run()), MemeText(TEXT, False))
+    seen = fingerprint([frame.png for frame in asyncio.run(run()).frames], MemeText(TEXT, False))
     (view, *_), (same, *_) = seen.frames[0], look(meme).frames[0]
     assert np.array_equal(view.hashes, same.hashes)
 

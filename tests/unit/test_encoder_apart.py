@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from court.backends.sandbox.pool import worker_deaths
 from court.errors import BadLibrary, Unavailable
 from retrieval.embed.encoder import Encoder, TextEmbeddings
 from retrieval.embed.process import EncoderProcess
@@ -28,6 +29,9 @@ class Odd(WordEncoder):
         match texts:
             case ["wait", seconds]:
                 time.sleep(float(seconds))
+            case ["spin"]:
+                while True:
+                    pass
             case ["die"]:
                 os._exit(3)
             case ["fail"]:
@@ -312,8 +316,12 @@ def test_all_who_wait_share_a_start_that_fails_and_the_next_is_made_after_a_paus
         now[0] += 0.5
         assert refused() == pause - 0.5
     assert starts.read_text() == "s" * 8
+    with pytest.raises(Unavailable):
+        encoder.check()
     told.write_text("well")
     now[0] += 60
+    encoder.check()  # starts it, though nobody asks: who sends requests goes by health
+    assert starts.read_text() == "s" * 9
     kill()
     assert refused() == 1.0
     encoder.close()
@@ -371,3 +379,29 @@ def test_it_ends_when_its_parent_is_killed_while_it_loads(tmp_path: Path) -> Non
     parent.kill()
     parent.wait()
     wait_until(lambda: gone(child))
+
+
+@pytest.mark.parametrize("how", [["spin"], ["wait", "3600"]])
+def test_a_call_without_end_is_ended_and_named_and_others_are_answered(how: list[str]) -> None:
+    encoder = EncoderProcess(Odd, call_cpu_s=1.0, call_s=3600 if how == ["spin"] else 1.0)
+    try:
+        before, deaths = pid_of(encoder), worker_deaths["encoder"]
+        with ThreadPoolExecutor() as pool:
+            stuck = pool.submit(encoder.embed_texts, how)
+            other = pool.submit(encoder.embed_texts, ["wait", "0.5"])
+            with pytest.raises(Unavailable) as caught:
+                stuck.result(60)
+            other.result(60)
+        assert caught.value.reason == "ENCODER_STUCK"
+        assert pid_of(encoder) != before and gone(before)
+        assert worker_deaths["encoder"] == deaths + 1
+    finally:
+        encoder.close()
+
+
+def test_a_large_batch_has_time_for_each_of_its_texts() -> None:
+    encoder = EncoderProcess(Odd, call_cpu_s=0.02, call_s=0.02)
+    try:
+        assert len(encoder.embed_texts(["a text"] * 3000).vectors) == 3000
+    finally:
+        encoder.close()

@@ -118,8 +118,59 @@ def test_a_picture_whose_text_was_read_since_is_clear_of_a_kill_from_outside(tow
 
 
 class _Away:
+    def __init__(self, reason="AWAY"):
+        self.reason = reason
+
     async def same(self, *_, **__):
-        raise Unavailable("Memes tried before can't be searched now.", reason="AWAY")
+        raise Unavailable("Memes tried before can't be searched now.", reason=self.reason)
+
+
+ONCE = ["COMPARER_FAILED", "QUARANTINED", "QUARANTINED"]
+
+
+@pytest.mark.parametrize("before_a_trial", [False, True])
+@pytest.mark.parametrize(
+    "expected",
+    [
+        ONCE,
+        *([reason, reason, "QUARANTINED"] for reason in ("COMPARER_KILLED", "ENCODER_ENDED", "ENCODER_STUCK")),
+        ["PRECEDENTS_AWAY"] * 3,
+    ],
+    ids=lambda expected: expected[0],
+)
+def test_a_picture_that_no_process_compares_to_the_end_is_refused(town, monkeypatch, expected, before_a_trial):
+    """After the first time where the process did nothing else, after the second where another may be to blame."""
+    reason = expected[0]
+
+    async def find(**_):
+        raise Unavailable("no", reason=reason)
+
+    async def scene(reception):
+        if before_a_trial:
+            reception._near = _Away(reason)
+        else:
+            monkeypatch.setattr(reception.house.court.finder, "find", find)
+        asks = [replace(ASK, request_id=f"r{number}", try_anew=not before_a_trial) for number in range(3)]
+        return [outcome for ask in asks for outcome in await asked(reception, ask, 1)]
+
+    assert on(town, scene) == expected
+
+
+def test_a_picture_that_was_compared_since_is_clear_of_having_been_there_when_the_encoder_ended(town, monkeypatch):
+    async def scene(reception):
+        outcomes, well = [], reception.house.court.finder.find
+        for number, ends in enumerate((True, False, True, True, True)):
+
+            async def find(*, ends=ends, **named):
+                if ends:
+                    raise Unavailable("no", reason="ENCODER_ENDED")
+                return await well(**named)
+
+            monkeypatch.setattr(reception.house.court.finder, "find", find)
+            outcomes += await asked(reception, replace(ASK, request_id=f"r{number}", try_anew=True), 1)
+        return outcomes
+
+    assert on(town, scene) == ["ENCODER_ENDED", "decided", "ENCODER_ENDED", "ENCODER_ENDED", "QUARANTINED"]
 
 
 def test_a_picture_that_killed_the_text_reader_stays_refused_whatever_was_begun_before(town):

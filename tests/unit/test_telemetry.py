@@ -353,6 +353,7 @@ ALLOWED = {
     "source",
     "kind",
     "of",
+    "worker",
 }
 """Labels whose values are closed sets, or what the operator has set up."""
 

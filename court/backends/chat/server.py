@@ -17,7 +17,8 @@ import openai
 from court.backends.chat import wire
 from court.backends.chat.failures import Again, broke_off, garbled, of_sdk
 from court.backends.chat.wire import Capabilities
-from court.backends.http import Load, UnreadableAnswer
+from court.backends.http import Load
+from court.backends.http_head import UnreadableAnswer
 from court.ports import ChatRequest
 
 _KNOWN = 4096  # ids of pictures that the server is thought to have

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from court.backends.sandbox.process import Guard, Reply, WorkerDied, WorkerProcess
-from court.errors import Unavailable
+from court.errors import Overrun, Unavailable
 
 logger = logging.getLogger(__name__)
+
+worker_deaths: Counter[str] = Counter()
+"""Worker processes of this process that ended in the middle of a job, or were ended because it took too long, by the
+name of their pool. Metrics tell it."""
 
 
 class JobFailed(Exception):
@@ -85,7 +90,11 @@ class GuardedWorkers:
         except WorkerDied as death:
             if self._closed:
                 raise self._unavailable("is being closed") from death
+            worker_deaths[self._name] += 1
             logger.warning("a worker of the %s died: %s", self._name, death)
+            raise
+        except Overrun:
+            worker_deaths[self._name] += 1
             raise
         finally:
             self._idle.put_nowait(kept)
@@ -94,6 +103,14 @@ class GuardedWorkers:
         if failed is not None:
             raise JobFailed(failed)
         return reply
+
+    async def warm(self) -> None:
+        """Starts a process, if there is none. Raises Overrun or Unavailable if it does not become ready."""
+        held = await self._idle.get()
+        try:
+            held = await self._ready(held)
+        finally:
+            self._idle.put_nowait(held)
 
     async def aclose(self) -> None:
         """Ends all processes; running and waiting jobs get Unavailable."""

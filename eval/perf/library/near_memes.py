@@ -42,7 +42,7 @@ def near_memes(*, known: int = 100_000) -> Result:
 
 async def _measured(known: int) -> Result:
     unknown, picture = _drawn("screen"), _drawn("cat")
-    docket = _Docket(known, fingerprint(picture, MemeText("", read=False)).frames[0][0].hash)
+    docket = _Docket(known, fingerprint([picture.frames[0].png], MemeText("", read=False)).frames[0][0].hash)
     near = NearDuplicateIndex(fingerprints=docket, trials=docket, index=docket, settings=Settings())
     try:
         before = resident_bytes()

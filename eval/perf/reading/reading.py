@@ -14,6 +14,7 @@ import numpy as np
 import rapidocr
 from numpy.typing import NDArray
 from PIL import Image
+from rapidfuzz.distance import Levenshtein
 from rapidocr.utils.output import RapidOCROutput
 
 from court.backends.ocr.reader import rapidocr_reader
@@ -147,14 +148,4 @@ def _error_rate(texts: Mapping[DrawnMeme, str]) -> float:
 
 
 def _errors(texts: Mapping[DrawnMeme, str], memes: Iterable[DrawnMeme]) -> int:
-    return sum(_distance(" ".join(texts[meme].split()), meme.text) for meme in memes)
-
-
-def _distance(one: str, other: str) -> int:
-    """Levenshtein's distance: characters to insert, to delete or to replace."""
-    row = list(range(len(other) + 1))
-    for number, character in enumerate(one, start=1):
-        above, row = row, [number]
-        for place, wanted in enumerate(other):
-            row.append(min(above[place + 1] + 1, row[place] + 1, above[place] + (character != wanted)))
-    return row[-1]
+    return sum(Levenshtein.distance(" ".join(texts[meme].split()), meme.text) for meme in memes)

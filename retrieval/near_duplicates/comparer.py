@@ -1,0 +1,134 @@
+"""Hashes and compares pictures in guarded workers: what takes too long, or too much memory, is ended.
+
+What is done there depends on every pixel that a stranger chose: borders are searched for, hashes computed, features
+matched and tiles compared. In a thread of the server it could be waited for, and not be ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from court.backends.sandbox.pool import GuardedWorkers, JobFailed
+from court.backends.sandbox.process import Death, Guard, Reply, WorkerDied
+from court.errors import NotLoaded, Unavailable
+from court.meme import Picture
+from retrieval.near_duplicates.match import Agreement, MatchThresholds
+from retrieval.near_duplicates.pdq import BYTES, POSITIONS, pdq_missing
+
+_log = logging.getLogger(__name__)
+
+MEMORY_BYTES = 1024**3
+"""Address space of a worker, of which numpy and OpenCV take half before they have seen a picture."""
+CPU_S = 10.0
+"""For one job, twenty times what the largest pictures take."""
+_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Each thread of these libraries takes address space of its own."""
+_MOST_VIEWS = 64
+
+
+class _Hashed(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    views: int = Field(ge=0, le=_MOST_VIEWS)
+
+
+class _Compared(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    same: bool
+
+
+class GuardedComparer:
+    """Computes hashes of pictures and tells whether two are the same; safe to call concurrently.
+
+    Both raise Unavailable if the process died of it (``COMPARER_FAILED``), or was killed from outside
+    (``COMPARER_KILLED``); and Overrun if there was no time.
+    """
+
+    def __init__(self, *, workers: int = 2, cpu_s: float = CPU_S, wall_s: float = 30.0) -> None:
+        """Starts nothing yet.
+
+        Args:
+            workers: Processes at most; each takes about 100 MB.
+            cpu_s: CPU time of one job, in seconds.
+            wall_s: Time of one job on the clock, in seconds.
+        """
+        guard = Guard(
+            cpu_s=cpu_s,
+            wall_s=wall_s,
+            memory_bytes=MEMORY_BYTES,
+            max_reply_bytes=_MOST_VIEWS * POSITIONS * BYTES,
+            environment=_THREADS,
+        )
+        self._workers = GuardedWorkers(
+            "retrieval.near_duplicates.worker", guard, name="picture comparer", workers=workers
+        )
+
+    async def hashes(self, picture: Picture) -> NDArray[np.uint8]:
+        """Hashes all frames with and without borders, in eight positions.
+
+        Returns:
+            uint8 of shape (n, 8, 32); empty if the picture has too little to go by.
+        """
+        reply = await self._run({"known": 0}, [frame.png for frame in picture.frames])
+        try:
+            views = _Hashed.model_validate(reply.body).views
+            (hashes,) = reply.payloads
+            return np.frombuffer(hashes, np.uint8).reshape(views, POSITIONS, BYTES)
+        except ValueError as error:
+            raise _failed(error) from None
+
+    async def is_same(
+        self, known: Sequence[bytes], picture: Picture, nearness: MatchThresholds, agreement: Agreement
+    ) -> bool:
+        """True if no tile differs in any frame: see :func:`retrieval.near_duplicates.match.pictures_differ`.
+
+        Args:
+            known: Frames of the known meme, as PNG files of ours.
+            picture: The other picture.
+            nearness: Thresholds of the comparison.
+            agreement: Agreement of the texts.
+        """
+        asked = {"known": len(known), "nearness": dataclasses.asdict(nearness), "agreement": agreement.value}
+        reply = await self._run(asked, [*known, *(frame.png for frame in picture.frames)])
+        try:
+            return _Compared.model_validate(reply.body).same
+        except ValidationError as error:
+            raise _failed(error) from None
+
+    async def warm(self) -> None:
+        """Starts a process, so that the first meme does not wait for it."""
+        await self._workers.warm()
+
+    async def aclose(self) -> None:
+        """Ends the processes."""
+        await self._workers.aclose()
+
+    async def _run(self, asked: Mapping[str, Any], frames: Sequence[bytes]) -> Reply:
+        try:
+            return await self._workers.run(asked, frames)
+        except WorkerDied as died:
+            if died.death is Death.KILLED:
+                raise Unavailable(
+                    "The process that compared the picture was killed from outside before it was done. Ask again.",
+                    reason="COMPARER_KILLED",
+                ) from None
+            raise _failed(died) from None
+        except JobFailed as failed:
+            if failed.kind == NotLoaded.__name__:
+                raise pdq_missing() from None
+            raise _failed(failed) from None
+
+
+def _failed(error: Exception) -> Unavailable:
+    _log.warning("the picture comparer failed by %s", type(error).__name__)
+    return Unavailable(
+        "The picture could not be compared with memes tried before. Try again later.", reason="COMPARER_FAILED"
+    )

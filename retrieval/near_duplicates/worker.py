@@ -1,0 +1,53 @@
+"""The process that hashes and compares pictures: started by :mod:`retrieval.near_duplicates.comparer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import cv2
+
+from court.backends.sandbox import child as worker_child
+from retrieval.near_duplicates.match import (
+    Agreement,
+    MatchThresholds,
+    MemeText,
+    fingerprint,
+    pictures_differ,
+)
+from retrieval.near_duplicates.tiles import Tolerance
+
+_NO_TEXT = MemeText("", read=False)
+
+
+def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+    """Hashes the frames in the payloads; or, where there are frames of a known meme, tells whether they are the same.
+
+    Args:
+        asked: ``known``, how many of the payloads are frames of the known meme; none to hash. For a comparison
+            ``nearness``, the fields of a :class:`~retrieval.near_duplicates.match.MatchThresholds`, and ``agreement``.
+        payloads: Frames as PNG files, those of the known meme first.
+    """
+    known = asked["known"]
+    if not known:
+        views = [view.hashes.tobytes() for frame in fingerprint(payloads, _NO_TEXT).frames for view in frame]
+        return {"views": len(views)}, [b"".join(views)]
+    nearness = asked["nearness"]
+    tiles = {name: Tolerance(**nearness[name]) for name in ("tiles", "tiles_if_misread")}
+    differ = pictures_differ(
+        fingerprint(payloads[:known], _NO_TEXT),
+        fingerprint(payloads[known:], _NO_TEXT),
+        MatchThresholds(**{**nearness, **tiles}),
+        Agreement(asked["agreement"]),
+    )
+    return {"same": differ is None}, []
+
+
+def main() -> None:
+    """Serves until the parent is gone."""
+    cv2.setNumThreads(1)
+    worker_child.serve(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The processes that hash and compare pictures: whatever a picture does to them, the next one is answered."""
+
+import asyncio
+import os
+import signal
+from io import BytesIO
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from court.backends.sandbox.pool import worker_deaths
+from court.errors import Overrun, Unavailable
+from retrieval.near_duplicates.comparer import GuardedComparer
+from retrieval.near_duplicates.match import Agreement, MatchThresholds, MemeText, fingerprint
+from tests.support.encoders import picture_of
+
+NEARNESS = MatchThresholds()
+DEGENERATE = [*product((1, 2, 3, 8, 900), repeat=2), (1, 1280), (1280, 1), (2, 1280), (1280, 3)]
+"""Sides of pictures, in pixels."""
+
+
+def noise(width, height, seed=0, levels=256):
+    pixels = np.random.default_rng(seed).integers(0, levels, (height, width, 3), dtype=np.uint8)
+    png = BytesIO()
+    Image.fromarray(pixels).save(png, "PNG")
+    return picture_of(png.getvalue())
+
+
+def with_comparer(work, **options):
+    async def scene():
+        comparer = GuardedComparer(**options)
+        try:
+            return await work(comparer)
+        finally:
+            await comparer.aclose()
+
+    return asyncio.run(scene())
+
+
+def frames(picture):
+    return [frame.png for frame in picture.frames]
+
+
+def worker_pids():
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"retrieval.near_duplicates.worker" in place.read_bytes():
+                status = (place.parent / "status").read_text()
+                if f"\nPPid:\t{os.getpid()}\n" in status:
+                    found.append(int(place.parent.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def test_a_process_of_its_own_finds_what_this_one_would():
+    one, other = noise(320, 240), noise(320, 240, seed=1)
+    views = fingerprint(frames(one), MemeText("", read=False)).frames[0]
+
+    async def work(comparer):
+        hashes = await comparer.hashes(one)
+        assert hashes.tolist() == [view.hashes.tolist() for view in views]
+        assert await comparer.is_same(frames(one), one, NEARNESS, Agreement.SAME)
+        assert not await comparer.is_same(frames(other), one, NEARNESS, Agreement.SAME)
+
+    with_comparer(work)
+
+
+@pytest.mark.parametrize("levels", [1, 100])
+def test_pictures_with_hardly_a_side_are_hashed_and_compared(levels):
+    """Flat ones and noise: the search for borders once never returned from a side of one pixel."""
+
+    async def work(comparer):
+        for width, height in DEGENERATE:
+            picture = noise(width, height, levels=levels)
+            hashes = await comparer.hashes(picture)
+            assert hashes.shape[1:] == (8, 32), (width, height)
+            await comparer.is_same(frames(picture), picture, NEARNESS, Agreement.SAME)
+
+    deaths = worker_deaths["picture comparer"]
+    with_comparer(work, workers=1)
+    assert worker_deaths["picture comparer"] == deaths
+
+
+@pytest.mark.parametrize(("options", "error"), [({"cpu_s": 0.02}, Unavailable), ({"wall_s": 0.02}, Overrun)])
+def test_what_takes_too_long_is_ended_and_counted(options, error):
+    large = noise(1280, 1280)
+
+    async def work(comparer):
+        await comparer.warm()
+        before = worker_pids()
+        with pytest.raises(error) as caught:
+            await comparer.is_same(frames(large), large, NEARNESS, Agreement.SAME)
+        assert error is Overrun or caught.value.reason == "COMPARER_FAILED"
+        await comparer.warm()  # the next has a process
+        assert len(before) == 1 and not set(before) & set(worker_pids())
+
+    deaths = worker_deaths["picture comparer"]
+    with_comparer(work, workers=1, **options)
+    assert worker_deaths["picture comparer"] == deaths + 1
+
+
+def test_a_process_that_is_killed_from_outside_is_told_apart():
+    large = noise(1280, 1280)
+
+    async def work(comparer):
+        await comparer.warm()
+        (pid,) = worker_pids()
+        asking = asyncio.ensure_future(comparer.is_same(frames(large), large, NEARNESS, Agreement.SAME))
+        await asyncio.sleep(0.05)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Unavailable) as caught:
+            await asking
+        assert caught.value.reason == "COMPARER_KILLED"
+        assert (await comparer.hashes(noise(64, 64))).shape[1:] == (8, 32)
+
+    with_comparer(work, workers=1)
+
+
+def test_what_is_no_picture_of_ours_fails_and_the_process_lives_on():
+    async def work(comparer):
+        await comparer.warm()
+        before = worker_pids()
+        with pytest.raises(Unavailable) as caught:
+            await comparer.is_same([b"no PNG"], noise(64, 64), NEARNESS, Agreement.SAME)
+        assert caught.value.reason == "COMPARER_FAILED"
+        assert worker_pids() == before
+
+    with_comparer(work, workers=1)
