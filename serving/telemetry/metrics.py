@@ -52,11 +52,11 @@ _ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)
 class _WorkerDeaths(Collector):
     """Counts the guarded processes that ended in the middle of their work, by what they do."""
 
-    _labelnames = ("worker",)
+    _name, _labelnames = "memecourt_worker_deaths", ("worker",)
 
     def describe(self) -> list[CounterMetricFamily]:
         told = "Processes that worked on what strangers sent and died, or were ended because it took too long."
-        return [CounterMetricFamily("memecourt_worker_deaths", told, labels=self._labelnames)]
+        return [CounterMetricFamily(self._name, told, labels=self._labelnames)]
 
     def collect(self) -> list[CounterMetricFamily]:
         (family,) = self.describe()
