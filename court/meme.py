@@ -32,6 +32,7 @@ class Limits:
         max_bytes: Size of the uploaded file, in bytes.
         max_pixels: Width x height of one frame, in pixels.
         max_jpeg_pixels: The same of a JPEG in one scan, as cameras write them: it is scaled down while it is decoded.
+        max_scaled_pixels: The same of a PNG that is not interlaced and of an opaque lossy WebP, scaled down too.
         max_side: Width or height, in pixels.
         max_frames: Frames of an animated file.
         max_total_pixels: Frames x width x height, in pixels.
@@ -44,9 +45,10 @@ class Limits:
         max_text: Length of the text, in characters.
     """
 
-    max_bytes: int = 16 * 1024 * 1024
+    max_bytes: int = 32 * 1024 * 1024
     max_pixels: int = 16_777_216
     max_jpeg_pixels: int = 100_000_000
+    max_scaled_pixels: int = 68_000_000
     max_side: int = 16_384
     max_frames: int = 64
     max_total_pixels: int = 36_000_000

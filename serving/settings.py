@@ -171,7 +171,7 @@ class Settings(BaseSettings):
     """Trials held at once; beyond, callers wait their turn."""
     waiting_trials: int = Field(default=256, ge=0, le=100_000)
     """Callers that wait their turn; beyond, one is asked to come again."""
-    picture_memory: int = Field(default=256 * 1024 * 1024, ge=32 * 1024 * 1024)
+    picture_memory: int = Field(default=512 * 1024 * 1024, ge=64 * 1024 * 1024)
     """Bytes of requests held in memory at once, waiting or being tried; beyond, a request is not read yet."""
     idle: float = Field(default=60.0, gt=0, le=86_400)
     """Seconds in which a caller that has opened a call must send the next request."""

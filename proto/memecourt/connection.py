@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-MESSAGE_BYTES = 16 * 1024 * 1024 + 64 * 1024
+MESSAGE_BYTES = 32 * 1024 * 1024 + 64 * 1024
 """Largest message that a server takes by default."""
 
 _LARGEST_ANSWER = 64 * 1024 * 1024  # the record of a long trial may be larger than what a request may be

@@ -139,12 +139,12 @@ def test_callers_that_leave_at_any_moment_leave_nothing_behind(tmp_path, cancels
 
 
 def test_the_largest_requests_all_at_once_never_take_more_memory_than_there_is(tmp_path):
-    budget, count = 40 * MIB, 10
+    budget, count = 72 * MIB, 10
     channels = []
 
     async def work(it):
         channels.extend(it.another_channel() for _ in range(3))
-        image = bytes(16 * MIB)
+        image = bytes(32 * MIB)
         calls = [CourtStub(channels[n % 3]).Judge(judge_request(image, text=f"{n}"), timeout=60) for n in range(count)]
         verdicts = await asyncio.gather(*calls)
         for channel in channels:
@@ -153,7 +153,7 @@ def test_the_largest_requests_all_at_once_never_take_more_memory_than_there_is(t
 
     verdicts, most_held = play(work, tmp_path, picture_memory=budget)
     assert len({verdict.verdict_id for verdict in verdicts}) == count
-    assert 2 * 16 * MIB < most_held <= budget
+    assert 2 * 32 * MIB < most_held <= budget
 
 
 def half_open(channel, method="Judge"):
@@ -216,7 +216,7 @@ def test_who_has_the_memory_and_sends_nothing_goes_when_another_needs_it(tmp_pat
             await silent
         return verdict, told(caught.value)
 
-    verdict, refusal = play(work, tmp_path, picture_memory=32 * MIB)
+    verdict, refusal = play(work, tmp_path, picture_memory=64 * MIB)
     assert verdict.label == wire.LABEL_HARMFUL
     assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED and refusal.info.reason == "BUSY"
     assert refusal.of(error_details_pb2.RetryInfo)
@@ -263,7 +263,7 @@ def test_callers_that_leave_while_they_send_give_the_memory_back(tmp_path):
         await until(lambda: it.service.memory.held == 0)
         return await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
 
-    assert play(work, tmp_path, picture_memory=40 * MIB).label == wire.LABEL_HARMFUL
+    assert play(work, tmp_path, picture_memory=72 * MIB).label == wire.LABEL_HARMFUL
 
 
 def test_while_the_court_ends_records_and_precedents_are_still_told(tmp_path):

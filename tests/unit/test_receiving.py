@@ -262,7 +262,7 @@ def test_decoded_pictures_take_room_from_requests_up_to_half_of_it():
 
 def test_with_the_smallest_budget_a_request_is_read_whatever_pictures_take():
     async def scene():
-        memory = ReceiveBudget(32 * MIB, 60.0)
+        memory = ReceiveBudget(64 * MIB, 60.0)
         memory.change_pictures(1000 * MIB)
         (read,) = await begun(memory, [Call("honest", 0.01)])
         await asyncio.wait([read])

@@ -112,17 +112,11 @@ def stills(opened: Image.Image, structure: Structure, limits: Limits, indices: S
             yield Still(index, still, digest, legible)
 
 
-def scale_while_decoding(opened: Image.Image, limits: Limits) -> None:
-    """Has a JPEG of more pixels than are decoded whole scaled down on the way, by 2, 4 or 8, to what goes on and more.
-
-    Others are decoded whole, as they always were: their pixels stay the same.
-    """
-    if opened.format != PictureFormat.JPEG or math.prod(opened.size) <= limits.max_pixels:
-        return
-    longest = max(opened.size)
-    wanted = _SPARE * (_legible_side(opened.size, limits) or limits.outgoing_side)
-    width, height = (max(1, int(side * wanted / longest)) for side in opened.size)
-    opened.draft(None, (width, height))
+def decoding_size(size: tuple[int, int], limits: Limits) -> tuple[int, int]:
+    """Width and height at which a picture of this size is decoded at least, where it is scaled down on the way."""
+    wanted = _SPARE * (_legible_side(size, limits) or limits.outgoing_side)
+    width, height = (max(1, math.ceil(side * min(1.0, wanted / max(size)))) for side in size)
+    return width, height
 
 
 def _legible_side(size: tuple[int, int], limits: Limits) -> int | None:

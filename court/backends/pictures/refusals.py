@@ -21,8 +21,9 @@ _WORDS = {
         "at most {limit:,} are decoded in a file of its kind. Scale it down."
     ),
     "PICTURE_PROGRESSIVE_TOO_LARGE": (
-        "The JPEG has {width:,} x {height:,} = {pixels:,} pixels in several scans (progressive); at most {limit:,} are "
-        'decoded of that kind. Save it without "progressive", as cameras do, or scale it down.'
+        "The picture has {width:,} x {height:,} = {pixels:,} pixels and is stored so that it has to be decoded whole; "
+        "at most {limit:,} are decoded of that kind. Save it as cameras do, as a JPEG that is not progressive, a PNG "
+        "that is not interlaced or a lossy WebP that can't be seen through, or scale it down."
     ),
     "PICTURE_SIDE_TOO_LONG": (
         "The picture is {width:,} pixels wide and {height:,} high; neither may be more than {limit:,}. Scale it down."

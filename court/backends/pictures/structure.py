@@ -28,7 +28,7 @@ _GIF_BLOCK = re.compile(rb"[!,;]")
 _JUNK_MOST = 4096
 """Bytes of junk between two parts that are skipped, as decoders do; more is no accident, and Pillow is slow at it."""
 _GIF_BLOCKS_MOST = 1 << 18
-"""A file of 16 MiB has a quarter of that when its blocks are full."""
+"""A file of 32 MiB has half of that when its blocks are full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class Structure:
         data: Bytes for the decoder.
         bits: Per channel, where the format is PNG.
         cut: True if the file of a still ends before its picture does, as an upload that broke off.
-        scans: Scans of a JPEG.
+        streams: True if it can be scaled down while it is decoded: it is one picture, stored from top to bottom. Not so
+            a progressive JPEG, an interlaced PNG, a WebP that is lossless or can be seen through, and a GIF.
     """
 
     format: PictureFormat
@@ -53,7 +54,7 @@ class Structure:
     data: bytes
     bits: int = 8
     cut: bool = False
-    scans: int = 1
+    streams: bool = False
 
 
 def parse_structure(data: bytes, limits: Limits) -> Structure:
@@ -71,11 +72,18 @@ def parse_structure(data: bytes, limits: Limits) -> Structure:
             raise Refused("PICTURE_FORMAT_NOT_READ")
     except (struct.error, IndexError):  # read beyond the end
         raise Refused("PICTURE_DAMAGED") from None
-    check(structure.format, (structure.width, structure.height), structure.frames, limits, scans=structure.scans)
+    check(structure.format, (structure.width, structure.height), structure.frames, limits, streams=structure.streams)
     return structure
 
 
-def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limits, *, scans: int = 1) -> None:
+def decoded_whole(kind: PictureFormat, frames: int, limits: Limits) -> int:
+    """Pixels of a frame up to which a file of this kind is decoded whole, if it is decoded at all."""
+    # Decoders of animations, and WebP's is always one, keep up to five canvases at once. With half the pixels these
+    # still fit in the memory of one picture.
+    return limits.max_pixels // 2 if frames > 1 or kind is PictureFormat.WEBP else limits.max_pixels
+
+
+def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limits, *, streams: bool) -> None:
     """Raises Refused if a canvas or an animation is beyond the limits.
 
     Args:
@@ -83,7 +91,7 @@ def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limit
         size: Width and height, in pixels.
         frames: Frames of the file.
         limits: The limits.
-        scans: Scans of a JPEG, as far as they are known; of several, whole coefficients have to be held in memory.
+        streams: True if it can be scaled down while it is decoded, as far as is known.
     """
     width, height = size
     pixels = width * height
@@ -91,16 +99,13 @@ def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limit
         raise Refused("PICTURE_NO_PIXELS", width=width, height=height)
     if max(width, height) > limits.max_side:
         raise Refused("PICTURE_SIDE_TOO_LONG", width=width, height=height, limit=limits.max_side)
-    # Decoders of animations, and WebP's is always one, keep up to five canvases at once. With half the pixels these
-    # still fit in the memory of one picture.
-    if kind is PictureFormat.JPEG and scans == 1:
-        most = limits.max_jpeg_pixels
-    else:
-        most = limits.max_pixels // 2 if frames > 1 or kind is PictureFormat.WEBP else limits.max_pixels
-    if kind is PictureFormat.JPEG and scans > 1 and most < pixels <= limits.max_jpeg_pixels:
-        raise Refused("PICTURE_PROGRESSIVE_TOO_LARGE", width=width, height=height, pixels=pixels, limit=most)
+    whole = decoded_whole(kind, frames, limits)
+    streamed = limits.max_jpeg_pixels if kind is PictureFormat.JPEG else limits.max_scaled_pixels
+    most = streamed if streams else whole
     if pixels > most:
-        raise Refused("PICTURE_TOO_MANY_PIXELS", width=width, height=height, pixels=pixels, limit=most)
+        might_stream = frames == 1 and kind is not PictureFormat.GIF and pixels <= streamed
+        reason = "PICTURE_PROGRESSIVE_TOO_LARGE" if might_stream else "PICTURE_TOO_MANY_PIXELS"
+        raise Refused(reason, width=width, height=height, pixels=pixels, limit=most)
     if frames > limits.max_frames:
         raise Refused("PICTURE_TOO_MANY_FRAMES", frames=frames, limit=limits.max_frames)
     total = frames * pixels
@@ -113,22 +118,23 @@ def _png(data: bytes, limits: Limits) -> Structure:
     kept = [_PNG_MAGIC]
     at, chunks, declared, drawn = len(_PNG_MAGIC), 0, 0, 0
     size: tuple[int, int] | None = None
-    bits, kind, default_still, ended = 8, b"", False, False
+    bits, interlaced, kind, default_still, ended = 8, 0, b"", False, False
     while not ended:
         if not declared and default_still and at + 8 > len(data):
-            return _cut_png(kept, b"", size, bits)
+            return _cut_png(kept, b"", size, bits, streams=not interlaced)
         length, kind = struct.unpack_from(">I4s", data, at)
         body, end = at + 8, at + 12 + length
         chunks += 1
         if chunks > limits.max_png_chunks:
             raise Refused("PICTURE_TOO_MANY_CHUNKS", parts=chunks, limit=limits.max_png_chunks)
         if not declared and end > len(data) and (kind == b"IDAT" or default_still):
-            return _cut_png(kept, data[body:] if kind == b"IDAT" else b"", size, bits)
+            rest = data[body:] if kind == b"IDAT" else b""
+            return _cut_png(kept, rest, size, bits, streams=not interlaced)
         if end > len(data) or (size is None) != (kind == b"IHDR"):
             raise Refused("PICTURE_DAMAGED")
         whole = memoryview(data)[at:end]
         if kind == b"IHDR":
-            width, height, bits = struct.unpack_from(">IIB", data, body)
+            width, height, bits, interlaced = struct.unpack_from(">IIB3xB", data, body)
             size = width, height
         elif kind == b"acTL":
             (declared,) = struct.unpack_from(">I", data, body)
@@ -148,11 +154,17 @@ def _png(data: bytes, limits: Limits) -> Structure:
     frames = max(declared, drawn) + (1 if declared and default_still else 0) if declared else 1
     width, height = size
     return Structure(
-        format=PictureFormat.PNG, width=width, height=height, frames=frames, data=b"".join(kept), bits=bits
+        format=PictureFormat.PNG,
+        width=width,
+        height=height,
+        frames=frames,
+        data=b"".join(kept),
+        bits=bits,
+        streams=frames == 1 and not interlaced,
     )
 
 
-def _cut_png(kept: list[bytes], rest: bytes, size: tuple[int, int] | None, bits: int) -> Structure:
+def _cut_png(kept: list[bytes], rest: bytes, size: tuple[int, int] | None, bits: int, *, streams: bool) -> Structure:
     """A PNG that breaks off, as a decoder takes it: what there is of its last chunk is one, and the end is marked."""
     if size is None:
         raise Refused("PICTURE_DAMAGED")
@@ -162,7 +174,16 @@ def _cut_png(kept: list[bytes], rest: bytes, size: tuple[int, int] | None, bits:
     )
     width, height = size
     whole = b"".join([*kept, chunks])
-    return Structure(format=PictureFormat.PNG, width=width, height=height, frames=1, data=whole, bits=bits, cut=True)
+    return Structure(
+        format=PictureFormat.PNG,
+        width=width,
+        height=height,
+        frames=1,
+        data=whole,
+        bits=bits,
+        cut=True,
+        streams=streams,
+    )
 
 
 def _is_profile(body: memoryview) -> bool:
@@ -201,7 +222,7 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
             height, width = struct.unpack_from(">HH", data, at + 3)
             # A second frame header is a fault, and Pillow goes by the last: all must hold.
             size = width, height
-            check(PictureFormat.JPEG, size, 1, limits)
+            check(PictureFormat.JPEG, size, 1, limits, streams=True)
         if marker == 0xDA:
             first_scan = min(first_scan, found.end() - 2)
             scans += 1
@@ -217,7 +238,9 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
         raise Refused("PICTURE_DAMAGED")
     width, height = size
     whole = b"".join([*kept, data[first_scan:end]])
-    return Structure(format=PictureFormat.JPEG, width=width, height=height, frames=1, data=whole, cut=cut, scans=scans)
+    return Structure(
+        format=PictureFormat.JPEG, width=width, height=height, frames=1, data=whole, cut=cut, streams=scans == 1
+    )
 
 
 def _is_needed(marker: int, begins: bytes) -> bool:
@@ -267,12 +290,14 @@ def _webp(data: bytes, limits: Limits) -> Structure:
         raise Refused("PICTURE_DAMAGED")
     at, chunks, frames = 12, 0, 0
     size: tuple[int, int] | None = None
+    streams = True
     while at + 8 <= end:
         kind, length = struct.unpack_from("<4sI", data, at)
         body = at + 8
         chunks += 1
         if chunks > limits.max_png_chunks:
             raise Refused("PICTURE_TOO_MANY_CHUNKS", parts=chunks, limit=limits.max_png_chunks)
+        streams = streams and kind not in (b"VP8L", b"ALPH", b"ANMF")  # these are decoded whole
         if kind == b"ANMF":
             frames += 1
         elif kind == b"VP8X" and size is None:
@@ -288,4 +313,11 @@ def _webp(data: bytes, limits: Limits) -> Structure:
     if size is None:
         raise Refused("PICTURE_DAMAGED")
     width, height = size
-    return Structure(format=PictureFormat.WEBP, width=width, height=height, frames=max(frames, 1), data=data[:end])
+    return Structure(
+        format=PictureFormat.WEBP,
+        width=width,
+        height=height,
+        frames=max(frames, 1),
+        data=data[:end],
+        streams=streams,
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Mapping
-from io import BytesIO
 from typing import Any
 
 from PIL import Image, ImageFile
@@ -15,12 +14,12 @@ from court.backends.pictures.normalise import (
     as_png,
     is_flat,
     representative,
-    scale_while_decoding,
     stills,
     upright_size,
 )
 from court.backends.pictures.refusals import Refused
-from court.backends.pictures.structure import Structure, check, parse_structure
+from court.backends.pictures.scaled import open_picture
+from court.backends.pictures.structure import Structure, parse_structure
 from court.backends.sandbox import child as worker_child
 from court.meme import LIMITS, Limits
 
@@ -53,7 +52,7 @@ def _decode(structure: Structure, limits: Limits, *, incomplete: bool) -> tuple[
     pixels = hashlib.sha256(PIXELS_VERSION)
     frames, pngs = [], []
     try:
-        with _open(structure, limits) as opened:
+        with open_picture(structure, limits, incomplete=incomplete) as opened:
             width, height = upright_size(opened, structure)
             chosen, unlike = representative(opened, structure, limits)
             for still in stills(opened, structure, limits, chosen):
@@ -81,19 +80,6 @@ def _decode(structure: Structure, limits: Limits, *, incomplete: bool) -> tuple[
         "pixels_sha256": pixels.hexdigest(),
         "frames": frames,
     }, pngs
-
-
-def _open(structure: Structure, limits: Limits) -> Image.Image:
-    """Opens the file with the one decoder that fits its first bytes, without decoding."""
-    # The file shown to Pillow is the only copy of it from here on.
-    opened = Image.open(BytesIO(structure.data), formats=[structure.format.value])
-    try:
-        check(structure.format, opened.size, structure.frames, limits, scans=structure.scans)
-        scale_while_decoding(opened, limits)
-    except Refused:
-        opened.close()
-        raise
-    return opened
 
 
 def main() -> None:

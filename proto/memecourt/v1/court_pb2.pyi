@@ -366,9 +366,10 @@ class JudgeRequest(_message.Message):
     record. At most 128 characters. Optional; the server makes one up if it is empty.
     """
     image: _builtins.bytes
-    """The picture file, as uploaded: JPEG, PNG, WebP or GIF (animated ones included), at most 16 MiB, 16,777,216 pixels
-    (100,000,000 in a JPEG that is not progressive), 16,384 pixels a side, 64 frames and 36,000,000 pixels over all
-    frames. Required. There is no field for a URI: pictures come as bytes.
+    """The picture file, as uploaded: JPEG, PNG, WebP or GIF (animated ones included), at most 32 MiB, 16,777,216 pixels
+    (in a JPEG that is not progressive 100,000,000, in a PNG that is not interlaced and an opaque lossy WebP
+    68,000,000), 16,384 pixels a side, 64 frames and 36,000,000 pixels over all frames. Required. There is no field for
+    a URI: pictures come as bytes.
     """
     text: _builtins.str
     """The text of the meme where the caller has it, at most 10,000 characters. Absent: the text is read off the picture.
