@@ -14,6 +14,7 @@ from court.events import Side, TextRead, TextSource
 from court.injection.disguise import disguises_in
 from court.precedents import Findings, Precedent, RiskPoint, Vote
 from court.precedents import vote as vote_by
+from court.reading_confidence import reading_confidence, stacked_letters
 from court.settings import TrialSettings
 from court.verdict import Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict, rule
 
@@ -134,7 +135,7 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
         *unsure_text(text, settings),
         *_sole_reason(sole),
     )
-    confidence = _confidence(text) if unsure_text(text, settings) else 1.0
+    confidence = reading_confidence(text) if unsure_text(text, settings) else 1.0
     risk = _risk(vote, label, threshold, close=reach.enough, sole=sole, confidence=confidence)
     return Verdict(
         label=label,
@@ -321,18 +322,13 @@ def unsure_text(text: TextRead, settings: TrialSettings) -> tuple[Review, ...]:
     """A reason where the text was read off the picture with little confidence; nothing where it was not."""
     if text.source is not TextSource.OCR or not text.lines:
         return ()
-    confidence = _confidence(text)
+    confidence = reading_confidence(text)
     if confidence >= settings.review_confidence:
         return ()
     detail = f"The text was read off the picture with a mean confidence of only {confidence:.2f}."
+    if stacked := stacked_letters(text.lines):
+        detail += f" {len(stacked)} lines are letters that stand one under another: the words they make are not known."
     return (Review(reason=ReviewReason.TEXT_UNSURE, detail=detail),)
-
-
-def _confidence(text: TextRead) -> float:
-    """Mean confidence of what was read, in [0, 1]."""
-    # By characters: a long line that was read badly matters more than a stray mark.
-    characters = sum(len(line.text) for line in text.lines) or 1
-    return sum(line.confidence * len(line.text) for line in text.lines) / characters
 
 
 def _text_reasons(findings: Findings, text: TextRead) -> tuple[Review, ...]:

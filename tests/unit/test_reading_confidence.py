@@ -1,0 +1,95 @@
+"""Letters that stand one under another: each is read with certainty, and the words are nonsense."""
+
+import asyncio
+from io import BytesIO
+
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+
+from court.backends.ocr.reader import open_reader
+from court.backends.pictures.reader import GuardedPictureReader
+from court.events import TextLine, TextRead, TextSource
+from court.reading_confidence import reading_confidence, stacked_letters
+from court.settings import TrialSettings
+from court.summary import unsure_text
+
+
+def line(text, left, top, size=60, confidence=1.0, frame=0):
+    right, bottom = left + size, top + size
+    box = ((left, top), (right, top), (right, bottom), (left, bottom))
+    return TextLine(text=text, confidence=confidence, box=box, frame=frame)
+
+
+def column(word, left=30, gap=10):
+    return [line(letter, left, 20 + number * (60 + gap)) for number, letter in enumerate(word)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "stacked"),
+    [
+        (column("BLUE"), 4),
+        ([*column("GO"), *column("AWAY", left=200)], 6),
+        ([line("OP", 30, 20), *column("BLUE", left=200)], 4),
+        (column("BLU"), 0),  # a list of three
+        (column("BLUE", gap=90), 0),  # marks of a scale
+        ([line(letter, 30 + 70 * number, 20) for number, letter in enumerate("BLUE")], 0),
+        ([line("?!", 30, 20 + 70 * number) for number in range(5)], 0),
+        ([line(letter, 30, 20 + 70 * number, frame=number) for number, letter in enumerate("BLUE")], 0),
+        ([line("PEOPLE", 30, 20 + 70 * number) for number in range(5)], 0),
+    ],
+    ids=["one word", "two", "some", "three", "far apart", "in a row", "marks", "of other frames", "words"],
+)
+def test_letters_count_as_stacked_where_four_stand_close_one_under_another(lines, stacked):
+    assert len(stacked_letters(lines)) == stacked
+
+
+def read(draw_on):
+    """What the real reader reads off a picture that is drawn."""
+    still = Image.new("RGB", (600, 600), "white")
+    draw_on(ImageDraw.Draw(still))
+    png = BytesIO()
+    still.save(png, "PNG")
+
+    async def work():
+        pictures, reader = GuardedPictureReader(), open_reader("rapidocr", workers=1)
+        try:
+            return await reader.read(await pictures.read(png.getvalue()))
+        finally:
+            await reader.aclose()
+            await pictures.aclose()
+
+    return asyncio.run(work())
+
+
+def reasons(reading):
+    text = TextRead(
+        trial_id="t",
+        seq=2,
+        at="2026-01-01T00:00:00Z",
+        text=reading.text,
+        source=TextSource.OCR,
+        lines=reading.lines,
+        latency_s=0.0,
+    )
+    return reading_confidence(text), unsure_text(text, TrialSettings())
+
+
+def test_a_reading_of_stacked_letters_is_unsure_and_says_why():
+    def stacked(draw):
+        for place, word in enumerate(("PEOPLE", "BLUELAND")):
+            for number, letter in enumerate(word):
+                draw.text((80 + 150 * place, 20 + 64 * number), letter, "black", ImageFont.load_default(58))
+
+    reading = read(stacked)
+    assert len(reading.lines) >= 8  # each letter is read
+    confidence, (review,) = reasons(reading)
+    assert confidence < 0.3 and review.reason == "TEXT_UNSURE" and "one under another" in review.detail
+
+
+def test_a_reading_of_words_in_rows_is_as_sure_as_its_lines():
+    def rows(draw):
+        for number, words in enumerate(("PEOPLE FROM BLUELAND", "A", "DRINK SOUP")):
+            draw.text((40, 30 + 80 * number), words, "black", ImageFont.load_default(44))
+
+    confidence, found = reasons(read(rows))
+    assert confidence > 0.9 and found == ()
