@@ -126,7 +126,7 @@ def bomb():
         (lambda: judge_request(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "image"),
         (lambda: judge_request(damaged()), "image"),
         (lambda: judge_request(bomb()), "image"),
-        (lambda: judge_request(bytes(16 * 1024 * 1024 + 1)), "image"),
+        (lambda: judge_request(bytes(32 * 1024 * 1024 + 1)), "image"),
         (lambda: judge_request(drawn(*HARMLESS), text="x" * 1_000_000), "text"),
         (lambda: judge_request(drawn(*HARMLESS), procedure=99), "procedure"),
     ],

@@ -227,7 +227,7 @@ def test_pictures(tmp_path: Path) -> None:
     (folder / "red.png").write_bytes(red)
     (folder / "text.png").write_bytes(b"not a picture")
     (folder / "huge.png").touch()
-    os.truncate(folder / "huge.png", 17 * 1024 * 1024)
+    os.truncate(folder / "huge.png", 33 * 1024 * 1024)
     (tmp_path / "outside.png").write_bytes(red)
     (folder / "link.png").symlink_to(tmp_path / "outside.png")
     source = lines(
