@@ -95,6 +95,9 @@ class ModelCall(_Value):
     """Whether the schema of the reply stood in the message, in words, because the server knows none."""
     unknown: tuple[str, ...] = ()
     """Names of figures that the server did not give, or gave as what they can't be; they stand as 0, or empty."""
+    thought: str = ""
+    """What the model thought before its reply, where the server told it apart; of a long thought, the beginning. It is
+    shown to no agent, and is no part of any summary."""
 
 
 class Unused(_Value):

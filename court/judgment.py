@@ -57,7 +57,7 @@ def verdict_of(
     """
     strengths = Strengths(harmful=ruling.harmful_strength, benign=ruling.harmless_strength)
     label = rule(strengths.harmful, strengths.benign)
-    score = score_of(odds)
+    score = score_of(odds, settings.least_label_mass)
     found = label is Label.HARMFUL and ruling.category != _NONE
     return Verdict(
         label=label,
@@ -77,21 +77,39 @@ def verdict_of(
             *_cut_short(sides),
             *unsure_text(text, settings),
         ),
+        signals=_no_score(odds) if score is None else (),
     )
 
 
-def score_of(odds: OddsGiven | None) -> float | None:
+def score_of(odds: OddsGiven | None, least_mass: float) -> float | None:
     """P(harmful) from the masses of the two options, each order by itself and then averaged.
 
     Within an order the mass that went to other words is left out; averaging over the orders cancels a preference for
-    the first letter. None where there are no odds, or neither option had any mass.
+    the first letter.
+
+    Args:
+        odds: Masses of the options in both orders; None where they are not known.
+        least_mass: What the two options must have together in each order: the ratio of two masses that are nearly
+            nothing is chance.
+
+    Returns:
+        The probability in [0, 1]; None where there are no odds, or the options have too little mass.
     """
     if odds is None:
         return None
-    pairs = [pair for pair in zip(odds.harmful, odds.not_harmful, strict=True) if sum(pair) > 0]
-    if len(pairs) < len(odds.harmful):
+    pairs = list(zip(odds.harmful, odds.not_harmful, strict=True))
+    if any(sum(pair) <= 0 or sum(pair) < least_mass for pair in pairs):
         return None
     return sum(harmful / (harmful + benign) for harmful, benign in pairs) / len(pairs)
+
+
+def _no_score(odds: OddsGiven | None) -> tuple[Review, ...]:
+    """A signal where the model was asked for its odds, and the labels had next to none."""
+    if odds is None:
+        return ()
+    least = min(map(sum, zip(odds.harmful, odds.not_harmful, strict=True)))
+    detail = f"The Judge's model gave the two labels {least:.2g} of its probability: there is no harm score."
+    return (Review(reason=ReviewReason.SCORE_UNKNOWN, detail=detail),)
 
 
 def on_record(ruling: Ruling, exhibits: Sequence[Exhibit[Frame]]) -> RulingOnRecord:

@@ -191,6 +191,7 @@ class ChatReply:
         server: Address of the server that gave it, without a key; empty where there is none.
         schema_in_words: True if the schema stood in the user message, in words, because the server knows none.
         unknown: Names of figures that the server did not give, or gave as what they can't be; 0 or empty here.
+        thought: Thought before the reply, where the server tells it apart; it is no part of ``text``.
     """
 
     text: str
@@ -203,6 +204,7 @@ class ChatReply:
     server: str = ""
     schema_in_words: bool = False
     unknown: tuple[str, ...] = ()
+    thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)

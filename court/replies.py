@@ -25,7 +25,7 @@ class UnusableReply(Exception):
     """A reply that can't be used.
 
     Attributes:
-        reason: Code for machines: REPLY_EMPTY, REPLY_CUT, REPLY_REFUSED, REPLY_MALFORMED.
+        reason: Code for machines: REPLY_EMPTY, REPLY_CUT, THOUGHT_CUT, REPLY_REFUSED, REPLY_MALFORMED.
         what: Fault in words, for the repair request and the record; quotes nothing of the reply.
     """
 

@@ -26,6 +26,8 @@ from court.verdict import Label, rule
 T = TypeVar("T")
 
 _OPTIONS = ("A", "B")
+_MOST_THOUGHT = 20_000
+"""Characters of a thought that are kept."""
 _GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
 _LENGTHS: Mapping[Role, int] = {Role.PROPOSER: 1, Role.ACCUSER: 2, Role.DEFENDER: 2, Role.JUDGE: 4}
 """Longest reply of a role in lengths of ``reply_chars``: a description; a summary and a justification; a rationale, and
@@ -303,6 +305,8 @@ def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T
     """Parses a reply. Checks its finish reason before its content: half of a JSON may parse."""
     if reply.finish is FinishReason.REFUSAL:
         raise UnusableReply("REPLY_REFUSED", "the model declined to answer")
+    if reply.finish is FinishReason.LENGTH and reply.thought and not reply.text.strip():
+        raise UnusableReply("THOUGHT_CUT", "it was cut off while you were still thinking; think less, then reply")
     if reply.finish is FinishReason.LENGTH:
         raise UnusableReply("REPLY_CUT", "it was too long and was cut off; be shorter")
     return parse(reply.text, last)
@@ -327,4 +331,5 @@ def _figures(
         messages_digest=messages_digest(asked, lambda frame: file_sha256(frame.png), schema_in_words=in_words),
         schema_in_words=in_words,
         unknown=tuple(dict.fromkeys(name for reply in answered for name in reply.unknown)),
+        thought="\n\n".join(reply.thought for reply in answered if reply.thought)[:_MOST_THOUGHT],
     )

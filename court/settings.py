@@ -55,6 +55,9 @@ class TrialSettings(BaseModel):
     """What is embedded to find precedents: the meme's text (Algorithm 2), or it and the summaries (section 3.4)."""
     score: bool = True
     """Whether the Judge's probability is asked for, with two one-token calls."""
+    least_label_mass: float = Field(default=0.05, ge=0, le=1)
+    """Probability that the Judge's model must give the two labels together, for their ratio to be a score: where it is
+    about to say something else, such as a thought, the ratio is chance."""
     overlap: bool = True
     """Whether a side asks its next question while its summary is still being written."""
     reply_chars: int = Field(default=1200, ge=40, le=1900)

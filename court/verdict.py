@@ -85,6 +85,8 @@ class ReviewReason(StrEnum):
     """The Judge and a clear vote of the precedents disagree."""
     SCORE_DISAGREES = "SCORE_DISAGREES"
     """The Judge's probability lies on the other side of its label."""
+    SCORE_UNKNOWN = "SCORE_UNKNOWN"
+    """The Judge's model was about to say something else than a label, so that there is no score. A signal."""
     CUT_SHORT = "CUT_SHORT"
     """The caller's deadline ended an examination before it had converged."""
     STEERING_SUSPECTED = "STEERING_SUSPECTED"

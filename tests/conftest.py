@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support import promises
 
+ROOT = Path(__file__).parents[1]
 SLOW_FOLDERS = ("tests/integration/", "tests/browser/")
 """Folders whose tests start a server or a browser of their own."""
 FAST_S = 5.0
@@ -22,6 +25,10 @@ def pytest_configure():
     # A shell that runs us in the background has SIGINT ignored, nohup has SIGHUP; what we start would ignore them too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if not os.access(ROOT, os.W_OK):
+        # Examples that failed are remembered beside the source, where that can be written.
+        settings.register_profile("read-only", database=None)
+        settings.load_profile("read-only")
 
 
 def pytest_addoption(parser):

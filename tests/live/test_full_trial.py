@@ -187,7 +187,9 @@ def test_the_score_is_what_vllm_says_when_it_is_asked_directly(vllm, picture):
     assert len(odds.harmful) == len(odds.not_harmful) == len(requests) == 2
     assert all(0 < mass <= 1 for mass in (*odds.harmful, *odds.not_harmful))
     assert all(sum(pair) <= 1 for pair in zip(odds.harmful, odds.not_harmful, strict=True))
-    assert given.verdict.harm_score is not None
+    # A model with random weights is about to say anything, and the record says so.
+    assert given.verdict.harm_score is None
+    assert [signal.reason for signal in given.verdict.signals] == ["SCORE_UNKNOWN"]
     with vllm.client() as client:
         two = [
             client.post("/tokenize", json={"model": vllm.model, "prompt": word, "add_special_tokens": False}).json()

@@ -21,12 +21,14 @@ from court.backends.chat.failures import MAPPED, Again, Failure, context_lengths
 from court.backends.chat.wire import (
     Capabilities,
     LogProbs,
+    Thinking,
     digest,
     in_words,
     masses_of_words,
     read,
     read_models,
     read_tokens,
+    weakest,
 )
 from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 from court.meme import Frame
@@ -652,6 +654,68 @@ def test_what_a_server_can_do_is_found_out(lacking, more, capabilities, said):
     assert len(found.sentences) == len(said)
     for sentence, part in zip(found.sentences, said, strict=True):
         assert part in sentence
+
+
+@pytest.mark.parametrize("parser", [True, False])
+@pytest.mark.parametrize(
+    ("thinks", "found", "said"),
+    [
+        ("", Thinking.NONE, ""),
+        ("template", Thinking.TEMPLATE, "it is told not to"),
+        ("effort", Thinking.EFFORT, "it is told not to"),
+        ("always", Thinking.ALWAYS, "can't be told not to"),
+    ],
+)
+def test_a_model_that_thinks_first_is_told_not_to_where_it_can_be(thinks, found, said, parser):
+    async def steps(chat, server):
+        sentences = (await probe(chat, within_s=10)).sentences
+        odds = await chat.odds(HELLO, ("A", "B"), within_s=5)
+        return sentences, odds, await chat.reply(HELLO, within_s=5)
+
+    settings = Settings(api_key=KEY, thinks=thinks, reasoning_parser=parser, odds={"A": 0.6, "B": 0.3})
+    sentences, odds, reply = talking(steps, settings, capabilities=Capabilities())
+    assert [said in sentence for sentence in sentences] == ([True] if said else [])
+    if found is Thinking.ALWAYS:
+        # Its first token is that of a thought: what is left for the letters says nothing.
+        assert odds is None
+        # A thought has tokens of its own, so that the reply is not cut for it.
+        assert reply.finish is FinishReason.STOP
+        assert reply.thought.startswith("Let me see") and "think>" not in reply.text
+    else:
+        assert sum(odds.masses) == pytest.approx(0.9) and not reply.thought and "<think>" not in reply.text
+
+
+@pytest.mark.parametrize(
+    ("content", "thought", "text", "thinks"),
+    [
+        ("<think>I wonder.</think>\n{}", "I wonder.", "\n{}", True),
+        (" <think>I wond", "I wond", "", True),
+        ("I wonder.</think>{}", "", "I wonder.</think>{}", True),  # opened in the prompt; taken off where it is parsed
+        ('{"text": "a meme that says <think>"}', "", '{"text": "a meme that says <think>"}', False),
+        ("", "", "", False),
+    ],
+)
+def test_a_thought_that_no_server_tells_apart_is_told_by_its_tags(content, thought, text, thinks):
+    body = {"model": "m", "choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
+    answer = read(json.dumps(body).encode())
+    reply = answer.reply(0.1)
+    assert (reply.thought, reply.text, answer.thinks) == (thought, text, thinks)
+
+
+def test_a_model_at_several_servers_thinks_as_much_as_the_worst_of_them():
+    assert weakest([Capabilities(thinking=each) for each in Thinking]).thinking is Thinking.ALWAYS
+    assert weakest([Capabilities(), Capabilities(thinking=Thinking.EFFORT)]).thinking is Thinking.EFFORT
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("useless", [None, 7, ["a"], ""])
+def test_a_thought_is_read_by_either_name_and_costs_no_reply(name, useless):
+    message = {"role": "assistant", "content": "Yes.", name: " I wonder. "}
+    body = {"model": "m", "choices": [{"message": message, "finish_reason": "stop"}]}
+    read_body = lambda: read(json.dumps(body).encode()).reply(0.1)  # noqa: E731
+    assert (read_body().thought, read_body().text) == ("I wonder.", "Yes.")
+    message[name] = useless
+    assert (read_body().thought, read_body().text) == ("", "Yes.")
 
 
 @pytest.mark.parametrize(

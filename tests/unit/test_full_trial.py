@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
@@ -249,6 +250,21 @@ def test_without_probabilities_there_is_no_score():
         assert verdict.harm_score is None and verdict.harm_score_meaning is None
 
 
+@pytest.mark.parametrize("odds", [(1e-9, 1e-11), (0.02, 0.02), (0.0, 0.0)])
+def test_odds_of_a_model_that_is_about_to_say_something_else_are_no_score(odds):
+    """As one that thinks first: the ratio of what is left for the labels was once taken for 99 %."""
+    verdict = try_meme(Cast(odds=odds)).verdict
+    assert verdict.harm_score is None and verdict.harm_score_meaning is None
+    (signal,) = verdict.signals
+    assert signal.reason is ReviewReason.SCORE_UNKNOWN and f"{sum(odds):.2g} of its probability" in signal.detail
+    assert not verdict.review
+
+
+def test_how_much_of_the_probability_the_labels_must_have_is_a_setting():
+    settings = TrialSettings(least_label_mass=0.03)
+    assert try_meme(Cast(odds=(0.03, 0.01)), settings=settings).verdict.harm_score == pytest.approx(0.75)
+
+
 # Ablations
 
 
@@ -316,16 +332,45 @@ def test_the_query_may_hold_the_summaries():
     assert TEXT in query and "accuser says" in query and "defender says" in query
 
 
+# Thoughts
+
+
+def test_what_a_model_thinks_is_on_record_and_shown_to_nobody():
+    thought, asked = "SECRETLY I WONDER", Cast()
+
+    def thinking(request):
+        task = task_of(request)
+        role = next(name for name, model in cast.models.items() if any(one.request is request for one in model.asked))
+        return reply(json.dumps(asked._usual(role, task, request)), FinishReason.STOP, thought)
+
+    cast = Cast(**dict.fromkeys(("describe", "answer", "ask", "summarise", "judge"), thinking))
+    record, without = try_meme(cast), try_meme(Cast())
+    calls = [event.call for event in record.events if getattr(event, "call", None)]
+    assert calls and {call.thought for call in calls} == {thought}
+    for request in cast.requests():
+        assert all(thought not in part for part in request.parts if isinstance(part, str))
+    # Entropy and verdict are as without.
+    entropies = [[event.entropy for event in one.all(Summarised)] for one in (record, without)]
+    assert entropies[0] == entropies[1] and record.verdict == without.verdict
+
+
+def test_of_a_long_thought_the_beginning_is_kept():
+    long = reply('{"description": "A crowd."}', FinishReason.STOP, "x" * 50_000)
+    record = try_meme(Cast(describe=lambda request: long))
+    assert record.last(Described).call.thought == "x" * 20_000
+
+
 # Replies that can't be used
 
 
-def reply(text, finish):
-    return ChatReply(text, finish, "m", 1, 1, 0, 0.0)
+def reply(text, finish, thought=""):
+    return ChatReply(text, finish, "m", 1, 1, 0, 0.0, thought=thought)
 
 
 BAD = {
     "empty": ("", "REPLY_EMPTY"),
     "cut": (reply('{"question": "What', FinishReason.LENGTH), "REPLY_CUT"),
+    "cut in mid-thought": (reply("", FinishReason.LENGTH, "I wonder whether"), "THOUGHT_CUT"),
     "refused": (reply("I can't help with that", FinishReason.REFUSAL), "REPLY_REFUSED"),
 }
 
@@ -345,14 +390,14 @@ def test_a_reply_that_stays_unusable_ends_the_trial_and_says_how(task, kind):
 
 
 @pytest.mark.parametrize("task", ["describe", "answer", "ask", "summarise", "judge"])
-@pytest.mark.parametrize("kind", ["empty", "cut"])
+@pytest.mark.parametrize("kind", ["empty", "cut", "cut in mid-thought"])
 def test_one_repair_names_the_fault(task, kind):
     says, _ = BAD[kind]
     cast = Cast(rounds=2, **{task: lambda request: None if is_repair(request) else says})
     record = try_meme(cast)
     assert record.state is TrialState.DECIDED
     repaired = [event.call.fault for event in record.events if getattr(event, "call", None) and event.call.fault]
-    assert repaired and all(("cut" if kind == "cut" else "empty") in fault for fault in repaired)
+    assert repaired and all(kind.split()[0] in fault for fault in repaired)
 
 
 @pytest.mark.parametrize("task", ["describe", "answer", "ask", "summarise", "judge"])

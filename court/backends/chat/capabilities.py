@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from court.backends.chat.client import ChatCompletions
-from court.backends.chat.wire import Capabilities, LogProbs, weakest
+from court.backends.chat.wire import Capabilities, LogProbs, Thinking, weakest
 from court.errors import ModelRefused, Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatRequest, FinishReason
 
 _BARE = Capabilities(json_schema=False, pictures=0)
 _HELLO = ChatRequest(system="You answer briefly.", parts=("Say hello.",), reply_schema=None, max_tokens=1)
+_THOUGHT = 256
+"""Tokens in which a thought about a greeting shows that it is one: where a template has opened it, by its end alone."""
 _WORD = "zebra-7"  # what nobody answers to a greeting who does not keep to the schema
 _SCHEMA = {
     "type": "object",
@@ -75,9 +77,11 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
             status=404,
         )
     model.capabilities = _BARE
-    told = await model.answer(_HELLO, within_s=within_s)
+    told = await model.answer(replace(_HELLO, max_tokens=_THOUGHT), within_s=within_s)
     found = replace(_BARE, cached_tokens=told.says_cached)
     try:
+        if told.thinks:
+            found = await _without_thoughts(model, found, within_s)
         for look in (_json_schema, _pictures, _log_probs, _picture_ids):
             found = await look(model, found, pictures, within_s)
     finally:
@@ -141,6 +145,19 @@ async def _listed(model: ChatCompletions, within_s: float) -> list[str] | None:
         if error.reason == "MODEL_UNAUTHORISED":
             raise
         return None
+
+
+async def _without_thoughts(model: ChatCompletions, found: Capabilities, within_s: float) -> Capabilities:
+    """How a model that thinks before it replies is told not to."""
+
+    async def replies_at_once() -> bool:
+        return not (await model.answer(replace(_HELLO, max_tokens=_THOUGHT), within_s=within_s)).thinks
+
+    for how in (Thinking.TEMPLATE, Thinking.EFFORT):
+        model.capabilities = replace(found, thinking=how)
+        if await _can(model, replies_at_once, within_s):
+            return model.capabilities
+    return replace(found, thinking=Thinking.ALWAYS)
 
 
 async def _json_schema(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
@@ -253,13 +270,21 @@ def _limitations(found: Capabilities, pictures: int) -> list[str]:
             f"It takes {found.pictures} of up to {pictures} pictures in one prompt: what does not fit is refused, "
             "never left out unsaid."
         )
-    if found.log_probs is LogProbs.NONE:
+    if found.log_probs is LogProbs.NONE and found.thinking is not Thinking.ALWAYS:
         sentences.append("It gives no log-probabilities: verdicts come without a harm score.")
     elif found.log_probs is LogProbs.TOP:
         sentences.append(
             "It gives log-probabilities of the most likely tokens only: a label that is not among them counts as 0 in "
             "the harm score."
         )
+    if found.thinking is Thinking.ALWAYS:
+        sentences.append(
+            "The model thinks before it replies, and can't be told not to: replies take longer, and verdicts come "
+            "without a harm score. Start the server with a reasoning parser for the model, so that thoughts are told "
+            "apart, or take a model that does not think."
+        )
+    elif found.thinking is not Thinking.NONE:
+        sentences.append("The model thinks before it replies; it is told not to.")
     if not found.cached_tokens:
         sentences.append("It does not tell how much of a prompt was in its cache: 0 is recorded.")
     return sentences

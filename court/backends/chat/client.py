@@ -24,7 +24,7 @@ from court import usage as tally
 from court.backends.chat import wire
 from court.backends.chat.failures import Again, Failure, overrun
 from court.backends.chat.server import ChatServer
-from court.backends.chat.wire import Capabilities, LogProbs
+from court.backends.chat.wire import Capabilities, LogProbs, Thinking
 from court.backends.http import Load
 from court.backends.http import http_client as http_client  # offered here too: what a model is made with
 from court.errors import ModelRefused, Unavailable
@@ -146,9 +146,10 @@ class ChatCompletions:
         On vLLM the probabilities of exactly these tokens are asked for, as they are before anything shapes them; no
         other token is masked, for under a mask a server set to tell processed probabilities would tell them
         renormalised. Elsewhere they are looked up among the 20 most likely tokens: an option that is not among them
-        has mass 0, which is a lower bound.
+        has mass 0, which is a lower bound. A model that can't be kept from thinking has none: its first token is that
+        of a thought.
         """
-        if self.capabilities.log_probs is LogProbs.NONE:
+        if self.capabilities.log_probs is LogProbs.NONE or self.capabilities.thinking is Thinking.ALWAYS:
             return None
         began = time.monotonic()
         extra: dict[str, Any] = {"logprobs": True, "top_logprobs": wire.TOP}
@@ -196,7 +197,9 @@ class ChatCompletions:
                 "prompt. Let it take more, or show fewer.",
                 reason="MODEL_TOO_MANY_PICTURES",
             )
-        fields = dict(extra or {})
+        fields = {**self.capabilities.fields, **(extra or {})}
+        if self.capabilities.thinking is Thinking.ALWAYS:
+            request = replace(request, max_tokens=request.max_tokens + wire.THOUGHT_TOKENS)
         if request.reply_schema is not None and self.capabilities.json_schema:
             fields["response_format"] = wire.response_format(request.reply_schema)
         return await self._within(within_s, lambda server: self._ask(server, request, frames, fields))

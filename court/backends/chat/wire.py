@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,6 +45,29 @@ class LogProbs(StrEnum):
     """Of the ones that we ask for, by id: vLLM's ``logprob_token_ids``."""
 
 
+class Thinking(StrEnum):
+    """Whether a model writes down its thoughts before its reply, and how it is told not to."""
+
+    NONE = "NONE"
+    """It does not, by itself."""
+    TEMPLATE = "TEMPLATE"
+    """It does, unless its template is told not to: ``chat_template_kwargs`` (vLLM, SGLang, llama.cpp)."""
+    EFFORT = "EFFORT"
+    """It does, unless ``reasoning_effort`` says "none"."""
+    ALWAYS = "ALWAYS"
+    """It does, whatever it is told."""
+
+
+_NO_THOUGHTS: Mapping[Thinking, Mapping[str, Any]] = {
+    # Families name the switch differently; templates pass over what they don't know.
+    Thinking.TEMPLATE: {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}},
+    Thinking.EFFORT: {"reasoning_effort": "none"},
+}
+THOUGHT_TOKENS = 4096
+"""Tokens that a thought may take on top of the reply's, where a model can't be kept from thinking."""
+_OPENS_THOUGHT = re.compile(r"\s*<think>")
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """Capabilities of a model server beyond answering.
@@ -57,6 +81,8 @@ class Capabilities:
             only once. The id is the SHA-256 of the PNG and nothing else: a server answers for a known id whatever it
             has under it.
         cached_tokens: True if the server reports prompt tokens found in its prefix cache; otherwise 0 is recorded.
+        thinking: Whether the model thinks before it replies. It is told not to where that helps; where it does not,
+            its first token is that of a thought, and there are no odds.
     """
 
     json_schema: bool = True
@@ -64,17 +90,24 @@ class Capabilities:
     log_probs: LogProbs = LogProbs.NONE
     picture_ids: bool = False
     cached_tokens: bool = False
+    thinking: Thinking = Thinking.NONE
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """Fields that every request has."""
+        return _NO_THOUGHTS.get(self.thinking, {})
 
 
 def weakest(found: Sequence[Capabilities]) -> Capabilities:
     """Returns the capabilities that all of the servers share."""
-    worth = list(LogProbs)
+    worth, thoughts = list(LogProbs), list(Thinking)
     return Capabilities(
         json_schema=all(each.json_schema for each in found),
         pictures=min(each.pictures for each in found),
         log_probs=min((each.log_probs for each in found), key=worth.index),
         picture_ids=all(each.picture_ids for each in found),
         cached_tokens=all(each.cached_tokens for each in found),
+        thinking=max((each.thinking for each in found), key=thoughts.index),
     )
 
 
@@ -146,6 +179,9 @@ class _LogProbs(_Strict):
 class _Message(_Strict):
     content: str | None = None
     refusal: Annotated[str | None, _Optional] = None
+    # What a server with a reasoning parser tells apart, by its present name and by its former one.
+    reasoning: Annotated[str | None, _Optional] = None
+    reasoning_content: Annotated[str | None, _Optional] = None
 
 
 class _Choice(_Strict):
@@ -195,6 +231,27 @@ class ServerAnswer(_Strict):
         }
         return tuple(name for name, value in told.items() if value is None or value == "")
 
+    @property
+    def said(self) -> tuple[str, str]:
+        """Thought and reply: as the server tells them apart, else by the tags of a thought at the beginning.
+
+        A thought that was cut off has no end, and there is no reply then.
+        """
+        message = self.choices[0].message
+        content = message.content or ""
+        if thought := (message.reasoning or message.reasoning_content or "").strip():
+            return thought, content
+        if opened := _OPENS_THOUGHT.match(content):
+            thought, _, content = content[opened.end() :].partition("</think>")
+            return thought.strip(), content
+        return "", content
+
+    @property
+    def thinks(self) -> bool:
+        """True if there is a thought; one whose beginning stood in the prompt shows by its end."""
+        thought, content = self.said
+        return bool(thought) or "</think>" in content
+
     def reply(self, latency_s: float) -> ChatReply:
         """The reply that it holds. Raises Failure if it ended in a way that is not known."""
         (choice,) = self.choices
@@ -206,8 +263,9 @@ class ServerAnswer(_Strict):
             finish = FinishReason.REFUSAL
         usage = self.usage or _Usage()
         details = usage.prompt_tokens_details or _Details()
+        thought, text = self.said
         return ChatReply(
-            text=choice.message.content or "",
+            text=text,
             finish=finish,
             model=self.model or "",
             tokens_in=usage.prompt_tokens or 0,
@@ -216,6 +274,7 @@ class ServerAnswer(_Strict):
             latency_s=latency_s,
             server=self._server,
             unknown=self.unknown,
+            thought=thought,
         )
 
     def first_token(self) -> list[_LogProb] | None:

@@ -36,6 +36,8 @@ from eval.perf.model_server.replies import (
 )
 from eval.perf.model_server.settings import Settings, Stats, parsed
 
+_THOUGHT = "Let me see what is asked for here . " * 5
+
 
 class RefusedCall(Exception):
     """A request that is answered with an error."""
@@ -198,11 +200,14 @@ class FakeModelServer:
         room = payload.get("max_completion_tokens") or payload.get("max_tokens") or 256
         if len(prompt) + room > settings.context:
             raise RefusedCall(400, f"prompt and reply have more than {settings.context} tokens")
+        thought = _THOUGHT if self._thinks(payload) else ""
         text, log_probs = self._say(payload, prompt)
-        words = tokens_of(text)
+        words = tokens_of(thought) + tokens_of(text)
         finish = "stop"
         if len(words) > room or log_probs:
-            text, finish = _first_words(text, room), "length"
+            finish = "length"
+            text = _first_words(text, max(0, room - len(tokens_of(thought))))
+            thought = _first_words(thought, room)
         cached = self._prefixes.cached(prompt)
         await asyncio.sleep(settings.call_s + (len(prompt) - cached) * settings.prompt_token_s)
         self._prefixes.keep(prompt)  # from here on others find it, as they do in vLLM
@@ -215,14 +220,32 @@ class FakeModelServer:
         usage["total_tokens"] = len(prompt) + written
         if "cached_tokens" in settings.features:
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        message = {"role": "assistant", "content": text, "refusal": None}
+        if thought and self.settings.reasoning_parser:
+            message |= {"reasoning": thought, "content": text or None}
+        elif thought:
+            message["content"] = f"<think>{thought}</think>{text}" if text else f"<think>{thought}"
         choice = {
             "index": 0,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": message,
             "logprobs": log_probs,
             "finish_reason": finish,
         }
         body = {"id": f"chatcmpl-{self.stats.calls}", "object": "chat.completion", "created": 0}
         return _spoiled({**body, "model": settings.model, "choices": [choice], "usage": usage}, fault)
+
+    def _thinks(self, payload: Mapping[str, Any]) -> bool:
+        """True if the model thinks first: by its settings, and by what the request says of it.
+
+        Where nothing tells thoughts apart, a schema holds from the first token on.
+        """
+        if payload.get("response_format") and not self.settings.reasoning_parser:
+            return False
+        told = {
+            "template": (payload.get("chat_template_kwargs") or {}).get("enable_thinking") is False,
+            "effort": payload.get("reasoning_effort") == "none",
+        }
+        return bool(self.settings.thinks) and not told.get(self.settings.thinks, False)
 
     def _check_request(self, payload: Mapping[str, Any]) -> None:
         """Refuses what this server, as it is set, does not take."""
@@ -263,7 +286,10 @@ class FakeModelServer:
         features = self.settings.features
         if payload.get("logprobs") and "log_probs" in features:
             known = payload if "chosen_log_probs" in features else {"top_logprobs": payload.get("top_logprobs")}
-            return first_token(self._odds(payload), known)
+            odds = self._odds(payload)
+            if self._thinks(payload):  # next is the first word of a thought
+                odds = {token: mass * 1e-9 for token, mass in odds.items()}
+            return first_token(odds, known)
         made = self._answer(payload) if self._answer else None
         if made is not None:
             return made, None

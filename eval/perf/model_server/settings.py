@@ -33,6 +33,9 @@ class Settings:
         ``synthetic`` for the
             oracle of :mod:`eval.synthetic`; empty for nothing.
         values: See :class:`~eval.perf.model_server.replies.ReplyMaker`.
+        thinks: Whether it thinks before each reply, as newer models do: "" for no, ``always``, or the name of what
+            keeps it from that: ``template`` or ``effort``.
+        reasoning_parser: Whether thoughts are told apart from replies; else they stand before them, in tags.
         odds: Probability of first tokens, for calls that ask for log-probabilities.
         seed: Another seed, other replies and faults.
         faults: Faults by rate, as :mod:`eval.perf.model_server.faults` writes them.
@@ -54,6 +57,8 @@ class Settings:
     words: int = 20
     play: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
+    thinks: str = ""
+    reasoning_parser: bool = True
     odds: Mapping[str, float] = field(default_factory=lambda: {"A": 0.6, "B": 0.3})
     seed: int = 0
     faults: Sequence[str] = ()
@@ -96,7 +101,7 @@ def parsed(arguments: Sequence[str] | None) -> tuple[Settings, int]:
     parser = argparse.ArgumentParser(description="A stand-in for a model server.")
     defaults = Settings()
     parser.add_argument("--port", type=int, default=0, help="0 for a free one")
-    for name in ("model", "pictures", "picture_tokens", "context", "capacity", "queue", "words", "seed"):
+    for name in ("model", "pictures", "picture_tokens", "context", "capacity", "queue", "words", "seed", "thinks"):
         default = getattr(defaults, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     for name in ("call_s", "prompt_token_s", "output_token_s"):

@@ -221,6 +221,10 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The meme was not found harmful, and frames of its animation look unlike all that were judged."""
     REVIEW_REASON_PICTURE_INCOMPLETE: _ReviewReason.ValueType  # 17
     """The meme was not found harmful, and its file was cut short, so that a part of the picture is missing."""
+    REVIEW_REASON_SCORE_UNKNOWN: _ReviewReason.ValueType  # 18
+    """The Judge's model was about to say something else than a label, so that there is no harm score. A signal, and by
+    itself no reason.
+    """
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -263,6 +267,10 @@ REVIEW_REASON_FRAMES_NOT_JUDGED: ReviewReason.ValueType  # 16
 """The meme was not found harmful, and frames of its animation look unlike all that were judged."""
 REVIEW_REASON_PICTURE_INCOMPLETE: ReviewReason.ValueType  # 17
 """The meme was not found harmful, and its file was cut short, so that a part of the picture is missing."""
+REVIEW_REASON_SCORE_UNKNOWN: ReviewReason.ValueType  # 18
+"""The Judge's model was about to say something else than a label, so that there is no harm score. A signal, and by
+itself no reason.
+"""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:
