@@ -628,7 +628,13 @@ def test_a_word_with_and_without_a_space_is_one_option():
 @pytest.mark.parametrize(
     ("lacking", "more", "capabilities", "said"),
     [
-        (set(), {}, Capabilities(True, 4, LogProbs.CHOSEN, True, True), []),
+        (set(), {}, Capabilities(True, 4, LogProbs.CHOSEN, True, True, prefix_cache=True), []),
+        (
+            {"prefix_cache"},
+            {},
+            Capabilities(True, 4, LogProbs.CHOSEN, True, True, prefix_cache=False),
+            ["--mamba-cache-mode align"],
+        ),
         (
             {"json_schema", "log_probs", "picture_ids", "cached_tokens"},
             {"pictures": 1},
@@ -638,7 +644,7 @@ def test_a_word_with_and_without_a_space_is_one_option():
         (
             {"json_schema", "chosen_log_probs"},
             {"pictures": 0, "ignores_schemas": True},
-            Capabilities(False, 0, LogProbs.TOP, False, True),
+            Capabilities(False, 0, LogProbs.TOP, False, True, prefix_cache=True),
             ["told in words", "takes no pictures", "most likely tokens only"],
         ),
     ],

@@ -82,7 +82,7 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
     try:
         if told.thinks:
             found = await _without_thoughts(model, found, within_s)
-        for look in (_json_schema, _pictures, _log_probs, _picture_ids):
+        for look in (_json_schema, _pictures, _log_probs, _picture_ids, _prefix_cache):
             found = await look(model, found, pictures, within_s)
     finally:
         model.capabilities = found
@@ -224,6 +224,25 @@ async def _picture_ids(model: ChatCompletions, found: Capabilities, _: int, with
     return replace(found, picture_ids=can)
 
 
+async def _prefix_cache(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
+    """Whether the second of two equal prompts is found in the prefix cache, though nobody sent it before.
+
+    They are longer than the blocks of any cache that is known: those of models with linear attention have up to 1,056
+    tokens.
+    """
+    if not found.cached_tokens:
+        return found
+    model.capabilities = found
+    prompt = f"{secrets.token_hex(8)} {' '.join(map(str, range(1000)))}"
+    request = replace(_HELLO, parts=(prompt, *_HELLO.parts))
+
+    async def finds() -> bool:
+        await model.answer(request, within_s=within_s)
+        return (await model.answer(request, within_s=within_s)).cached > 0
+
+    return replace(found, prefix_cache=await _can(model, finds, within_s))
+
+
 async def _can(model: ChatCompletions, ask: Callable[[], Awaitable[object]], within_s: float) -> bool:
     """True if the server can do something.
 
@@ -285,6 +304,12 @@ def _limitations(found: Capabilities, pictures: int) -> list[str]:
         )
     elif found.thinking is not Thinking.NONE:
         sentences.append("The model thinks before it replies; it is told not to.")
+    if found.prefix_cache is False:
+        sentences.append(
+            "Its prefix cache found nothing of a prompt that it had just read: every call reads the whole trial again. "
+            "Start it with prefix caching (vLLM: --enable-prefix-caching; for a model with linear attention "
+            "--mamba-cache-mode align as well), or take another model."
+        )
     if not found.cached_tokens:
         sentences.append("It does not tell how much of a prompt was in its cache: 0 is recorded.")
     return sentences

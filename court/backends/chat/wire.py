@@ -81,6 +81,8 @@ class Capabilities:
             only once. The id is the SHA-256 of the PNG and nothing else: a server answers for a known id whatever it
             has under it.
         cached_tokens: True if the server reports prompt tokens found in its prefix cache; otherwise 0 is recorded.
+        prefix_cache: True if the server finds the beginning of a prompt again that it has just read; None where it does
+            not tell.
         thinking: Whether the model thinks before it replies. It is told not to where that helps; where it does not,
             its first token is that of a thought, and there are no odds.
     """
@@ -90,6 +92,7 @@ class Capabilities:
     log_probs: LogProbs = LogProbs.NONE
     picture_ids: bool = False
     cached_tokens: bool = False
+    prefix_cache: bool | None = None
     thinking: Thinking = Thinking.NONE
 
     @property
@@ -107,8 +110,15 @@ def weakest(found: Sequence[Capabilities]) -> Capabilities:
         log_probs=min((each.log_probs for each in found), key=worth.index),
         picture_ids=all(each.picture_ids for each in found),
         cached_tokens=all(each.cached_tokens for each in found),
+        prefix_cache=_least_known([each.prefix_cache for each in found]),
         thinking=max((each.thinking for each in found), key=thoughts.index),
     )
+
+
+def _least_known(found: Sequence[bool | None]) -> bool | None:
+    if False in found:
+        return False
+    return None if None in found else True
 
 
 def digest(frame: Frame) -> str:
@@ -218,6 +228,12 @@ class ServerAnswer(_Strict):
         """True if the answer reports tokens found in the prefix cache."""
         details = self.usage.prompt_tokens_details if self.usage else None
         return details is not None and details.cached_tokens is not None
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt that were found in the prefix cache; 0 where that is not told."""
+        details = self.usage.prompt_tokens_details if self.usage else None
+        return (details.cached_tokens or 0) if details is not None else 0
 
     @property
     def unknown(self) -> tuple[str, ...]:

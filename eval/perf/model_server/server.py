@@ -208,7 +208,7 @@ class FakeModelServer:
             finish = "length"
             text = _first_words(text, max(0, room - len(tokens_of(thought))))
             thought = _first_words(thought, room)
-        cached = self._prefixes.cached(prompt)
+        cached = self._prefixes.cached(prompt) if "prefix_cache" in settings.features else 0
         await asyncio.sleep(settings.call_s + (len(prompt) - cached) * settings.prompt_token_s)
         self._prefixes.keep(prompt)  # from here on others find it, as they do in vLLM
         written = min(len(words), room)

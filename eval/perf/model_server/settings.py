@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-FEATURES = frozenset({"json_schema", "log_probs", "chosen_log_probs", "picture_ids", "cached_tokens"})
+FEATURES = frozenset({"json_schema", "log_probs", "chosen_log_probs", "picture_ids", "cached_tokens", "prefix_cache"})
 """What it can do; each may be left out, to stand in for a lesser server."""
 
 
