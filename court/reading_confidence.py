@@ -10,6 +10,11 @@ _MOST_LETTERS = 2
 """Letters of a line that may be part of a stack; a reader takes two for one line where they stand close."""
 _FEWEST = 4
 """Lines that make a stack: three letters one under another may be a list, or initials."""
+_MOST_COMPARED = 100
+"""Such lines that are compared with each other; where there are more, all over the picture, no order is known either."""
+
+_Bounds = tuple[float, float, float, float]
+"""Left, top, right and bottom of a line, in pixels."""
 
 
 def reading_confidence(text: TextRead) -> float:
@@ -27,21 +32,27 @@ def reading_confidence(text: TextRead) -> float:
 def stacked_letters(lines: Sequence[TextLine]) -> list[TextLine]:
     """Lines of one or two letters each that stand closely above or below another such line; none where they are few."""
     short = [line for line in lines if sum(map(str.isalnum, line.text)) in range(1, _MOST_LETTERS + 1)]
-    stacked = [line for line in short if any(_is_next_to(line, other) for other in short)]
+    if len(short) > _MOST_COMPARED:
+        return short
+    bounds = [(line.frame, _bounds(line)) for line in short]
+    stacked = [
+        line
+        for line, (frame, place) in zip(short, bounds, strict=True)
+        if any(frame == other_frame and _is_next_to(place, other) for other_frame, other in bounds)
+    ]
     return stacked if len(stacked) >= _FEWEST else []
 
 
-def _is_next_to(line: TextLine, other: TextLine) -> bool:
+def _is_next_to(line: _Bounds, other: _Bounds) -> bool:
     """True if the other line stands under or over this one, closer than either is tall."""
-    if other is line or other.frame != line.frame:
+    if other is line:
         return False
-    (left, top, right, bottom), (left2, top2, right2, bottom2) = _bounds(line), _bounds(other)
+    (left, top, right, bottom), (left2, top2, right2, bottom2) = line, other
     overlap = min(right, right2) - max(left, left2)
     gap = max(top, top2) - min(bottom, bottom2)
     return 2 * overlap >= min(right - left, right2 - left2) and gap < min(bottom - top, bottom2 - top2)
 
 
-def _bounds(line: TextLine) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom of a line, in pixels."""
+def _bounds(line: TextLine) -> _Bounds:
     xs, ys = [x for x, _ in line.box], [y for _, y in line.box]
     return min(xs), min(ys), max(xs), max(ys)

@@ -35,9 +35,10 @@ def column(word, left=30, gap=10):
         ([line(letter, 30 + 70 * number, 20) for number, letter in enumerate("BLUE")], 0),
         ([line("?!", 30, 20 + 70 * number) for number in range(5)], 0),
         ([line(letter, 30, 20 + 70 * number, frame=number) for number, letter in enumerate("BLUE")], 0),
+        ([line("A", 200 * number, 0) for number in range(4000)], 4000),
         ([line("PEOPLE", 30, 20 + 70 * number) for number in range(5)], 0),
     ],
-    ids=["one word", "two", "some", "three", "far apart", "in a row", "marks", "of other frames", "words"],
+    ids=["one word", "two", "some", "three", "far apart", "in a row", "marks", "of other frames", "all over", "words"],
 )
 def test_letters_count_as_stacked_where_four_stand_close_one_under_another(lines, stacked):
     assert len(stacked_letters(lines)) == stacked
