@@ -11,7 +11,7 @@ _MOST_LETTERS = 2
 _FEWEST = 4
 """Lines that make a stack: three letters one under another may be a list, or initials."""
 _MOST_COMPARED = 100
-"""Such lines that are compared with each other; where there are more, all over the picture, no order is known either."""
+"""Such lines that are compared with each other; of more, all over the picture, no order is known either."""
 
 _Bounds = tuple[float, float, float, float]
 """Left, top, right and bottom of a line, in pixels."""
