@@ -89,7 +89,7 @@ def score_of(odds: OddsGiven | None, least_mass: float) -> float | None:
 
     Args:
         odds: Masses of the options in both orders; None where they are not known.
-        least_mass: What the two options must have together in each order: the ratio of two masses that are nearly
+        least_mass: Least mass of the two options together in each order: the ratio of two masses that are nearly
             nothing is chance.
 
     Returns:

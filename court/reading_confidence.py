@@ -1,4 +1,4 @@
-"""How far the words that were read off a picture can be relied upon."""
+"""Confidence in the words that were read off a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of an answer is read in search of the end of its head: agreed on by who asks and who reads."""
+"""Bound on the head of an answer, shared by who sends the request and who reads from the connection."""
 
 from __future__ import annotations
 

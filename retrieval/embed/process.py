@@ -132,7 +132,7 @@ class EncoderProcess:
         """Tries to start the process again if it could not be started; else does nothing.
 
         Raises:
-            Unavailable: It can't be started now.
+            Unavailable: The process can't be started now.
         """
         if self._failure is not None:
             self._after(self._child)
@@ -248,7 +248,7 @@ class _Child:
         """Calls a method of the encoder in the process, which is ended if that takes longer.
 
         Raises:
-            Unavailable: It took longer.
+            Unavailable: The call took longer.
             _Ended: The process ended before it had answered.
             Exception: Any error of the encoder.
         """

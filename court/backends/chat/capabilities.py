@@ -148,7 +148,7 @@ async def _listed(model: ChatCompletions, within_s: float) -> list[str] | None:
 
 
 async def _without_thoughts(model: ChatCompletions, found: Capabilities, within_s: float) -> Capabilities:
-    """How a model that thinks before it replies is told not to."""
+    """Finds the field by which a model that thinks before it replies is told not to."""
 
     async def replies_at_once() -> bool:
         return not (await model.answer(replace(_HELLO, max_tokens=_THOUGHT), within_s=within_s)).thinks
@@ -225,9 +225,9 @@ async def _picture_ids(model: ChatCompletions, found: Capabilities, _: int, with
 
 
 async def _prefix_cache(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
-    """Whether the second of two equal prompts is found in the prefix cache, though nobody sent it before.
+    """Sends a new prompt twice, to see whether the prefix cache finds it the second time.
 
-    They are longer than the blocks of any cache that is known: those of models with linear attention have up to 1,056
+    It is longer than the blocks of any cache that is known: those of models with linear attention have up to 1,056
     tokens.
     """
     if not found.cached_tokens:

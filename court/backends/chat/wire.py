@@ -46,7 +46,7 @@ class LogProbs(StrEnum):
 
 
 class Thinking(StrEnum):
-    """Whether a model writes down its thoughts before its reply, and how it is told not to."""
+    """Thoughts of a model before its reply, and the switch that turns them off."""
 
     NONE = "NONE"
     """It does not, by itself."""
@@ -83,8 +83,8 @@ class Capabilities:
         cached_tokens: True if the server reports prompt tokens found in its prefix cache; otherwise 0 is recorded.
         prefix_cache: True if the server finds the beginning of a prompt again that it has just read; None where it does
             not tell.
-        thinking: Whether the model thinks before it replies. It is told not to where that helps; where it does not,
-            its first token is that of a thought, and there are no odds.
+        thinking: Thoughts of the model before its reply. They are turned off where that can be done; where it can't,
+            the first token is that of a thought, and there are no odds.
     """
 
     json_schema: bool = True

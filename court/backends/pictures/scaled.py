@@ -36,8 +36,8 @@ def open_picture(structure: Structure, limits: Limits, *, incomplete: bool) -> I
         incomplete: True to take what there is of a file that was cut short.
 
     Raises:
-        Refused: It is larger than it said.
-        MemoryError: It takes more than there is.
+        Refused: The picture is larger than its head said.
+        MemoryError: Decoding takes more memory than there is.
         Exception: Any other error of a decoder.
     """
     kind, size = structure.format, (structure.width, structure.height)

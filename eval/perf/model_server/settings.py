@@ -33,9 +33,9 @@ class Settings:
         ``synthetic`` for the
             oracle of :mod:`eval.synthetic`; empty for nothing.
         values: See :class:`~eval.perf.model_server.replies.ReplyMaker`.
-        thinks: Whether it thinks before each reply, as newer models do: "" for no, ``always``, or the name of what
-            keeps it from that: ``template`` or ``effort``.
-        reasoning_parser: Whether thoughts are told apart from replies; else they stand before them, in tags.
+        thinks: Thoughts before each reply, as newer models have: "" for none, ``always``, or the name of the switch
+            that turns them off, ``template`` or ``effort``.
+        reasoning_parser: True to tell thoughts apart from replies; else they stand before them, in tags.
         odds: Probability of first tokens, for calls that ask for log-probabilities.
         seed: Another seed, other replies and faults.
         faults: Faults by rate, as :mod:`eval.perf.model_server.faults` writes them.
