@@ -11,7 +11,7 @@ from typing import Any
 from court import judgment
 from court.deadline import completed, gather_or_cancel
 from court.errors import Overrun
-from court.events import Described, Side, TextRead
+from court.events import Described, PrecedentsCited, Side, TextRead
 from court.evidence import Evidence
 from court.examination import Examination, SideCase
 from court.meme import Frame
@@ -120,9 +120,16 @@ class FullTrial:
         ruling, odds = await gather_or_cancel(
             judge.rule(brief), judge.odds(brief) if self._settings.score else completed(None)
         )
+        cited = self._recorder.recall(PrecedentsCited)
         return {
             "verdict": judgment.verdict_of(
-                ruling.value, odds=odds, vote=vote, sides=sides, text=text, settings=self._settings
+                ruling.value,
+                odds=odds,
+                vote=vote,
+                findings=cited.findings if cited else None,
+                sides=sides,
+                text=text,
+                settings=self._settings,
             ),
             "ruling": judgment.on_record(ruling.value, exhibits),
             "odds": odds,

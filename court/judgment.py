@@ -26,11 +26,11 @@ from court.examination import SideCase
 from court.injection.detector import find_injection_signals
 from court.meme import Frame
 from court.messages import Exhibit, file_sha256
-from court.precedents import Vote
+from court.precedents import Findings, Vote
 from court.recorder import Drafted, EventDraft, Recorder
 from court.replies import Ruling
 from court.settings import TrialSettings
-from court.summary import unsure_text
+from court.summary import no_similar_precedent, unsure_text
 from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strengths, Verdict, rule
 
 _NONE = "none"
@@ -43,6 +43,7 @@ def verdict_of(
     settings: TrialSettings,
     sides: Sequence[SideCase] = (),
     vote: Vote | None = None,
+    findings: Findings | None = None,
     odds: OddsGiven | None = None,
 ) -> Verdict:
     """The verdict.
@@ -53,6 +54,7 @@ def verdict_of(
         settings: Settings of the trial.
         sides: Cases of the two sides.
         vote: The precedents' vote, where there was one.
+        findings: Precedents that were found; None where none were looked for.
         odds: Probability that the Judge's model gives each label, where it is known.
     """
     strengths = Strengths(harmful=ruling.harmful_strength, benign=ruling.harmless_strength)
@@ -77,7 +79,10 @@ def verdict_of(
             *_cut_short(sides),
             *unsure_text(text, settings),
         ),
-        signals=_no_score(odds) if score is None else (),
+        signals=(
+            *(no_similar_precedent(findings) if findings is not None else ()),
+            *(_no_score(odds) if score is None else ()),
+        ),
     )
 
 

@@ -130,7 +130,7 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
     one_sided = _half_reasons(findings, reach)
     must_look = one_sided if settings.review_one_sided and label is Label.NOT_HARMFUL else ()
     signals = (
-        *_far(findings, reach),
+        *no_similar_precedent(findings),
         *(() if must_look else one_sided),
         *unsure_text(text, settings),
         *_sole_reason(sole),
@@ -294,7 +294,9 @@ def _cutoff(findings: Findings, settings: TrialSettings) -> RiskPoint:
     return findings.risk.at_risk(settings.review_risk)
 
 
-def _far(findings: Findings, reach: Coverage) -> tuple[Review, ...]:
+def no_similar_precedent(findings: Findings) -> tuple[Review, ...]:
+    """A signal where no precedent is near enough to speak about the meme."""
+    reach = Coverage.of(findings)
     if reach.enough:
         return ()
     return (Review(reason=ReviewReason.NO_SIMILAR_PRECEDENT, detail=_distance(findings, reach)),)

@@ -227,6 +227,16 @@ def test_a_clear_vote_that_the_judge_contradicts_calls_a_person():
     assert not try_meme(Cast(judge=lambda r: ACQUITTAL, odds=(0.1, 0.8)), found=findings([N] * 5)).verdict.review
 
 
+def test_a_meme_like_no_precedent_has_the_signal_that_it_has_in_a_summary():
+    far, near = findings([H] * 5, text=0.1, picture=0.1), findings([H] * 5)
+    verdict = try_meme(Cast(), found=far).verdict
+    assert [signal.reason for signal in verdict.signals] == [ReviewReason.NO_SIMILAR_PRECEDENT]
+    assert verdict.label is Label.HARMFUL and not verdict.review
+    assert not try_meme(Cast(), found=near).verdict.signals
+    shown_none = Cast(judge=lambda request: {**RULING, "precedents": {}})
+    assert not try_meme(shown_none, found=far, settings=TrialSettings(precedents=False)).verdict.signals
+
+
 def test_the_score_is_the_mean_over_both_orders():
     """A model that only ever prefers the first letter says nothing: its score is a half."""
     verdict = try_meme(Cast(odds=(0.6, 0.2))).verdict
