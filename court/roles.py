@@ -62,12 +62,15 @@ class RoleModel:
         max_tokens: Largest number of tokens of a reply; None for as many as the longest may take in any script.
         servers: The same model at all servers that have it, where each trial is to keep to one; None where ``model`` is
             asked as it is.
+        thinking: Switch that turns the model's thoughts before its reply off, as its servers were found to understand
+            it; ``ALWAYS`` where none does, empty where the model has no thoughts.
     """
 
     model: ChatModel
     temperature: float = 0.0
     max_tokens: int | None = None
     servers: ReplicatedModel | None = None
+    thinking: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +103,13 @@ class RoleModels:
         Args:
             chars: Longest text that is asked for; token limits that nobody set follow from it.
         """
+        thinking = {str(role): chair.thinking for role, chair in self.by_role.items() if chair.thinking}
         return {
             "temperature": {str(role): chair.temperature for role, chair in self.by_role.items()},
             "max_tokens": {
                 str(role): chair.max_tokens or most_tokens(role, chars) for role, chair in self.by_role.items()
             },
+            **({"thinking": thinking} if thinking else {}),
         }
 
     def pinned(self, key: str) -> RoleModels:

@@ -48,6 +48,7 @@ async def connect_models(
     try:
         from court.backends.chat.capabilities import probe_replicas
         from court.backends.chat.client import ChatCompletions, http_client
+        from court.backends.chat.wire import Thinking
         from court.backends.http import Load
     except ModuleNotFoundError as error:
         raise NotLoaded(
@@ -82,7 +83,14 @@ async def connect_models(
             models[urls, name, key] = model
         if role in _SEES and not model.capabilities.pictures:
             raise ModelRefused(f"The {role} must see pictures, and {name} takes none. Name another model for it.")
-        chairs[role] = RoleModel(model, own.temperature or 0.0, own.max_tokens, servers=model)
+        found = model.capabilities.thinking
+        chairs[role] = RoleModel(
+            model,
+            own.temperature or 0.0,
+            own.max_tokens,
+            servers=model,
+            thinking="" if found is Thinking.NONE else found.value,
+        )
     return RoleModels(**chairs)
 
 

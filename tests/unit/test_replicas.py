@@ -319,6 +319,13 @@ def test_each_server_is_asked_what_it_can_do_and_the_weakest_counts():
     assert not any(url in told for url in urls)
 
 
+def test_settings_of_a_record_say_how_thoughts_are_turned_off_where_there_are_any():
+    chairs, *_ = asyncio.run(opened([Behaviour(), Behaviour(thinks="template")]))
+    assert chairs.settings(1200)["thinking"] == dict.fromkeys(chairs.models, "TEMPLATE")
+    plain, *_ = asyncio.run(opened([Behaviour()]))
+    assert "thinking" not in plain.settings(1200)  # as in records from before
+
+
 def test_each_server_must_have_the_model():
     with pytest.raises(ModelRefused, match="does not list the model"):
         asyncio.run(opened([Behaviour(), Behaviour(model="another")]))
