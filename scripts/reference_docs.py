@@ -1,0 +1,125 @@
+"""The reference pages of the documentation, made of the code: commands, settings, events and metrics.
+
+They are made anew for each build of the site (``scripts/docs_site.py``), so that they can't go stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import BaseModel
+
+from court.events import EVENT_KINDS
+from eval.cli import cli as eval_cli
+from serving.cli.main import cli
+from serving.settings import Settings
+from serving.telemetry.metrics import Metrics
+
+_WIDTH = 96
+_ROLE = re.compile(r":\w+:`~?([^`]+)`")
+
+
+def pages() -> dict[str, str]:
+    """The pages by file name."""
+    return {
+        "commands.md": "".join(_commands()),
+        "settings.md": "".join(_settings()),
+        "events.md": "".join(_events()),
+        "metrics.md": "".join(_metrics()),
+    }
+
+
+def _commands() -> Iterator[str]:
+    yield "# Commands\n\nEach as it helps itself with `--help`.\n"
+    for name, command in (("memecourt", cli), ("memecourt-eval", eval_cli)):
+        yield from _command(command, click.Context(command, info_name=name, terminal_width=_WIDTH))
+
+
+def _command(command: click.Command, context: click.Context) -> Iterator[str]:
+    yield f"\n## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from _command(below, click.Context(below, parent=context, info_name=name, terminal_width=_WIDTH))
+
+
+def _settings() -> Iterator[str]:
+    yield (
+        "# Settings\n\nIn the environment by these names, in a file of settings (`--config`, or `MEMECOURT_CONFIG`) "
+        "by the same without `MEMECOURT_`, in small letters; two underscores stand for a table. How to choose them: "
+        "[service.md](../service.md), [trials.md](../trials.md).\n\n| name | default | |\n|---|---|---|\n"
+    )
+    yield from _fields(Settings, "MEMECOURT_")
+
+
+def _fields(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    told = _attribute_docs(model)
+    for name, field in model.model_fields.items():
+        below = field.annotation
+        if isinstance(below, type) and issubclass(below, BaseModel):
+            yield from _fields(below, f"{prefix}{name.upper()}__")
+            continue
+        # One that is worked out is told in words: it differs between machines.
+        default = None if field.is_required() or field.default_factory else field.default
+        shown = "" if default in (None, "", ()) else f"`{_plain(default)}`"
+        yield f"| `{prefix}{name.upper()}` | {shown} | {_cell(told.get(name, ''))} |\n"
+
+
+def _events() -> Iterator[str]:
+    yield (
+        "# Events\n\nA trial's record is the list of its events: `memecourt records show ID --json`. Every event "
+        "has `trial_id`, `seq` (counted from 0) and `at` besides.\n"
+    )
+    common = {"trial_id", "seq", "at", "kind"}
+    for event in EVENT_KINDS:
+        told = _attribute_docs(event)
+        yield f"\n## {event.model_fields['kind'].default}\n\n{inspect.cleandoc(event.__doc__ or '')}\n"
+        rows = [name for name in event.model_fields if name not in common]
+        if rows:
+            yield "\n| field | |\n|---|---|\n"
+        for name in rows:
+            yield f"| `{name}` | {_cell(told.get(name, ''))} |\n"
+
+
+def _metrics() -> Iterator[str]:
+    yield (
+        "# Metrics\n\nWhat to watch and when to be woken: [monitoring.md](../monitoring.md).\n\n"
+        "| name | kind | |\n|---|---|---|\n"
+    )
+    for family in sorted(Metrics(Settings()).registry.collect(), key=lambda each: each.name):
+        if family.name.startswith("memecourt_"):
+            suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+            yield f"| `{family.name}{suffix}` | {family.type} | {_cell(family.documentation)} |\n"
+
+
+def _attribute_docs(model: type) -> dict[str, str]:
+    """Sentences under the attributes of a class and of those it inherits from."""
+    told: dict[str, str] = {}
+    for each in reversed(model.__mro__):
+        if not issubclass(each, BaseModel) or each is BaseModel:
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for one, after in zip(body.body, body.body[1:], strict=False):
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr):
+                told[one.target.id] = str(ast.literal_eval(after.value))
+    return told
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Path):
+        return "~/…" if value.is_absolute() else str(value)
+    return json.dumps(value, default=str)
+
+
+def _cell(text: str) -> str:
+    return " ".join(_ROLE.sub(r"`\1`", text).replace("|", "\\|").replace("``", "`").split())
