@@ -605,7 +605,8 @@ def test_twenty_hostile_pictures_a_second_are_refused_and_fail_nobody_else(serve
     codes, answered, health = asyncio.run(scene())
     assert codes == {"INVALID_ARGUMENT": BOMBS}
     assert answered and health == {SERVING}
-    assert len(records(server.docket)) == before + len(answered), "of what is no picture, there is no trial"
+    # Of some hundred seeds, two draw the same meme: that has one trial.
+    assert len(records(server.docket)) == before + len(set(answered)), "of what is no picture, there is no trial"
 
 
 def test_tls_and_tokens_as_an_operator_sets_them_up(start, tmp_path):
