@@ -60,13 +60,20 @@ def representative(opened: Image.Image, structure: Structure, limits: Limits) ->
     small = []
     for index in range(structure.frames):
         opened.seek(index)
-        small.append(opened.convert("RGBA").resize(_GLANCE, Image.Resampling.BOX))
+        small.append(_glance(opened))
     chosen, away = [0], [_change(small[0], other) for other in small]
     while len(chosen) < limits.representative_frames and max(away) >= _UNLIKE:
         farthest = away.index(max(away))
         chosen.append(farthest)
         away = [min(before, _change(small[farthest], other)) for before, other in zip(away, small, strict=True)]
     return sorted(chosen), sum(each >= _UNLIKE for each in away)
+
+
+def _glance(frame: Image.Image) -> Image.Image:
+    if frame.mode == "RGB" and not frame.has_transparency_data:
+        # To the bit the same as the other way, in less than half the time: most frames of animations are of this kind.
+        return frame.resize(_GLANCE, Image.Resampling.BOX).convert("RGBA")
+    return frame.convert("RGBA").resize(_GLANCE, Image.Resampling.BOX)
 
 
 def _change(one: Image.Image, other: Image.Image) -> int:
