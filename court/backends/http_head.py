@@ -8,7 +8,7 @@ import httpx2
 
 MAX_HEAD_BYTES = 64 * 1024
 """Bytes of an answer after which no more is read in search of the end of its head. Any number of interim answers, of
-status 1xx, may come before the answer: so many bytes of them are read within some hundredths of a second."""
+status 1xx, may come before the answer; a head of ours has some hundred bytes."""
 
 
 class UnreadableAnswer(httpx2.TransportError):
@@ -16,4 +16,5 @@ class UnreadableAnswer(httpx2.TransportError):
 
 
 head_bytes_left: ContextVar[list[int] | None] = ContextVar("head_bytes_left", default=None)
-"""What may still be read in search of the end of a head, while a request waits for one; None while a body is read."""
+"""Bytes that may still be read in search of the end of a head, by a request that waits for one; None for others. In a
+list of one, for the connection counts down what whoever sent the request has set."""

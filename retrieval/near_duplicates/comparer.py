@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from court.backends.sandbox.pool import GuardedWorkers, JobFailed
 from court.backends.sandbox.process import Death, Guard, Reply, WorkerDied
@@ -25,18 +25,12 @@ from retrieval.near_duplicates.pdq import BYTES, POSITIONS, pdq_missing
 _log = logging.getLogger(__name__)
 
 MEMORY_BYTES = 1024**3
-"""Address space of a worker, of which numpy and OpenCV take half before they have seen a picture."""
+"""Address space of a worker; numpy and OpenCV reserve a good part of it before they have seen a picture."""
 CPU_S = 10.0
-"""For one job, twenty times what the largest pictures take."""
+"""CPU time of one job, in seconds: far above what the largest pictures take."""
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Each thread of these libraries takes address space of its own."""
 _MOST_VIEWS = 64
-
-
-class _Hashed(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    views: int = Field(ge=0, le=_MOST_VIEWS)
 
 
 class _Compared(BaseModel):
@@ -56,7 +50,7 @@ class GuardedComparer:
         """Starts nothing yet.
 
         Args:
-            workers: Processes at most; each takes about 100 MB.
+            workers: Processes at most; each holds numpy and OpenCV.
             cpu_s: CPU time of one job, in seconds.
             wall_s: Time of one job on the clock, in seconds.
         """
@@ -79,9 +73,8 @@ class GuardedComparer:
         """
         reply = await self._run({"known": 0}, [frame.png for frame in picture.frames])
         try:
-            views = _Hashed.model_validate(reply.body).views
             (hashes,) = reply.payloads
-            return np.frombuffer(hashes, np.uint8).reshape(views, POSITIONS, BYTES)
+            return np.frombuffer(hashes, np.uint8).reshape(-1, POSITIONS, BYTES)
         except ValueError as error:
             raise _failed(error) from None
 

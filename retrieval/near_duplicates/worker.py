@@ -30,8 +30,8 @@ def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, A
     """
     known = asked["known"]
     if not known:
-        views = [view.hashes.tobytes() for frame in fingerprint(payloads, _NO_TEXT).frames for view in frame]
-        return {"views": len(views)}, [b"".join(views)]
+        frames = fingerprint(payloads, _NO_TEXT).frames
+        return {}, [b"".join(view.hashes.tobytes() for frame in frames for view in frame)]
     nearness = asked["nearness"]
     tiles = {name: Tolerance(**nearness[name]) for name in ("tiles", "tiles_if_misread")}
     differ = pictures_differ(

@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SILENT = 2000 if FULL else 300
 """Connections to each listener: more than the console answers at once."""
-CLOSED_S = 15
+CLOSED_S = 15 if FULL else 45
+"""Seconds after which each must be closed; beside other tests, whatever looks at them may be late itself."""
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HALF_A_HEAD = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
@@ -122,8 +123,8 @@ def test_silent_connections_shut_nobody_out_and_end(start, tmp_path, secured):
                         one.sendall(b"X")
             now = time.monotonic()
             silent = [each for each in silent if not closed(each[3])]
-            late = {name for opened, name, _, _ in silent if now - opened > 3 * CLOSED_S}
-            assert not late, f"still open after {3 * CLOSED_S} s: {late}"
+            late = {name for opened, name, _, _ in silent if now - opened > CLOSED_S}
+            assert not late, f"still open after {CLOSED_S} s: {late}"
             time.sleep(0.5)
     assert answered >= 3 * len(listeners)
     for listener in listeners.values():

@@ -78,7 +78,7 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
         )
     model.capabilities = _BARE
     told = await model.answer(replace(_HELLO, max_tokens=_THOUGHT), within_s=within_s)
-    found = replace(_BARE, cached_tokens=told.says_cached)
+    found = replace(_BARE, cached_tokens=told.cached_tokens is not None)
     try:
         if told.thinks:
             found = await _without_thoughts(model, found, within_s)
@@ -238,7 +238,7 @@ async def _prefix_cache(model: ChatCompletions, found: Capabilities, _: int, wit
 
     async def finds() -> bool:
         await model.answer(request, within_s=within_s)
-        return (await model.answer(request, within_s=within_s)).cached > 0
+        return bool((await model.answer(request, within_s=within_s)).cached_tokens)
 
     return replace(found, prefix_cache=await _can(model, finds, within_s))
 

@@ -197,9 +197,7 @@ class ChatCompletions:
                 "prompt. Let it take more, or show fewer.",
                 reason="MODEL_TOO_MANY_PICTURES",
             )
-        fields = {**self.capabilities.fields, **(extra or {})}
-        if self.capabilities.thinking is Thinking.ALWAYS:
-            request = replace(request, max_tokens=request.max_tokens + wire.THOUGHT_TOKENS)
+        fields = dict(extra or {})
         if request.reply_schema is not None and self.capabilities.json_schema:
             fields["response_format"] = wire.response_format(request.reply_schema)
         return await self._within(within_s, lambda server: self._ask(server, request, frames, fields))

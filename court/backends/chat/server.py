@@ -92,9 +92,13 @@ class ChatServer:
                 model=model,
                 messages=[],  # they go with the extra fields: the SDK would walk through each part, at 2 ms a call
                 # Not max_completion_tokens: servers other than OpenAI's own know this one, not all know the other.
-                max_tokens=request.max_tokens,
+                max_tokens=request.max_tokens + capabilities.thought_tokens,
                 temperature=request.temperature,
-                extra_body={"messages": wire.messages(request, capabilities, known), **(fields or {})},
+                extra_body={
+                    "messages": wire.messages(request, capabilities, known),
+                    **capabilities.fields,
+                    **(fields or {}),
+                },
             )
             async with asking as response:
                 answer = wire.read(await _read(response.http_response), self.url)

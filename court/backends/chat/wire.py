@@ -63,8 +63,7 @@ _NO_THOUGHTS: Mapping[Thinking, Mapping[str, Any]] = {
     Thinking.TEMPLATE: {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}},
     Thinking.EFFORT: {"reasoning_effort": "none"},
 }
-THOUGHT_TOKENS = 4096
-"""Tokens that a thought may take on top of the reply's, where a model can't be kept from thinking."""
+_THOUGHT_TOKENS = 4096
 _OPENS_THOUGHT = re.compile(r"\s*<think>")
 
 
@@ -99,6 +98,11 @@ class Capabilities:
     def fields(self) -> Mapping[str, Any]:
         """Fields that every request has."""
         return _NO_THOUGHTS.get(self.thinking, {})
+
+    @property
+    def thought_tokens(self) -> int:
+        """Tokens that a thought may take on top of the reply's; 0 where the model is kept from thinking."""
+        return _THOUGHT_TOKENS if self.thinking is Thinking.ALWAYS else 0
 
 
 def weakest(found: Sequence[Capabilities]) -> Capabilities:
@@ -224,16 +228,10 @@ class ServerAnswer(_Strict):
     _server: str = PrivateAttr(default="")
 
     @property
-    def says_cached(self) -> bool:
-        """True if the answer reports tokens found in the prefix cache."""
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that were found in the prefix cache; None where that is not told."""
         details = self.usage.prompt_tokens_details if self.usage else None
-        return details is not None and details.cached_tokens is not None
-
-    @property
-    def cached(self) -> int:
-        """Tokens of the prompt that were found in the prefix cache; 0 where that is not told."""
-        details = self.usage.prompt_tokens_details if self.usage else None
-        return (details.cached_tokens or 0) if details is not None else 0
+        return None if details is None else details.cached_tokens
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -278,7 +276,6 @@ class ServerAnswer(_Strict):
         if choice.message.refusal:
             finish = FinishReason.REFUSAL
         usage = self.usage or _Usage()
-        details = usage.prompt_tokens_details or _Details()
         thought, text = self.said
         return ChatReply(
             text=text,
@@ -286,7 +283,7 @@ class ServerAnswer(_Strict):
             model=self.model or "",
             tokens_in=usage.prompt_tokens or 0,
             tokens_out=usage.completion_tokens or 0,
-            tokens_cached=details.cached_tokens or 0,
+            tokens_cached=self.cached_tokens or 0,
             latency_s=latency_s,
             server=self._server,
             unknown=self.unknown,

@@ -57,7 +57,7 @@ def open_picture(structure: Structure, limits: Limits, *, incomplete: bool) -> I
 
 
 def _by_libvips(structure: Structure, limits: Limits, *, incomplete: bool) -> Image.Image:
-    # Only now: it takes 30 MB, which few pictures need.
+    # Only now: few pictures need it.
     import pyvips
 
     pyvips.cache_set_max(0)
