@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 
 import pytest
 
@@ -33,3 +34,17 @@ def chromium():
         browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+def reload_until_given(page, expression, value, *, within=20.0):
+    """Reloads the page until the JavaScript expression gives the value again that it had before.
+
+    Chromium keeps local storage in another process than the page, and a page that is loaded again at once may be read
+    before what the last one stored has arrived there.
+    """
+    end = time.monotonic() + within
+    page.reload()
+    while page.evaluate(expression) != value:
+        assert time.monotonic() < end, f"the page had forgotten what was chosen on it after {within:g} s"
+        page.wait_for_timeout(50)
+        page.reload()

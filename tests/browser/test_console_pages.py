@@ -13,6 +13,7 @@ from playwright.sync_api import expect
 
 from court.events import NearDuplicate
 from court.verdict import Label
+from tests.browser.conftest import reload_until_given
 from tests.browser.test_report_page import luminance
 from tests.support.consoles import fill, listening, tokens_for
 from tests.support.hostile_trials import PAYLOADS, hostile
@@ -243,8 +244,7 @@ def test_light_and_dark_follow_the_system_and_the_switch(opened):
         assert (luminance(page.evaluate(ground)) > 0.5) == (scheme == "light")
         page.locator("#theme").click()
         assert (luminance(page.evaluate(ground)) > 0.5) == (scheme == "dark")
-        page.reload()
-        assert (luminance(page.evaluate(ground)) > 0.5) == (scheme == "dark"), "remembered"
+        reload_until_given(page, ground, page.evaluate(ground))
 
 
 @contextmanager

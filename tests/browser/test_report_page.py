@@ -14,6 +14,7 @@ from PIL import Image, ImageChops, ImageStat
 from eval.reports.gather import gather
 from eval.reports.html import as_html
 from eval.runs.results import read_results
+from tests.browser.conftest import reload_until_given
 from tests.support.report_runs import MARKUP, NOT, USUAL, VERY, Told, a_run
 
 HOSTILE = Told(f"h {MARKUP}", VERY, "harmless", MARKUP, "coffee", 0.2, 2, rationale=MARKUP)
@@ -269,9 +270,9 @@ def test_light_and_dark_follow_the_system_and_the_switch(opened, one_run):
     for one in (light, dark):
         before = one.page.evaluate(ground)
         one.page.locator("#theme").click()
-        assert one.page.evaluate(ground) != before
-        one.page.reload()
-        assert one.page.evaluate(ground) != before, "remembered"
+        chosen = one.page.evaluate(ground)
+        assert chosen != before
+        reload_until_given(one.page, ground, chosen)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
