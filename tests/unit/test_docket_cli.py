@@ -7,6 +7,7 @@ import json
 import random
 import re
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from retrieval.library.writer import LibraryWriter
 from serving.cli.main import cli
 from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint
 from serving.docket.open import Docket
+from serving.docket.store.keys import read_key
 from tests.support.dockets import with_docket
 from tests.support.tampering import scene_of
 from tests.unit.test_library import ENCODER, content, create
@@ -303,3 +305,12 @@ def test_erasing_a_precedent_takes_its_text_out_of_every_record_and_of_the_libra
 
 def everything_in(root: Path) -> bytes:
     return b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
+
+
+def test_a_key_can_be_made_before_there_is_a_docket(invoke: Invoke, tmp_path: Path) -> None:
+    key = tmp_path / "secret" / "docket.key"
+    made = invoke("key", "--new", key)
+    assert made.exit_code == 0 and stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert made.output.strip() == str(read_key(key).verifier), "the public one alone is printed"
+    again = invoke("key", "--new", key)
+    assert again.exit_code == 2 and "never written over" in again.output

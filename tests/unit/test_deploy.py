@@ -1,0 +1,127 @@
+"""What is shipped to deploy the court with: manifests, the unit of systemd, the image's recipe."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from kubernetes_validate import validate
+
+from serving.cli.main import cli
+from serving.models.vllm import VllmSettings
+from serving.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+UNIT = DEPLOY / "systemd" / "memecourt.service"
+MANIFESTS = sorted(path for path in (DEPLOY / "kubernetes").glob("*.yaml") if path.name != "kustomization.yaml")
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+LEAST_EXPOSED = 4.0
+
+
+def check_command(words):
+    """Fails where the command line does not know the command or one of its options; runs nothing."""
+    outcome = CliRunner().invoke(cli, [*words, "--help"])
+    assert outcome.exit_code == 0, outcome.output
+
+
+def container():
+    (manifest,) = yaml.safe_load_all((DEPLOY / "kubernetes" / "deployment.yaml").read_text())
+    pod = manifest["spec"]["template"]["spec"]
+    return pod, pod["containers"][0]
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_kubernetes_takes_the_manifests(path):
+    for manifest in yaml.safe_load_all(path.read_text()):
+        validate(manifest, "1.37", strict=True)
+    assert path.name in yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())["resources"]
+
+
+def test_pods_are_as_restricted_as_their_namespace_demands():
+    pod, court = container()
+    assert (
+        pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+    )
+    context = court["securityContext"]
+    assert context == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not pod["automountServiceAccountToken"]
+    assert pod["terminationGracePeriodSeconds"] > Settings().grace
+
+
+def test_the_commands_of_pods_and_containers_exist():
+    _, court = container()
+    check_command(court["args"])
+    probes = [court[name]["exec"]["command"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
+    for command in probes:
+        assert command[0] == "memecourt"
+        check_command(command[1:2])
+        known = {option for parameter in cli.get_command(None, "health").params for option in parameter.opts}
+        assert {word.partition("=")[0] for word in command[3:]} <= known
+    check_command(COMPOSE["services"]["court"]["command"])
+    recipe = (DEPLOY / "Containerfile").read_text()
+    check_command(json.loads(re.search(r"^CMD (\[.*\])$", recipe, re.MULTILINE)[1]))
+
+
+def test_the_image_has_a_user_a_volume_and_a_health_check():
+    recipe = (DEPLOY / "Containerfile").read_text()
+    last = recipe[recipe.rindex("\nFROM") :]
+    assert "USER 10001:10001" in last and "VOLUME /data" in last and 'CMD ["memecourt", "health"]' in last
+    # Copying the tree would take whatever lies in it, keys and dockets too.
+    ignored = (ROOT / ".containerignore").read_text().splitlines()
+    assert "*" in ignored
+
+
+def test_compose_mounts_what_there_is_and_starts_vllm_as_we_do():
+    for service in COMPOSE["services"].values():
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert source in COMPOSE["volumes"] or (DEPLOY / source).exists(), source
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), "nobody else without TLS"
+    flags = dict(flag.partition("=")[::2] for flag in COMPOSE["services"]["vllm"]["command"])
+    ours = VllmSettings(model=flags["--model"]).arguments(8000)
+    for name, value in flags.items():
+        assert name in ours, name
+        if value:
+            given = ours[ours.index(name) + 1]
+            assert (json.loads(value) == json.loads(given)) if value.startswith("{") else value == given, name
+    # One that is started beside us is found on loopback, by a key, and ended by us.
+    left_out = {"--served-model-name", "--host", "--port", "--max-num-queued-reqs", "--shutdown-timeout"}
+    assert {word for word in ours if word.startswith("--")} - set(flags) == left_out | {"--disable-uvicorn-access-log"}
+
+
+def test_systemd_confines_the_service():
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("there is no systemd here")
+    verified = subprocess.run(["systemd-analyze", "verify", UNIT], capture_output=True, text=True)
+    complaints = [line for line in verified.stderr.splitlines() if "/opt/memecourt/bin/memecourt" not in line]
+    assert not [line for line in complaints if "memecourt.service" in line], complaints
+    judged = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--no-pager", UNIT], capture_output=True, text=True
+    )
+    level = re.search(r"Overall exposure level for memecourt.service: ([0-9.]+)", judged.stdout)
+    assert float(level[1]) <= LEAST_EXPOSED, judged.stdout
+
+
+def test_the_example_of_settings_sets_nothing_and_explains_all(monkeypatch, tmp_path):
+    example = CliRunner().invoke(cli, ["settings", "--example"]).output
+    assert {"llm", "trial"} <= set(tomllib.loads(example))
+    # As somebody leaves it who takes the mark away from whatever has a value.
+    whole = tmp_path / "memecourt.toml"
+    whole.write_text(re.sub(r"^# (\w+ = )", r"\1", example, flags=re.MULTILINE), encoding="utf-8")
+    plain = Settings()
+    monkeypatch.setenv("MEMECOURT_CONFIG", str(whole))
+    assert Settings() == plain
+    explained = re.findall(r"^# .+\n(?:# (\w+) =)", example, re.MULTILINE)
+    assert len(explained) == len(re.findall(r"^# \w+ =", example, re.MULTILINE)), "a setting has no explanation"
