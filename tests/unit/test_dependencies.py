@@ -48,6 +48,7 @@ IMPORTED_AS = {
     "opentelemetry-sdk": "opentelemetry",
     "pillow": "PIL",
     "protobuf": "google.protobuf",
+    "pyyaml": "yaml",
     "scikit-learn": "sklearn",
 }
 """Names that modules have where they are not their distribution's, with ``_`` for ``-``."""
