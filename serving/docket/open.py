@@ -27,6 +27,7 @@ from serving.docket.ports import (
 )
 from serving.docket.review.projection import USUAL, Rules
 from serving.docket.review.queue import ReviewQueue
+from serving.docket.store import sqlite
 from serving.docket.store.database import Database
 from serving.docket.store.erasure import SqlEraser, remove_erased_pictures
 from serving.docket.store.keys import KeyFile
@@ -37,7 +38,6 @@ from serving.docket.store.postgres import PostgresDatabase
 from serving.docket.store.requests import SqlHeartbeatStore, SqlLeaseStore
 from serving.docket.store.reuse import SqlFingerprintStore, SqlVerdictKeys
 from serving.docket.store.reviews import SqlReviewStore
-from serving.docket.store.sqlite import open_sqlite
 from serving.docket.store.transactions import Transactions
 from serving.docket.store.trials import SqlTrialReader, SqlTrialWriter
 from serving.settings import Settings
@@ -114,7 +114,7 @@ class Docket:
             database = PostgresDatabase.open(place, create=create, patience=patience)
             key = key or user_data_path("memecourt") / "docket.key"
         else:
-            database = open_sqlite(place, create=create, patience=patience, read_only=read_only)
+            database = sqlite.open_sqlite(place, create=create, patience=patience, read_only=read_only)
             key = key or place.with_suffix(".key")
             pictures = pictures or place.with_name(f"{place.name}-pictures")
             beside = (place.with_name(place.name + suffix) for suffix in ("", "-wal", "-shm"))
@@ -166,3 +166,16 @@ def open_docket(settings: Settings, *, create: bool = True) -> Docket:
     """Opens the docket that the settings name, with its key and its pictures; as :meth:`Docket.open`."""
     key, pictures = settings.docket_key_place, settings.pictures_place
     return Docket.open(settings.docket_place, create=create, key=key, pictures=pictures)
+
+
+def stored_format(place: Path | Address) -> int | None:
+    """Format of the docket at a place, which is left as it is; None where there is no docket.
+
+    Raises:
+        DocketError: What is there is no docket, or can't be read.
+        Unavailable: The database can't be reached.
+        NotLoaded: The database's driver is not installed.
+    """
+    if isinstance(place, Address):
+        return PostgresDatabase.stored_format(place, patience=10.0)
+    return sqlite.stored_format(place)

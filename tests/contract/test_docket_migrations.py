@@ -15,6 +15,7 @@ from sqlalchemy.exc import DatabaseError
 
 from court.record import TrialRecord
 from retrieval.library.postgres.address import Address
+from serving.docket.open import stored_format
 from serving.docket.ports import DocketError
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store import schema, triggers
@@ -22,7 +23,7 @@ from serving.docket.store import tables as t
 from serving.docket.store.keys import KeyFile
 from serving.docket.store.postgres import SCHEMA
 from tests.contract.test_docket_log import checked
-from tests.support.dockets import NOON, append_all, events_of, random_records, shown, with_docket
+from tests.support.dockets import NOON, append_all, events_of, place_of, random_records, shown, with_docket
 
 FORMAT_2 = """
 CREATE TABLE events (
@@ -282,3 +283,14 @@ def test_keys_are_made_once_and_kept_from_others(tmp_path):
         with pytest.raises(DocketError) as refused:
             KeyFile(other)(known)
         assert refused.value.reason == "DOCKET_KEY" and str(tmp_path) not in refused.value.message
+
+
+def test_the_format_of_a_docket_can_be_asked_for_without_opening_it(docket_place, using):
+    place = place_of(docket_place)
+    assert stored_format(place) is None
+
+    async def nothing(_):
+        return None
+
+    using(nothing)
+    assert stored_format(place) == t.FORMAT

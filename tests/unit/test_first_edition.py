@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from eval.cli import cli as eval_cli
 from memecourt import verify
 from serving.cli.main import cli
+from serving.docket.store.tables import FORMAT
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "first_edition"
 
@@ -129,3 +130,35 @@ def test_settings_are_understood_as_before():
 def test_tokens_are_those_of_before():
     told = run("tokens", "list", "--file", FIXTURES / "tokens.toml")
     assert "moderation" in told and "auditors" in told and "forum" in told
+
+
+def test_all_of_it_is_brought_to_this_version(copy, tmp_path):
+    """Everything of one installation, as its operator goes over to a new version."""
+    docket, library = copy("home") / "docket.sqlite", copy("library")
+    bytes_before = docket.read_bytes()
+    places = {"MEMECOURT_TOKENS": str(FIXTURES / "tokens.toml"), "MEMECOURT_CONFIG": str(FIXTURES / "settings.toml")}
+    arguments = ("--docket", docket, "--library", library)
+    looked = run("upgrade", "--check", *arguments, env=places, status=1)
+    assert f"format 6 of {FORMAT}" in looked and ("memecourt docket backup" in looked) == (FORMAT > 6)
+    assert docket.read_bytes() == bytes_before, "a look changes nothing"
+    assert "build it again" in looked and "tokens" in looked
+    done = run("upgrade", *arguments, env=places, status=1)
+    assert (f"upgraded to format {FORMAT}" in done) == (FORMAT > 6) and "build it again" in done
+    assert f"format {FORMAT} of {FORMAT}" in run("upgrade", "--check", *arguments, env=places, status=1)
+    key = tmp_path / "key"
+    key.write_text(run("docket", "key", "--docket", docket))
+    run("docket", "verify", "--key", key, "--docket", docket)
+    # A library that was built by this version leaves nothing to do.
+    assert "to do" not in run("upgrade", "--docket", docket, env={"MEMECOURT_TOKENS": places["MEMECOURT_TOKENS"]})
+
+
+def test_what_this_version_can_t_read_is_named(tmp_path):
+    (tmp_path / "docket.sqlite").write_bytes(b"no database" * 100)
+    (tmp_path / "tokens.toml").write_text("[[token]]\nname = 3\n")
+    told = run(
+        *("upgrade", "--docket", tmp_path / "docket.sqlite", "--library", tmp_path / "none"),
+        env={"MEMECOURT_TOKENS": str(tmp_path / "tokens.toml")},
+        status=2,
+    )
+    lines = [line for line in told.splitlines() if line.split()[0] in ("docket", "library", "tokens")]
+    assert len(lines) == 3 and told.count("before a server is started") == 3

@@ -121,6 +121,20 @@ class PostgresDatabase(Database):
             raise
         return database
 
+    @classmethod
+    def stored_format(cls, address: Address, *, patience: float) -> int | None:
+        """Format of the docket in a database, which is left as it is; None where there is none."""
+        database = cls(address, patience)
+        try:
+            with database.reading() as connection:
+                if connection.execute(text(f"SELECT to_regclass('{SCHEMA}.format')")).scalar_one() is None:
+                    return None
+                return connection.execute(select(_format.c.number)).scalar_one()
+        except SQLAlchemyError as error:
+            raise database.translated(error) from None
+        finally:
+            database.close()
+
     @override
     @contextmanager
     def writing(self) -> Iterator[Connection]:

@@ -293,6 +293,20 @@ def copy_sqlite(path: Path, to: Path) -> None:
         source.close()
 
 
+def stored_format(path: Path) -> int | None:
+    """Format of the docket in a file, which is left as it is; None where there is none; DocketError for other files."""
+    if not path.exists():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            (found,) = connection.execute("PRAGMA user_version").fetchone()
+    except sqlite3.Error as error:
+        raise _no_docket(path) from error
+    if not found:
+        raise _no_docket(path)
+    return int(found)
+
+
 def open_sqlite(
     path: Path, *, create: bool, patience: float, read_only: bool = False
 ) -> SqliteDatabase | ReadOnlySqliteDatabase:
