@@ -22,12 +22,12 @@ EXIT_TO_DO, EXIT_UNREADABLE = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """What was found of one thing.
+    """State of one thing that an earlier version may have left.
 
     Attributes:
-        what: Which thing: docket, library or tokens.
-        found: What is there, as a sentence.
-        remedy: What has to be done about it; empty where nothing has.
+        what: Name of the thing: docket, library or tokens.
+        found: State of it, as a sentence.
+        remedy: Steps to take, as a sentence; empty where there are none.
         readable: False if this version can't read it.
     """
 

@@ -172,7 +172,7 @@ def stored_format(place: Path | Address) -> int | None:
     """Format of the docket at a place, which is left as it is; None where there is no docket.
 
     Raises:
-        DocketError: What is there is no docket, or can't be read.
+        DocketError: The file is no docket, or can't be read.
         Unavailable: The database can't be reached.
         NotLoaded: The database's driver is not installed.
     """

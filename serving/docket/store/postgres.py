@@ -129,7 +129,7 @@ class PostgresDatabase(Database):
             with database.reading() as connection:
                 if connection.execute(text(f"SELECT to_regclass('{SCHEMA}.format')")).scalar_one() is None:
                     return None
-                return connection.execute(select(_format.c.number)).scalar_one()
+                return int(connection.execute(select(_format.c.number)).scalar_one())
         except SQLAlchemyError as error:
             raise database.translated(error) from None
         finally:
